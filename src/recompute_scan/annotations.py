@@ -1,0 +1,88 @@
+"""The marks that a recorded run leaves in its trace, written and read in one place.
+
+A checkpointed call is one range in the forward pass, and one more for each replay::
+
+    recompute_scan.region?call=17&depth=1&variant=reentrant&module=layers.3&…
+    recompute_scan.replay?call=17
+
+``call`` numbers the calls of one process and ties a replay to the call it repeats. Values are
+URL-encoded, so a name can hold no quote, backslash or control character, which some versions
+of Kineto write into the JSON unescaped (pytorch/kineto#1459).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from urllib.parse import parse_qsl, urlencode
+
+REGION = "recompute_scan.region?"
+REPLAY = "recompute_scan.replay?"
+LONGEST_NAME = 4096
+
+
+@dataclass(frozen=True)
+class RegionMark:
+    """One checkpointed call. ``depth`` 0 is the outermost; empty text means unknown.
+
+    Attributes:
+        call: Number of the call in its process, from 1.
+        depth: How many checkpointed calls enclose it.
+        variant: ``reentrant`` or ``non-reentrant``.
+        module: Name of the wrapped module below the root, wrappers left out.
+        module_class: Its class name.
+        mechanism: Which API asked for the checkpoint; a name from ``advise``.
+        site: ``file:line`` of the user's code that switched it on.
+    """
+
+    call: int
+    depth: int
+    variant: str
+    module: str = ""
+    module_class: str = ""
+    mechanism: str = ""
+    site: str = ""
+
+
+def region_name(mark: RegionMark) -> str:
+    """The range name for a checkpointed call in its first run."""
+    return REGION + urlencode(asdict(mark))
+
+
+def replay_name(call: int) -> str:
+    """The range name for one replay of that call."""
+    return f"{REPLAY}call={call}"
+
+
+def parse_region(name: str) -> RegionMark | None:
+    """The mark in a range name, or ``None`` when it is no well-formed region."""
+    fields = _fields(name, REGION)
+    if fields is None:
+        return None
+    call, depth = fields.get("call", ""), fields.get("depth", "")
+    if not (_is_small_number(call) and _is_small_number(depth)):
+        return None
+    return RegionMark(
+        call=int(call),
+        depth=int(depth),
+        variant=fields.get("variant", ""),
+        module=fields.get("module", ""),
+        module_class=fields.get("module_class", ""),
+        mechanism=fields.get("mechanism", ""),
+        site=fields.get("site", ""),
+    )
+
+
+def parse_replay(name: str) -> int | None:
+    """The call number in a replay's range name, or ``None`` when it is none."""
+    call = (_fields(name, REPLAY) or {}).get("call", "")
+    return int(call) if _is_small_number(call) else None
+
+
+def _fields(name: str, prefix: str) -> dict[str, str] | None:
+    if not name.startswith(prefix) or len(name) > LONGEST_NAME:
+        return None
+    return dict(parse_qsl(name[len(prefix) :], keep_blank_values=True, max_num_fields=16))
+
+
+def _is_small_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10

@@ -1,0 +1,71 @@
+"""What can go wrong, with the words a person needs and the status a shell needs.
+
+ScanError
+├── UsageError        2   asked for something that makes no sense
+├── MissingExtra      2   a package that this command needs is not installed
+├── InputError        3   a file that cannot be used
+└── RunError          3   a run that gave nothing to analyse
+
+Every error says what happened, why (where known) and what to try; each code has a
+paragraph in ``docs/messages.md``.
+"""
+
+from __future__ import annotations
+
+
+class ScanError(Exception):
+    """An error for a person: ``code``, what, why and what to try.
+
+    Attributes:
+        code: Stable identifier such as ``E301``; see ``docs/messages.md``.
+        what: What happened, one sentence.
+        why: The cause, or ``None`` where it is not known.
+        hint: What to try next, or ``None``.
+        exit_status: What the command line ends with.
+    """
+
+    exit_status = 70
+
+    def __init__(self, code: str, what: str, *, why: str | None = None, hint: str | None = None):
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.why = why
+        self.hint = hint
+
+    def __str__(self) -> str:
+        parts = [f"{self.what} [{self.code}]"]
+        if self.why:
+            parts.append(f"why: {self.why}")
+        if self.hint:
+            parts.append(f"try: {self.hint}")
+        return "\n".join(parts)
+
+
+class UsageError(ScanError):
+    """The command was asked for something that makes no sense (status 2)."""
+
+    exit_status = 2
+
+
+class MissingExtra(UsageError):
+    """A package that only some commands need is not installed (status 2)."""
+
+    def __init__(self, package: str, extra: str, purpose: str):
+        super().__init__(
+            "E201",
+            f"{purpose} needs {package}, which is not installed.",
+            hint=f'pip install "recompute-scan[{extra}]"',
+        )
+
+
+class InputError(ScanError):
+    """An input that cannot be used (status 3)."""
+
+    exit_status = 3
+
+
+class RunError(ScanError):
+    """A run that gave nothing to analyse (status 3)."""
+
+    exit_status = 3

@@ -1,0 +1,278 @@
+"""The one result: what `analyze --format json` prints and every report is made from.
+
+A :class:`Result` is plain data. Times are milliseconds unless a name ends in ``_us``,
+shares lie in 0..1, percentages in 0..100, and what is not known is ``None``, never 0.
+``to_json`` writes it, ``from_json`` reads it back with every field checked, and
+``json_schema`` describes it (shipped as ``result.schema.json``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from recompute_scan.errors import InputError
+
+SCHEMA = "recompute-scan/1"
+
+Verdict = Literal["none", "partial", "full", "doubled", "inconclusive"]
+EvidenceLevel = Literal["annotated", "autograd", "kernels"]
+Level = Literal["high", "medium", "low"]
+Variant = Literal["reentrant", "non-reentrant"]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention calls in one step; forward counts the original run only."""
+
+    forward_per_step: float
+    recomputed_per_step: float
+    backward_per_step: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step as recorded. ``start_us`` is on the trace's own clock."""
+
+    index: int
+    start_us: float
+    duration_ms: float
+    complete: bool
+    micro_batches: int
+    forward_ops: int
+    recomputed_ops: int
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of operators (attention, gemm, …): calls and replay time in one step."""
+
+    family: str
+    kind: str
+    forward_per_step: float
+    recomputed_per_step: float
+    backward_per_step: float
+    recompute_ms_per_step: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint around a region; ``depth`` 0 is the outermost.
+
+    ``variant`` is ``None`` where the trace cannot tell. ``call_site`` is ``file:line`` of the
+    code that asked for the checkpoint, ``source`` that line's text.
+    """
+
+    depth: int
+    variant: Variant | None
+    mechanism: str | None = None
+    call_site: str | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Region:
+    """One block of the forward pass, in forward order: how often it ran again, at what price.
+
+    ``checkpoints`` stand outermost first and are empty for a block that is not checkpointed.
+    """
+
+    ordinal: int
+    module: str | None
+    module_class: str | None
+    signature: str
+    forward_runs_per_step: float
+    recompute_runs_per_backward: float
+    mean_recompute: float
+    forward_ms_per_step: float
+    recompute_ms_per_step: float
+    surplus_ms_per_step: float
+    checkpoints: tuple[Checkpoint, ...] = ()
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where one step's time goes on the device that limits it, in ms; sums to the step."""
+
+    forward: float
+    recompute: float
+    surplus: float
+    backward: float
+    optimizer: float
+    other: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the replays cost. ``step_ms`` is a median over steps; see ``method``."""
+
+    step_ms: float
+    step_source: Literal["timed", "trace"]
+    device: Literal["cpu", "gpu"]
+    recompute_ms: float
+    surplus_recompute_ms: float
+    repeated_collectives_ms: float | None
+    predicted_step_ms: float
+    predicted_low_ms: float
+    predicted_high_ms: float
+    saving_pct: float
+    breakdown: Breakdown
+    method: str
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fix:
+    """What to change. ``disposition`` is ``safe`` only where results cannot change."""
+
+    summary: str
+    disposition: Literal["safe", "review"]
+    diff: str | None
+    keep: str
+    remove: str
+    docs: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem found, with the evidence for it."""
+
+    code: str
+    name: str
+    severity: Literal["error", "warning", "info"]
+    confidence: Level
+    title: str
+    detail: str
+    evidence: tuple[str, ...]
+    fix: Fix | None
+    saving_ms: float | None
+    saving_pct: float | None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What became of one rule."""
+
+    code: str
+    name: str
+    status: Literal["found", "clean", "not-applicable", "error"]
+    why: str | None = None
+
+
+@dataclass(frozen=True)
+class ProofOp:
+    """One operator drawn on the timeline. Times are on the trace's own clock."""
+
+    name: str
+    family: str
+    start_us: float
+    duration_us: float
+
+
+@dataclass(frozen=True)
+class ProofLane:
+    """One run of the same block: the original, a replay, or its backward."""
+
+    label: str
+    kind: Literal["forward", "replay", "surplus", "backward"]
+    start_us: float
+    duration_us: float
+    ops: tuple[ProofOp, ...]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One block enlarged: the same operators in the forward pass and in each replay."""
+
+    region: int
+    step: int
+    lanes: tuple[ProofLane, ...]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's own answer."""
+
+    rank: int
+    trace: str
+    verdict: Verdict
+    step_ms: float | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything that was found out about one run."""
+
+    tool_version: str
+    verdict: Verdict
+    evidence_level: EvidenceLevel
+    confidence: Level
+    reason: str | None
+    headline: str
+    recompute_per_backward: float | None
+    mean_recompute: float | None
+    recomputed_share: float | None
+    attention: Attention | None
+    steps: tuple[Step, ...]
+    families: tuple[Family, ...]
+    regions: tuple[Region, ...]
+    cost: Cost | None
+    findings: tuple[Finding, ...]
+    checked: tuple[Checked, ...]
+    ranks: tuple[Rank, ...]
+    health: dict[str, int]
+    environment: dict[str, str]
+    warnings: tuple[str, ...]
+    proof: Proof | None = None
+    verified: dict[str, Any] | None = None
+    schema: str = field(default=SCHEMA)
+
+
+def to_json(result: Result, *, indent: int = 2) -> str:
+    """The result as JSON text, ``schema`` first; the same result gives the same bytes."""
+    fields: dict[str, Any] = msgspec.to_builtins(result)
+    ordered = {"schema": fields.pop("schema"), **fields}
+    return msgspec.json.format(msgspec.json.encode(ordered), indent=indent).decode() + "\n"
+
+
+def from_json(text: str | bytes) -> Result:
+    """A result read back from :func:`to_json`.
+
+    Raises:
+        InputError: The text is not JSON (``E302``), or not a result of this schema (``E305``).
+    """
+    try:
+        result = msgspec.json.decode(text, type=Result)
+    except msgspec.ValidationError as error:
+        raise InputError(
+            "E305",
+            "This JSON is not a recompute-scan result.",
+            why=str(error),
+            hint="give the result.json that `recompute-scan run` or `analyze --format json` wrote",
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError("E302", "This file is not JSON.", why=str(error)) from None
+    if result.schema != SCHEMA:
+        raise InputError(
+            "E305",
+            f"This result has the schema {result.schema!r}; this version reads {SCHEMA!r}.",
+        )
+    return result
+
+
+def json_schema() -> dict[str, Any]:
+    """A JSON Schema (2020-12) of the document that :func:`to_json` writes."""
+    schema = msgspec.json.schema(Result)
+    # Defaults make fields optional when reading; a written document has them all.
+    for definition in schema["$defs"].values():
+        if "properties" in definition:
+            definition["required"] = list(definition["properties"])
+            definition["additionalProperties"] = False
+    schema["$defs"]["Result"]["properties"]["schema"] = {"const": SCHEMA}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "recompute-scan result",
+        **schema,
+    }
