@@ -1,0 +1,90 @@
+"""What one rank of a recorded run knew beside its trace: step times, settings, surroundings.
+
+Written by ``record/`` as ``run-rank<N>.json`` into the run's folder, read by the pipeline.
+A run's folder holds, for each rank N that recorded::
+
+    trace-rank<N>.json.gz    the profiled steps, without stacks
+    stacks-rank<N>.json.gz   one more step, with Python stacks (call sites only, never times)
+    run-rank<N>.json         this document
+
+and, once analysed, ``result.json`` and ``report.html``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from recompute_scan.errors import InputError
+
+RUN_SCHEMA = "recompute-scan-run/1"
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One rank's account of its run.
+
+    Attributes:
+        rank: Global rank, 0-based.
+        world_size: Number of ranks that took part.
+        status: ``complete`` (every wanted step was recorded), ``ended-early`` (the script
+            finished first) or ``failed`` (the script raised or exited with a failure).
+        exit_status: The script's own exit status; 0 when we stopped it after the last step.
+        message: One sentence for the person, when the status is not ``complete``.
+        device: ``cpu`` or ``cuda``: what was recorded and timed.
+        warmup_steps: Optimizer steps seen before timing began.
+        timed_steps_ms: Duration of each unprofiled step, in ms, in order.
+        profiled_steps: Complete steps in the trace without stacks.
+        trace: Name of the trace in this folder, or ``None`` when none was written.
+        stacks: Name of the trace with stacks, or ``None``.
+        sources: Text of the source line at each call site, keyed ``file:line``.
+        environment: Versions, device, settings; all values are text.
+        warnings: What the person should know, one sentence each.
+    """
+
+    rank: int
+    world_size: int
+    status: Literal["complete", "ended-early", "failed"]
+    exit_status: int
+    device: Literal["cpu", "cuda"]
+    warmup_steps: int
+    timed_steps_ms: tuple[float, ...]
+    profiled_steps: int
+    trace: str | None
+    stacks: str | None
+    message: str | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    schema: str = RUN_SCHEMA
+
+
+def run_info_name(rank: int) -> str:
+    """File name of a rank's account in the run's folder."""
+    return f"run-rank{rank}.json"
+
+
+def write_run_info(folder: Path, info: RunInfo) -> None:
+    """Write the account beside the trace; the file appears whole or not at all."""
+    target = folder / run_info_name(info.rank)
+    partial = target.with_suffix(".part")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n")
+    partial.replace(target)
+
+
+def read_run_info(path: Path) -> RunInfo:
+    """Read an account back.
+
+    Raises:
+        InputError: The file is missing, unreadable or no account of this version (``E306``).
+    """
+    try:
+        info = msgspec.json.decode(path.read_bytes(), type=RunInfo)
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+        raise InputError("E306", f"Cannot use {path.name}.", why=str(error)) from None
+    if info.schema != RUN_SCHEMA:
+        raise InputError("E306", f"Cannot use {path.name}.", why=f"its schema is {info.schema!r}")
+    return info
