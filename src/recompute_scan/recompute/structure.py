@@ -1,0 +1,192 @@
+"""Which calls are forward work, which could be a replay, which are backward work.
+
+Nothing here decides that a call *is* a replay: that takes the match with the forward pass in
+:mod:`recompute_scan.recompute.align`. Structure says where replays can stand:
+
+* A reentrant replay stands inside its checkpoint function's node
+  (``evaluate_function: CheckpointFunctionBackward`` > ``CheckpointFunctionBackward``), before
+  the nested backward pass that it starts.
+* A non-reentrant replay stands inside whichever node first asked for a saved tensor, before
+  that node's own formula. The replay runs with gradients on, so its operators carry sequence
+  numbers; a formula's operators do not, unless gradients of gradients are wanted.
+
+Source: ``torch/utils/checkpoint.py`` (``CheckpointFunction.backward``, ``unpack_hook``) and
+``torch/csrc/autograd/engine.cpp``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from recompute_scan.model import Calls
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.trace.columns import Bool, Int8, Int64, Kind
+
+
+class Role(IntEnum):
+    """What a call is."""
+
+    INNER = 0  # inside a call that has a role
+    FORWARD = 1  # outermost operator of forward work
+    CANDIDATE = 2  # outermost operator where a replay can stand
+    RANGE = 3  # looked through: annotations, checkpoint functions
+    BACKWARD = 4  # the engine's range round one node
+    FORMULA = 5  # the node itself, or an operator of its own formula
+    OPTIMIZER = 6
+    PLUMBING = 7  # communication and resharding
+
+
+@dataclass(frozen=True)
+class Structure:
+    """One entry per call.
+
+    Attributes:
+        role: A :class:`Role`.
+        engine: Row of the innermost engine range that holds the call (itself for one), or -1.
+        top: Row of the outermost operator with a role of its own that holds the call, or -1.
+        function: Row of the innermost checkpoint function *inside the same engine range* that
+            holds the call, or -1.
+        checkpoint_node: For engine ranges: is its node a checkpoint function's?
+    """
+
+    role: Int8
+    engine: Int64
+    top: Int64
+    function: Int64
+    checkpoint_node: Bool
+
+    def rows(self, role: Role) -> Int64:
+        """Rows with that role, in order."""
+        return np.flatnonzero(self.role == role)
+
+
+@dataclass(frozen=True)
+class _NameClasses:
+    engine: Bool
+    node: Int64  # for engine names: the code of the node's own name, else -1
+    function: Bool
+    checkpoint_node: Bool
+    optimizer: Bool
+    plumbing: Bool
+
+
+def classify(calls: Calls) -> Structure:
+    """The role of every call; see :class:`Structure`."""
+    classes = _classify_names(calls)
+    size = len(calls)
+    role = np.full(size, Role.INNER, np.int8)
+    engine = np.full(size, -1, np.int64)
+    function = np.full(size, -1, np.int64)
+    # The engine range or node whose own formula this call could belong to; -1 in a replay or
+    # in the forward pass.
+    owner = np.full(size, -1, np.int64)
+    is_checkpoint_node = classes.checkpoint_node[calls.name] & (calls.kind == Kind.OP)
+    node_of_engine = classes.node[calls.name]
+    for rows in calls.levels:
+        parent = calls.parent[rows]
+        inside = parent >= 0
+        above_role = np.where(inside, role[parent], Role.RANGE)
+        above_engine = np.where(inside, engine[parent], -1)
+        above_owner = np.where(inside, owner[parent], -1)
+        above_function = np.where(inside, function[parent], -1)
+        name = calls.name[rows]
+        is_op = calls.kind[rows] == Kind.OP
+
+        starts_engine = classes.engine[name] & is_op
+        open_above = np.isin(above_role, (Role.RANGE, Role.BACKWARD)) | (
+            (above_role == Role.FORMULA) & (above_owner == parent)
+        )
+        is_node = (
+            (above_role == Role.BACKWARD)
+            & is_op
+            & (name == np.where(inside, node_of_engine[parent], -2))
+        )
+        new = np.full(len(rows), Role.INNER, np.int8)
+        free = open_above & ~is_node
+        in_backward = above_engine >= 0
+        new[free & is_op] = Role.FORWARD
+        new[free & is_op & in_backward] = Role.CANDIDATE
+        looked_through = (calls.kind[rows] == Kind.ANNOTATION) | (is_op & classes.function[name])
+        new[free & looked_through] = Role.RANGE
+        new[free & classes.plumbing[name] & (calls.kind[rows] != Kind.RUNTIME)] = Role.PLUMBING
+        new[free & classes.optimizer[name]] = Role.OPTIMIZER
+        new[is_node] = Role.FORMULA
+        new[starts_engine] = Role.BACKWARD
+
+        role[rows] = new
+        engine[rows] = np.where(starts_engine, rows, above_engine)
+        keeps_owner = np.isin(new, (Role.RANGE, Role.CANDIDATE, Role.INNER))
+        owner[rows] = np.where(keeps_owner, above_owner, -1)
+        owns = starts_engine | (is_node & ~is_checkpoint_node[rows])
+        owner[rows] = np.where(owns, rows, owner[rows])
+        # A checkpoint function's node is looked through: all it runs itself is the replay.
+        role[rows[is_node & is_checkpoint_node[rows]]] = Role.RANGE
+        in_function = (new == Role.RANGE) & classes.function[name] & is_op
+        function[rows] = np.where(
+            starts_engine | is_node, -1, np.where(in_function, rows, above_function)
+        )
+    _settle_formulas(calls, role, owner)
+    return Structure(
+        role, engine, _tops(calls, role), function, _has_checkpoint_node(calls, classes)
+    )
+
+
+def _settle_formulas(calls: Calls, role: Int8, owner: Int64) -> None:
+    """Turn candidates that belong to a node's own formula into FORMULA, in place.
+
+    A replay comes before the formula that asked for it, so whatever starts after the last
+    operator with a sequence number of its own is formula.
+    """
+    candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
+    numbered = np.flatnonzero(
+        np.isin(role, (Role.CANDIDATE, Role.RANGE))
+        & (owner >= 0)
+        & (calls.sequence >= 0)
+        & (calls.kind == Kind.OP)
+    )
+    replay_end = np.full(len(calls), -1, np.int64)
+    np.maximum.at(replay_end, owner[numbered], calls.end[numbered])
+    late = candidates[calls.start[candidates] >= replay_end[owner[candidates]]]
+    role[late] = Role.FORMULA
+
+
+def _tops(calls: Calls, role: Int8) -> Int64:
+    """Row of the outermost operator with a role round each call; a node stands for its formula."""
+    top = np.full(len(calls), -1, np.int64)
+    for rows in calls.levels:
+        parent = calls.parent[rows]
+        above = np.where(parent >= 0, top[parent], -1)
+        own = role[rows]
+        within = (own == Role.INNER) | ((own == Role.FORMULA) & (above >= 0))
+        looked_through = np.isin(own, (Role.RANGE, Role.BACKWARD))
+        top[rows] = np.where(looked_through, -1, np.where(within, above, rows))
+    return top
+
+
+def _classify_names(calls: Calls) -> _NameClasses:
+    codes = {name: code for code, name in enumerate(calls.names)}
+    node = np.full(len(calls.names), -1, np.int64)
+    for code, name in enumerate(calls.names):
+        if name.startswith(words.ENGINE):
+            node[code] = codes.get(name[len(words.ENGINE) :], -1)
+
+    def among(known: frozenset[str]) -> Bool:
+        return np.array([name in known for name in calls.names], np.bool_)
+
+    return _NameClasses(
+        engine=np.array([name.startswith(words.ENGINE) for name in calls.names], np.bool_),
+        node=node,
+        function=among(words.CHECKPOINT_FUNCTIONS),
+        checkpoint_node=among(words.CHECKPOINT_NODES),
+        optimizer=calls.matching(words.OPTIMIZER),
+        plumbing=calls.matching(words.PLUMBING),
+    )
+
+
+def _has_checkpoint_node(calls: Calls, classes: _NameClasses) -> Bool:
+    node = classes.node
+    by_name = np.where(node >= 0, classes.checkpoint_node[np.maximum(node, 0)], False)
+    return np.asarray(by_name[calls.name], np.bool_)

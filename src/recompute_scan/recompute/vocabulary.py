@@ -1,0 +1,79 @@
+"""What operator and range names mean, in one table each, with where the names come from."""
+
+from __future__ import annotations
+
+import re
+
+# torch/csrc/autograd/engine.cpp and function.h: the engine's range round each node.
+ENGINE = "autograd::engine::evaluate_function: "
+
+# Checkpoint functions whose forward holds the block and whose backward runs it again. Each is a
+# torch.autograd.Function, so the profiler names its node after it.
+CHECKPOINT_FUNCTIONS = frozenset(
+    {
+        "CheckpointFunction",  # torch, DeepSpeed, Megatron-core, fairscale, ColossalAI, Habana
+        "_CheckpointFunction",  # Transformer Engine
+        "CheckpointWithoutOutputFunction",  # Megatron-core, selective
+        "UnslothCheckpointFunction",
+        "Unsloth_Gradient_Checkpointer",
+        "Unsloth_Offloaded_Gradient_Checkpointer",
+        "UnslothGradientCheckpointing",  # LLaMA-Factory
+        "CPU_Offloaded_Gradient_Checkpointer",  # axolotl
+        "HiddenStatesOffloadCheckpoint",
+        "Disco",
+    }
+)
+CHECKPOINT_NODES = frozenset(f"{name}Backward" for name in CHECKPOINT_FUNCTIONS)
+
+# Optimizer, gradient clipping by the optimizer, and zeroing: never part of a forward pass.
+OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#")
+
+# Gathering, scattering and resharding parameters and gradients. FSDP's forward and its backward
+# do the same gathers, so they would look like replayed work.
+PLUMBING = re.compile(
+    r"c10d::|_c10d_functional::|record_param_comms|nccl:|gloo:|mpi:|ucc:"
+    r"|FSDP::|FullyShardedDataParallel\._(pre|post|root_pre)_"
+    r"|torch\.distributed\.|DistributedDataParallel\.(pre|post)"
+)
+
+COLLECTIVE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
+
+# Bookkeeping that costs nothing and that a checkpoint itself adds or leaves out.
+NEUTRAL = re.compile(r"(aten::)?(detach|detach_|alias|requires_grad_|set_|lift_fresh)$|_NoopSaveInputs$")
+
+COMPILED = re.compile(r"CompiledFunctionBackward|Torch-Compiled Region")
+
+# First match wins; matched on operator names below `aten::` and on custom functions.
+_FAMILIES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
+    (
+        "flash_attention",
+        "attention",
+        re.compile(r".*(scaled_dot_product_flash|flash_attn|flash_attention|FlashAttn)", re.I),
+    ),
+    ("efficient_attention", "attention", re.compile(r".*(efficient_attention|fmha|xformers)", re.I)),
+    ("cudnn_attention", "attention", re.compile(r".*cudnn_attention", re.I)),
+    ("attention", "attention", re.compile(r".*(scaled_dot_product|flex_attention|attention)", re.I)),
+    ("conv", "conv", re.compile(r"aten::.*conv(olution|\d|_)")),
+    ("gemm", "gemm", re.compile(r"aten::(linear|matmul|mm|bmm|addmm|baddbmm|einsum|_scaled_mm)$")),
+    ("norm", "norm", re.compile(r"aten::.*(_norm|rms_norm|norm)$")),
+    ("embedding", "embedding", re.compile(r"aten::embedding")),
+    ("loss", "loss", re.compile(r"aten::.*(_loss|cross_entropy.*)$")),
+    ("dropout", "dropout", re.compile(r"aten::.*dropout")),
+    ("softmax", "softmax", re.compile(r"aten::.*softmax")),
+    (
+        "activation",
+        "activation",
+        re.compile(r"aten::(relu|gelu|silu|sigmoid|tanh|elu|leaky_relu|hardtanh|clamp_min|mish)_?$"),
+    ),
+    ("pooling", "pooling", re.compile(r"aten::.*pool")),
+    ("copy", "copy", re.compile(r"aten::(copy_|to|_to_copy|contiguous|clone|cat|stack)$")),
+)
+OTHER_FAMILY = ("other", "other")
+
+
+def family_of(name: str) -> tuple[str, str]:
+    """Family and kind of an operator by its name; ``("other", "other")`` where none fits."""
+    for family, kind, pattern in _FAMILIES:
+        if pattern.match(name):
+            return family, kind
+    return OTHER_FAMILY

@@ -1,0 +1,132 @@
+"""The cost as two stacked bars: the step as it is, and the step after the fix.
+
+Positions are per cent of the longer bar; the drawing itself is in ``templates/cost.html``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recompute_scan.report.summary import total, waste
+from recompute_scan.report.words import PART_WORDS, ms, share
+from recompute_scan.result import Cost
+
+PARTS = ("forward", "recompute", "surplus", "backward", "optimizer", "other")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of a bar. ``label`` is empty where it would not fit."""
+
+    kind: str
+    name: str
+    x: float
+    width: float
+    label: str
+    tooltip: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table under the bars."""
+
+    kind: str
+    name: str
+    before: str
+    before_share: str
+    after: str
+
+
+@dataclass(frozen=True)
+class CostBars:
+    """Both bars. ``after`` is empty, and ``low`` and ``high`` unset, where nothing is saved."""
+
+    summary: str
+    before: tuple[Part, ...]
+    after: tuple[Part, ...]
+    low: float
+    middle: float
+    high: float
+    table: tuple[Row, ...]
+    total_before: str
+    total_after: str
+
+
+def cost_bars(cost: Cost) -> CostBars:
+    """The two bars and their table."""
+    now = {kind: max(0.0, float(getattr(cost.breakdown, kind))) for kind in PARTS}
+    whole = total(cost.breakdown)
+    saves = waste(cost) is not None
+    then = _after(now, cost.predicted_step_ms) if saves else {}
+    scale = max(whole, cost.step_ms, cost.predicted_high_ms if saves else 0.0, 1e-9)
+    return CostBars(
+        summary=_summary(cost, whole),
+        before=_parts(now, scale),
+        after=_parts(then, scale),
+        low=round(100 * cost.predicted_low_ms / scale, 3),
+        middle=round(100 * cost.predicted_step_ms / scale, 3),
+        high=round(100 * cost.predicted_high_ms / scale, 3),
+        table=tuple(
+            Row(
+                kind,
+                PART_WORDS[kind],
+                ms(now[kind]),
+                share(now[kind] / whole) if whole > 0 else share(None),
+                ms(then[kind]) if kind in then else "–",
+            )
+            for kind in PARTS
+        ),
+        total_before=ms(cost.step_ms),
+        total_after=ms(cost.predicted_step_ms) if saves else "–",
+    )
+
+
+def _after(now: dict[str, float], predicted: float) -> dict[str, float]:
+    """The parts without the surplus; what they differ by from the prediction goes to "other".
+
+    The prediction may save less than the surplus (overlap) or more (collectives), so parts
+    that do not fit into it at all are left undrawn rather than invented.
+    """
+    kept = {kind: value for kind, value in now.items() if kind not in ("surplus", "other")}
+    rest = predicted - sum(kept.values())
+    return {**kept, "other": rest} if rest >= 0 else {}
+
+
+def _parts(values: dict[str, float], scale: float) -> tuple[Part, ...]:
+    parts, x = [], 0.0
+    whole = sum(values.values()) or 1.0
+    for kind in PARTS:
+        value = values.get(kind, 0.0)
+        if value <= 0:
+            continue
+        width = 100 * value / scale
+        text = share(value / whole)
+        parts.append(
+            Part(
+                kind=kind,
+                name=PART_WORDS[kind],
+                x=round(x, 3),
+                width=round(width, 3),
+                label=text if width >= 7 else "",
+                tooltip=f"{PART_WORDS[kind]}: {ms(value)}, {text}",
+            )
+        )
+        x += width
+    return tuple(parts)
+
+
+def _summary(cost: Cost, whole: float) -> str:
+    parts = cost.breakdown
+    if parts.surplus > 0 and waste(cost) is not None:
+        return (
+            f"Of a step of {ms(cost.step_ms)}, {ms(parts.surplus)} "
+            f"({share(parts.surplus / whole) if whole > 0 else share(None)}) repeat forward work "
+            f"that had been repeated already; without it a step is predicted to take "
+            f"{ms(cost.predicted_step_ms)}."
+        )
+    if parts.recompute > 0:
+        return (
+            f"Of a step of {ms(cost.step_ms)}, {ms(parts.recompute)} are replays that "
+            f"checkpointing needs to save memory; none of it is surplus."
+        )
+    return f"A step takes {ms(cost.step_ms)}; no part of it repeats forward work."

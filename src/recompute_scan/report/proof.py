@@ -1,0 +1,237 @@
+"""One block side by side: where each box of the timeline stands, and the tables beside it.
+
+Every lane starts at the left edge on one common scale, so that the same operators stand under
+one another. Positions are percentages of the drawing's width; nothing here knows pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from recompute_scan.report.escape import shorten, visible
+from recompute_scan.report.words import ms, plural, times
+from recompute_scan.result import Proof, ProofLane, ProofOp, Result
+
+# Enough to see a block's shape; beyond it boxes are thinner than a line and weigh megabytes.
+MOST_BOXES = 600
+COLOURS = 6
+_ROWS = 3
+_ROW_HEIGHT = 26
+_LANE_HEAD = 22
+_LANE_GAP = 14
+_THINNEST = 0.1  # per cent of the width
+# A character is taken for 0.72 % of the width: 6.5 px of 900.
+_CHARACTER = 0.72
+
+
+@dataclass(frozen=True)
+class Box:
+    """One operator: ``x`` and ``width`` in per cent, ``y`` in px, ``label`` where it fits."""
+
+    x: float
+    width: float
+    y: int
+    colour: int
+    label: str
+    tooltip: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One run of the block, drawn from ``y`` on; ``width`` is its length in per cent."""
+
+    title: str
+    clock: str
+    kind: str
+    y: int
+    height: int
+    width: float
+    boxes: tuple[Box, ...]
+    left_out: int
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """One operator of the block and how long it took in each lane, in lane order."""
+
+    name: str
+    family: str
+    durations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Everything that the proof section draws and lists."""
+
+    block: str
+    step: int
+    summary: str
+    lanes: tuple[Lane, ...]
+    height: int
+    ticks: tuple[tuple[float, str], ...]
+    legend: tuple[tuple[int, str], ...]
+    operators: tuple[OpRow, ...]
+    left_out: int
+
+
+def timeline(result: Result) -> Timeline | None:
+    """The drawing of ``result.proof``, or ``None`` where there is nothing to draw."""
+    proof = result.proof
+    if proof is None or not proof.lanes:
+        return None
+    longest = max(max(lane.duration_us for lane in proof.lanes), 1e-3)
+    colours = family_colours(proof)
+    step_start = next((step.start_us for step in result.steps if step.index == proof.step), None)
+    lanes, y = [], 0
+    for lane in proof.lanes:
+        drawn = _lane(lane, y, longest, colours, step_start)
+        lanes.append(drawn)
+        y += drawn.height + _LANE_GAP
+    region = next((item for item in result.regions if item.ordinal == proof.region), None)
+    block = (region.module if region else None) or f"block {proof.region}"
+    return Timeline(
+        block=block,
+        step=proof.step,
+        summary=_summary(block, proof),
+        lanes=tuple(lanes),
+        height=y + 24,
+        ticks=_ticks(longest),
+        legend=_legend(colours),
+        operators=_operators(proof),
+        left_out=sum(lane.left_out for lane in lanes),
+    )
+
+
+def family_colours(proof: Proof) -> dict[str, int]:
+    """A colour number for each family, by time spent; those past the palette share the last."""
+    spent: dict[str, float] = {}
+    for lane in proof.lanes:
+        for op in lane.ops:
+            spent[op.family] = spent.get(op.family, 0.0) + op.duration_us
+    ordered = sorted(spent, key=lambda family: (-spent[family], family))
+    return {family: min(place, COLOURS - 1) for place, family in enumerate(ordered)}
+
+
+def _legend(colours: dict[str, int]) -> tuple[tuple[int, str], ...]:
+    names: dict[int, list[str]] = {}
+    for family, colour in colours.items():
+        names.setdefault(colour, []).append(visible(family, 30))
+    shown = {colour: ", ".join(found[:4]) for colour, found in names.items()}
+    return tuple(
+        (colour, text + (", …" if len(names[colour]) > 4 else ""))
+        for colour, text in sorted(shown.items())
+    )
+
+
+def _lane(
+    lane: ProofLane, y: int, longest: float, colours: dict[str, int], step_start: float | None
+) -> Lane:
+    drawn = sorted(lane.ops, key=lambda op: (-op.duration_us, op.start_us))[:MOST_BOXES]
+    row_ends: list[float] = []
+    boxes = []
+    for op in sorted(drawn, key=lambda op: (op.start_us, -op.duration_us)):
+        row = next((n for n, end in enumerate(row_ends) if op.start_us >= end - 1e-3), None)
+        if row is None:
+            row = len(row_ends) if len(row_ends) < _ROWS else _ROWS - 1
+            row_ends += [0.0] * (row + 1 - len(row_ends))
+        row_ends[row] = max(row_ends[row], op.start_us + op.duration_us)
+        boxes.append(_box(op, lane, y + _LANE_HEAD + row * _ROW_HEIGHT, longest, colours))
+    clock = f"starts at {lane.start_us:,.1f} µs on the trace's clock"
+    if step_start is not None:
+        clock += f", {ms((lane.start_us - step_start) / 1000)} into the step"
+    return Lane(
+        title=f"{visible(lane.label, 60)}: {ms(lane.duration_us / 1000)}",
+        clock=clock,
+        kind=lane.kind,
+        y=y,
+        height=_LANE_HEAD + max(1, len(row_ends)) * _ROW_HEIGHT,
+        width=round(100 * lane.duration_us / longest, 3),
+        boxes=tuple(boxes),
+        left_out=len(lane.ops) - len(drawn),
+    )
+
+
+def _box(op: ProofOp, lane: ProofLane, y: int, longest: float, colours: dict[str, int]) -> Box:
+    x = min(max(100 * (op.start_us - lane.start_us) / longest, 0.0), 100.0)
+    width = min(max(100 * op.duration_us / longest, _THINNEST), max(100 - x, _THINNEST))
+    # the last part of `aten::mm` or `Linear.forward` is what tells operators apart
+    short = visible(op.name.rpartition("::")[2], 40)
+    room = int(width / _CHARACTER) - 1
+    label = short if len(short) <= room else shorten(short, room) if room >= 5 else ""
+    at = (op.start_us - lane.start_us) / 1000
+    tooltip = f"{visible(op.name)} ({visible(op.family, 40)}): {ms(op.duration_us / 1000)}"
+    return Box(
+        round(x, 3), round(width, 3), y, colours[op.family], label, f"{tooltip}, at {ms(at)}"
+    )
+
+
+def _summary(block: str, proof: Proof) -> str:
+    again = [lane for lane in proof.lanes if lane.kind in ("replay", "surplus")]
+    original = next((lane for lane in proof.lanes if lane.kind == "forward"), None)
+    name = visible(block, 60)
+    if original is None:
+        return f"The runs of {name} in step {proof.step}, one under another."
+    head = f"{name} ran {plural(len(original.ops), 'operator')} in the forward pass"
+    if not again:
+        return f"{head} of step {proof.step}, and none of them again in the backward pass."
+    counts = " and ".join(str(len(lane.ops)) for lane in again)
+    if len(again) == 1:
+        return f"{head} of step {proof.step}, and {counts} of them once more in the backward pass."
+    return (
+        f"{head} of step {proof.step}, and then {len(again)} times more in the backward pass "
+        f"({counts} operators): once is needed, the rest is surplus."
+    )
+
+
+def _ticks(longest_us: float) -> tuple[tuple[float, str], ...]:
+    """Round numbers along the scale, four to ten of them: per cent and label."""
+    rough = longest_us / 5000
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
+    found = []
+    for number in range(11):
+        at = 1000 * step * number / longest_us * 100
+        if at > 97:
+            break
+        found.append((round(at, 3), f"{step * number:g} ms"))
+    return tuple(found)
+
+
+def _operators(proof: Proof) -> tuple[OpRow, ...]:
+    """The forward-side lanes operator by operator; the n-th call of a name meets the n-th."""
+    lanes = [lane for lane in proof.lanes if lane.kind != "backward"]
+    rows: dict[tuple[str, int], list[str]] = {}
+    families: dict[tuple[str, int], str] = {}
+    for place, lane in enumerate(lanes):
+        for key, op in _numbered(lane.ops):
+            cells = rows.setdefault(key, ["–"] * len(lanes))
+            cells[place] = ms(op.duration_us / 1000)
+            families.setdefault(key, op.family)
+    return tuple(
+        OpRow(visible(key[0]), visible(families[key], 40), tuple(cells))
+        for key, cells in rows.items()
+    )
+
+
+def _numbered(ops: Iterable[ProofOp]) -> list[tuple[tuple[str, int], ProofOp]]:
+    seen: dict[str, int] = {}
+    numbered = []
+    for op in ops:
+        seen[op.name] = seen.get(op.name, 0) + 1
+        numbered.append(((op.name, seen[op.name]), op))
+    return numbered
+
+
+def family_table(proof: Proof) -> list[tuple[str, list[str]]]:
+    """Calls and time of each family in each lane: what the drawing says, in numbers."""
+    table = []
+    for family in family_colours(proof):
+        cells = []
+        for lane in proof.lanes:
+            ops = [op for op in lane.ops if op.family == family]
+            spent = sum(op.duration_us for op in ops) / 1000
+            cells.append(f"{times(len(ops)).removesuffix('.0')} × in {ms(spent)}" if ops else "–")
+        table.append((visible(family, 40), cells))
+    return table

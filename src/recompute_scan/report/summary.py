@@ -1,0 +1,277 @@
+"""What every rendering says first: three numbers, the waste, blocks and checkpoints in groups.
+
+Reads the result, decides nothing: the verdict and the headline come from it as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from recompute_scan.report.words import UNKNOWN, ms, pct, share, times
+from recompute_scan.result import Breakdown, Checkpoint, Cost, Finding, Region, Result
+
+_LAST_NUMBER = re.compile(r"^(.*?)(\d{1,9})(\D*)$", re.DOTALL)
+_MOST_RANGES = 6
+_PLAIN_COMMAND = re.compile(r"[A-Za-z0-9 _./=:,+@%-]{1,400}")
+
+# The folder that the commands on the page record into.
+AFTER = "recompute-scan-after"
+
+
+@dataclass(frozen=True)
+class KeyNumber:
+    """One of the three numbers under the verdict; ``alarming`` only where it shows waste."""
+
+    label: str
+    value: str
+    note: str
+    alarming: bool = False
+
+
+@dataclass(frozen=True)
+class Waste:
+    """What the surplus costs a step, in two ways that must never be mixed.
+
+    ``more_time_pct`` compares with the step after the fix, ``throughput_pct`` with today's:
+    a step of 134.5 where 100 is enough takes 34.5 % more time and loses 25.7 % of throughput.
+    """
+
+    saved_ms: float
+    more_time_pct: float
+    throughput_pct: float
+
+
+@dataclass(frozen=True)
+class BlockGroup:
+    """Blocks that are the same but for their number. ``label`` is not escaped yet."""
+
+    label: str
+    regions: tuple[Region, ...]
+
+    @property
+    def first(self) -> Region:
+        """The earliest of them in forward order."""
+        return self.regions[0]
+
+    @property
+    def recompute_ms(self) -> float:
+        """All their replays in one step, in ms."""
+        return sum(region.recompute_ms_per_step for region in self.regions)
+
+    @property
+    def surplus_ms(self) -> float:
+        """Their surplus replays in one step, in ms."""
+        return sum(region.surplus_ms_per_step for region in self.regions)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One arrangement of checkpoints, outermost first, and the blocks it stands round."""
+
+    label: str
+    blocks: int
+    replays: float
+    checkpoints: tuple[Checkpoint, ...]
+
+
+def waste(cost: Cost | None) -> Waste | None:
+    """What the surplus costs, or ``None`` where the fix is predicted to save nothing."""
+    if cost is None or cost.step_ms <= 0 or cost.predicted_step_ms <= 0:
+        return None
+    saved = cost.step_ms - cost.predicted_step_ms
+    if saved <= 0:
+        return None
+    return Waste(
+        saved_ms=saved,
+        more_time_pct=100 * saved / cost.predicted_step_ms,
+        throughput_pct=100 * saved / cost.step_ms,
+    )
+
+
+def total(breakdown: Breakdown) -> float:
+    """The whole of a breakdown, in ms."""
+    return (
+        breakdown.forward
+        + breakdown.recompute
+        + breakdown.surplus
+        + breakdown.backward
+        + breakdown.optimizer
+        + breakdown.other
+    )
+
+
+def key_numbers(result: Result) -> tuple[KeyNumber, KeyNumber, KeyNumber]:
+    """Replays per layer, share of the step, step time after: in that order."""
+    return (_replays(result), _share(result), _step_after(result))
+
+
+def _replays(result: Result) -> KeyNumber:
+    value = result.recompute_per_backward
+    doubled = result.verdict == "doubled"
+    if value is None:
+        note = "how often a block's forward pass ran again in its backward pass"
+    elif doubled:
+        note = "ordinary checkpointing needs 1; every further one is surplus"
+    elif value == 0:
+        note = "no forward work ran again in the backward pass"
+    else:
+        note = "what ordinary checkpointing needs"
+    return KeyNumber("Replays per layer", times(value), note, doubled)
+
+
+def _share(result: Result) -> KeyNumber:
+    parts = result.cost.breakdown if result.cost else None
+    whole = total(parts) if parts else 0.0
+    if result.verdict == "doubled":
+        value = parts.surplus / whole if parts and whole > 0 else None
+        return KeyNumber("Share of the step", share(value), "spent on surplus replays", True)
+    value = (parts.recompute + parts.surplus) / whole if parts and whole > 0 else None
+    note = "spent on replays" if not value else "spent on replays that save memory"
+    return KeyNumber("Share of the step", share(value), note)
+
+
+def _step_after(result: Result) -> KeyNumber:
+    cost = result.cost
+    if cost is None:
+        return KeyNumber("Step time after", UNKNOWN, "the trace gave no step time")
+    if result.verdict == "doubled" and waste(cost) is not None:
+        note = (
+            f"{ms(cost.step_ms)} now; likely {ms(cost.predicted_low_ms)} "
+            f"to {ms(cost.predicted_high_ms)} after the fix"
+        )
+        return KeyNumber("Step time after", ms(cost.predicted_step_ms), note)
+    note = "the same as now: there is no surplus to remove"
+    if result.verdict == "doubled":
+        note = "the same as now: no saving is predicted"
+    elif result.verdict == "inconclusive":
+        note = "now; what it could be is not known"
+    return KeyNumber("Step time after", ms(cost.step_ms), note)
+
+
+def waste_sentences(result: Result) -> list[str]:
+    """What the surplus costs in whole sentences, time first and throughput apart from it."""
+    found = waste(result.cost)
+    if found is None:
+        return []
+    return [
+        f"A step takes {pct(found.more_time_pct)} more time than needed "
+        f"({ms(found.saved_ms)} of it is surplus).",
+        f"Put as throughput, {pct(found.throughput_pct)} of it is lost.",
+    ]
+
+
+def block_label(region: Region) -> str:
+    """The block's module, or its number and signature where no module is known."""
+    return region.module or f"block {region.ordinal} ({region.signature})"
+
+
+def block_groups(regions: Iterable[Region]) -> list[BlockGroup]:
+    """Blocks gathered by name pattern, class, replays and checkpoints, in forward order."""
+    groups: dict[object, list[Region]] = {}
+    for region in regions:
+        key = (
+            *_pattern(region)[:2],
+            region.module_class,
+            round(region.recompute_runs_per_backward, 2),
+            region.checkpoints,
+        )
+        groups.setdefault(key, []).append(region)
+    return [BlockGroup(_group_label(members), tuple(members)) for members in groups.values()]
+
+
+def _pattern(region: Region) -> tuple[str, str, int]:
+    """What stands before and after the block's number, and the number."""
+    if region.module is None:
+        return ("block ", "", region.ordinal)
+    match = _LAST_NUMBER.match(region.module)
+    if match is None:
+        return (region.module, "", -1)
+    return (match[1], match[3], int(match[2]))
+
+
+def _group_label(members: Sequence[Region]) -> str:
+    before, after, first = _pattern(members[0])
+    if len(members) == 1:
+        return block_label(members[0])
+    if first < 0:
+        return before
+    if members[0].module is None:
+        before = "blocks "
+    numbers = ranges(sorted({_pattern(region)[2] for region in members}))
+    return f"{before}[{numbers}]{after}" if "," in numbers else f"{before}{numbers}{after}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``0-3, 7``; long lists of single numbers lose their middle: ``0, 2, 4, …, 30``."""
+    parts: list[str] = []
+    start = previous = None
+    for number in (*numbers, None):
+        if start is not None and previous is not None and number != previous + 1:
+            parts.append(str(start) if start == previous else f"{start}-{previous}")
+            start = number
+        elif start is None:
+            start = number
+        previous = number
+    if len(parts) > _MOST_RANGES:
+        parts = [*parts[:3], "…", parts[-1]]
+    return ", ".join(parts)
+
+
+def checkpoint_stacks(regions: Iterable[Region]) -> list[Stack]:
+    """Who asked for it: each arrangement of checkpoints once, those with most replays first."""
+    stacks: dict[tuple[Checkpoint, ...], list[Region]] = {}
+    for region in regions:
+        if region.checkpoints:
+            stacks.setdefault(region.checkpoints, []).append(region)
+    found = [
+        Stack(
+            label=", ".join(group.label for group in block_groups(members)[:3]),
+            blocks=len(members),
+            replays=max(region.recompute_runs_per_backward for region in members),
+            checkpoints=checkpoints,
+        )
+        for checkpoints, members in stacks.items()
+    ]
+    return sorted(found, key=lambda stack: -stack.replays)
+
+
+def finding_anchors(findings: Sequence[Finding]) -> list[str]:
+    """One anchor a finding: its code, numbered from the second of the same code on."""
+    seen: dict[str, int] = {}
+    anchors = []
+    for finding in findings:
+        name = "finding-" + re.sub(r"[^A-Za-z0-9]+", "-", finding.code)[:40]
+        seen[name] = seen.get(name, 0) + 1
+        anchors.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+    return anchors
+
+
+def check_commands(result: Result) -> list[tuple[str, str]]:
+    """How to see for oneself that the fix works: what each step does, and the exact command."""
+    steps = []
+    if any(finding.fix and finding.fix.diff for finding in result.findings):
+        steps.append(("Save the diff as fix.diff and apply it.", "patch -p1 < fix.diff"))
+    again = _run_again(result.environment.get("command", ""))
+    steps.append(("Record the same steps again, into a folder of their own.", again))
+    steps.append(("Read the new verdict.", f"recompute-scan analyze {AFTER}"))
+    return steps
+
+
+def _run_again(command: str) -> str:
+    """The recorded ``recompute-scan run`` command, writing into a folder of its own.
+
+    The command came with the result, and people paste what a report tells them to run: one
+    that is not plainly ours, or that a shell would read more into, is not repeated.
+    """
+    words = command.split(" ")
+    if words[:2] != ["recompute-scan", "run"] or not _PLAIN_COMMAND.fullmatch(command):
+        return f"recompute-scan run --steps 5 -o {AFTER} train.py"
+    ours = 2
+    while ours < len(words) and words[ours] != "-m" and not words[ours].endswith(".py"):
+        ours += 1
+    if "-o" in words[2:ours]:
+        at = words.index("-o", 2)
+        words[at : at + 2] = []
+    return " ".join(["recompute-scan", "run", "-o", AFTER, *words[2:]])

@@ -1,0 +1,69 @@
+"""A trace as columns: the only form in which the rest of the program sees one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Int8 = npt.NDArray[np.int8]
+Bool = npt.NDArray[np.bool_]
+
+
+class Kind(IntEnum):
+    """What an event is, over all spellings of its category since torch 1.8."""
+
+    OP = 0
+    ANNOTATION = 1
+    RUNTIME = 2
+    KERNEL = 3
+    COPY = 4
+    PYTHON = 5
+    OTHER = 6
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One process's trace. Every array has one entry per event, in file order.
+
+    Attributes:
+        name: Code into ``names``.
+        kind: A :class:`Kind`.
+        thread: Code into ``threads``: the host thread, or the device stream's row.
+        ts: Start, in ns on the trace's own clock.
+        dur: Duration in ns, 0 or more.
+        sequence: Autograd's sequence number, -1 where there is none.
+        correlation: Number that ties a launch to its kernel, -1 where there is none.
+        stream: Device stream, -1 on the host.
+        dims: Code into ``signatures`` (input shapes and types), 0 where not recorded.
+        names: Distinct event names.
+        threads: Distinct (process, thread) pairs, as text.
+        signatures: Distinct input shapes and types, as JSON text; the first is empty.
+        rank: Rank from ``distributedInfo``, or ``None``.
+        metadata: What the file says about itself (versions, devices); JSON values.
+        health: Counters of what was repaired, dropped or missing.
+    """
+
+    name: Int32
+    kind: Int8
+    thread: Int32
+    ts: Int64
+    dur: Int64
+    sequence: Int64
+    correlation: Int64
+    stream: Int32
+    dims: Int32
+    names: tuple[str, ...]
+    threads: tuple[tuple[str, str], ...]
+    signatures: tuple[str, ...]
+    rank: int | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    health: dict[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ts)
