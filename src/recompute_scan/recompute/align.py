@@ -22,7 +22,8 @@ import numpy as np
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.structure import Role, Structure
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.recompute.work import Work
+from recompute_scan.trace.columns import Bool, Int64, Kind
 
 # A run this short proves something only where it is expected to stand.
 SHORT_RUN = 3
@@ -61,29 +62,31 @@ class Alignment:
     Attributes:
         forward: Rows of all forward operators, in order of (thread, time); costless ones left
             out.
-        differentiated: One entry per forward row: does it have a backward in this trace?
+        backwards: One entry per forward row: how many backward passes went through it; 0 for
+            an operator without gradients, or whose backward is not in the trace.
         replays: In order of time.
         unexplained: Rows of candidates that match nothing.
     """
 
     forward: Int64
-    differentiated: Bool
+    backwards: Int64
     replays: tuple[Replay, ...]
     unexplained: Int64
 
 
-def align(calls: Calls, structure: Structure, starts: Int64) -> Alignment:
+def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alignment:
     """Match every candidate stretch with the forward pass.
 
     Args:
         calls: The trace's calls.
         structure: Their roles.
+        work: Their work on the device; tells operators that were entered but did nothing.
         starts: Start of each step in ns, ascending; a replay repeats work of its own step.
     """
     neutral = calls.matching(words.NEUTRAL)[calls.name]
     forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
     candidates = np.flatnonzero((structure.role == Role.CANDIDATE) & ~neutral)
-    finder = _Finder(calls, structure, forward)
+    finder = _Finder(calls, structure, work, forward)
     replays: list[Replay] = []
     unexplained: list[Int64] = []
     for stretch in _stretches(calls, structure, candidates):
@@ -100,7 +103,7 @@ def align(calls: Calls, structure: Structure, starts: Int64) -> Alignment:
         unexplained.append(np.setdiff1d(stretch, matched, assume_unique=True))
     return Alignment(
         forward=forward,
-        differentiated=finder.differentiated(),
+        backwards=finder.backwards,
         replays=tuple(replays),
         unexplained=np.concatenate([*unexplained, candidates[:0]]),
     )
@@ -130,10 +133,12 @@ class _Anchor:
 class _Finder:
     """The forward sequence, indexed, and what each candidate has been matched with so far."""
 
-    def __init__(self, calls: Calls, structure: Structure, forward: Int64):
+    def __init__(self, calls: Calls, structure: Structure, work: Work, forward: Int64):
         self.calls = calls
         self.structure = structure
+        self.work = work
         self.forward = forward
+        self._twins = _twins(calls)
         self.code = calls.name.astype(np.int64) * (int(calls.dims.max(initial=0)) + 1) + calls.dims
         self.codes = self.code[forward]
         order = np.argsort(self.codes, kind="stable")
@@ -161,10 +166,6 @@ class _Finder:
             # looks like a forward pass. Only long runs count.
             runs = [run for run in runs if run[2] > SHORT_RUN]
         return [self._replay(stretch, engine, part) for part in _passes(runs)]
-
-    def differentiated(self) -> Bool:
-        """For each forward operator: did a node of its own, or of its checkpoint, run?"""
-        return self._differentiated
 
     def _runs(self, stretch: Int64, anchor: _Anchor | None, lowest: int) -> list[_Run]:
         wanted = self.code[stretch]
@@ -238,9 +239,23 @@ class _Finder:
             engine=engine,
             original=original,
             again=again,
-            ran=_ran(self.calls, original, again),
+            ran=self._ran(original, again),
             inner_function=bool(np.count_nonzero(functions >= 0) * 2 > len(again)),
         )
+
+    def _ran(self, original: Int64, again: Int64) -> Bool:
+        """Which replayed operators really ran; see :class:`Replay`."""
+        ran = self._twins[again] >= self._twins[original]
+        if self.work.on_gpu:
+            return ran & ((self.work.kernels[original] == 0) | (self.work.kernels[again] > 0))
+        size, duration = self.calls.size, self.calls.duration
+        last, first_run = int(again[-1]), int(original[-1])
+        cut_inside = size[last] < size[first_run]
+        nothing_inside = size[last] == size[first_run] == 0
+        ran[-1] &= not (
+            cut_inside or (nothing_inside and 4 * duration[last] < duration[first_run])
+        )
+        return ran
 
     # -- anchors -----------------------------------------------------------------------------
 
@@ -261,22 +276,25 @@ class _Finder:
         nested = np.where(parents >= 0, structure.engine[parents], -1)
         self._enclosing = np.full(len(calls), -1, np.int64)
         self._enclosing[engines] = nested
-        self._differentiated = self._find_differentiated(engines)
+        self.backwards = self._count_backwards(engines)
 
-    def _find_differentiated(self, engines: Int64) -> Bool:
+    def _count_backwards(self, engines: Int64) -> Int64:
+        """For each forward operator: how often a node of its own, or of its checkpoint, ran."""
         calls, structure = self.calls, self.structure
-        has_backward = np.zeros(len(calls), np.bool_)
+        times = np.zeros(len(calls), np.int64)
         root = engines[(self._enclosing[engines] < 0) & (calls.sequence[engines] >= 0)]
         if len(self._outer_rows) and len(root):
-            at = np.searchsorted(self._outer_numbers, calls.sequence[root], side="right") - 1
-            has_backward[self._outer_rows[at[at >= 0]]] = True
+            numbers, counts = np.unique(calls.sequence[root], return_counts=True)
+            if len(np.unique(calls.thread[self._outer_rows])) > 1:
+                counts = np.minimum(counts, 1)  # numbers of several threads repeat each other
+            at = np.searchsorted(self._outer_numbers, numbers, side="right") - 1
+            np.maximum.at(times, self._outer_rows[at[at >= 0]], counts[at >= 0])
         elif len(engines):
             # No sequence numbers in this trace: all that ran before a backward has one.
-            return self.calls.start[self.forward] < calls.start[engines].max()
-        function = structure.function[self.forward]
-        outermost = self._outermost_function(function)
-        own = has_backward[self.forward]
-        return np.where(outermost >= 0, has_backward[np.maximum(outermost, 0)], own)
+            before = calls.start[self.forward] < calls.start[engines].max()
+            return before.astype(np.int64)
+        outermost = self._outermost_function(structure.function[self.forward])
+        return np.where(outermost >= 0, times[np.maximum(outermost, 0)], times[self.forward])
 
     def _outermost_function(self, function: Int64) -> Int64:
         outermost = function.copy()
@@ -357,12 +375,14 @@ def _passes(runs: list[_Run]) -> list[list[_Run]]:
     return [walk[::-1] for walk in passes[::-1]]
 
 
-def _ran(calls: Calls, original: Int64, again: Int64) -> Bool:
-    """Which replayed operators really ran; see :class:`Replay`."""
-    ran = np.ones(len(again), np.bool_)
-    last, first_run = int(again[-1]), int(original[-1])
-    fewer = calls.size[last] < calls.size[first_run]
-    no_children = calls.size[last] == calls.size[first_run] == 0
-    much_shorter = 4 * calls.duration[last] < calls.duration[first_run]
-    ran[-1] = not (fewer or (no_children and much_shorter))
-    return ran
+def _twins(calls: Calls) -> Int64:
+    """For each call: how many calls inside it stand directly in one of the same name.
+
+    A dispatch mode, which selective checkpointing uses, records each operator twice, one in
+    the other; an operator whose saved result is returned has no inner one.
+    """
+    parent = np.maximum(calls.parent, 0)
+    twin = (calls.parent >= 0) & (calls.name == calls.name[parent]) & (calls.kind == Kind.OP)
+    before = np.concatenate(([0], np.cumsum(twin)))
+    rows = np.arange(len(calls))
+    return np.asarray(before[rows + calls.size + 1] - before[rows + 1], np.int64)

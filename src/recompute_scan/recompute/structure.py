@@ -66,7 +66,7 @@ class Structure:
 @dataclass(frozen=True)
 class _NameClasses:
     engine: Bool
-    node: Int64  # for engine names: the code of the node's own name, else -1
+    node: Int64  # for engine ranges: the code of the node's name, else -1
     function: Bool
     checkpoint_node: Bool
     optimizer: Bool
@@ -120,7 +120,7 @@ def classify(calls: Calls) -> Structure:
         engine[rows] = np.where(starts_engine, rows, above_engine)
         keeps_owner = np.isin(new, (Role.RANGE, Role.CANDIDATE, Role.INNER))
         owner[rows] = np.where(keeps_owner, above_owner, -1)
-        owns = starts_engine | (is_node & ~is_checkpoint_node[rows])
+        owns = (starts_engine | is_node) & ~is_checkpoint_node[rows]
         owner[rows] = np.where(owns, rows, owner[rows])
         # A checkpoint function's node is looked through: all it runs itself is the replay.
         role[rows[is_node & is_checkpoint_node[rows]]] = Role.RANGE
@@ -169,15 +169,20 @@ def _tops(calls: Calls, role: Int8) -> Int64:
 def _classify_names(calls: Calls) -> _NameClasses:
     codes = {name: code for code, name in enumerate(calls.names)}
     node = np.full(len(calls.names), -1, np.int64)
-    for code, name in enumerate(calls.names):
-        if name.startswith(words.ENGINE):
-            node[code] = codes.get(name[len(words.ENGINE) :], -1)
+    engine = np.array([name.startswith(words.ENGINE) for name in calls.names], np.bool_)
+    if engine.any():
+        for code in np.flatnonzero(engine):
+            node[code] = codes.get(calls.names[code][len(words.ENGINE) :], -1)
+    else:
+        # A bare node is its own engine range.
+        engine = calls.matching(words.BARE_NODE)
+        node[engine] = np.flatnonzero(engine)
 
     def among(known: frozenset[str]) -> Bool:
         return np.array([name in known for name in calls.names], np.bool_)
 
     return _NameClasses(
-        engine=np.array([name.startswith(words.ENGINE) for name in calls.names], np.bool_),
+        engine=engine,
         node=node,
         function=among(words.CHECKPOINT_FUNCTIONS),
         checkpoint_node=among(words.CHECKPOINT_NODES),

@@ -7,6 +7,9 @@ import re
 # torch/csrc/autograd/engine.cpp and function.h: the engine's range round each node.
 ENGINE = "autograd::engine::evaluate_function: "
 
+# Traces of torch 1.8 to 1.10 have the nodes themselves only.
+BARE_NODE = re.compile(r"[A-Z_]\w*Backward\d*$")
+
 # Checkpoint functions whose forward holds the block and whose backward runs it again. Each is a
 # torch.autograd.Function, so the profiler names its node after it.
 CHECKPOINT_FUNCTIONS = frozenset(

@@ -16,10 +16,10 @@ PARTS = ("forward", "recompute", "surplus", "backward", "optimizer", "other")
 
 @dataclass(frozen=True)
 class Part:
-    """One piece of a bar. ``label`` is empty where it would not fit."""
+    """One piece of a bar. ``label`` and ``title`` are empty where they would not fit."""
 
     kind: str
-    name: str
+    title: str
     x: float
     width: float
     label: str
@@ -104,7 +104,7 @@ def _parts(values: dict[str, float], scale: float) -> tuple[Part, ...]:
         parts.append(
             Part(
                 kind=kind,
-                name=PART_WORDS[kind],
+                title=PART_WORDS[kind] if width >= 12 else "",
                 x=round(x, 3),
                 width=round(width, 3),
                 label=text if width >= 7 else "",

@@ -11,15 +11,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from recompute_scan.report.escape import shorten, visible
-from recompute_scan.report.words import ms, plural, times
+from recompute_scan.report.words import microseconds, ms, plural, times
 from recompute_scan.result import Proof, ProofLane, ProofOp, Result
 
 # Enough to see a block's shape; beyond it boxes are thinner than a line and weigh megabytes.
 MOST_BOXES = 600
 COLOURS = 6
 _ROWS = 3
-_ROW_HEIGHT = 26
-_LANE_HEAD = 22
+_ROW_HEIGHT = 32
+_LANE_HEAD = 23
 _LANE_GAP = 14
 _THINNEST = 0.1  # per cent of the width
 # A character is taken for 0.72 % of the width: 6.5 px of 900.
@@ -138,7 +138,7 @@ def _lane(
             row_ends += [0.0] * (row + 1 - len(row_ends))
         row_ends[row] = max(row_ends[row], op.start_us + op.duration_us)
         boxes.append(_box(op, lane, y + _LANE_HEAD + row * _ROW_HEIGHT, longest, colours))
-    clock = f"starts at {lane.start_us:,.1f} µs on the trace's clock"
+    clock = f"starts at {microseconds(lane.start_us)} on the trace's clock"
     if step_start is not None:
         clock += f", {ms((lane.start_us - step_start) / 1000)} into the step"
     return Lane(

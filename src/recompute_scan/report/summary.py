@@ -253,21 +253,22 @@ def check_commands(result: Result) -> list[tuple[str, str]]:
     steps = []
     if any(finding.fix and finding.fix.diff for finding in result.findings):
         steps.append(("Save the diff as fix.diff and apply it.", "patch -p1 < fix.diff"))
-    again = _run_again(result.environment.get("command", ""))
+    again = run_again(result) or f"recompute-scan run --steps 5 -o {AFTER} train.py"
     steps.append(("Record the same steps again, into a folder of their own.", again))
     steps.append(("Read the new verdict.", f"recompute-scan analyze {AFTER}"))
     return steps
 
 
-def _run_again(command: str) -> str:
+def run_again(result: Result) -> str | None:
     """The recorded ``recompute-scan run`` command, writing into a folder of its own.
 
     The command came with the result, and people paste what a report tells them to run: one
-    that is not plainly ours, or that a shell would read more into, is not repeated.
+    that is not plainly ours, or that a shell would read more into, gives ``None``.
     """
+    command = result.environment.get("command", "")
     words = command.split(" ")
     if words[:2] != ["recompute-scan", "run"] or not _PLAIN_COMMAND.fullmatch(command):
-        return f"recompute-scan run --steps 5 -o {AFTER} train.py"
+        return None
     ours = 2
     while ours < len(words) and words[ours] != "-m" and not words[ours].endswith(".py"):
         ours += 1

@@ -105,8 +105,8 @@ def ms(value: float | None) -> str:
 
 
 def microseconds(value: float | None) -> str:
-    """``1,234,567.8 µs``: a point on the trace's own clock, as Perfetto's JSON has it."""
-    return f"{value:,.1f} µs" if value is not None and _known(value) else UNKNOWN
+    """``1234567.8 µs``: a point on the trace's own clock, in the digits of the file's ``ts``."""
+    return f"{value:.1f} µs" if value is not None and _known(value) else UNKNOWN
 
 
 def pct(value: float | None) -> str:
@@ -137,6 +137,15 @@ def count(value: float | None) -> str:
 def plural(number: float, word: str) -> str:
     """``1 block``, ``8 blocks``, ``1.5 replays``."""
     return f"{count(number)} {word}{'' if number == 1 else 's'}"
+
+
+def plain(value: object) -> str:
+    """A value of a free-form table: yes or no, not known, a number or text as it stands."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def mechanism_words(checkpoint: Checkpoint) -> str:

@@ -1,0 +1,163 @@
+"""The blocks of the forward pass: what a person calls a layer, checkpointed or not.
+
+A block is a checkpointed stretch, or a stretch of the same forward pass that looks like one
+and was not replayed. Where checkpoints nest with different boundaries (the whole model round
+its layers, a layer round its halves), the blocks are the outermost stretches that repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recompute_scan.model import Calls
+from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.spans import Node, Span, forest
+from recompute_scan.result import Checkpoint
+from recompute_scan.trace.columns import Int64
+
+# Stretches shorter than this look like too much else.
+SHORTEST_LOOKALIKE = 3
+# Two layers of one kind differ at most by this in their number of operators.
+LIKE = 0.2
+# A repeated pattern must make up this much of a forward pass to be its layers.
+REPEATS_COVER = 0.5
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block in one forward pass.
+
+    Attributes:
+        span: Its operators and the checkpoints with its boundary.
+        checkpoints: All checkpoints round it, outermost first; empty when there is none.
+        batch: The forward pass it belongs to (``Counts.batch``).
+    """
+
+    span: Span
+    checkpoints: tuple[Checkpoint, ...]
+    batch: int
+
+
+def find_blocks(calls: Calls, counts: Counts, spans: Sequence[Span]) -> list[Block]:
+    """The blocks of every forward pass, in forward order."""
+    code = calls.name.astype(np.int64) * (int(calls.dims.max(initial=0)) + 1) + calls.dims
+    code = code[counts.rows]
+    blocks: list[Block] = []
+    for batch in np.unique(counts.batch[counts.counted]):
+        mine = [
+            span
+            for span in spans
+            if counts.batch[span.first] == batch and counts.counted[span.first : span.last + 1].any()
+        ]
+        found = _blocks_of(forest(mine), code, int(batch))
+        blocks.extend(found)
+    patterns = _patterns(blocks, code)
+    for batch in np.unique(counts.batch[counts.counted]):
+        here = np.flatnonzero((counts.batch == batch) & counts.counted)
+        if not len(here):
+            continue
+        mine_blocks = [block for block in blocks if block.batch == batch]
+        if patterns:
+            blocks.extend(_lookalikes(patterns, mine_blocks, code, here, int(batch)))
+        else:
+            blocks.extend(_repeats(code, here, int(batch)))
+    return sorted(blocks, key=lambda block: block.span.first)
+
+
+def _blocks_of(nodes: list[Node], code: Int64, batch: int) -> list[Block]:
+    everything: list[Span] = []
+
+    def collect(node: Node) -> None:
+        everything.append(node.span)
+        for child in node.children:
+            collect(child)
+
+    for node in nodes:
+        collect(node)
+
+    def choose(node: Node, round_it: tuple[Checkpoint, ...]) -> list[Block]:
+        checkpoints = round_it + node.span.checkpoints
+        if not node.children or any(_alike(node.span, other, code) for other in everything):
+            numbered = tuple(
+                replace(checkpoint, depth=depth) for depth, checkpoint in enumerate(checkpoints)
+            )
+            return [Block(node.span, numbered, batch)]
+        return [block for child in node.children for block in choose(child, checkpoints)]
+
+    return [block for node in nodes for block in choose(node, ())]
+
+
+def _alike(one: Span, other: Span, code: Int64) -> bool:
+    """Do two disjoint spans begin alike and have about the same length?"""
+    if other.first <= one.last and one.first <= other.last:
+        return False
+    if abs(one.length - other.length) > LIKE * max(one.length, other.length):
+        return False
+    head = min(one.length, other.length, 8)
+    return bool(
+        np.array_equal(code[one.first : one.first + head], code[other.first : other.first + head])
+    )
+
+
+def _patterns(blocks: list[Block], code: Int64) -> list[Int64]:
+    distinct: dict[bytes, Int64] = {}
+    for block in blocks:
+        pattern = code[block.span.first : block.span.last + 1]
+        if len(pattern) >= SHORTEST_LOOKALIKE:
+            distinct.setdefault(pattern.tobytes(), pattern)
+    # The longest first, so that a stretch is claimed whole.
+    return sorted(distinct.values(), key=len, reverse=True)
+
+
+def _lookalikes(
+    patterns: list[Int64], blocks: list[Block], code: Int64, here: Int64, batch: int
+) -> list[Block]:
+    """Stretches of one forward pass that look like a block and lie in none."""
+    taken = np.zeros(len(code), np.bool_)
+    for block in blocks:
+        taken[block.span.first : block.span.last + 1] = True
+    found: list[Block] = []
+    first, last = int(here[0]), int(here[-1])
+    for pattern in patterns:
+        starts = np.flatnonzero(code[first : last + 1] == pattern[0]) + first
+        for start in starts:
+            stop = int(start) + len(pattern)
+            if stop - 1 > last or taken[start:stop].any():
+                continue
+            if np.array_equal(code[start:stop], pattern):
+                taken[start:stop] = True
+                found.append(Block(Span(int(start), stop - 1, ()), (), batch))
+    return found
+
+
+def _repeats(code: Int64, here: Int64, batch: int) -> list[Block]:
+    """The layers of a forward pass without checkpoints: its longest repeated pattern."""
+    part = code[here]
+    best: tuple[int, int, int] | None = None  # operators covered, start, period
+    for period in _likely_periods(part):
+        equal = np.concatenate(([False], part[period:] == part[:-period], [False]))
+        edges = np.flatnonzero(np.diff(equal.astype(np.int8)))
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            covered = (int(end - begin) // period + 1) * period
+            if end - begin >= period and (best is None or covered > best[0]):
+                best = (covered, int(begin), period)
+    if best is None or best[0] < REPEATS_COVER * len(part):
+        return []
+    covered, begin, period = best
+    return [
+        Block(Span(int(here[start]), int(here[start + period - 1]), ()), (), batch)
+        for start in range(begin, begin + covered, period)
+    ]
+
+
+def _likely_periods(part: Int64) -> list[int]:
+    """Distances at which operators of the rarest repeated kinds return, commonest first."""
+    order = np.argsort(part, kind="stable")
+    same = part[order][1:] == part[order][:-1]
+    distances = np.diff(order)[same]
+    distances = distances[distances >= SHORTEST_LOOKALIKE]
+    values, times = np.unique(distances, return_counts=True)
+    return [int(value) for value in values[np.argsort(-times, kind="stable")][:12]]

@@ -1,0 +1,141 @@
+"""Multiplicity of every forward operator, with what its replays took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from recompute_scan.model import Calls, StepSpan, step_of
+from recompute_scan.recompute.align import Alignment
+from recompute_scan.recompute.structure import Role, Structure
+from recompute_scan.recompute.work import Work
+from recompute_scan.trace.columns import Bool, Int64
+
+Float64 = npt.NDArray[np.float64]
+
+# A multiplicity matters when at least this share of forward time has it.
+MATTERS = 0.01
+
+
+@dataclass(frozen=True)
+class Counts:
+    """One entry per forward operator, in the order of ``Alignment.forward``.
+
+    Attributes:
+        rows: Row of the operator in the calls.
+        multiplicity: How often it ran again per backward pass: m.
+        runs: How often it ran again in all.
+        weight: Time of its first run, ns (on the device; see ``Work.time``).
+        again: Time of all its replays, ns, gaps between replayed operators included on a CPU.
+        counted: It has a backward, in a complete step.
+        step: Position of its step in the list of steps, -1 outside any.
+        batch: Number of its forward pass: one more after each backward pass.
+    """
+
+    rows: Int64
+    multiplicity: Float64
+    runs: Int64
+    weight: Int64
+    again: Float64
+    counted: Bool
+    step: Int64
+    batch: Int64
+
+    @property
+    def surplus(self) -> Float64:
+        """Time of the replays beyond the first, ns."""
+        share = np.where(self.runs > 1, (self.runs - 1) / np.maximum(self.runs, 1), 0.0)
+        # Two backward passes through one graph each have a right to a replay.
+        per_backward = np.where(self.multiplicity > 1, share, 0.0)
+        return self.again * per_backward
+
+    def highest(self, among: Bool | Int64, matters: float = MATTERS) -> float:
+        """The highest m that at least the share ``matters`` of these operators' time has."""
+        multiplicity, weight = self.multiplicity[among], self.weight[among]
+        total = weight.sum()
+        if not total:
+            return float(multiplicity.max(initial=0.0))
+        for value in np.unique(multiplicity)[::-1]:
+            if weight[multiplicity >= value].sum() >= matters * total:
+                return float(value)
+        return 0.0
+
+    def mean(self, among: Bool | Int64) -> float:
+        """Time-weighted mean m of these operators."""
+        weight = self.weight[among]
+        if not weight.sum():
+            return float(self.multiplicity[among].mean()) if len(weight) else 0.0
+        return float((self.multiplicity[among] * weight).sum() / weight.sum())
+
+
+def count(
+    calls: Calls,
+    structure: Structure,
+    work: Work,
+    alignment: Alignment,
+    steps: list[StepSpan],
+    complete: Bool,
+) -> Counts:
+    """Count the replays of each forward operator.
+
+    Args:
+        calls: The trace's calls.
+        structure: Their roles.
+        work: Their work.
+        alignment: The replays found.
+        steps: The steps of the trace.
+        complete: For each step: was it recorded whole?
+    """
+    rows = alignment.forward
+    runs = np.zeros(len(calls), np.int64)
+    again = np.zeros(len(calls), np.float64)
+    for replay in alignment.replays:
+        np.add.at(runs, replay.original[replay.ran], 1)
+        np.add.at(again, replay.original, _shares(calls, work, replay.again))
+    step = step_of(steps, calls.start[rows])
+    backwards = np.maximum(alignment.backwards, 1)
+    inside = step >= 0
+    inside[inside] = complete[step[inside]]
+    return Counts(
+        rows=rows,
+        multiplicity=runs[rows] / backwards,
+        runs=runs[rows],
+        weight=work.time[rows],
+        again=again[rows],
+        counted=(alignment.backwards > 0) & inside,
+        step=step,
+        batch=_batches(calls, structure, alignment),
+    )
+
+
+def complete_steps(calls: Calls, alignment: Alignment, steps: list[StepSpan]) -> Bool:
+    """For each step: does it hold a forward pass with its backward?"""
+    step = step_of(steps, calls.start[alignment.forward[alignment.backwards > 0]])
+    return np.bincount(step[step >= 0], minlength=len(steps)) > 0
+
+
+def _shares(calls: Calls, work: Work, again: Int64) -> Float64:
+    """Time of each operator of one replay; on a CPU the gaps between them are shared out."""
+    time = work.time[again].astype(np.float64)
+    if work.on_gpu or not time.sum():
+        return time
+    span = float(calls.end[again].max() - calls.start[again].min())
+    return time * max(1.0, span / float(time.sum()))
+
+
+def _batches(calls: Calls, structure: Structure, alignment: Alignment) -> Int64:
+    """A new forward pass begins with the first operator after a backward pass."""
+    roots = structure.rows(Role.BACKWARD)
+    parents = calls.parent[roots]
+    roots = roots[(parents < 0) | (structure.engine[np.maximum(parents, 0)] < 0)]
+    forward = alignment.forward
+    trained = forward[alignment.backwards > 0]
+    rows = np.concatenate([trained, roots])
+    is_backward = np.concatenate([np.zeros(len(trained), np.bool_), np.ones(len(roots), np.bool_)])
+    order = np.argsort(calls.start[rows], kind="stable")
+    is_backward = is_backward[order]
+    begins = ~is_backward[1:] & is_backward[:-1]
+    times = calls.start[rows[order]][1:][begins]
+    return np.searchsorted(times, calls.start[forward], side="right")

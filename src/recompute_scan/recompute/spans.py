@@ -1,0 +1,187 @@
+"""Checkpointed stretches of the forward pass, from marks or from replays, as a forest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recompute_scan.model import Calls
+from recompute_scan.recompute.align import Alignment, Replay
+from recompute_scan.recompute.marks import Marks
+from recompute_scan.recompute.structure import Structure
+from recompute_scan.result import Checkpoint, Variant
+
+# Two stretches that share this much of their union have the same boundary: early stop leaves
+# out the last operators of one, and not of the other.
+SAME_BOUNDARY = 0.75
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of the forward pass that one or more checkpoints enclose.
+
+    ``first`` and ``last`` are positions in ``Alignment.forward``; ``checkpoints`` are those
+    with this boundary, outermost first.
+    """
+
+    first: int
+    last: int
+    checkpoints: tuple[Checkpoint, ...]
+    module: str | None = None
+    module_class: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Number of forward operators."""
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True)
+class Node:
+    """A span with the spans inside it."""
+
+    span: Span
+    children: tuple[Node, ...]
+
+
+def spans_from_marks(marks: Marks) -> list[Span]:
+    """One span per marked boundary, in forward order."""
+    spans = [
+        Span(
+            first=call.first,
+            last=call.last,
+            checkpoints=(
+                Checkpoint(
+                    depth=call.mark.depth,
+                    variant=_variant(call.mark.variant),
+                    mechanism=call.mark.mechanism or None,
+                    call_site=call.mark.site or None,
+                ),
+            ),
+            module=call.mark.module or None,
+            module_class=call.mark.module_class or None,
+        )
+        for call in marks.calls
+    ]
+    return _merge(spans)
+
+
+def spans_from_replays(calls: Calls, structure: Structure, alignment: Alignment) -> list[Span]:
+    """One span per replayed boundary, in forward order, with what the ranges tell of it."""
+    intervals = []
+    for replay in alignment.replays:
+        places = np.searchsorted(alignment.forward, replay.original)
+        intervals.append((int(places.min()), int(places.max()), replay))
+    intervals.sort(key=lambda item: (item[0], -item[1]))
+    groups: list[list[tuple[int, int, Replay]]] = []
+    for interval in intervals:
+        for group in reversed(groups[-8:]):
+            if _same(group[0][:2], interval[:2]):
+                group.append(interval)
+                break
+        else:
+            groups.append([interval])
+    spans = []
+    for group in groups:
+        variants = _variants(calls, structure, [replay for _, _, replay in group])
+        spans.append(
+            Span(
+                first=min(first for first, _, _ in group),
+                last=max(last for _, last, _ in group),
+                checkpoints=tuple(
+                    Checkpoint(depth=depth, variant=variant)
+                    for depth, variant in enumerate(variants)
+                ),
+            )
+        )
+    return spans
+
+
+def forest(spans: Sequence[Span]) -> list[Node]:
+    """The spans nested by containment, in forward order."""
+    roots: list[Node] = []
+    stack: list[tuple[Span, list[Node]]] = []
+
+    def close() -> None:
+        span, children = stack.pop()
+        (stack[-1][1] if stack else roots).append(Node(span, tuple(children)))
+
+    for span in sorted(spans, key=lambda span: (span.first, -span.last)):
+        while stack and span.last > stack[-1][0].last:
+            close()
+        stack.append((span, []))
+    while stack:
+        close()
+    return sorted(roots, key=lambda node: node.span.first)
+
+
+def _merge(spans: list[Span]) -> list[Span]:
+    """Join spans of one boundary: the outer one's interval, all their checkpoints."""
+    merged: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.first, -span.last)):
+        outer = merged[-1] if merged else None
+        if outer is not None and _same((outer.first, outer.last), (span.first, span.last)):
+            merged[-1] = replace(
+                outer,
+                checkpoints=outer.checkpoints + span.checkpoints,
+                module=span.module or outer.module,
+                module_class=span.module_class or outer.module_class,
+            )
+        else:
+            merged.append(span)
+    return merged
+
+
+def _same(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    shared = min(one[1], other[1]) - max(one[0], other[0]) + 1
+    union = max(one[1], other[1]) - min(one[0], other[0]) + 1
+    return shared >= SAME_BOUNDARY * union
+
+
+def _variant(text: str) -> Variant | None:
+    if text == "reentrant":
+        return "reentrant"
+    if text == "non-reentrant":
+        return "non-reentrant"
+    return None
+
+
+def _variants(
+    calls: Calls, structure: Structure, replays: list[Replay]
+) -> tuple[Variant | None, ...]:
+    """Variants of the checkpoints of one boundary, outermost first, from where replays ran.
+
+    R stands for reentrant, N for non-reentrant, as measured for every pair: R round N replays
+    directly in the function's node and again in a node of the nested backward; N round R and
+    R round R replay the inner function's forward, then its own replay, which for R round R
+    stands in the nested backward of the outer one.
+    """
+    reentrant = [bool(structure.checkpoint_node[replay.engine]) for replay in replays]
+    if len(replays) == 1:
+        own: Variant | None = "reentrant" if reentrant[0] else "non-reentrant"
+        return (None if replays[0].inner_function else own,)
+    if len(replays) != 2:
+        return tuple(None for _ in replays)
+    inner = [replay.inner_function for replay in replays]
+    if any(inner):
+        other = replays[inner.index(False)] if not all(inner) else None
+        if other is None:
+            return (None, "reentrant")
+        holder = replays[inner.index(True)].engine
+        parent = int(calls.parent[other.engine])
+        nested = parent >= 0 and int(structure.engine[parent]) == holder
+        return ("reentrant" if nested else "non-reentrant", "reentrant")
+    if all(reentrant):
+        return ("reentrant",)  # one function, two backward passes through it
+    if not any(reentrant):
+        same_pass = replays[0].engine == replays[1].engine or _close(calls, replays)
+        return ("non-reentrant", "non-reentrant") if same_pass else ("non-reentrant",)
+    return ("reentrant", "non-reentrant")
+
+
+def _close(calls: Calls, replays: list[Replay]) -> bool:
+    """Were both asked for by one backward pass: no forward number repeats between them?"""
+    first, second = (int(calls.sequence[replay.engine]) for replay in replays)
+    return first != second

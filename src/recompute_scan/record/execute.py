@@ -1,0 +1,227 @@
+"""Run a script or module in this process as the interpreter itself would.
+
+What Python sets up before it runs a file or ``-m`` module (the command line's documentation,
+``Doc/using/cmdline.rst``, and ``runpy``) is set up here: a real ``__main__`` module,
+``sys.argv``, ``sys.path[0]``, ``__file__``, ``__spec__`` and ``__package__``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Literal
+
+from recompute_scan.errors import UsageError
+
+OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
+
+
+class StopRecording(SystemExit):
+    """Raised at a step boundary once everything is recorded, to end the script.
+
+    A ``SystemExit``, so that frameworks and threads treat it as an orderly end.
+    """
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the script ended, its exit status as Python gives it, and the error in one line."""
+
+    ending: Literal["finished", "stopped", "exited", "raised", "interrupted"]
+    exit_status: int
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class _Program:
+    code: CodeType
+    main: ModuleType
+    argv0: str
+
+
+def run_program(target: str, is_module: bool, args: Sequence[str]) -> Outcome:
+    """How the program ended; it has run to its end, and what it changed in ``sys`` is put back.
+
+    An uncaught exception is printed as Python prints it, without this package's frames.
+
+    Raises:
+        UsageError: There is no such script (``E202``) or module (``E203``).
+    """
+    with _interpreter_state():
+        try:
+            program = _load(target, is_module, args)
+            sys.modules["__main__"] = program.main
+            sys.argv[:] = [program.argv0, *args]
+            exec(program.code, program.main.__dict__)  # noqa: S102 - running it is the purpose
+        except UsageError:
+            raise
+        except StopRecording as stop:
+            traceback.clear_frames(stop.__traceback__)
+            return Outcome("stopped", 0)
+        except SystemExit as error:
+            return Outcome("exited", _exit_status(error))
+        except KeyboardInterrupt as error:
+            traceback.clear_frames(error.__traceback__)
+            return Outcome("interrupted", 130)
+        except BaseException as error:
+            return Outcome("raised", 1, _report(error))
+        return Outcome("finished", 0)
+
+
+def _load(target: str, is_module: bool, args: Sequence[str]) -> _Program:
+    if is_module:
+        _set_first_path(str(Path.cwd()))
+        sys.argv[:] = ["-m", *args]  # as Python has it while it looks for the module
+        return _module_program(_find_module(target), target)
+    path = Path(target)
+    if path.is_dir():  # a folder with a __main__.py runs like a module
+        _set_first_path(target)
+        spec = importlib.machinery.PathFinder.find_spec("__main__", [target])
+        if spec is None:
+            raise UsageError("E202", f"There is no __main__.py in {target}.")
+        program = _module_program(spec, target)
+        return _Program(program.code, program.main, target)
+    # Joined as text, as Python does: pathlib would drop the "./" of "./train.py".
+    file = os.path.join(os.getcwd(), target)  # noqa: PTH109, PTH118
+    loader = importlib.machinery.SourceFileLoader("__main__", file)
+    try:
+        source = loader.get_data(file)
+    except OSError as error:
+        raise UsageError(
+            "E202",
+            f"Cannot open the script {target}.",
+            why=error.strerror,
+            hint="the tool's options stand before the script, the script's own after it",
+        ) from None
+    _set_first_path(str(path.resolve().parent))
+    main = _main_module(file, loader)
+    return _Program(compile(source, file, "exec", dont_inherit=True), main, target)
+
+
+def _find_module(name: str) -> importlib.machinery.ModuleSpec:
+    spec = _find_spec(name)
+    if spec.submodule_search_locations is not None:
+        return _find_spec(f"{name}.__main__")
+    return spec
+
+
+def _find_spec(name: str) -> importlib.machinery.ModuleSpec:
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        # A missing parent is the caller's slip; a missing import inside a parent is the script's.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        spec = None
+    except ValueError:  # such as an empty name
+        spec = None
+    if spec is None:
+        why = None
+        if name.endswith(".__main__"):
+            why = f"{name.removesuffix('.__main__')} is a package without a __main__ module"
+        raise UsageError("E203", f"There is no module named {name}.", why=why)
+    return spec
+
+
+def _module_program(spec: importlib.machinery.ModuleSpec, target: str) -> _Program:
+    get_code = getattr(spec.loader, "get_code", None)
+    code = get_code(spec.name) if get_code is not None else None
+    if not isinstance(code, CodeType) or spec.origin is None:
+        raise UsageError("E203", f"The module {target} has no code that can be run.")
+    main = _main_module(spec.origin, spec.loader)
+    main.__spec__ = spec
+    main.__package__ = spec.parent
+    main.__dict__["__cached__"] = spec.cached
+    return _Program(code, main, spec.origin)
+
+
+def _main_module(file: str, loader: object) -> ModuleType:
+    main = ModuleType("__main__")
+    main.__dict__.update(
+        __annotations__={},
+        __builtins__=builtins,
+        __cached__=None,
+        __file__=file,
+        __loader__=loader,
+    )
+    return main
+
+
+def _set_first_path(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.11: -P leaves sys.path alone
+        sys.path[0] = folder
+
+
+@contextmanager
+def _interpreter_state() -> Iterator[None]:
+    main, argv, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        sys.argv[:] = argv
+        sys.path[:] = path
+
+
+def _exit_status(error: SystemExit) -> int:
+    code = error.code
+    traceback.clear_frames(error.__traceback__)
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _report(error: BaseException) -> str:
+    seen: set[int] = set()
+    _leave_out_own_frames(error, seen)
+    sys.excepthook(type(error), error, error.__traceback__)
+    summary = traceback.format_exception_only(type(error), error)[-1].strip()
+    traceback.clear_frames(error.__traceback__)
+    return summary
+
+
+def _leave_out_own_frames(error: BaseException, seen: set[int]) -> None:
+    if id(error) in seen:
+        return
+    seen.add(id(error))
+    trace = error.__traceback__
+    # What our own code raised hides nothing; compiling the script is none of our code.
+    if trace is not None and (isinstance(error, SyntaxError) or not _ends_in_own_frame(trace)):
+        error.__traceback__ = _without_own_frames(trace)
+    for chained in (error.__cause__, error.__context__):
+        if chained is not None:
+            _leave_out_own_frames(chained, seen)
+
+
+def _ends_in_own_frame(trace: TracebackType) -> bool:
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return _is_own(trace)
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    links = []
+    while trace is not None:  # a loop: this may be the trace of a RecursionError
+        if not _is_own(trace):
+            links.append(trace)
+        trace = trace.tb_next
+    kept: TracebackType | None = None
+    for link in reversed(links):
+        kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return kept
+
+
+def _is_own(link: TracebackType) -> bool:
+    return link.tb_frame.f_code.co_filename.startswith(OWN_FOLDER)

@@ -1,0 +1,85 @@
+"""What to record, and in words what of it could not be had."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many optimizer steps each phase takes.
+
+    Attributes:
+        warmup: Steps before anything is recorded, at least 1.
+        timing: Steps timed without a profiler.
+        steps: Steps profiled without stacks.
+    """
+
+    warmup: int
+    timing: int
+    steps: int
+
+    @property
+    def lead(self) -> int:
+        """Steps that warm the profiler up: one more after timed steps, else the last warm-up
+        step serves, and with a single warm-up step there is none.
+        """
+        return 1 if self.timing else 0
+
+    @property
+    def wanted(self) -> int:
+        """Steps that a complete recording takes, the one with stacks included."""
+        return self.warmup + self.timing + self.lead + self.steps + 1
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How far a recording came: optimizer steps made, complete ones profiled, stacks or not."""
+
+    made: int
+    profiled: int
+    stacks: bool
+    explicit: bool = False
+
+
+def shortfall(plan: Plan, seen: Seen) -> str | None:
+    """One or two sentences on what is missing and what would fit; ``None`` when nothing is."""
+    if seen.profiled >= plan.steps and seen.stacks:
+        return None
+    if seen.made == 0:
+        return (
+            "The script made no optimizer step, so no training step could be told from the next. "
+            "In a loop without a torch.optim optimizer, call recompute_scan.step() at the end of "
+            "each step."
+        )
+    if seen.profiled >= plan.steps:
+        return (
+            f"The script made {_steps(seen)}; one more was wanted, to record the Python stacks of "
+            "the checkpoint calls. Everything else is there."
+        )
+    made = f"The script made {_steps(seen)}; {_wanted(plan)} were wanted."
+    if seen.profiled:
+        made += f" {seen.profiled} of {plan.steps} could be profiled."
+    if seen.made == 1:
+        return f"{made} Try a longer run: at least 2 steps."
+    return f"{made} Try {_what_fits(plan, seen.made)}, or a longer run."
+
+
+def _steps(seen: Seen) -> str:
+    kind = "step" if seen.explicit else "optimizer step"
+    return f"{seen.made} {kind}{'' if seen.made == 1 else 's'}"
+
+
+def _wanted(plan: Plan) -> str:
+    parts = [f"{plan.warmup} for warm-up"]
+    if plan.timing:
+        parts.append(f"{plan.timing} timed")
+    if plan.lead:
+        parts.append("1 to warm the profiler up")
+    parts.append(f"{plan.steps} profiled")
+    return f"{', '.join(parts)} and 1 with stacks"
+
+
+def _what_fits(plan: Plan, made: int) -> str:
+    steps = max(1, min(plan.steps, made - 2))
+    return f"--warmup 1 --timing-steps 0 --steps {steps}"

@@ -1,0 +1,200 @@
+"""Where one training step ends and the next begins, learned from the optimizers' steps.
+
+A loop may step several optimizers in one iteration (a GAN's two; five times the critic, once
+the generator), or one for each parameter while backward runs. The step then ends with the
+optimizer that steps least often, and among equals with the one first seen last.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+import recompute_scan
+
+_EXPLICIT = "recompute_scan.step()"
+_MARK = "_recompute_scan_wrapped"
+
+
+class Listener(Protocol):
+    """Who wants to know. Both are called outside any running backward pass."""
+
+    def restart(self) -> None:
+        """Another optimizer ends the step than was thought: earlier boundaries were wrong."""
+
+    def boundary(self) -> None:
+        """A step has ended. May raise to end the script."""
+
+
+class StepCounter:
+    """Decides which event ends a step. ``steps`` is how often that event was seen so far."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Hashable, int] = {}  # in the order first seen
+        self._ender: Hashable | None = None
+        self._frozen = False
+
+    @property
+    def steps(self) -> int:
+        """Steps seen so far, as counted by what is now known to end one."""
+        return 0 if self._ender is None else self._counts[self._ender]
+
+    @property
+    def explicit(self) -> bool:
+        """Whether the script marks its steps itself."""
+        return self._ender == _EXPLICIT
+
+    def freeze(self) -> None:
+        """Settle what ends a step; optimizers not seen until now are ignored from here on."""
+        self._frozen = True
+
+    def saw(self, event: Hashable) -> tuple[bool, bool]:
+        """Count one event.
+
+        Returns:
+            Whether the idea of what ends a step has changed with it, and whether it ends one.
+        """
+        if self.explicit and event != _EXPLICIT:
+            return False, False
+        before = self._ender
+        if event == _EXPLICIT and not self.explicit:
+            self._counts = {event: 1}
+            self._ender = event
+            return before is not None, True
+        if self._frozen:
+            if event in self._counts:
+                self._counts[event] += 1
+            return False, event == before
+        self._counts[event] = self._counts.get(event, 0) + 1
+        fewest = min(self._counts.values())
+        self._ender = [key for key, count in self._counts.items() if count == fewest][-1]
+        return before is not None and before != self._ender, event == self._ender
+
+
+class StepHooks:
+    """Turns optimizer steps and ``recompute_scan.step()`` into a listener's boundaries.
+
+    torch's global optimizer hooks run inside the profiler range of the optimizer's step, and
+    older versions of ``torch.compile`` take them out. So each optimizer class's ``step`` gets a
+    wrapper of ours round torch's own when the first of its kind is made, and the global hook
+    serves optimizers that escaped it.
+    """
+
+    def __init__(self, counter: StepCounter, listener: Listener) -> None:
+        self._counter = counter
+        self._listener = listener
+        self._process = os.getpid()
+        self._inside = threading.local()
+        self._restart_due = False
+        self._boundary_due = False
+        self._active = False
+        self._real_backward: Callable[..., Any] | None = None
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Begin to listen. Optimizers made before this call are heard by the global hook."""
+        self._active = True
+        handle = register_optimizer_step_post_hook(self._after_hooked_step)
+        self._undo.append(handle.remove)
+        patch = getattr(Optimizer, "_patch_step_function", None)
+        if patch is not None:
+            Optimizer._patch_step_function = self._patching(patch)  # type: ignore[method-assign]
+            self._undo.append(lambda: setattr(Optimizer, "_patch_step_function", patch))
+        recompute_scan._on_step = lambda: self._saw(_EXPLICIT)
+        self._undo.append(lambda: setattr(recompute_scan, "_on_step", None))
+
+    def remove(self) -> None:
+        """Stop listening. Wrapped ``step`` methods stay wrapped and do nothing more."""
+        self._active = False
+        while self._undo:
+            self._undo.pop()()
+
+    def _patching(self, patch: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(patch)
+        def patch_step_function(optimizer: Any) -> None:
+            patch(optimizer)
+            kind = type(optimizer)
+            if self._active and not getattr(kind.step, _MARK, False):
+                kind.step = self._wrapped(kind.step)
+
+        return patch_step_function
+
+    def _wrapped(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self._active:
+                return step(optimizer, *args, **kwargs)
+            depth = getattr(self._inside, "depth", 0)
+            self._inside.depth = depth + 1
+            try:
+                result = step(optimizer, *args, **kwargs)
+            finally:
+                self._inside.depth = depth
+            if depth == 0:  # a step that calls other steps (super().step(), wrappers) is one
+                self._saw(id(optimizer))
+            return result
+
+        # Code asks for the signature of `step` (GradScaler does); old versions of
+        # torch.compile put `__wrapped__` in its place.
+        wrapper.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
+        del wrapper.__wrapped__  # type: ignore[attr-defined]
+        setattr(wrapper, _MARK, True)
+        return wrapper
+
+    def _after_hooked_step(self, optimizer: Any, *_: Any) -> None:
+        if torch.compiler.is_compiling():  # first of all: a compiler that traces this stops here
+            return
+        if getattr(self._inside, "depth", 0) == 0:
+            self._saw(id(optimizer))
+
+    def _saw(self, event: Hashable) -> None:
+        if not self._active or os.getpid() != self._process:  # a forked child has no recorder
+            return
+        changed, ended = self._counter.saw(event)
+        self._restart_due |= changed
+        # After a change the boundaries before it were wrong ones, a waiting one too.
+        self._boundary_due = ended or (self._boundary_due and not changed)
+        if not (self._restart_due or self._boundary_due):
+            return
+        if _in_backward():
+            self._wrap_backward()
+        else:
+            self._fire()
+
+    def _fire(self) -> None:
+        restart, self._restart_due = self._restart_due, False
+        boundary, self._boundary_due = self._boundary_due, False
+        if restart:
+            self._listener.restart()
+        if boundary:
+            self._listener.boundary()
+
+    def _wrap_backward(self) -> None:
+        # Inside a running backward nothing may be raised and no profiler started or stopped, so
+        # the boundary waits for it to return. Only scripts that step there get this wrapper.
+        if self._real_backward is not None:
+            return
+        real = self._real_backward = torch.autograd.backward
+
+        @functools.wraps(real)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            result = real(*args, **kwargs)
+            due = self._restart_due or self._boundary_due
+            if due and self._active and not _in_backward():
+                self._fire()
+            return result
+
+        torch.autograd.backward = backward
+        self._undo.append(lambda: setattr(torch.autograd, "backward", real))
+
+
+def _in_backward() -> bool:
+    # -1 outside any backward pass; set in autograd's device threads as well.
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -1,0 +1,167 @@
+"""The page: one HTML file that opens offline, asks for nothing, and reads without script.
+
+Style and script stand in the page and are allowed by their hashes only; everything else is
+refused by the content policy, so that even a name that slipped through could do nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined
+from markupsafe import Markup
+
+from recompute_scan.report import summary, words
+from recompute_scan.report.bars import cost_bars
+from recompute_scan.report.escape import inert, lines, script_json, visible
+from recompute_scan.report.proof import family_table, timeline
+from recompute_scan.result import Checkpoint, Region, Result, to_json
+
+# Rows shown before the table folds blocks that are like one already shown.
+MOST_ROWS = 60
+MOST_FOLDED = 2000
+
+
+@dataclass(frozen=True)
+class DiffLine:
+    """One line of a diff: ``kind`` is ``add``, ``del``, ``hunk``, ``file`` or ``same``."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class RegionRows:
+    """Rows of the table per module: shown at once, folded away, and left to the JSON."""
+
+    shown: tuple[Region, ...]
+    folded: tuple[Region, ...]
+    left_out: int
+
+
+def render_html(result: Result) -> str:
+    """The report as one HTML document; the same result gives the same text."""
+    style, script = _asset("style.css"), _asset("script.js")
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return _environment().get_template("page.html").render(
+        result=result,
+        style=style,
+        script=script,
+        policy=policy,
+        numbers=summary.key_numbers(result),
+        waste=summary.waste_sentences(result),
+        bars=cost_bars(result.cost) if result.cost else None,
+        proof=timeline(result),
+        proof_families=family_table(result.proof) if result.proof else [],
+        rows=region_rows(result.regions),
+        groups=summary.block_groups(result.regions),
+        stacks=summary.checkpoint_stacks(result.regions),
+        anchors=summary.finding_anchors(result.findings),
+        commands=summary.check_commands(result),
+        own_command=summary.run_again(result) is not None,
+        words=words,
+        json=Markup(_text(script_json(to_json(result)))),  # noqa: S704 - quoted by _text
+    )
+
+
+def region_rows(regions: Sequence[Region]) -> RegionRows:
+    """The first rows and every block unlike them; blocks that repeat one are folded."""
+    shown = list(regions[:MOST_ROWS])
+    seen = {_likeness(region) for region in shown}
+    folded = []
+    for region in regions[MOST_ROWS:]:
+        if _likeness(region) in seen or len(shown) >= 2 * MOST_ROWS:
+            folded.append(region)
+        else:
+            seen.add(_likeness(region))
+            shown.append(region)
+    return RegionRows(tuple(shown), tuple(folded[:MOST_FOLDED]), len(folded[MOST_FOLDED:]))
+
+
+def _likeness(region: Region) -> tuple[str | None, float, tuple[Checkpoint, ...]]:
+    return (
+        region.module_class,
+        round(region.recompute_runs_per_backward, 1),
+        region.checkpoints,
+    )
+
+
+def diff_lines(diff: str) -> list[DiffLine]:
+    """A unified diff, line by line, for colouring; the text itself is not changed."""
+    return [DiffLine(_diff_kind(line), line) for line in lines(diff.rstrip("\n"))]
+
+
+def _diff_kind(line: str) -> str:
+    if line.startswith(("+++", "---", "diff ", "index ")):
+        return "file"
+    if line.startswith("@@"):
+        return "hunk"
+    return {"+": "add", "-": "del"}.get(line[:1], "same")
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("recompute_scan.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalize,
+    )
+    environment.filters.update(
+        name=visible,
+        ms=words.ms,
+        clock=words.microseconds,
+        pct=words.pct,
+        share=words.share,
+        times=words.times,
+        count=words.count,
+        plain=words.plain,
+        lines=lines,
+        diff=diff_lines,
+        web_link=_web_link,
+        block=lambda region: visible(summary.block_label(region)),
+    )
+    return environment
+
+
+def _finalize(value: Any) -> Any:
+    """The last word on every value that a template prints, should a filter be forgotten."""
+    if value is None:
+        return words.UNKNOWN
+    if isinstance(value, str) and not isinstance(value, Markup | Undefined):
+        return inert(value, keep="\n\t")
+    return value
+
+
+def _web_link(address: str) -> bool:
+    """Whether text is an address that may become a link; anything else is shown as text."""
+    return address.startswith("https://") and inert(address) == address and " " not in address
+
+
+def _asset(name: str) -> Markup:
+    """A style sheet or script of our own, put into the page as it is."""
+    loader = _environment().loader
+    assert loader is not None
+    source, _, _ = loader.get_source(_environment(), name)
+    return Markup(source)  # noqa: S704 - a file of this package
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _text(json_text: str) -> str:
+    """JSON without ``<``, ``>`` and ``&`` needs no more quoting between tags."""
+    if any(char in json_text for char in "<>&"):
+        raise ValueError("this JSON is not quoted for a page")
+    return json_text
