@@ -147,6 +147,7 @@ class _Finder:
         self._origin = np.full(len(calls), -1, np.int64)
         self._origin[forward] = forward
         self._formula_ends = self._has_unnumbered_formula()
+        self._one_thread = len(np.unique(calls.thread[forward])) <= 1
         self._index_sequences()
 
     def remember(self, replays: list[Replay]) -> None:
@@ -157,9 +158,9 @@ class _Finder:
     def match(self, stretch: Int64, engine: int, begin: int) -> list[Replay]:
         """The replays that one stretch consists of, in order of time."""
         anchor = self._anchor(engine)
-        lowest = int(np.searchsorted(self.calls.start[self.forward], begin)) if begin else 0
-        if len(np.unique(self.calls.thread[self.forward])) > 1:
-            lowest = 0
+        lowest = 0
+        if self._one_thread:  # then forward operators stand in order of time
+            lowest = int(np.searchsorted(self.calls.start[self.forward], begin))
         runs = self._runs(stretch, anchor, lowest)
         if not self._formula_ends[engine] and not self.structure.checkpoint_node[engine]:
             # Every operator of this node is numbered: gradients of gradients, where a formula
@@ -261,7 +262,7 @@ class _Finder:
 
     def _index_sequences(self) -> None:
         calls, structure = self.calls, self.structure
-        numbered = calls.sequence >= 0
+        numbered = structure.number >= 0
         functions = (structure.role == Role.RANGE) & numbered & (structure.function >= 0)
         functions &= structure.function == np.arange(len(calls))
         outside = structure.engine < 0
@@ -269,8 +270,8 @@ class _Finder:
         rows = np.flatnonzero(
             numbered & outside & ((structure.role == Role.FORWARD) | functions)
         )
-        self._outer_rows = rows[np.argsort(calls.sequence[rows], kind="stable")]
-        self._outer_numbers = calls.sequence[self._outer_rows]
+        self._outer_rows = rows[np.argsort(structure.number[rows], kind="stable")]
+        self._outer_numbers = structure.number[self._outer_rows]
         engines = structure.rows(Role.BACKWARD)
         parents = calls.parent[engines]
         nested = np.where(parents >= 0, structure.engine[parents], -1)
@@ -282,9 +283,9 @@ class _Finder:
         """For each forward operator: how often a node of its own, or of its checkpoint, ran."""
         calls, structure = self.calls, self.structure
         times = np.zeros(len(calls), np.int64)
-        root = engines[(self._enclosing[engines] < 0) & (calls.sequence[engines] >= 0)]
+        root = engines[(self._enclosing[engines] < 0) & (structure.number[engines] >= 0)]
         if len(self._outer_rows) and len(root):
-            numbers, counts = np.unique(calls.sequence[root], return_counts=True)
+            numbers, counts = np.unique(structure.number[root], return_counts=True)
             if len(np.unique(calls.thread[self._outer_rows])) > 1:
                 counts = np.minimum(counts, 1)  # numbers of several threads repeat each other
             at = np.searchsorted(self._outer_numbers, numbers, side="right") - 1
@@ -308,7 +309,7 @@ class _Finder:
 
     def _anchor(self, engine: int) -> _Anchor | None:
         calls, structure = self.calls, self.structure
-        number = int(calls.sequence[engine])
+        number = int(structure.number[engine])
         if number < 0:
             return None
         enclosing = int(self._enclosing[engine])
@@ -317,13 +318,13 @@ class _Finder:
             rows = np.arange(first, last)
             inside = rows[
                 (structure.engine[rows] == enclosing)
-                & (calls.sequence[rows] >= 0)
-                & (calls.sequence[rows] <= number)
+                & (structure.number[rows] >= 0)
+                & (structure.number[rows] <= number)
                 & np.isin(structure.role[rows], (Role.CANDIDATE, Role.RANGE))
                 & (calls.start[rows] < calls.start[engine])
             ]
             if len(inside):
-                return self._place(int(inside[np.argmax(calls.sequence[inside])]), engine)
+                return self._place(int(inside[np.argmax(structure.number[inside])]), engine)
         at = int(np.searchsorted(self._outer_numbers, number, side="right")) - 1
         return self._place(int(self._outer_rows[at]), engine) if at >= 0 else None
 
@@ -344,7 +345,7 @@ class _Finder:
     def _has_unnumbered_formula(self) -> Bool:
         """For each engine range: did its node run an operator without a sequence number?"""
         calls, structure = self.calls, self.structure
-        formula = (structure.role == Role.FORMULA) & (calls.sequence < 0)
+        formula = (structure.role == Role.FORMULA) & (structure.number < 0)
         found = np.zeros(len(calls), np.bool_)
         found[structure.engine[formula & (structure.engine >= 0)]] = True
         return found

@@ -50,6 +50,8 @@ class Structure:
         function: Row of the innermost checkpoint function *inside the same engine range* that
             holds the call, or -1.
         checkpoint_node: For engine ranges: is its node a checkpoint function's?
+        number: Autograd's sequence number of the call; for a forward operator or candidate
+            without one (TorchScript), the lowest inside it; -1 for none.
     """
 
     role: Int8
@@ -57,6 +59,7 @@ class Structure:
     top: Int64
     function: Int64
     checkpoint_node: Bool
+    number: Int64
 
     def rows(self, role: Role) -> Int64:
         """Rows with that role, in order."""
@@ -128,13 +131,23 @@ def classify(calls: Calls) -> Structure:
         function[rows] = np.where(
             starts_engine | is_node, -1, np.where(in_function, rows, above_function)
         )
-    _settle_formulas(calls, role, owner)
+    number = _numbers(calls, role)
+    _settle_formulas(calls, role, owner, number)
     return Structure(
-        role, engine, _tops(calls, role), function, _has_checkpoint_node(calls, classes)
+        role, engine, _tops(calls, role), function, _has_checkpoint_node(calls, classes), number
     )
 
 
-def _settle_formulas(calls: Calls, role: Int8, owner: Int64) -> None:
+def _numbers(calls: Calls, role: Int8) -> Int64:
+    none = np.iinfo(np.int64).max
+    lowest = np.where(calls.sequence >= 0, calls.sequence, none)
+    for rows in reversed(calls.levels[1:]):
+        np.minimum.at(lowest, calls.parent[rows], lowest[rows])
+    unnumbered = np.isin(role, (Role.FORWARD, Role.CANDIDATE)) & (calls.sequence < 0)
+    return np.where(unnumbered & (lowest < none), lowest, calls.sequence)
+
+
+def _settle_formulas(calls: Calls, role: Int8, owner: Int64, number: Int64) -> None:
     """Turn candidates that belong to a node's own formula into FORMULA, in place.
 
     A replay comes before the formula that asked for it, so whatever starts after the last
@@ -144,7 +157,7 @@ def _settle_formulas(calls: Calls, role: Int8, owner: Int64) -> None:
     numbered = np.flatnonzero(
         np.isin(role, (Role.CANDIDATE, Role.RANGE))
         & (owner >= 0)
-        & (calls.sequence >= 0)
+        & (number >= 0)
         & (calls.kind == Kind.OP)
     )
     replay_end = np.full(len(calls), -1, np.int64)

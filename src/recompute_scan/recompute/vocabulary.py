@@ -44,7 +44,7 @@ COLLECTIVE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
 # Bookkeeping that costs nothing and that a checkpoint itself adds or leaves out.
 NEUTRAL = re.compile(r"(aten::)?(detach|detach_|alias|requires_grad_|set_|lift_fresh)$|_NoopSaveInputs$")
 
-COMPILED = re.compile(r"CompiledFunctionBackward|Torch-Compiled Region")
+COMPILED_NODE = re.compile(r".*CompiledFunctionBackward")
 
 # First match wins; matched on operator names below `aten::` and on custom functions.
 _FAMILIES: tuple[tuple[str, str, re.Pattern[str]], ...] = (

@@ -142,7 +142,7 @@ def _lane(
     if step_start is not None:
         clock += f", {ms((lane.start_us - step_start) / 1000)} into the step"
     return Lane(
-        title=f"{visible(lane.label, 60)}: {ms(lane.duration_us / 1000)}",
+        title=_title(lane),
         clock=clock,
         kind=lane.kind,
         y=y,
@@ -151,6 +151,13 @@ def _lane(
         boxes=tuple(boxes),
         left_out=len(lane.ops) - len(drawn),
     )
+
+
+def _title(lane: ProofLane) -> str:
+    # said in words as well, since colour alone does not reach everyone
+    surplus = lane.kind == "surplus" and "surplus" not in lane.label
+    name = visible(lane.label, 60) + (", surplus" if surplus else "")
+    return f"{name}: {ms(lane.duration_us / 1000)}"
 
 
 def _box(op: ProofOp, lane: ProofLane, y: int, longest: float, colours: dict[str, int]) -> Box:

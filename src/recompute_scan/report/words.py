@@ -12,11 +12,11 @@ from recompute_scan.result import Checkpoint, EvidenceLevel, Result, Verdict
 UNKNOWN = "not known"
 
 VERDICT_WORDS: dict[Verdict, str] = {
-    "none": "Nothing recomputed",
-    "partial": "Partly recomputed",
-    "full": "Recomputed once",
-    "doubled": "Recomputed more than once",
-    "inconclusive": "No verdict",
+    "none": "none (nothing recomputed)",
+    "partial": "partial (some recomputed, once)",
+    "full": "full (all recomputed, once)",
+    "doubled": "doubled (recomputed more than once)",
+    "inconclusive": "inconclusive",
 }
 
 VERDICT_MEANING: dict[Verdict, str] = {

@@ -1,0 +1,99 @@
+"""Operators by family: how often each ran in the forward pass, again, and backward."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from recompute_scan.model import step_of
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.structure import Role
+from recompute_scan.result import Attention, Family
+
+
+@dataclass
+class _Tally:
+    forward: int = 0
+    again: float = 0.0
+    backward: int = 0
+    time_ms: float = 0.0
+
+
+def count_families(facts: Recompute) -> tuple[Family, ...]:
+    """Families of the forward operators that have a backward, per complete step.
+
+    The commonest in replays come first. ``backward_per_step`` counts autograd nodes.
+    """
+    steps = max(1, facts.complete_count)
+    tallies: dict[tuple[str, str], _Tally] = defaultdict(_Tally)
+    counts = facts.counts
+    kinds = _families_of_rows(facts, counts.rows)
+    for place in np.flatnonzero(counts.counted):
+        tally = tallies[kinds[place]]
+        tally.forward += 1
+        tally.again += float(counts.runs[place])
+        tally.time_ms += float(counts.again[place]) / 1e6
+    for family, number in _backward_nodes(facts).items():
+        if family in tallies:
+            tallies[family].backward = number
+    families = [
+        Family(
+            family=name,
+            kind=kind,
+            forward_per_step=tally.forward / steps,
+            recomputed_per_step=tally.again / steps,
+            backward_per_step=tally.backward / steps,
+            recompute_ms_per_step=tally.time_ms / steps,
+        )
+        for (name, kind), tally in tallies.items()
+    ]
+    return tuple(sorted(families, key=lambda f: (-f.recompute_ms_per_step, f.family)))
+
+
+def attention_of(families: tuple[Family, ...]) -> Attention | None:
+    """All attention families together, ``None`` where the model has none."""
+    mine = [family for family in families if family.kind == "attention"]
+    if not mine:
+        return None
+    return Attention(
+        forward_per_step=sum(family.forward_per_step for family in mine),
+        recomputed_per_step=sum(family.recomputed_per_step for family in mine),
+        backward_per_step=sum(family.backward_per_step for family in mine),
+    )
+
+
+def _families_of_rows(facts: Recompute, rows: np.ndarray) -> list[tuple[str, str]]:  # type: ignore[type-arg]
+    """Family of each operator; attention by the kernel-level operator inside the wrapper."""
+    calls = facts.calls
+    by_name = [words.family_of(name) for name in calls.names]
+    found = []
+    for row in rows:
+        family = by_name[calls.name[row]]
+        if family[1] == "attention":
+            inside = range(int(row), int(row) + 1 + int(calls.size[row]))
+            exact = {by_name[calls.name[inner]] for inner in inside} - {("attention", "attention")}
+            family = min((f for f in exact if f[1] == "attention"), default=family)
+        found.append(family)
+    return found
+
+
+def _backward_nodes(facts: Recompute) -> dict[tuple[str, str], int]:
+    calls, structure = facts.calls, facts.structure
+    engines = structure.rows(Role.BACKWARD)
+    step = step_of(list(facts.steps), calls.start[engines])
+    engines = engines[(step >= 0) & facts.complete[np.maximum(step, 0)]]
+    numbers: dict[tuple[str, str], int] = defaultdict(int)
+    for code, times in zip(*np.unique(calls.name[engines], return_counts=True), strict=True):
+        numbers[_family_of_node(calls.names[code])] += int(times)
+    return numbers
+
+
+def _family_of_node(name: str) -> tuple[str, str]:
+    """Family of a node by its operator's name: ``ScaledDotProduct…Backward0`` is attention's."""
+    node = name.removeprefix(words.ENGINE).rstrip("0123456789").removesuffix("Backward")
+    spelled = "".join("_" + c.lower() if c.isupper() else c for c in node).lstrip("_")
+    family = words.family_of(f"aten::{spelled}")
+    return family if family != words.OTHER_FAMILY else words.family_of(node)

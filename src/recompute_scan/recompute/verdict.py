@@ -1,0 +1,100 @@
+"""From counts and blocks to the verdict, with the reason where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recompute_scan.model import Calls
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.blocks import Block
+from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.structure import Role, Structure
+from recompute_scan.result import Verdict
+from recompute_scan.trace.columns import Kind
+
+# A block keeps some of its operators (selective checkpointing) when operators that stand
+# before its last replayed one, with this share of its time, do not run again.
+HOLES = 0.05
+# A backward pass that is compiled for at least this share of its time hides its replays.
+MOSTLY_COMPILED = 0.5
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict and its three numbers (``None`` where the verdict is ``inconclusive``).
+
+    Attributes:
+        verdict: See the documentation of the verdicts.
+        reason: Why there is no verdict, one sentence.
+        highest: Highest m that matters.
+        mean: Time-weighted mean m over the forward operators that have a backward.
+        share: Share of their time that ran again at least once, 0..1.
+    """
+
+    verdict: Verdict
+    reason: str | None = None
+    highest: float | None = None
+    mean: float | None = None
+    share: float | None = None
+
+
+def judge(
+    calls: Calls, structure: Structure, counts: Counts, blocks: Sequence[Block]
+) -> Judgement:
+    """The verdict on a whole trace."""
+    counted = counts.counted
+    replayed = bool((counts.runs[counted] > 0).any())
+    reason = _reason(calls, structure, counts, replayed)
+    if reason is not None:
+        return Judgement("inconclusive", reason)
+    highest, mean = counts.highest(counted), counts.mean(counted)
+    weight = counts.weight[counted]
+    again = counts.multiplicity[counted] > 0
+    share = float(weight[again].sum() / weight.sum()) if weight.sum() else float(again.mean())
+    verdict: Verdict
+    if not replayed:
+        verdict = "none"
+    elif highest >= 2:
+        verdict = "doubled"
+    elif blocks and all(_whole(counts, block) for block in blocks):
+        verdict = "full"
+    else:
+        verdict = "partial"
+    return Judgement(verdict, None, highest, mean, share)
+
+
+def _whole(counts: Counts, block: Block) -> bool:
+    """Did all of a block run again, but for what early stop leaves out at its end?"""
+    places = np.arange(block.span.first, block.span.last + 1)
+    again = counts.runs[places] > 0
+    if not again.any():
+        return False
+    until = places[: int(np.flatnonzero(again)[-1]) + 1]
+    holes = counts.weight[until[~again[: len(until)]]].sum()
+    return bool(holes <= HOLES * counts.weight[places].sum())
+
+
+def _reason(
+    calls: Calls, structure: Structure, counts: Counts, replayed: bool
+) -> str | None:
+    if not (calls.kind == Kind.OP).any():
+        return "The trace has no operators, only device activity."
+    backward = structure.rows(Role.BACKWARD)
+    if not len(backward):
+        return "The trace holds no backward pass."
+    if not counts.counted.any():
+        return "No forward pass in the trace has its own backward pass in it."
+    compiled = calls.matching(words.COMPILED_NODE)[calls.name[backward]]
+    outermost = structure.engine[np.maximum(calls.parent[backward], 0)] < 0
+    outermost |= calls.parent[backward] < 0
+    time = calls.duration[backward]
+    share = time[compiled & outermost].sum() / max(1, time[outermost].sum())
+    if share >= MOSTLY_COMPILED and not replayed:
+        return (
+            "The backward pass is compiled: what the compiler recomputes inside it cannot be "
+            "told from operators."
+        )
+    return None

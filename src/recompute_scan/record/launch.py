@@ -1,0 +1,94 @@
+"""Starting several processes with torchrun's own launcher, and knowing which one this is."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from recompute_scan.errors import InputError
+from recompute_scan.run_info import read_run_info, run_info_name
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """Global rank of this process, 0-based, and how many there are."""
+
+    rank: int
+    world_size: int
+
+
+def rank_facts() -> RankFacts:
+    """This process's rank: from an initialised process group, else from ``RANK``, else 0 of 1.
+
+    torchrun, accelerate and deepspeed set ``RANK`` and ``WORLD_SIZE`` before the script starts;
+    scripts under other launchers tell torch only when they make their process group.
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return RankFacts(distributed.get_rank(), distributed.get_world_size())
+    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    if not 0 <= rank < world_size:
+        return RankFacts(0, 1)
+    return RankFacts(rank, world_size)
+
+
+def launch(nproc_per_node: int, argv: Sequence[str]) -> int:
+    """Exit status of N processes of ``python -m recompute_scan ARGV…`` on this machine.
+
+    0 when all of them end with 0, else that of the first that failed (128 + N for signal N),
+    130 when interrupted. They meet on the loopback interface at a port that is free.
+
+    Args:
+        nproc_per_node: Number of processes.
+        argv: What follows ``recompute_scan``, such as ``["run", "--steps", "5", "train.py"]``.
+    """
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={nproc_per_node}"]
+    own_threads = "OMP_NUM_THREADS" not in os.environ
+    if own_threads:  # torchrun's own default, set here because it prints a warning when it does
+        os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        run.run(run.parse_args([*options, "-m", "recompute_scan", *argv]))
+    except ChildFailedError as error:
+        status = int(error.get_first_failure()[1].exitcode)
+        return 128 - status if status < 0 else status
+    except (KeyboardInterrupt, SignalException):
+        return 130
+    finally:
+        if own_threads:
+            os.environ.pop("OMP_NUM_THREADS", None)
+    return 0
+
+
+def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> list[int]:
+    """Ranks whose account lies complete in the folder, ascending; all of them, or those there
+    after the timeout. Only files are looked at: a rank that died must not hang the others.
+    """
+    missing = set(range(world_size))
+    deadline = time.monotonic() + timeout_s
+    while True:
+        for rank in sorted(missing):
+            path = folder / run_info_name(rank)
+            if path.exists():
+                with suppress(InputError):
+                    read_run_info(path)
+                    missing.discard(rank)
+        if not missing or time.monotonic() >= deadline:
+            return sorted(set(range(world_size)) - missing)
+        time.sleep(_POLL_S)
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else default

@@ -1,0 +1,158 @@
+"""One profiler window: a fixed number of steps recorded into one gzipped trace."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.autograd import profiler as autograd_profiler
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+from recompute_scan.record.quiet import without_kineto_noise
+
+
+class Window:
+    """A profiler that warms up for ``lead`` steps, then records ``steps`` of them.
+
+    The first call to :meth:`step` after :meth:`start` ends the first of these steps.
+    """
+
+    def __init__(
+        self, *, lead: int, steps: int, device: Literal["cpu", "cuda"], stacks: bool
+    ) -> None:
+        self._lead = lead
+        self._steps = steps
+        self._passed = 0
+        self._closed = False
+        activities = [ProfilerActivity.CPU]
+        if device == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        # torch.profiler.schedule warns when warmup is 0, hence a function of our own.
+        self._profiler = profile(
+            activities=activities,
+            schedule=self._action,
+            record_shapes=not stacks,
+            with_stack=stacks,
+        )
+
+    @property
+    def completed(self) -> int:
+        """Steps recorded from their beginning to their end."""
+        return max(0, self._passed - self._lead)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything in the recording: its warm-up is over."""
+        return self._passed >= self._lead
+
+    @property
+    def full(self) -> bool:
+        """Whether every wanted step is recorded."""
+        return self.completed >= self._steps
+
+    def start(self) -> None:
+        """Begin at a step boundary."""
+        with without_kineto_noise():
+            self._profiler.start()
+
+    def step(self) -> None:
+        """Pass a step boundary; the recording closes by itself at the last."""
+        self._passed += 1
+        if self.full:
+            self.stop()
+        elif self._passed == self._lead:
+            with without_kineto_noise():
+                self._profiler.step()
+        else:
+            self._profiler.step()
+
+    def stop(self) -> None:
+        """Close the recording where it stands."""
+        if not self._closed:
+            self._closed = True
+            with without_kineto_noise():
+                self._profiler.stop()
+
+    def export(self, target: Path) -> None:
+        """Write the closed recording, gzipped; the file appears whole or not at all."""
+        plain = target.with_name(f".{target.name}.json.part")
+        packed = target.with_name(f".{target.name}.part")
+        try:
+            with without_kineto_noise():
+                self._profiler.export_chrome_trace(str(plain))
+            # Bytes, not text: some versions of torch write names that are not valid UTF-8.
+            with (
+                plain.open("rb") as source,
+                packed.open("wb") as raw,
+                gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as out,
+            ):
+                shutil.copyfileobj(source, out, 1 << 20)
+            packed.replace(target)
+        finally:
+            plain.unlink(missing_ok=True)
+            packed.unlink(missing_ok=True)
+
+    def _action(self, step: int) -> ProfilerAction:
+        if step < self._lead:
+            return ProfilerAction.WARMUP
+        if step < self._lead + self._steps - 1:
+            return ProfilerAction.RECORD
+        return ProfilerAction.RECORD_AND_SAVE
+
+
+class OtherProfilers:
+    """Notices profilers of the script's own: torch runs only one at a time.
+
+    Starting a second one raises in whoever starts it. That must never be the script, so
+    ``give_way`` is called before one of its profilers starts.
+    """
+
+    def __init__(self, give_way: Callable[[], None]) -> None:
+        self._give_way = give_way
+        self._ours = False
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Begin to watch."""
+        for name in ("_prepare_trace", "_start_trace"):
+            original = getattr(autograd_profiler.profile, name, None)
+            if original is None:
+                continue
+            setattr(autograd_profiler.profile, name, self._watched(original))
+            self._undo.append(_restorer(name, original))
+
+    def remove(self) -> None:
+        """Stop watching."""
+        while self._undo:
+            self._undo.pop()()
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Profilers that start in the body are our own."""
+        self._ours = True
+        try:
+            yield
+        finally:
+            self._ours = False
+
+    @staticmethod
+    def running() -> bool:
+        """Whether some profiler records in this thread now."""
+        return bool(torch.autograd._profiler_enabled())
+
+    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(profiler: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._ours:
+                self._give_way()
+            return original(profiler, *args, **kwargs)
+
+        return watched
+
+
+def _restorer(name: str, original: Callable[..., Any]) -> Callable[[], None]:
+    return lambda: setattr(autograd_profiler.profile, name, original)

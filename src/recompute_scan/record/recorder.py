@@ -1,0 +1,262 @@
+"""The phases of a recording, driven by step boundaries.
+
+Warm-up, then timed steps without a profiler, then profiled steps without stacks, then one with
+stacks, for the call sites only. What a window holds is written as soon as it closes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum, auto
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from recompute_scan.record.execute import StopRecording
+from recompute_scan.record.launch import rank_facts
+from recompute_scan.record.plan import Plan, Seen
+from recompute_scan.record.profiler import OtherProfilers, Window
+from recompute_scan.record.progress import Progress
+from recompute_scan.record.steps import StepCounter
+from recompute_scan.record.timing import StepTimer
+
+
+class Phase(Enum):
+    """What the steps that pass now are for."""
+
+    WARMUP = auto()
+    TIMING = auto()
+    WAITING = auto()  # for a profiler of the script's own to end
+    TRACE = auto()
+    STACKS = auto()
+    DONE = auto()
+
+
+class Recorder:
+    """Records one rank of a run.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``, known once the warm-up is over.
+        warmup_steps: Steps before the first timed or profiled one.
+        timed_ms: Durations of the timed steps.
+        trace: File name of the trace, once written.
+        stacks: File name of the trace with stacks, once written.
+        profiled: Complete steps in the trace.
+        warnings: What the person should know.
+        failure: Why recording had to be given up.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        *,
+        device: Literal["auto", "cpu", "cuda"],
+        keep_going: bool,
+        counter: StepCounter,
+        begin_marking: Callable[[], None],
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._wanted_device = device
+        self._keep_going = keep_going
+        self._counter = counter
+        self._begin_marking = begin_marking
+        self._progress = Progress(wanted=rank_facts().rank == 0)
+        self._phase = Phase.WARMUP
+        self._timer: StepTimer | None = None
+        self._window: Window | None = None
+        self.others = OtherProfilers(self._give_way)
+        self.device: Literal["cpu", "cuda"] = "cpu"
+        self.warmup_steps = 0
+        self.timed_ms: tuple[float, ...] = ()
+        self.trace: str | None = None
+        self.stacks: str | None = None
+        self.profiled = 0
+        self.warnings: list[str] = []
+        self.failure: str | None = None
+
+    @property
+    def seen(self) -> Seen:
+        """How far the recording has come."""
+        return Seen(
+            made=self._counter.steps,
+            profiled=self.profiled,
+            stacks=self.stacks is not None,
+            explicit=self._counter.explicit,
+        )
+
+    def restart(self) -> None:
+        """Steps were counted wrongly until now: warm up again, drop what was timed."""
+        if self._phase is Phase.DONE:
+            return
+        if self.trace is not None:
+            self._warn("Steps were marked another way after the profiled steps; see warm-up.")
+            return
+        self._drop_window()
+        self._timer = None
+        self.timed_ms = ()
+        self._phase = Phase.WARMUP
+
+    def boundary(self) -> None:
+        """A step has ended.
+
+        Raises:
+            StopRecording: Everything is recorded and the script need not go on.
+        """
+        if self._phase is not Phase.DONE:
+            try:
+                self._advance()
+            except Exception as error:
+                # Whatever goes wrong in recording is ours to report, never the script's.
+                self._fail(error)
+        if self._phase is Phase.DONE and not self._keep_going:
+            self._progress.clear()
+            raise StopRecording(0)
+
+    def finish(self) -> None:
+        """The script has ended: keep what an open window holds."""
+        window = self._window
+        if window is not None:
+            try:
+                window.stop()
+                if window.begun:
+                    self._save(window)
+            except Exception as error:
+                self._fail(error)
+            self._window = None
+        if self._timer is not None and not self.timed_ms:
+            with suppress(RuntimeError):  # a GPU that died with the script
+                self.timed_ms = self._timer.milliseconds()
+        if self._phase is Phase.WARMUP:
+            self.warmup_steps = self._counter.steps
+        self._progress.clear()
+
+    def _advance(self) -> None:
+        if self._phase is Phase.WARMUP:
+            self._after_warmup_step()
+        elif self._phase is Phase.TIMING and self._timer is not None:
+            self._timer.mark()
+            if self._timer.steps >= self._plan.timing:
+                self.timed_ms = self._timer.milliseconds()
+                self._open(lead=self._plan.lead)
+        elif self._phase is Phase.WAITING:
+            self._open(lead=self._plan.lead)
+        elif self._window is not None:
+            with self.others.ours():
+                self._window.step()
+            if self._window.full:
+                self._close()
+        self._report()
+
+    def _after_warmup_step(self) -> None:
+        made, plan = self._counter.steps, self._plan
+        if made >= plan.warmup:
+            self._settle_device()
+            self.warmup_steps = made
+            if plan.timing:
+                self._timer = StepTimer(self.device)
+                self._phase = Phase.TIMING
+            else:
+                self._open(lead=0)
+        elif plan.timing == 0 and made == plan.warmup - 1:
+            self._settle_device()
+            self.warmup_steps = plan.warmup
+            self._open(lead=1)
+
+    def _settle_device(self) -> None:
+        # Asked only now, and only whether the script itself has started CUDA: to start it here
+        # would break a script that forks later, and would record a GPU that nobody uses.
+        wanted = self._wanted_device
+        used = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self.device = "cuda" if used and wanted != "cpu" else "cpu"
+        if wanted == "cuda" and not used:
+            self._warn("The script did not use a GPU in its warm-up steps; the CPU was recorded.")
+
+    def _open(self, *, lead: int) -> None:
+        if self.others.running():
+            self._phase = Phase.WAITING
+            self._warn_of_other_profiler()
+            return
+        stacks = self.trace is not None
+        if not stacks:
+            self._counter.freeze()
+        self._begin_marking()
+        window = Window(
+            lead=0 if stacks else lead,
+            steps=1 if stacks else self._plan.steps,
+            device=self.device,
+            stacks=stacks,
+        )
+        with self.others.ours():
+            window.start()
+        self._window = window
+        self._phase = Phase.STACKS if stacks else Phase.TRACE
+
+    def _close(self) -> None:
+        window, self._window = self._window, None
+        if window is None:
+            return
+        self._save(window)
+        if self.stacks is None:
+            self._open(lead=0)
+        else:
+            self._phase = Phase.DONE
+
+    def _save(self, window: Window) -> None:
+        rank = rank_facts().rank
+        if self.trace is None:
+            self._progress.show("writing the trace")
+            name = f"trace-rank{rank}.json.gz"
+            window.export(self._folder / name)
+            self.trace, self.profiled = name, window.completed
+        else:
+            self._progress.show("writing the stacks")
+            name = f"stacks-rank{rank}.json.gz"
+            window.export(self._folder / name)
+            self.stacks = name
+
+    def _give_way(self) -> None:
+        if self._window is None:
+            return
+        self._drop_window()
+        self._phase = Phase.WAITING
+        self._warn_of_other_profiler()
+
+    def _drop_window(self) -> None:
+        window, self._window = self._window, None
+        if window is not None:
+            window.stop()
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = f"Recording was given up: {type(error).__name__}: {error}"
+        self._phase = Phase.DONE
+        try:
+            self._drop_window()
+        except Exception as second:
+            self._warn(f"The profiler could not be stopped: {second}")
+
+    def _warn_of_other_profiler(self) -> None:
+        self._warn(
+            "The script runs a torch profiler of its own, and torch runs one at a time: recording "
+            "waited for it to end. For a complete recording, run the script without its profiler."
+        )
+
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def _report(self) -> None:
+        plan, made = self._plan, self._counter.steps
+        if self._phase is Phase.WARMUP:
+            self._progress.show(f"warm-up, step {made} of {plan.warmup}")
+        elif self._phase is Phase.TIMING and self._timer is not None:
+            self._progress.show(f"timing, step {self._timer.steps} of {plan.timing}")
+        elif self._phase is Phase.TRACE and self._window is not None:
+            self._progress.show(f"profiling, step {self._window.completed} of {plan.steps}")
+        elif self._phase is Phase.STACKS:
+            self._progress.show("profiling one step with stacks")
+        elif self._phase is Phase.WAITING:
+            self._progress.show("waiting for the script's own profiler to end")

@@ -1,0 +1,220 @@
+"""The summary for a terminal: the whole answer in 80 columns, with or without colour.
+
+Only paths, source lines, commands and diffs may be wider, since they are there to be copied.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from dataclasses import dataclass, field
+
+import click
+
+from recompute_scan.report import summary, words
+from recompute_scan.report.escape import lines, shorten, visible
+from recompute_scan.result import Finding, Result
+
+WIDTH = 80
+_COLUMN = 20
+_MOST_GROUPS = 8
+_MOST_STACKS = 3
+
+_VERDICT_COLOUR = {
+    "doubled": "red",
+    "inconclusive": "yellow",
+    "none": "green",
+    "partial": "green",
+    "full": "green",
+}
+_SEVERITY_COLOUR = {"error": "red", "warning": "yellow", "info": "cyan"}
+
+
+def render_text(
+    result: Result, *, color: bool, report: str | None = None, next_command: str | None = None
+) -> str:
+    """The summary, ending in a line end.
+
+    ``report`` is the path of the written page, ``next_command`` the exact command to try next.
+    With ``color`` the same characters carry ANSI codes; nothing else differs.
+    """
+    page = _Page(color)
+    _verdict(page, result)
+    _cost(page, result)
+    _blocks(page, result)
+    _who(page, result)
+    for finding in result.findings:
+        _finding(page, finding)
+    _worth_knowing(page, result)
+    _next(page, report, next_command)
+    return "\n".join(page.written).rstrip("\n") + "\n"
+
+
+@dataclass
+class _Page:
+    color: bool
+    written: list[str] = field(default_factory=list)
+
+    def style(self, text: str, **how: object) -> str:
+        return click.style(text, **how) if self.color else text  # type: ignore[arg-type]
+
+    def title(self, text: str) -> None:
+        self.written += ["", self.style(text, bold=True)]
+
+    def prose(self, text: str, indent: str = "  ", first: str | None = None, **how: object) -> None:
+        """Words wrapped to the width; colour goes on whole lines, so that widths stay true."""
+        for line in wrap(visible(text, 2000), indent, indent if first is None else first):
+            self.written.append(self.style(line, **how) if how else line)
+
+    def row(self, label: str, value: str, note: str = "", **how: object) -> None:
+        head = f"  {label:<{_COLUMN}}"
+        plain = f"{head}{value}"
+        rest = wrap(note, " " * (len(head) + 10), f"{plain:<{len(head) + 9}} ") if note else [plain]
+        shown = self.style(value, **how) if how else value
+        self.written.append(head + shown + rest[0][len(plain) :].rstrip())
+        self.written += rest[1:]
+
+    def verbatim(self, text: str, indent: str, **how: object) -> None:
+        """A line to copy: never wrapped, tabs spelled as spaces."""
+        line = indent + text.expandtabs(4)
+        self.written.append(self.style(line, **how) if how else line)
+
+
+def _verdict(page: _Page, result: Result) -> None:
+    colour = _VERDICT_COLOUR[result.verdict]
+    page.written.append(page.style(f"Verdict: {words.VERDICT_WORDS[result.verdict]}", fg=colour))
+    page.prose(result.headline, "", bold=True)
+    page.written.append("")
+    for number in summary.key_numbers(result):
+        how: dict[str, object] = {"fg": "red", "bold": True} if number.alarming else {"bold": True}
+        page.row(number.label, number.value, number.note, **how)
+    evidence = f"{result.evidence_level}: {words.EVIDENCE_WORDS[result.evidence_level]}"
+    page.row("Confidence", result.confidence, evidence, bold=True)
+    if result.verdict == "inconclusive":
+        page.title("Why, and what to record")
+        if result.reason:
+            page.prose(result.reason)
+        page.prose(words.HOW_TO_RECORD)
+    else:
+        page.written.append("")
+        page.prose(words.VERDICT_MEANING[result.verdict])
+
+
+def _cost(page: _Page, result: Result) -> None:
+    sentences = summary.waste_sentences(result)
+    if not sentences or result.cost is None:
+        return
+    page.title("Cost")
+    for sentence in sentences:
+        page.prose(sentence)
+    timed = "timed without the profiler" if result.cost.step_source == "timed" else "as recorded"
+    page.prose(f"Step times on {words.device_words(result)}, {timed}.")
+
+
+def _blocks(page: _Page, result: Result) -> None:
+    groups = summary.block_groups(result.regions)
+    if not groups:
+        return
+    page.title("Blocks")
+    for group in groups[:_MOST_GROUPS]:
+        replays = group.first.recompute_runs_per_backward
+        each = " each" if len(group.regions) > 1 else ""
+        kind = f" ({visible(group.first.module_class, 30)})" if group.first.module_class else ""
+        surplus = f", {words.ms(group.surplus_ms)} surplus a step" if replays >= 1.005 else ""
+        text = f"{words.times(replays)} replays{each}{surplus}"
+        page.prose(
+            f"{visible(group.label, 60)}{kind}: {text}",
+            "    ",
+            "  ",
+            **({"fg": "red"} if replays >= 1.005 else {}),
+        )
+    if len(groups) > _MOST_GROUPS:
+        page.prose(f"and {len(groups) - _MOST_GROUPS} more kinds of block (see the report)")
+
+
+def _who(page: _Page, result: Result) -> None:
+    stacks = summary.checkpoint_stacks(result.regions)
+    if not stacks:
+        return
+    page.title("Who asked for it, outer to inner")
+    for stack in stacks[:_MOST_STACKS]:
+        page.prose(f"{visible(stack.label, 60)}:")
+        for number, checkpoint in enumerate(stack.checkpoints, start=1):
+            variant = words.variant_words(checkpoint)
+            mechanism = visible(words.mechanism_words(checkpoint), 60)
+            page.prose(f"{number}. {variant}: {mechanism}", "     ", "  ")
+            if checkpoint.call_site:
+                site = visible(checkpoint.call_site, 200)
+                source = visible(checkpoint.source.strip(), 200) if checkpoint.source else ""
+                page.verbatim(f"{site}  {source}".rstrip(), "     ", fg="cyan")
+    if len(stacks) > _MOST_STACKS:
+        page.prose(f"and {len(stacks) - _MOST_STACKS} more arrangements (see the report)")
+
+
+def _finding(page: _Page, finding: Finding) -> None:
+    page.title("Finding")
+    head = f"{finding.code} {finding.name} ({finding.severity}, {finding.confidence} confidence)"
+    page.prose(head, "    ", "  ", fg=_SEVERITY_COLOUR[finding.severity])
+    page.prose(finding.title)
+    if finding.fix is None:
+        return
+    risk = words.DISPOSITION_WORDS[finding.fix.disposition]
+    page.prose(f"Fix: {finding.fix.summary}", "       ", "  ", bold=True)
+    page.prose(f"Keep {finding.fix.keep}.", "       ")
+    page.prose(f"Remove {finding.fix.remove}.", "       ")
+    page.prose(risk, "       ")
+    if finding.fix.diff:
+        page.written.append("")
+        for line in lines(finding.fix.diff.rstrip("\n")):
+            colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+            page.verbatim(line, "    ", **({"fg": colour} if colour else {}))
+
+
+def _worth_knowing(page: _Page, result: Result) -> None:
+    notes = list(result.warnings)
+    notes += [
+        f"{words.count(value)} × {key.replace('_', ' ')}"
+        for key, value in result.health.items()
+        if value
+    ]
+    notes += [
+        f"{rule.code} could not be checked: {rule.why or 'no reason given'}"
+        for rule in result.checked
+        if rule.status == "error"
+    ]
+    if not notes:
+        return
+    page.title("Worth knowing")
+    for note in notes[:10]:
+        page.prose(f"- {visible(note, 300)}", "    ", "  ")
+    if len(notes) > 10:
+        page.prose(f"and {len(notes) - 10} more (see the report)")
+
+
+def _next(page: _Page, report: str | None, next_command: str | None) -> None:
+    if report is not None:
+        page.title("Report")
+        page.verbatim(visible(report, 4096), "  ", underline=True)
+    if next_command is not None:
+        page.title("Next")
+        page.verbatim(visible(next_command, 4096), "  ")
+
+
+def wrap(text: str, indent: str, first: str) -> list[str]:
+    """Lines of at most :data:`WIDTH` columns; wide (East Asian) characters count as two."""
+    room = WIDTH - sum(1 for char in text if columns(char) > 1)
+    return textwrap.wrap(
+        text,
+        width=max(room, len(first) + 20, WIDTH // 2),
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    ) or [first.rstrip()]
+
+
+def columns(text: str) -> int:
+    """How many terminal columns a text takes."""
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+__all__ = ["WIDTH", "columns", "render_text", "shorten", "wrap"]
