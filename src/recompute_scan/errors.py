@@ -26,7 +26,9 @@ class ScanError(Exception):
 
     exit_status = 70
 
-    def __init__(self, code: str, what: str, *, why: str | None = None, hint: str | None = None):
+    def __init__(
+        self, code: str, what: str, *, why: str | None = None, hint: str | None = None
+    ) -> None:
         super().__init__(what)
         self.code = code
         self.what = what
@@ -51,7 +53,7 @@ class UsageError(ScanError):
 class MissingExtra(UsageError):
     """A package that only some commands need is not installed (status 2)."""
 
-    def __init__(self, package: str, extra: str, purpose: str):
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(
             "E201",
             f"{purpose} needs {package}, which is not installed.",

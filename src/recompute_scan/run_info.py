@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import dedent
 from typing import Literal
 
 import msgspec
@@ -21,6 +22,34 @@ import msgspec
 from recompute_scan.errors import InputError
 
 RUN_SCHEMA = "recompute-scan-run/1"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A statement of the user's code with up to three lines round it.
+
+    Attributes:
+        first: Number of the first line of ``text``.
+        text: The lines, without the last line's newline.
+        begin: Number of the statement's first line.
+        end: Number of its last line.
+        alone: Whether it is the only statement of its block, so that deleting it would leave
+            the block empty.
+        whole_lines: Whether nothing else stands on its lines, so that they can be deleted.
+    """
+
+    first: int
+    text: str
+    begin: int
+    end: int
+    alone: bool
+    whole_lines: bool
+
+    @property
+    def statement(self) -> str:
+        """The statement's own lines, without common indentation."""
+        lines = self.text.splitlines()[self.begin - self.first : self.end - self.first + 1]
+        return dedent("\n".join(lines))
 
 
 @dataclass(frozen=True)
@@ -40,7 +69,7 @@ class RunInfo:
         profiled_steps: Complete steps in the trace without stacks.
         trace: Name of the trace in this folder, or ``None`` when none was written.
         stacks: Name of the trace with stacks, or ``None``.
-        sources: Text of the source line at each call site, keyed ``file:line``.
+        sources: The statement at each call site, keyed ``file:line``.
         environment: Versions, device, settings; all values are text.
         warnings: What the person should know, one sentence each.
     """
@@ -56,7 +85,7 @@ class RunInfo:
     trace: str | None
     stacks: str | None
     message: str | None = None
-    sources: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, Source] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     schema: str = RUN_SCHEMA

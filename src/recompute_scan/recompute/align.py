@@ -133,7 +133,7 @@ class _Anchor:
 class _Finder:
     """The forward sequence, indexed, and what each candidate has been matched with so far."""
 
-    def __init__(self, calls: Calls, structure: Structure, work: Work, forward: Int64):
+    def __init__(self, calls: Calls, structure: Structure, work: Work, forward: Int64) -> None:
         self.calls = calls
         self.structure = structure
         self.work = work
@@ -253,9 +253,7 @@ class _Finder:
         last, first_run = int(again[-1]), int(original[-1])
         cut_inside = size[last] < size[first_run]
         nothing_inside = size[last] == size[first_run] == 0
-        ran[-1] &= not (
-            cut_inside or (nothing_inside and 4 * duration[last] < duration[first_run])
-        )
+        ran[-1] &= not (cut_inside or (nothing_inside and 4 * duration[last] < duration[first_run]))
         return ran
 
     # -- anchors -----------------------------------------------------------------------------
@@ -267,9 +265,7 @@ class _Finder:
         functions &= structure.function == np.arange(len(calls))
         outside = structure.engine < 0
         self._functions = np.flatnonzero(functions)
-        rows = np.flatnonzero(
-            numbered & outside & ((structure.role == Role.FORWARD) | functions)
-        )
+        rows = np.flatnonzero(numbered & outside & ((structure.role == Role.FORWARD) | functions))
         self._outer_rows = rows[np.argsort(structure.number[rows], kind="stable")]
         self._outer_numbers = structure.number[self._outer_rows]
         engines = structure.rows(Role.BACKWARD)

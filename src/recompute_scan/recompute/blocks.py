@@ -50,7 +50,8 @@ def find_blocks(calls: Calls, counts: Counts, spans: Sequence[Span]) -> list[Blo
         mine = [
             span
             for span in spans
-            if counts.batch[span.first] == batch and counts.counted[span.first : span.last + 1].any()
+            if counts.batch[span.first] == batch
+            and counts.counted[span.first : span.last + 1].any()
         ]
         found = _blocks_of(forest(mine), code, int(batch))
         blocks.extend(found)

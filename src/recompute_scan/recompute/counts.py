@@ -29,9 +29,11 @@ class Counts:
         runs: How often it ran again in all.
         weight: Time of its first run, ns (on the device; see ``Work.time``).
         again: Time of all its replays, ns, gaps between replayed operators included on a CPU.
+        surplus: The part of ``again`` beyond the first replay per backward pass, ns.
         counted: It has a backward, in a complete step.
         step: Position of its step in the list of steps, -1 outside any.
         batch: Number of its forward pass: one more after each backward pass.
+        surplus_rows: Rows of the replayed operators beyond the first per backward pass.
     """
 
     rows: Int64
@@ -39,17 +41,11 @@ class Counts:
     runs: Int64
     weight: Int64
     again: Float64
+    surplus: Float64
     counted: Bool
     step: Int64
     batch: Int64
-
-    @property
-    def surplus(self) -> Float64:
-        """Time of the replays beyond the first, ns."""
-        share = np.where(self.runs > 1, (self.runs - 1) / np.maximum(self.runs, 1), 0.0)
-        # Two backward passes through one graph each have a right to a replay.
-        per_backward = np.where(self.multiplicity > 1, share, 0.0)
-        return self.again * per_backward
+    surplus_rows: Int64
 
     def highest(self, among: Bool | Int64, matters: float = MATTERS) -> float:
         """The highest m that at least the share ``matters`` of these operators' time has."""
@@ -89,24 +85,35 @@ def count(
         complete: For each step: was it recorded whole?
     """
     rows = alignment.forward
+    backwards = np.zeros(len(calls), np.int64)
+    backwards[rows] = np.maximum(alignment.backwards, 1)
+    seen = np.zeros(len(calls), np.int64)
     runs = np.zeros(len(calls), np.int64)
     again = np.zeros(len(calls), np.float64)
+    surplus = np.zeros(len(calls), np.float64)
+    surplus_rows = [rows[:0]]
     for replay in alignment.replays:
+        shares = _shares(calls, work, replay.again)
+        beyond = seen[replay.original] >= backwards[replay.original]
+        np.add.at(seen, replay.original, 1)
         np.add.at(runs, replay.original[replay.ran], 1)
-        np.add.at(again, replay.original, _shares(calls, work, replay.again))
+        np.add.at(again, replay.original, shares)
+        np.add.at(surplus, replay.original[beyond], shares[beyond])
+        surplus_rows.append(replay.again[beyond])
     step = step_of(steps, calls.start[rows])
-    backwards = np.maximum(alignment.backwards, 1)
     inside = step >= 0
     inside[inside] = complete[step[inside]]
     return Counts(
         rows=rows,
-        multiplicity=runs[rows] / backwards,
+        multiplicity=runs[rows] / backwards[rows],
         runs=runs[rows],
         weight=work.time[rows],
         again=again[rows],
+        surplus=surplus[rows],
         counted=(alignment.backwards > 0) & inside,
         step=step,
         batch=_batches(calls, structure, alignment),
+        surplus_rows=np.sort(np.concatenate(surplus_rows)),
     )
 
 

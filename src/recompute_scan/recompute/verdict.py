@@ -41,9 +41,7 @@ class Judgement:
     share: float | None = None
 
 
-def judge(
-    calls: Calls, structure: Structure, counts: Counts, blocks: Sequence[Block]
-) -> Judgement:
+def judge(calls: Calls, structure: Structure, counts: Counts, blocks: Sequence[Block]) -> Judgement:
     """The verdict on a whole trace."""
     counted = counts.counted
     replayed = bool((counts.runs[counted] > 0).any())
@@ -77,9 +75,7 @@ def _whole(counts: Counts, block: Block) -> bool:
     return bool(holes <= HOLES * counts.weight[places].sum())
 
 
-def _reason(
-    calls: Calls, structure: Structure, counts: Counts, replayed: bool
-) -> str | None:
+def _reason(calls: Calls, structure: Structure, counts: Counts, replayed: bool) -> str | None:
     if not (calls.kind == Kind.OP).any():
         return "The trace has no operators, only device activity."
     backward = structure.rows(Role.BACKWARD)

@@ -42,7 +42,9 @@ PLUMBING = re.compile(
 COLLECTIVE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
 
 # Bookkeeping that costs nothing and that a checkpoint itself adds or leaves out.
-NEUTRAL = re.compile(r"(aten::)?(detach|detach_|alias|requires_grad_|set_|lift_fresh)$|_NoopSaveInputs$")
+NEUTRAL = re.compile(
+    r"(aten::)?(detach|detach_|alias|requires_grad_|set_|lift_fresh)$|_NoopSaveInputs$"
+)
 
 COMPILED_NODE = re.compile(r".*CompiledFunctionBackward")
 
@@ -53,9 +55,17 @@ _FAMILIES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
         "attention",
         re.compile(r".*(scaled_dot_product_flash|flash_attn|flash_attention|FlashAttn)", re.I),
     ),
-    ("efficient_attention", "attention", re.compile(r".*(efficient_attention|fmha|xformers)", re.I)),
+    (
+        "efficient_attention",
+        "attention",
+        re.compile(r".*(efficient_attention|fmha|xformers)", re.I),
+    ),
     ("cudnn_attention", "attention", re.compile(r".*cudnn_attention", re.I)),
-    ("attention", "attention", re.compile(r".*(scaled_dot_product|flex_attention|attention)", re.I)),
+    (
+        "attention",
+        "attention",
+        re.compile(r".*(scaled_dot_product|flex_attention|attention)", re.I),
+    ),
     ("conv", "conv", re.compile(r"aten::.*conv(olution|\d|_)")),
     ("gemm", "gemm", re.compile(r"aten::(linear|matmul|mm|bmm|addmm|baddbmm|einsum|_scaled_mm)$")),
     ("norm", "norm", re.compile(r"aten::.*(_norm|rms_norm|norm)$")),
@@ -66,7 +76,9 @@ _FAMILIES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     (
         "activation",
         "activation",
-        re.compile(r"aten::(relu|gelu|silu|sigmoid|tanh|elu|leaky_relu|hardtanh|clamp_min|mish)_?$"),
+        re.compile(
+            r"aten::(relu|gelu|silu|sigmoid|tanh|elu|leaky_relu|hardtanh|clamp_min|mish)_?$"
+        ),
     ),
     ("pooling", "pooling", re.compile(r"aten::.*pool")),
     ("copy", "copy", re.compile(r"aten::(copy_|to|_to_copy|contiguous|clone|cat|stack)$")),

@@ -1,0 +1,172 @@
+"""Where a step's time goes: forward, replays, backward, optimizer, and the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from recompute_scan.model import StepSpan
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.structure import Role
+from recompute_scan.trace.columns import Bool, Int64
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Phases:
+    """One entry per complete step; ns on the device that limits the step.
+
+    ``recompute`` is the first replay of each operator, ``surplus`` the replays beyond it.
+    All but ``step`` add up to ``step``.
+    """
+
+    step: Float64
+    forward: Float64
+    recompute: Float64
+    surplus: Float64
+    backward: Float64
+    optimizer: Float64
+    other: Float64
+
+
+def host_phases(facts: Recompute) -> Phases:
+    """Phases by the host's clock: what a step is made of where the host limits it."""
+    calls, counts = facts.calls, facts.counts
+    surplus_of = np.zeros(len(calls), np.bool_)
+    surplus_of[counts.surplus_rows] = True
+    spans = np.zeros((len(facts.alignment.replays), 3))
+    for row, replay in enumerate(facts.alignment.replays):
+        span = float(calls.end[replay.again].max() - calls.start[replay.again].min())
+        time = calls.duration[replay.again]
+        beyond = float(time[surplus_of[replay.again]].sum() / max(1, time.sum()))
+        spans[row] = (calls.start[replay.again[0]], span * (1 - beyond), span * beyond)
+    optimizer = facts.structure.rows(Role.OPTIMIZER)
+    passes = _passes(facts)
+    rows = []
+    for span in _complete(facts):
+        here = (spans[:, 0] >= span.start) & (spans[:, 0] < span.end)
+        needed, surplus = spans[here, 1].sum(), spans[here, 2].sum()
+        inside = (passes[:, 0] >= span.start) & (passes[:, 2] <= span.end)
+        forward = (passes[inside, 1] - passes[inside, 0]).sum()
+        backward = (passes[inside, 2] - passes[inside, 1]).sum() - needed - surplus
+        within = optimizer[
+            (calls.start[optimizer] >= span.start) & (calls.start[optimizer] < span.end)
+        ]
+        updates = calls.duration[within].sum()
+        rows.append((span.end - span.start, forward, needed, surplus, max(0, backward), updates))
+    return _phases(rows)
+
+
+def device_phases(facts: Recompute) -> Phases:
+    """Phases by kernel time; kernels belong to the step that launched them.
+
+    Communication counts as the rest. Where kernels of several streams overlap, their sum can
+    exceed the step; it is scaled down.
+    """
+    calls, structure, kernels = facts.calls, facts.structure, facts.kernels
+    again = np.zeros(len(calls), np.int8)
+    for replay in facts.alignment.replays:
+        again[replay.again] = 1
+    again[facts.counts.surplus_rows] = 2
+    launched = kernels.launch >= 0
+    launch, time = kernels.launch[launched], (kernels.end - kernels.start)[launched]
+    top = structure.top[launch]
+    role = np.where(top >= 0, structure.role[np.maximum(top, 0)], Role.RANGE)
+    replayed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
+    in_backward = structure.engine[launch] >= 0
+    rows = []
+    for span in _complete(facts):
+        here = (calls.start[launch] >= span.start) & (calls.start[launch] < span.end)
+
+        def total(mask: Bool, here: Bool = here) -> int:
+            return int(time[here & mask].sum())
+
+        rows.append(
+            (
+                span.end - span.start,
+                total((role == Role.FORWARD) & ~in_backward),
+                total(replayed == 1),
+                total(replayed == 2),
+                total(in_backward & (replayed == 0) & (role != Role.PLUMBING)),
+                total(role == Role.OPTIMIZER),
+            )
+        )
+    return _phases(rows)
+
+
+def busy_share(facts: Recompute) -> float:
+    """Share of the complete steps in which the GPU runs a kernel, 0..1; 0 without a GPU."""
+    spans = _complete(facts)
+    if not spans or not facts.work.on_gpu:
+        return 0.0
+    busy = sum(
+        covered(
+            np.clip(facts.kernels.start, s.start, s.end), np.clip(facts.kernels.end, s.start, s.end)
+        )
+        for s in spans
+    )
+    return busy / sum(span.end - span.start for span in spans)
+
+
+def exposed_surplus(facts: Recompute) -> Float64:
+    """Device time per complete step in which nothing but surplus kernels run, ns."""
+    calls, kernels = facts.calls, facts.kernels
+    surplus = np.zeros(len(calls), np.bool_)
+    surplus[facts.counts.surplus_rows] = True
+    top = np.where(kernels.launch >= 0, facts.structure.top[kernels.launch], -1)
+    wasted = (top >= 0) & surplus[np.maximum(top, 0)]
+    launch_time = np.where(kernels.launch >= 0, calls.start[kernels.launch], kernels.start)
+    exposed = []
+    for span in _complete(facts):
+        here = (launch_time >= span.start) & (launch_time < span.end)
+        everything = covered(kernels.start[here], kernels.end[here])
+        rest = covered(kernels.start[here & ~wasted], kernels.end[here & ~wasted])
+        exposed.append(everything - rest)
+    return np.array(exposed, np.float64)
+
+
+def covered(start: Int64, end: Int64) -> float:
+    """Length of the union of intervals."""
+    if not len(start):
+        return 0.0
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    begins = np.concatenate(([True], start[1:] > end[:-1]))
+    firsts = np.flatnonzero(begins)
+    lasts = np.concatenate((firsts[1:] - 1, [len(start) - 1]))
+    return float((end[lasts] - start[firsts]).sum())
+
+
+def _complete(facts: Recompute) -> list[StepSpan]:
+    return [step for step, whole in zip(facts.steps, facts.complete, strict=True) if whole]
+
+
+def _passes(facts: Recompute) -> Float64:
+    """Forward and backward of each batch: forward's start, backward's start, backward's end."""
+    calls, counts, structure = facts.calls, facts.counts, facts.structure
+    trained = facts.alignment.backwards > 0
+    roots = structure.rows(Role.BACKWARD)
+    parent = calls.parent[roots]
+    roots = roots[(parent < 0) | (structure.engine[np.maximum(parent, 0)] < 0)]
+    begins = {}
+    for batch in np.unique(counts.batch[trained]):
+        rows = counts.rows[trained & (counts.batch == batch)]
+        begins[int(batch)] = int(calls.start[rows].min())
+    starts = sorted(begins.values())
+    found = []
+    for begin, following in zip(starts, [*starts[1:], np.iinfo(np.int64).max], strict=True):
+        mine = roots[(calls.start[roots] >= begin) & (calls.start[roots] < following)]
+        if len(mine):
+            found.append((begin, calls.start[mine].min(), calls.end[mine].max()))
+    return np.array(found, np.float64).reshape(-1, 3)
+
+
+def _phases(rows: list[tuple[float, ...]]) -> Phases:
+    table = np.array(rows, np.float64).reshape(-1, 6)
+    step, parts = table[:, 0], table[:, 1:]
+    total = parts.sum(axis=1)
+    parts = parts * np.where(total > step, step / np.maximum(total, 1), 1.0)[:, None]
+    return Phases(step, *parts.T, other=np.maximum(step - parts.sum(axis=1), 0))

@@ -1,0 +1,45 @@
+"""What a rule gets to see, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.result import Cost, Finding, Level, Region
+from recompute_scan.run_info import Source
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a rule may look at.
+
+    Attributes:
+        facts: What ran again.
+        regions: One row per layer.
+        cost: Price of the replays, or ``None``.
+        confidence: How sure the counts are.
+        sources: Statements at call sites, from the run's own account.
+    """
+
+    facts: Recompute
+    regions: tuple[Region, ...]
+    cost: Cost | None
+    confidence: Level
+    sources: Mapping[str, Source]
+
+
+@dataclass(frozen=True)
+class NotApplicable:
+    """The rule could not look: why, one sentence."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule: a code that never changes its meaning, a name for the bad state, a check."""
+
+    code: str
+    name: str
+    check: Callable[[Evidence], list[Finding] | NotApplicable]

@@ -1,0 +1,226 @@
+"""From traces to the one result: load, find replays, price them, check the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recompute_scan import trace as traces
+from recompute_scan._version import __version__
+from recompute_scan.cost.excess import price
+from recompute_scan.errors import InputError
+from recompute_scan.findings.base import Evidence
+from recompute_scan.findings.registry import check_all
+from recompute_scan.headline import confidence, headline, marks_disagree
+from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.families import attention_of, count_families
+from recompute_scan.recompute.proof import show_proof
+from recompute_scan.recompute.regions import list_regions
+from recompute_scan.result import Rank, Region, Result, Step, Verdict
+from recompute_scan.run_info import RunInfo, read_run_info, run_info_name
+from recompute_scan.trace import Trace
+
+# Which rank's answer stands for the run when they differ: the worst.
+_SEVERITY: dict[Verdict, int] = {
+    "doubled": 4,
+    "full": 3,
+    "partial": 2,
+    "none": 1,
+    "inconclusive": 0,
+}
+
+
+@dataclass(frozen=True)
+class _Piece:
+    path: Path
+    rank: int
+    facts: Recompute
+    info: RunInfo | None
+    result: Result
+
+
+def analyse(paths: Sequence[Path], on_progress: Callable[[str], None] = lambda _: None) -> Result:
+    """The result for the given traces: files, or folders of one trace a rank.
+
+    Args:
+        paths: Files and folders.
+        on_progress: Called with a line for the person before each long piece of work.
+
+    Raises:
+        InputError: Nothing could be read (see :mod:`recompute_scan.trace.store`). Where only
+            some of several traces cannot be read, the rest is analysed and a warning says so.
+    """
+    files = traces.find(paths)
+    pieces: list[_Piece] = []
+    failures: list[InputError] = []
+    for number, path in enumerate(files):
+        on_progress(f"reading {path.name}")
+        try:
+            trace = traces.load(path)
+        except InputError as error:
+            failures.append(error)
+            continue
+        info = _info_beside(path)
+        rank = info.rank if info else trace.rank if trace.rank is not None else number
+        pieces.append(_Piece(path, rank, *_analyse_one(trace, info)))
+    if not pieces:
+        raise failures[0]
+    main = max(pieces, key=lambda piece: (_SEVERITY[piece.result.verdict], -piece.rank))
+    unread = tuple(f"Left out: {error.what} {error.why or ''}".strip() for error in failures)
+    return replace(
+        main.result,
+        ranks=tuple(_rank(piece) for piece in sorted(pieces, key=lambda piece: piece.rank)),
+        warnings=main.result.warnings + _rank_warnings(pieces) + unread,
+    )
+
+
+def analyse_trace(trace: Trace, info: RunInfo | None = None) -> Result:
+    """The result for one trace that is already loaded, and its run's account if there is one."""
+    return _analyse_one(trace, info)[1:][1]
+
+
+def _analyse_one(trace: Trace, info: RunInfo | None) -> tuple[Recompute, RunInfo | None, Result]:
+    facts = study(trace)
+    sources = info.sources if info else {}
+    cost = price(facts, info.timed_steps_ms if info else ())
+    regions = _with_sources(list_regions(facts), sources)
+    sure = confidence(facts)
+    findings, checked = check_all(Evidence(facts, regions, cost, sure, sources))
+    families = count_families(facts)
+    judgement = facts.judgement
+    result = Result(
+        tool_version=__version__,
+        verdict=judgement.verdict,
+        evidence_level="annotated" if facts.marks is not None else "autograd",
+        confidence=sure,
+        reason=judgement.reason,
+        headline=headline(facts, regions, cost),
+        recompute_per_backward=judgement.highest,
+        mean_recompute=judgement.mean,
+        recomputed_share=judgement.share,
+        attention=attention_of(families),
+        steps=_steps(facts),
+        families=families,
+        regions=regions,
+        cost=cost,
+        findings=findings,
+        checked=checked,
+        ranks=(),
+        health=_health(facts),
+        environment=_environment(trace, info),
+        warnings=_warnings(facts, info),
+        proof=show_proof(facts, regions),
+    )
+    return facts, info, result
+
+
+def _info_beside(path: Path) -> RunInfo | None:
+    """The account that `run` wrote beside ``trace-rank<N>.json.gz``, if there is one."""
+    rank = path.name.removeprefix("trace-rank").partition(".")[0]
+    if not rank.isdigit():
+        return None
+    account = path.with_name(run_info_name(int(rank)))
+    return read_run_info(account) if account.exists() else None
+
+
+def _with_sources(regions: tuple[Region, ...], sources: Any) -> tuple[Region, ...]:
+    def sourced(region: Region) -> Region:
+        return replace(
+            region,
+            checkpoints=tuple(
+                replace(checkpoint, source=sources[checkpoint.call_site].statement)
+                if checkpoint.call_site in sources
+                else checkpoint
+                for checkpoint in region.checkpoints
+            ),
+        )
+
+    return tuple(sourced(region) for region in regions)
+
+
+def _steps(facts: Recompute) -> tuple[Step, ...]:
+    counts = facts.counts
+    trained = facts.alignment.backwards > 0
+    steps = []
+    for position, span in enumerate(facts.steps):
+        mine = counts.step == position
+        steps.append(
+            Step(
+                index=span.index,
+                start_us=span.start / 1000,
+                duration_ms=(span.end - span.start) / 1e6,
+                complete=bool(facts.complete[position]),
+                micro_batches=len(np.unique(counts.batch[mine & trained])),
+                forward_ops=int(mine.sum()),
+                recomputed_ops=int(counts.runs[mine].sum()),
+            )
+        )
+    return tuple(steps)
+
+
+def _health(facts: Recompute) -> dict[str, int]:
+    health = dict(facts.trace.health)
+    health["events"] = len(facts.trace)
+    counters = {
+        "kernels_without_launch": facts.work.unlaunched,
+        "nesting_overruns": facts.calls.overruns,
+        "unexplained_operators": len(facts.alignment.unexplained),
+        "incomplete_steps": len(facts.steps) - facts.complete_count,
+    }
+    return health | {name: number for name, number in counters.items() if number}
+
+
+def _environment(trace: Trace, info: RunInfo | None) -> dict[str, str]:
+    environment = dict(info.environment) if info else {}
+    devices = trace.metadata.get("devices")
+    if isinstance(devices, list) and devices and isinstance(devices[0], dict):
+        name = devices[0].get("name")
+        if isinstance(name, str):
+            environment.setdefault("gpu", f"{len(devices)} x {name}")
+    distributed = trace.metadata.get("distributedInfo")
+    if isinstance(distributed, dict):
+        for key in ("backend", "world_size"):
+            if isinstance(distributed.get(key), (str, int)):
+                environment.setdefault(key, str(distributed[key]))
+    return environment
+
+
+def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
+    found = list(info.warnings) if info else []
+    if info is not None and info.message:
+        found.append(info.message)
+    if facts.marks is not None and marks_disagree(facts):
+        found.append(
+            f"The marks of the recorded checkpoints and the operators disagree on "
+            f"{facts.marks.disagreeing} of {facts.marks.replayed} replayed operators; the counts "
+            "are those of the operators."
+        )
+    if facts.work.unlaunched:
+        found.append(
+            f"{facts.work.unlaunched} of {len(facts.kernels.event)} device activities have no "
+            "record of their launch and belong to no operator: recording began while the GPU "
+            "still had a queue."
+        )
+    return tuple(found)
+
+
+def _rank(piece: _Piece) -> Rank:
+    cost = piece.result.cost
+    return Rank(
+        rank=piece.rank,
+        trace=piece.path.name,
+        verdict=piece.result.verdict,
+        step_ms=cost.step_ms if cost else None,
+    )
+
+
+def _rank_warnings(pieces: Sequence[_Piece]) -> tuple[str, ...]:
+    verdicts = {piece.result.verdict for piece in pieces}
+    if len(verdicts) < 2:
+        return ()
+    said = ", ".join(sorted(verdicts))
+    return (f"The ranks differ ({said}); this report shows the worst.",)

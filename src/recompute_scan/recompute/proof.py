@@ -1,0 +1,109 @@
+"""One block enlarged: the same operators in the forward pass and in each replay."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.regions import group_blocks
+from recompute_scan.recompute.structure import Role
+from recompute_scan.result import Proof, ProofLane, ProofOp, Region
+from recompute_scan.trace.columns import Int64
+
+MOST_OPERATORS = 400
+
+
+def show_proof(facts: Recompute, regions: tuple[Region, ...]) -> Proof | None:
+    """The block that shows the verdict best: of the most replayed layers, the middle one.
+
+    ``None`` when nothing was replayed or the trace has no blocks.
+    """
+    if not regions:
+        return None
+    most = max(region.recompute_runs_per_backward for region in regions)
+    shown = [region for region in regions if region.recompute_runs_per_backward == most]
+    region = shown[len(shown) // 2]
+    block = group_blocks(facts)[region.ordinal][-1]
+    rows = facts.counts.rows[facts.places(block)]
+    lanes = [_lane(facts, "forward", "forward", rows)]
+    runs = _replays(facts, rows)
+    for number, again in enumerate(runs, 1):
+        label = "replay" if len(runs) == 1 else f"replay {number}"
+        lanes.append(_lane(facts, label, "replay" if number == 1 else "surplus", again))
+    backward = _backward(facts, rows, runs)
+    if len(backward):
+        lanes.append(_lane(facts, "backward", "backward", backward))
+    step = int(facts.counts.step[block.span.first])
+    return Proof(region=region.ordinal, step=facts.steps[step].index, lanes=tuple(lanes))
+
+
+def _lane(facts: Recompute, label: str, kind: str, rows: Int64) -> ProofLane:
+    calls = facts.calls
+    start, end = int(calls.start[rows].min()), int(calls.end[rows].max())
+    return ProofLane(
+        label=label,
+        kind=kind,  # type: ignore[arg-type]
+        start_us=start / 1000,
+        duration_us=(end - start) / 1000,
+        ops=tuple(
+            ProofOp(
+                name=_shown_name(calls.names[calls.name[row]]),
+                family=words.family_of(calls.names[calls.name[row]])[0],
+                start_us=float(calls.start[row]) / 1000,
+                duration_us=float(calls.end[row] - calls.start[row]) / 1000,
+            )
+            for row in rows[:MOST_OPERATORS]
+        ),
+    )
+
+
+def _shown_name(name: str) -> str:
+    return name.removeprefix(words.ENGINE).removeprefix("aten::")
+
+
+def _replays(facts: Recompute, rows: Int64) -> list[Int64]:
+    """The second runs of these operators, one array per replay, in order of time."""
+    found = []
+    for replay in facts.alignment.replays:
+        mine = np.isin(replay.original, rows)
+        if mine.any():
+            found.append(replay.again[mine])
+    return found
+
+
+def _backward(facts: Recompute, rows: Int64, runs: list[Int64]) -> Int64:
+    """Engine ranges that compute this block's gradients, without those that hold replays.
+
+    After the last replay of a block comes its backward, up to the first replay of another.
+    """
+    calls, structure = facts.calls, facts.structure
+    engines = structure.rows(Role.BACKWARD)
+    if not runs:
+        number = structure.number[rows]
+        number = number[number >= 0]
+        if not len(number):
+            return engines[:0]
+        step_end = _step_end(facts, rows)
+        mine = (structure.number[engines] >= number.min()) & (
+            structure.number[engines] <= number.max()
+        )
+        mine &= (calls.start[engines] > calls.end[rows].max()) & (calls.start[engines] < step_end)
+        return engines[mine]
+    last = int(calls.end[runs[-1]].max())
+    others = [
+        int(calls.start[replay.again].min())
+        for replay in facts.alignment.replays
+        if calls.start[replay.again].min() > last
+    ]
+    until = min([*others, _step_end(facts, rows)])
+    leaf = np.ones(len(engines), np.bool_)
+    parents = structure.engine[np.maximum(calls.parent[engines], 0)]
+    leaf[np.isin(engines, parents[calls.parent[engines] >= 0])] = False
+    mine = (calls.start[engines] >= last) & (calls.end[engines] <= until) & leaf
+    return engines[mine]
+
+
+def _step_end(facts: Recompute, rows: Int64) -> int:
+    start = int(facts.calls.start[rows[0]])
+    return next((step.end for step in facts.steps if step.start <= start < step.end), 2**62)

@@ -1,0 +1,83 @@
+"""Blocks of all steps folded into the rows that a person reads: one per layer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from recompute_scan.recompute.blocks import Block
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.result import Checkpoint, Region
+
+# Within one block, a multiplicity counts when this share of the block's time has it.
+MATTERS_IN_BLOCK = 0.05
+_SHOWN_OPERATORS = 4
+
+_Key = tuple[str, int]
+
+
+def group_blocks(facts: Recompute) -> list[list[Block]]:
+    """The blocks of all forward passes, grouped into layers, in forward order.
+
+    The same layer in another pass is the block with the same module name, else with the same
+    operators; the first such, the second such, … of each pass belong together.
+    """
+    groups: dict[_Key, list[Block]] = defaultdict(list)
+    places: dict[_Key, list[int]] = defaultdict(list)
+    seen: dict[tuple[int, str], int] = defaultdict(int)
+    order: dict[int, int] = defaultdict(int)
+    for block in facts.blocks:
+        identity = block.span.module or _operators(facts, block)
+        key = (identity, seen[block.batch, identity])
+        seen[block.batch, identity] += 1
+        groups[key].append(block)
+        places[key].append(order[block.batch])
+        order[block.batch] += 1
+    return [groups[key] for key in sorted(groups, key=lambda key: (min(places[key]), key))]
+
+
+def list_regions(facts: Recompute) -> tuple[Region, ...]:
+    """One row per layer, averaged over the complete steps, in forward order."""
+    steps = max(1, facts.complete_count)
+    counts = facts.counts
+    regions = []
+    for ordinal, blocks in enumerate(group_blocks(facts)):
+        places = [facts.places(block) for block in blocks]
+        everywhere = np.concatenate(places)
+        first = blocks[0]
+        regions.append(
+            Region(
+                ordinal=ordinal,
+                module=first.span.module,
+                module_class=first.span.module_class,
+                signature=_signature(facts, first),
+                forward_runs_per_step=len(blocks) / steps,
+                recompute_runs_per_backward=float(
+                    np.mean([counts.highest(p, MATTERS_IN_BLOCK) for p in places])
+                ),
+                mean_recompute=counts.mean(everywhere),
+                forward_ms_per_step=float(counts.weight[everywhere].sum()) / 1e6 / steps,
+                recompute_ms_per_step=float(counts.again[everywhere].sum()) / 1e6 / steps,
+                surplus_ms_per_step=float(counts.surplus[everywhere].sum()) / 1e6 / steps,
+                checkpoints=_commonest(blocks),
+            )
+        )
+    return tuple(regions)
+
+
+def _commonest(blocks: list[Block]) -> tuple[Checkpoint, ...]:
+    alternatives = [block.checkpoints for block in blocks]
+    return max(alternatives, key=alternatives.count)
+
+
+def _operators(facts: Recompute, block: Block) -> str:
+    calls = facts.calls
+    return "\n".join(calls.names[calls.name[row]] for row in facts.counts.rows[facts.places(block)])
+
+
+def _signature(facts: Recompute, block: Block) -> str:
+    names = [name.removeprefix("aten::") for name in _operators(facts, block).split("\n")]
+    shown = list(dict.fromkeys(names))
+    more = ", …" if len(shown) > _SHOWN_OPERATORS else ""
+    return f"{len(names)} operators: {', '.join(shown[:_SHOWN_OPERATORS])}{more}"
