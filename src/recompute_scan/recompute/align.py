@@ -86,27 +86,65 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
     neutral = calls.matching(words.NEUTRAL)[calls.name]
     forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
     candidates = np.flatnonzero((structure.role == Role.CANDIDATE) & ~neutral)
-    finder = _Finder(calls, structure, work, forward)
-    replays: list[Replay] = []
-    unexplained: list[Int64] = []
-    for stretch in _stretches(calls, structure, candidates):
-        engine = int(structure.engine[stretch[0]])
-        step = int(np.searchsorted(starts, calls.start[engine], side="right")) - 1
-        begin = int(starts[step]) if step >= 0 else 0
-        found = finder.match(stretch, engine, begin)
-        matched = np.concatenate([replay.again for replay in found] or [stretch[:0]])
-        if 2 * len(matched) < len(stretch) or not found:
-            unexplained.append(stretch)
-            continue
-        finder.remember(found)
-        replays.extend(found)
-        unexplained.append(np.setdiff1d(stretch, matched, assume_unique=True))
+    finder = _Finder(calls, structure, work, forward, neutral)
+    stretches = _stretches(calls, structure, candidates)
+    replays, unexplained = _match_all(finder, stretches, starts, {})
+    if heights := _crossings(finder, stretches, replays):
+        replays, unexplained = _match_all(finder, stretches, starts, heights)
     return Alignment(
         forward=forward,
         backwards=finder.backwards,
         replays=tuple(replays),
         unexplained=np.concatenate([*unexplained, candidates[:0]]),
     )
+
+
+def _match_all(
+    finder: _Finder, stretches: list[Int64], starts: Int64, heights: dict[bytes, int]
+) -> tuple[list[Replay], list[Int64]]:
+    """Replays of all stretches, in order of time, and what is left of each stretch."""
+    calls, structure = finder.calls, finder.structure
+    replays: list[Replay] = []
+    unexplained: list[Int64] = []
+    for stretch in stretches:
+        engine = int(structure.engine[stretch[0]])
+        step = int(np.searchsorted(starts, calls.start[engine], side="right")) - 1
+        begin = int(starts[step]) if step >= 0 else 0
+        found = finder.match(stretch, engine, begin, heights)
+        matched = np.concatenate([replay.again for replay in found] or [stretch[:0]])
+        if 2 * len(matched) < len(stretch):
+            unexplained.append(stretch)
+            continue
+        finder.remember(found)
+        replays.extend(found)
+        unexplained.append(np.setdiff1d(stretch, matched, assume_unique=True))
+    return replays, unexplained
+
+
+def _crossings(finder: _Finder, stretches: list[Int64], replays: list[Replay]) -> dict[bytes, int]:
+    """How far below its expected end a stretch may reach, for the operators of each one cut wrongly.
+
+    Checkpointed calls nest or are disjoint. Replays that overlap in part show a layer that ran
+    twice in one stretch, mistaken for itself and the equal layer before it.
+    """
+    spans = sorted(
+        (int(places.min()), -int(places.max()), replay.engine)
+        for replay in replays
+        for places in (np.searchsorted(finder.forward, replay.original),)
+    )
+    codes = {int(finder.structure.engine[s[0]]): finder.code[s].tobytes() for s in stretches}
+    heights: dict[bytes, int] = {}
+    open_ends: list[int] = []
+    for first, minus_last, engine in spans:
+        last = -minus_last
+        while open_ends and open_ends[-1] < first:
+            open_ends.pop()
+        crosses = open_ends and open_ends[-1] < last
+        anchor = finder.anchor(engine) if crosses else None
+        if anchor is not None and not finder.structure.checkpoint_node[engine]:
+            heights[codes[engine]] = anchor.last - open_ends[-1] - 1
+        open_ends.append(last)
+    return heights
 
 
 def _stretches(calls: Calls, structure: Structure, candidates: Int64) -> list[Int64]:
@@ -133,12 +171,14 @@ class _Anchor:
 class _Finder:
     """The forward sequence, indexed, and what each candidate has been matched with so far."""
 
-    def __init__(self, calls: Calls, structure: Structure, work: Work, forward: Int64) -> None:
+    def __init__(
+        self, calls: Calls, structure: Structure, work: Work, forward: Int64, neutral: Bool
+    ) -> None:
         self.calls = calls
         self.structure = structure
         self.work = work
         self.forward = forward
-        self._twins = _twins(calls)
+        self._twins = _twins(calls, neutral)
         self.code = calls.name.astype(np.int64) * (int(calls.dims.max(initial=0)) + 1) + calls.dims
         self.codes = self.code[forward]
         order = np.argsort(self.codes, kind="stable")
@@ -155,13 +195,28 @@ class _Finder:
         for replay in replays:
             self._origin[replay.again] = replay.original
 
-    def match(self, stretch: Int64, engine: int, begin: int) -> list[Replay]:
-        """The replays that one stretch consists of, in order of time."""
-        anchor = self._anchor(engine)
+    def match(
+        self, stretch: Int64, engine: int, begin: int, heights: dict[bytes, int]
+    ) -> list[Replay]:
+        """The replays that one stretch consists of, in order of time.
+
+        Args:
+            stretch: Rows of its candidates.
+            engine: Row of its engine range.
+            begin: Start of its step, ns.
+            heights: How far below its expected end a stretch of these operators may reach, unless that
+                explains less.
+        """
+        anchor = self.anchor(engine)
         lowest = 0
         if self._one_thread:  # then forward operators stand in order of time
             lowest = int(np.searchsorted(self.calls.start[self.forward], begin))
         runs = self._runs(stretch, anchor, lowest)
+        height = heights.get(self.code[stretch].tobytes())
+        if height is not None and anchor is not None:
+            above = self._runs(stretch, anchor, max(lowest, anchor.last - height))
+            if sum(run[2] for run in above) >= sum(run[2] for run in runs):
+                runs = above
         if not self._formula_ends[engine] and not self.structure.checkpoint_node[engine]:
             # Every operator of this node is numbered: gradients of gradients, where a formula
             # looks like a forward pass. Only long runs count.
@@ -303,7 +358,8 @@ class _Finder:
             outermost = np.where(above >= 0, above, outermost)
         return outermost
 
-    def _anchor(self, engine: int) -> _Anchor | None:
+    def anchor(self, engine: int) -> _Anchor | None:
+        """Where the replays of an engine range are expected to end, and to begin if known."""
         calls, structure = self.calls, self.structure
         number = int(structure.number[engine])
         if number < 0:
@@ -372,14 +428,17 @@ def _passes(runs: list[_Run]) -> list[list[_Run]]:
     return [walk[::-1] for walk in passes[::-1]]
 
 
-def _twins(calls: Calls) -> Int64:
-    """For each call: how many calls inside it stand directly in one of the same name.
+def _twins(calls: Calls, neutral: Bool) -> Int64:
+    """For each call: how many operators inside it stand directly in one of the same name.
 
     A dispatch mode, which selective checkpointing uses, records each operator twice, one in
-    the other; an operator whose saved result is returned has no inner one.
+    the other (since torch 2.13 with a range between); one whose saved result is returned has
+    no inner one. Bookkeeping differs between first run and replay and is left out.
     """
-    parent = np.maximum(calls.parent, 0)
-    twin = (calls.parent >= 0) & (calls.name == calls.name[parent]) & (calls.kind == Kind.OP)
-    before = np.concatenate(([0], np.cumsum(twin)))
+    mode = np.array([name == words.DISPATCH_MODE for name in calls.names], np.bool_)[calls.name]
+    above = np.where(calls.parent >= 0, calls.parent, 0)
+    above = np.where(mode[above] & (calls.parent[above] >= 0), calls.parent[above], above)
+    twin = (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)
+    before = np.concatenate(([0], np.cumsum(twin & ~neutral)))
     rows = np.arange(len(calls))
     return np.asarray(before[rows + calls.size + 1] - before[rows + 1], np.int64)

@@ -11,7 +11,7 @@ from recompute_scan.recompute.facts import Recompute
 from recompute_scan.result import Checkpoint, Region
 
 # Within one block, a multiplicity counts when this share of the block's time has it.
-MATTERS_IN_BLOCK = 0.05
+MATTERS_IN_BLOCK = 0.01
 _SHOWN_OPERATORS = 4
 
 _Key = tuple[str, int]

@@ -28,6 +28,9 @@ CHECKPOINT_FUNCTIONS = frozenset(
 )
 CHECKPOINT_NODES = frozenset(f"{name}Backward" for name in CHECKPOINT_FUNCTIONS)
 
+# Round each operator that a TorchDispatchMode handles, since torch 2.13.
+DISPATCH_MODE = "PythonDispatchMode"
+
 # Optimizer, gradient clipping by the optimizer, and zeroing: never part of a forward pass.
 OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#")
 

@@ -79,19 +79,19 @@ def run_program(target: str, is_module: bool, args: Sequence[str]) -> Outcome:
 
 def _load(target: str, is_module: bool, args: Sequence[str]) -> _Program:
     if is_module:
-        _set_first_path(str(Path.cwd()))
+        _set_first_path(os.getcwd())  # noqa: PTH109 - text, as below
         sys.argv[:] = ["-m", *args]  # as Python has it while it looks for the module
         return _module_program(_find_module(target), target)
     path = Path(target)
+    # Joined as text, as Python does: pathlib would drop the "./" of "./train.py".
+    file = os.path.join(os.getcwd(), target)  # noqa: PTH109, PTH118
     if path.is_dir():  # a folder with a __main__.py runs like a module
-        _set_first_path(target)
-        spec = importlib.machinery.PathFinder.find_spec("__main__", [target])
+        _set_first_path(file)
+        spec = importlib.machinery.PathFinder.find_spec("__main__", [file])
         if spec is None:
             raise UsageError("E202", f"There is no __main__.py in {target}.")
         program = _module_program(spec, target)
         return _Program(program.code, program.main, target)
-    # Joined as text, as Python does: pathlib would drop the "./" of "./train.py".
-    file = os.path.join(os.getcwd(), target)  # noqa: PTH109, PTH118
     loader = importlib.machinery.SourceFileLoader("__main__", file)
     try:
         source = loader.get_data(file)

@@ -50,9 +50,10 @@ def launch(nproc_per_node: int, argv: Sequence[str]) -> int:
         nproc_per_node: Number of processes.
         argv: What follows ``recompute_scan``, such as ``["run", "--steps", "5", "train.py"]``.
     """
-    from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    # Not every build of torch has these, and only a launch needs them.
+    from torch.distributed import run  # noqa: PLC0415
+    from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
     options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={nproc_per_node}"]
     own_threads = "OMP_NUM_THREADS" not in os.environ

@@ -143,7 +143,7 @@ class OtherProfilers:
     @staticmethod
     def running() -> bool:
         """Whether some profiler records in this thread now."""
-        return bool(torch.autograd._profiler_enabled())
+        return bool(torch._C._autograd._profiler_enabled())
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(profiler: Any, *args: Any, **kwargs: Any) -> Any:

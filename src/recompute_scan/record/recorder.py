@@ -93,7 +93,10 @@ class Recorder:
         if self._phase is Phase.DONE:
             return
         if self.trace is not None:
-            self._warn("Steps were marked another way after the profiled steps; see warm-up.")
+            self._warn(
+                "recompute_scan.step() was first called when the trace was already recorded: the "
+                "steps in it are optimizer steps."
+            )
             return
         self._drop_window()
         self._timer = None
@@ -147,6 +150,8 @@ class Recorder:
         elif self._window is not None:
             with self.others.ours():
                 self._window.step()
+            if self._window.begun:
+                self._counter.freeze()
             if self._window.full:
                 self._close()
         self._report()
@@ -181,7 +186,7 @@ class Recorder:
             self._warn_of_other_profiler()
             return
         stacks = self.trace is not None
-        if not stacks:
+        if not lead:
             self._counter.freeze()
         self._begin_marking()
         window = Window(

@@ -105,7 +105,7 @@ class StepHooks:
         self._undo.append(handle.remove)
         patch = getattr(Optimizer, "_patch_step_function", None)
         if patch is not None:
-            Optimizer._patch_step_function = self._patching(patch)  # type: ignore[method-assign]
+            Optimizer._patch_step_function = self._patching(patch)  # type: ignore[method-assign,assignment]
             self._undo.append(lambda: setattr(Optimizer, "_patch_step_function", patch))
         recompute_scan._on_step = lambda: self._saw(_EXPLICIT)
         self._undo.append(lambda: setattr(recompute_scan, "_on_step", None))
@@ -144,7 +144,7 @@ class StepHooks:
         # Code asks for the signature of `step` (GradScaler does); old versions of
         # torch.compile put `__wrapped__` in its place.
         wrapper.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
-        del wrapper.__wrapped__  # type: ignore[attr-defined]
+        del wrapper.__wrapped__
         setattr(wrapper, _MARK, True)
         return wrapper
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -42,11 +43,6 @@ class StepTimer:
         if self._cuda:
             torch.cuda.synchronize()
             events = self._events
-            return tuple(
-                float(begin.elapsed_time(end))
-                for begin, end in zip(events, events[1:], strict=False)
-            )
+            return tuple(float(begin.elapsed_time(end)) for begin, end in pairwise(events))
         times = self._times
-        return tuple(
-            (end - begin) * 1e3 for begin, end in zip(times, times[1:], strict=False)
-        )
+        return tuple((end - begin) * 1e3 for begin, end in pairwise(times))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recompute_scan.report.summary import total, waste
+from recompute_scan.report.summary import saving, total
 from recompute_scan.report.words import PART_WORDS, ms, share
-from recompute_scan.result import Cost
+from recompute_scan.result import Cost, Result
 
 PARTS = ("forward", "recompute", "surplus", "backward", "optimizer", "other")
 
@@ -39,9 +39,10 @@ class Row:
 
 @dataclass(frozen=True)
 class CostBars:
-    """Both bars. ``after`` is empty, and ``low`` and ``high`` unset, where nothing is saved."""
+    """Both bars; ``after`` is empty where nothing is saved, or what is saved cannot be split."""
 
     summary: str
+    saves: bool
     before: tuple[Part, ...]
     after: tuple[Part, ...]
     low: float
@@ -52,15 +53,19 @@ class CostBars:
     total_after: str
 
 
-def cost_bars(cost: Cost) -> CostBars:
-    """The two bars and their table."""
+def cost_bars(result: Result) -> CostBars | None:
+    """The two bars and their table; ``None`` where the parts of a step are not known."""
+    cost = result.cost
+    if cost is None or result.verdict == "inconclusive":
+        return None
     now = {kind: max(0.0, float(getattr(cost.breakdown, kind))) for kind in PARTS}
     whole = total(cost.breakdown)
-    saves = waste(cost) is not None
+    saves = saving(result) is not None
     then = _after(now, cost.predicted_step_ms) if saves else {}
     scale = max(whole, cost.step_ms, cost.predicted_high_ms if saves else 0.0, 1e-9)
     return CostBars(
-        summary=_summary(cost, whole),
+        summary=_summary(cost, whole, saves=saves),
+        saves=saves,
         before=_parts(now, scale),
         after=_parts(then, scale),
         low=round(100 * cost.predicted_low_ms / scale, 3),
@@ -72,12 +77,12 @@ def cost_bars(cost: Cost) -> CostBars:
                 PART_WORDS[kind],
                 ms(now[kind]),
                 share(now[kind] / whole) if whole > 0 else share(None),
-                ms(then[kind]) if kind in then else "–",
+                ms(then[kind]) if kind in then else "-",
             )
             for kind in PARTS
         ),
         total_before=ms(cost.step_ms),
-        total_after=ms(cost.predicted_step_ms) if saves else "–",
+        total_after=ms(cost.predicted_step_ms) if saves else "-",
     )
 
 
@@ -115,18 +120,19 @@ def _parts(values: dict[str, float], scale: float) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _summary(cost: Cost, whole: float) -> str:
+def _summary(cost: Cost, whole: float, *, saves: bool) -> str:
     parts = cost.breakdown
-    if parts.surplus > 0 and waste(cost) is not None:
+    if parts.surplus > 0 and saves:
         return (
             f"Of a step of {ms(cost.step_ms)}, {ms(parts.surplus)} "
             f"({share(parts.surplus / whole) if whole > 0 else share(None)}) repeat forward work "
             f"that had been repeated already; without it a step is predicted to take "
             f"{ms(cost.predicted_step_ms)}."
         )
-    if parts.recompute > 0:
+    replays = parts.recompute + parts.surplus
+    if replays > 0:
         return (
-            f"Of a step of {ms(cost.step_ms)}, {ms(parts.recompute)} are replays that "
-            f"checkpointing needs to save memory; none of it is surplus."
+            f"Of a step of {ms(cost.step_ms)}, {ms(replays)} are replays that "
+            f"checkpointing needs to save memory."
         )
-    return f"A step takes {ms(cost.step_ms)}; no part of it repeats forward work."
+    return f"A step takes {ms(cost.step_ms)}; no replay was counted in it."

@@ -18,13 +18,15 @@ from markupsafe import Markup
 
 from recompute_scan.report import summary, words
 from recompute_scan.report.bars import cost_bars
-from recompute_scan.report.escape import inert, lines, script_json, visible
+from recompute_scan.report.escape import inert, lines, script_json, shorten, visible
 from recompute_scan.report.proof import family_table, timeline
 from recompute_scan.result import Checkpoint, Region, Result, to_json
 
 # Rows shown before the table folds blocks that are like one already shown.
 MOST_ROWS = 60
 MOST_FOLDED = 2000
+# Characters of JSON that the page carries; a larger result is left to its own file.
+MOST_JSON = 3_000_000
 
 
 @dataclass(frozen=True)
@@ -46,29 +48,35 @@ class RegionRows:
 
 def render_html(result: Result) -> str:
     """The report as one HTML document; the same result gives the same text."""
+    json = script_json(to_json(result))
     style, script = _asset("style.css"), _asset("script.js")
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    return _environment().get_template("page.html").render(
-        result=result,
-        style=style,
-        script=script,
-        policy=policy,
-        numbers=summary.key_numbers(result),
-        waste=summary.waste_sentences(result),
-        bars=cost_bars(result.cost) if result.cost else None,
-        proof=timeline(result),
-        proof_families=family_table(result.proof) if result.proof else [],
-        rows=region_rows(result.regions),
-        groups=summary.block_groups(result.regions),
-        stacks=summary.checkpoint_stacks(result.regions),
-        anchors=summary.finding_anchors(result.findings),
-        commands=summary.check_commands(result),
-        own_command=summary.run_again(result) is not None,
-        words=words,
-        json=Markup(_text(script_json(to_json(result)))),  # noqa: S704 - quoted by _text
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            result=result,
+            style=style,
+            script=script,
+            policy=policy,
+            numbers=summary.key_numbers(result),
+            waste=summary.waste_sentences(result),
+            bars=cost_bars(result),
+            proof=timeline(result),
+            proof_families=family_table(result.proof) if result.proof else [],
+            rows=region_rows(result.regions),
+            groups=summary.block_groups(result.regions),
+            stacks=summary.checkpoint_stacks(result.regions),
+            anchors=summary.finding_anchors(result.findings),
+            commands=summary.check_commands(result),
+            health=summary.health_counters(result),
+            own_command=summary.run_again(result) is not None,
+            words=words,
+            json=Markup(_text(json)) if len(json) <= MOST_JSON else None,  # noqa: S704 - quoted
+        )
     )
 
 
@@ -127,6 +135,7 @@ def _environment() -> Environment:
         count=words.count,
         plain=words.plain,
         lines=lines,
+        source_line=lambda line: shorten(line, 200),
         diff=diff_lines,
         web_link=_web_link,
         block=lambda region: visible(summary.block_label(region)),

@@ -11,12 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from recompute_scan.report.escape import shorten, visible
-from recompute_scan.report.words import microseconds, ms, plural, times
+from recompute_scan.report.words import microseconds, ms, plural
 from recompute_scan.result import Proof, ProofLane, ProofOp, Result
 
 # Enough to see a block's shape; beyond it boxes are thinner than a line and weigh megabytes.
 MOST_BOXES = 600
 COLOURS = 6
+# The widest a backward lane may be, in lengths of the longest other lane.
+MOST_BACKWARD = 2.2
 _ROWS = 3
 _ROW_HEIGHT = 32
 _LANE_HEAD = 23
@@ -81,7 +83,7 @@ def timeline(result: Result) -> Timeline | None:
     proof = result.proof
     if proof is None or not proof.lanes:
         return None
-    longest = max(max(lane.duration_us for lane in proof.lanes), 1e-3)
+    longest = _scale(proof)
     colours = family_colours(proof)
     step_start = next((step.start_us for step in result.steps if step.index == proof.step), None)
     lanes, y = [], 0
@@ -102,6 +104,17 @@ def timeline(result: Result) -> Timeline | None:
         operators=_operators(proof),
         left_out=sum(lane.left_out for lane in lanes),
     )
+
+
+def _scale(proof: Proof) -> float:
+    """How many µs the drawing is wide.
+
+    A backward lane may be far longer than the runs to compare (it can enclose the replays);
+    it is cut rather than let it press them into a corner.
+    """
+    longest = max(1e-3, *(lane.duration_us for lane in proof.lanes))
+    runs = [lane.duration_us for lane in proof.lanes if lane.kind != "backward"]
+    return min(longest, MOST_BACKWARD * max(runs)) if runs and max(runs) > 0 else longest
 
 
 def family_colours(proof: Proof) -> dict[str, int]:
@@ -128,7 +141,8 @@ def _legend(colours: dict[str, int]) -> tuple[tuple[int, str], ...]:
 def _lane(
     lane: ProofLane, y: int, longest: float, colours: dict[str, int], step_start: float | None
 ) -> Lane:
-    drawn = sorted(lane.ops, key=lambda op: (-op.duration_us, op.start_us))[:MOST_BOXES]
+    inside = [op for op in lane.ops if op.start_us < lane.start_us + longest]
+    drawn = sorted(inside, key=lambda op: (-op.duration_us, op.start_us))[:MOST_BOXES]
     row_ends: list[float] = []
     boxes = []
     for op in sorted(drawn, key=lambda op: (op.start_us, -op.duration_us)):
@@ -142,22 +156,23 @@ def _lane(
     if step_start is not None:
         clock += f", {ms((lane.start_us - step_start) / 1000)} into the step"
     return Lane(
-        title=_title(lane),
+        title=_title(lane, longest),
         clock=clock,
         kind=lane.kind,
         y=y,
         height=_LANE_HEAD + max(1, len(row_ends)) * _ROW_HEIGHT,
-        width=round(100 * lane.duration_us / longest, 3),
+        width=round(min(100.0, 100 * lane.duration_us / longest), 3),
         boxes=tuple(boxes),
-        left_out=len(lane.ops) - len(drawn),
+        left_out=len(inside) - len(drawn),
     )
 
 
-def _title(lane: ProofLane) -> str:
+def _title(lane: ProofLane, longest: float) -> str:
     # said in words as well, since colour alone does not reach everyone
     surplus = lane.kind == "surplus" and "surplus" not in lane.label
     name = visible(lane.label, 60) + (", surplus" if surplus else "")
-    return f"{name}: {ms(lane.duration_us / 1000)}"
+    cut = " (cut at the right edge)" if lane.duration_us > 1.001 * longest else ""
+    return f"{name}: {ms(lane.duration_us / 1000)}{cut}"
 
 
 def _box(op: ProofOp, lane: ProofLane, y: int, longest: float, colours: dict[str, int]) -> Box:
@@ -180,16 +195,17 @@ def _summary(block: str, proof: Proof) -> str:
     name = visible(block, 60)
     if original is None:
         return f"The runs of {name} in step {proof.step}, one under another."
-    head = f"{name} ran {plural(len(original.ops), 'operator')} in the forward pass"
+    number = plural(len(original.ops), "operator")
+    head = f"{name} ran {number} in the forward pass of step {proof.step}"
     if not again:
-        return f"{head} of step {proof.step}, and none of them again in the backward pass."
+        return f"{head}, and none of them again in the backward pass."
     counts = " and ".join(str(len(lane.ops)) for lane in again)
     if len(again) == 1:
-        return f"{head} of step {proof.step}, and {counts} of them once more in the backward pass."
-    return (
-        f"{head} of step {proof.step}, and then {len(again)} times more in the backward pass "
-        f"({counts} operators): once is needed, the rest is surplus."
-    )
+        return f"{head}, and {counts} of them once more in the backward pass."
+    text = f"{head}, and {len(again)} times more in the backward pass ({counts} of them)"
+    if any(lane.kind == "surplus" for lane in again):
+        return f"{text}: one replay is needed, the rest is surplus."
+    return f"{text}."
 
 
 def _ticks(longest_us: float) -> tuple[tuple[float, str], ...]:
@@ -213,7 +229,7 @@ def _operators(proof: Proof) -> tuple[OpRow, ...]:
     families: dict[tuple[str, int], str] = {}
     for place, lane in enumerate(lanes):
         for key, op in _numbered(lane.ops):
-            cells = rows.setdefault(key, ["–"] * len(lanes))
+            cells = rows.setdefault(key, ["-"] * len(lanes))
             cells[place] = ms(op.duration_us / 1000)
             families.setdefault(key, op.family)
     return tuple(
@@ -239,6 +255,6 @@ def family_table(proof: Proof) -> list[tuple[str, list[str]]]:
         for lane in proof.lanes:
             ops = [op for op in lane.ops if op.family == family]
             spent = sum(op.duration_us for op in ops) / 1000
-            cells.append(f"{times(len(ops)).removesuffix('.0')} × in {ms(spent)}" if ops else "–")
+            cells.append(f"{plural(len(ops), 'call')}, {ms(spent)}" if ops else "-")
         table.append((visible(family, 40), cells))
     return table

@@ -6,6 +6,7 @@ Reads the result, decides nothing: the verdict and the headline come from it as 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from recompute_scan.result import Breakdown, Checkpoint, Cost, Finding, Region, 
 
 _LAST_NUMBER = re.compile(r"^(.*?)(\d{1,9})(\D*)$", re.DOTALL)
 _MOST_RANGES = 6
-_PLAIN_COMMAND = re.compile(r"[A-Za-z0-9 _./=:,+@%-]{1,400}")
+_PLAIN_SCRIPT = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./@%+-]{0,300}\.py")
 
 # The folder that the commands on the page record into.
 AFTER = "recompute-scan-after"
@@ -90,6 +91,17 @@ def waste(cost: Cost | None) -> Waste | None:
     )
 
 
+def saving(result: Result) -> Waste | None:
+    """What can be saved: :func:`waste`, where the verdict says that surplus matters."""
+    return waste(result.cost) if result.verdict == "doubled" else None
+
+
+def rank_words(result: Result) -> str:
+    """``3 doubled, 1 full``: the ranks' own verdicts, the commonest first."""
+    counts = Counter(rank.verdict for rank in result.ranks)
+    return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
+
+
 def total(breakdown: Breakdown) -> float:
     """The whole of a breakdown, in ms."""
     return (
@@ -111,7 +123,7 @@ def _replays(result: Result) -> KeyNumber:
     value = result.recompute_per_backward
     doubled = result.verdict == "doubled"
     if value is None:
-        note = "how often a block's forward pass ran again in its backward pass"
+        note = "the trace cannot tell"
     elif doubled:
         note = "ordinary checkpointing needs 1; every further one is surplus"
     elif value == 0:
@@ -128,7 +140,9 @@ def _share(result: Result) -> KeyNumber:
         value = parts.surplus / whole if parts and whole > 0 else None
         return KeyNumber("Share of the step", share(value), "spent on surplus replays", True)
     value = (parts.recompute + parts.surplus) / whole if parts and whole > 0 else None
-    note = "spent on replays" if not value else "spent on replays that save memory"
+    if value is None or result.verdict == "inconclusive":
+        return KeyNumber("Share of the step", UNKNOWN, "the trace cannot tell")
+    note = "spent on replays that save memory" if value else "spent on replays"
     return KeyNumber("Share of the step", share(value), note)
 
 
@@ -136,7 +150,7 @@ def _step_after(result: Result) -> KeyNumber:
     cost = result.cost
     if cost is None:
         return KeyNumber("Step time after", UNKNOWN, "the trace gave no step time")
-    if result.verdict == "doubled" and waste(cost) is not None:
+    if saving(result) is not None:
         note = (
             f"{ms(cost.step_ms)} now; likely {ms(cost.predicted_low_ms)} "
             f"to {ms(cost.predicted_high_ms)} after the fix"
@@ -146,13 +160,13 @@ def _step_after(result: Result) -> KeyNumber:
     if result.verdict == "doubled":
         note = "the same as now: no saving is predicted"
     elif result.verdict == "inconclusive":
-        note = "now; what it could be is not known"
+        return KeyNumber("Step time after", UNKNOWN, f"{ms(cost.step_ms)} now")
     return KeyNumber("Step time after", ms(cost.step_ms), note)
 
 
 def waste_sentences(result: Result) -> list[str]:
     """What the surplus costs in whole sentences, time first and throughput apart from it."""
-    found = waste(result.cost)
+    found = saving(result)
     if found is None:
         return []
     return [
@@ -237,6 +251,15 @@ def checkpoint_stacks(regions: Iterable[Region]) -> list[Stack]:
     return sorted(found, key=lambda stack: -stack.replays)
 
 
+def health_counters(result: Result) -> list[tuple[str, int]]:
+    """What was repaired, dropped or missing, in words; the plain number of events is neither."""
+    return [
+        (name.replace("_", " "), number)
+        for name, number in result.health.items()
+        if number and name != "events"
+    ]
+
+
 def finding_anchors(findings: Sequence[Finding]) -> list[str]:
     """One anchor a finding: its code, numbered from the second of the same code on."""
     seen: dict[str, int] = {}
@@ -251,28 +274,25 @@ def finding_anchors(findings: Sequence[Finding]) -> list[str]:
 def check_commands(result: Result) -> list[tuple[str, str]]:
     """How to see for oneself that the fix works: what each step does, and the exact command."""
     steps = []
-    if any(finding.fix and finding.fix.diff for finding in result.findings):
-        steps.append(("Save the diff as fix.diff and apply it.", "patch -p1 < fix.diff"))
+    diff = next((item.fix.diff for item in result.findings if item.fix and item.fix.diff), None)
+    if diff is not None:
+        # patch takes an absolute path only as one below the folder it is told to start from
+        patch = "patch -d / -p1" if diff.startswith("--- /") else "patch -p1"
+        steps.append(("Save the diff as fix.diff and apply it.", f"{patch} < fix.diff"))
     again = run_again(result) or f"recompute-scan run --steps 5 -o {AFTER} train.py"
-    steps.append(("Record the same steps again, into a folder of their own.", again))
+    what = "whole steps" if result.verdict == "inconclusive" else "the same steps again"
+    steps.append((f"Record {what}, into a folder of their own.", again))
     steps.append(("Read the new verdict.", f"recompute-scan analyze {AFTER}"))
     return steps
 
 
 def run_again(result: Result) -> str | None:
-    """The recorded ``recompute-scan run`` command, writing into a folder of its own.
+    """The command that records the same script again, without the script's own arguments.
 
-    The command came with the result, and people paste what a report tells them to run: one
-    that is not plainly ours, or that a shell would read more into, gives ``None``.
+    The script's name came with the result, and people paste what a report tells them to run:
+    a name that a shell would read more into gives ``None``.
     """
-    command = result.environment.get("command", "")
-    words = command.split(" ")
-    if words[:2] != ["recompute-scan", "run"] or not _PLAIN_COMMAND.fullmatch(command):
+    target = result.environment.get("target", "")
+    if not _PLAIN_SCRIPT.fullmatch(target):
         return None
-    ours = 2
-    while ours < len(words) and words[ours] != "-m" and not words[ours].endswith(".py"):
-        ours += 1
-    if "-o" in words[2:ours]:
-        at = words.index("-o", 2)
-        words[at : at + 2] = []
-    return " ".join(["recompute-scan", "run", "-o", AFTER, *words[2:]])
+    return f"recompute-scan run --steps 5 -o {AFTER} {target}"

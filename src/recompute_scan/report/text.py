@@ -5,14 +5,13 @@ Only paths, source lines, commands and diffs may be wider, since they are there 
 
 from __future__ import annotations
 
-import textwrap
 import unicodedata
 from dataclasses import dataclass, field
 
 import click
 
 from recompute_scan.report import summary, words
-from recompute_scan.report.escape import lines, shorten, visible
+from recompute_scan.report.escape import lines, visible
 from recompute_scan.result import Finding, Result
 
 WIDTH = 80
@@ -69,7 +68,8 @@ class _Page:
     def row(self, label: str, value: str, note: str = "", **how: object) -> None:
         head = f"  {label:<{_COLUMN}}"
         plain = f"{head}{value}"
-        rest = wrap(note, " " * (len(head) + 10), f"{plain:<{len(head) + 9}} ") if note else [plain]
+        # the first line is measured without codes, then given them
+        rest = wrap(note, " " * (len(head) + 10), f"{plain:<{len(head) + 9}} ")
         shown = self.style(value, **how) if how else value
         self.written.append(head + shown + rest[0][len(plain) :].rstrip())
         self.written += rest[1:]
@@ -90,6 +90,8 @@ def _verdict(page: _Page, result: Result) -> None:
         page.row(number.label, number.value, number.note, **how)
     evidence = f"{result.evidence_level}: {words.EVIDENCE_WORDS[result.evidence_level]}"
     page.row("Confidence", result.confidence, evidence, bold=True)
+    if len(result.ranks) > 1:
+        page.row("Ranks", str(len(result.ranks)), summary.rank_words(result), bold=True)
     if result.verdict == "inconclusive":
         page.title("Why, and what to record")
         if result.reason:
@@ -145,7 +147,7 @@ def _who(page: _Page, result: Result) -> None:
             page.prose(f"{number}. {variant}: {mechanism}", "     ", "  ")
             if checkpoint.call_site:
                 site = visible(checkpoint.call_site, 200)
-                source = visible(checkpoint.source.strip(), 200) if checkpoint.source else ""
+                source = visible(words.one_line(checkpoint.source), 200)
                 page.verbatim(f"{site}  {source}".rstrip(), "     ", fg="cyan")
     if len(stacks) > _MOST_STACKS:
         page.prose(f"and {len(stacks) - _MOST_STACKS} more arrangements (see the report)")
@@ -160,9 +162,9 @@ def _finding(page: _Page, finding: Finding) -> None:
         return
     risk = words.DISPOSITION_WORDS[finding.fix.disposition]
     page.prose(f"Fix: {finding.fix.summary}", "       ", "  ", bold=True)
-    page.prose(f"Keep {finding.fix.keep}.", "       ")
-    page.prose(f"Remove {finding.fix.remove}.", "       ")
-    page.prose(risk, "       ")
+    page.prose(f"Keep:   {finding.fix.keep}", " " * 15, " " * 7)
+    page.prose(f"Remove: {finding.fix.remove}", " " * 15, " " * 7)
+    page.prose(f"Risk:   {risk}", " " * 15, " " * 7)
     if finding.fix.diff:
         page.written.append("")
         for line in lines(finding.fix.diff.rstrip("\n")):
@@ -172,11 +174,7 @@ def _finding(page: _Page, finding: Finding) -> None:
 
 def _worth_knowing(page: _Page, result: Result) -> None:
     notes = list(result.warnings)
-    notes += [
-        f"{words.count(value)} × {key.replace('_', ' ')}"
-        for key, value in result.health.items()
-        if value
-    ]
+    notes += [f"{name}: {words.count(number)}" for name, number in summary.health_counters(result)]
     notes += [
         f"{rule.code} could not be checked: {rule.why or 'no reason given'}"
         for rule in result.checked
@@ -201,20 +199,36 @@ def _next(page: _Page, report: str | None, next_command: str | None) -> None:
 
 
 def wrap(text: str, indent: str, first: str) -> list[str]:
-    """Lines of at most :data:`WIDTH` columns; wide (East Asian) characters count as two."""
-    room = WIDTH - sum(1 for char in text if columns(char) > 1)
-    return textwrap.wrap(
-        text,
-        width=max(room, len(first) + 20, WIDTH // 2),
-        initial_indent=first,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-    ) or [first.rstrip()]
+    """Lines of at most :data:`WIDTH` columns; a word longer than a line is cut.
+
+    ``first`` starts the first line, ``indent`` all others; both are narrower than a line.
+    """
+    found, line, empty = [], first, True
+    for word in text.split():
+        if not empty and columns(line) + 1 + columns(word) > WIDTH:
+            found.append(line)
+            line, empty = indent, True
+        line += word if empty else f" {word}"
+        empty = False
+        while columns(line) > WIDTH:
+            cut = _fitting(line)
+            found.append(line[:cut])
+            line = indent + line[cut:]
+    return [*found, line]
+
+
+def _fitting(line: str) -> int:
+    """How many characters of a line fit into the width, at least one of them."""
+    used = 0
+    for place, char in enumerate(line):
+        used += columns(char)
+        if used > WIDTH:
+            return max(place, 1)
+    return len(line)
 
 
 def columns(text: str) -> int:
-    """How many terminal columns a text takes."""
+    """How many terminal columns a text takes; wide (East Asian) characters take two."""
+    if text.isascii():
+        return len(text)
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
-
-
-__all__ = ["WIDTH", "columns", "render_text", "shorten", "wrap"]

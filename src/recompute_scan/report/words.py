@@ -35,8 +35,8 @@ VERDICT_MEANING: dict[Verdict, str] = {
     ),
     "doubled": (
         "Activation checkpointing needs one replay of a block in the backward pass. Here the "
-        "same work ran again more often than that; every replay after the first frees no "
-        "memory and only takes time."
+        "same work ran again more often than that. The replays after the first take time, and "
+        "round the same block they free no further memory."
     ),
     "inconclusive": (
         "The trace cannot show whether forward work ran again in the backward pass, so this "
@@ -46,9 +46,10 @@ VERDICT_MEANING: dict[Verdict, str] = {
 
 HOW_TO_RECORD = (
     "Record at least one whole training step, forward and backward pass, with operator events "
-    "on. `recompute-scan run --steps 5 train.py` does so with your script unchanged; in your own "
-    "torch.profiler code, keep ProfilerActivity.CPU among the activities and let the schedule "
-    "record at least two whole steps."
+    "on. The command “recompute-scan run --steps 5 train.py” does so with your script unchanged. "
+    "Where torch.compile hides the operators, set TORCH_COMPILE_DISABLE=1 for the recording. In "
+    "torch.profiler code of your own, keep ProfilerActivity.CPU among the activities and let "
+    "the schedule record at least two whole steps."
 )
 
 EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
@@ -59,14 +60,11 @@ EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
 
 # What each mechanism is called in its own documentation; unknown ones are shown as they stand.
 MECHANISM_WORDS = {
-    "fsdp-wrapper": "PyTorch's checkpoint_wrapper (apply_activation_checkpointing)",
-    "checkpoint-wrapper": "PyTorch's checkpoint_wrapper (apply_activation_checkpointing)",
-    "composable": "PyTorch's composable checkpoint()",
-    "torch-checkpoint": "a direct call of torch.utils.checkpoint",
+    "fsdp-wrapper": "FSDP's checkpoint wrapper (checkpoint_wrapper)",
+    "hf-gradient-checkpointing": "Hugging Face's gradient_checkpointing_enable",
+    "composable-checkpoint": "PyTorch's composable checkpoint",
     "checkpoint-sequential": "torch.utils.checkpoint.checkpoint_sequential",
-    "gradient-checkpointing-enable": "Hugging Face gradient_checkpointing_enable()",
-    "hf-gradient-checkpointing": "Hugging Face gradient_checkpointing_enable()",
-    "transformers": "Hugging Face gradient_checkpointing_enable()",
+    "torch-checkpoint": "a direct call of torch.utils.checkpoint.checkpoint",
 }
 
 PART_WORDS = {
@@ -79,8 +77,8 @@ PART_WORDS = {
 }
 
 DISPOSITION_WORDS = {
-    "safe": "Safe: the results of training cannot change.",
-    "review": "Look before you apply it: it may touch more than the replays.",
+    "safe": "safe; the results of training cannot change",
+    "review": "look before you apply it; it may touch more than the replays",
 }
 
 STATUS_WORDS = {
@@ -146,6 +144,11 @@ def plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def one_line(source: str | None) -> str:
+    """A statement of source code on one line, for places that have only one."""
+    return " ".join((source or "").split())
 
 
 def mechanism_words(checkpoint: Checkpoint) -> str:

@@ -1,0 +1,124 @@
+"""Which line of the user's code is behind a call: the ``file:line`` shown to a person."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+import recompute_scan
+from recompute_scan.record.statements import statement_at
+from recompute_scan.run_info import Source
+
+# Packages that switch checkpointing on for somebody else; never "the user's code", wherever
+# they are installed.
+_FRAMEWORKS = frozenset(
+    {
+        "accelerate",
+        "composer",
+        "deepspeed",
+        "diffusers",
+        "fairscale",
+        "lightning",
+        "lightning_fabric",
+        "megatron",
+        "peft",
+        "pytorch_lightning",
+        "recompute_scan",
+        "sentence_transformers",
+        "timm",
+        "torch",
+        "torchtune",
+        "transformer_engine",
+        "transformers",
+        "trl",
+        "wrapt",
+    }
+)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_SKIPPED = tuple(
+    {str(Path(file).parent) + os.sep for file in (torch.__file__, recompute_scan.__file__) if file}
+    | {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")}  # noqa: PTH118
+)
+
+
+class CallSites:
+    """Turns frames into sites, and remembers where each one is."""
+
+    def __init__(self, start_folder: Path) -> None:
+        self._start = start_folder
+        self._places: dict[str, tuple[Path, int]] = {}
+
+    def sources(self) -> dict[str, Source]:
+        """The statement at each site that was named, where its source can be read."""
+        found = {site: statement_at(path, line) for site, (path, line) in self._places.items()}
+        return {site: source for site, source in found.items() if source is not None}
+
+    def switched_on_at(self, frame: FrameType | None) -> str:
+        """The nearest user line that led to this frame, for calls that switch a setting on.
+
+        Where no user code is on the stack, the outermost line of a library other than torch;
+        empty where there is none either.
+        """
+        outermost: FrameType | None = None
+        while frame is not None:
+            if is_user_code(frame):
+                return self._site(frame)
+            if _is_library(frame):
+                outermost = frame
+            frame = frame.f_back
+        return self._site(outermost) if outermost is not None else ""
+
+    def called_at(self, frame: FrameType | None) -> str:
+        """The line outside torch and this package that made a call, the user's or a library's."""
+        while frame is not None:
+            if is_user_code(frame) or _is_library(frame):
+                return self._site(frame)
+            frame = frame.f_back
+        return ""
+
+    def _site(self, frame: FrameType) -> str:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        site = f"{self._shown(file)}:{line}"
+        self._places.setdefault(site, (self._start / file, line))
+        return site
+
+    def _shown(self, file: str) -> str:
+        for marker in _INSTALLED:
+            if marker in file:
+                return file.rpartition(marker)[2]
+        path = Path(os.path.normpath(self._start / file))
+        return str(path.relative_to(self._start)) if path.is_relative_to(self._start) else str(path)
+
+
+def is_user_code(frame: FrameType) -> bool:
+    """Whether this is a line of the person who runs the script, not of anything installed."""
+    return not _is_generated(frame) and not _is_installed(frame)
+
+
+def top_package(frame: FrameType) -> str:
+    """Name of the package that the frame's code belongs to."""
+    return str(frame.f_globals.get("__name__") or "").partition(".")[0]
+
+
+def _is_generated(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith("<")
+
+
+def _is_installed(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return (
+        file.startswith(_SKIPPED)
+        or any(marker in file for marker in _INSTALLED)
+        or top_package(frame) in _FRAMEWORKS
+    )
+
+
+def _is_library(frame: FrameType) -> bool:
+    if _is_generated(frame) or top_package(frame) in ("torch", "recompute_scan"):
+        return False
+    file = frame.f_code.co_filename
+    return any(marker in file for marker in _INSTALLED) or top_package(frame) in _FRAMEWORKS

@@ -1,0 +1,60 @@
+"""What a run ran on and with, as text for the report."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+import torch
+
+from recompute_scan.record.launch import RankFacts
+
+_PACKAGES = (
+    "transformers",
+    "accelerate",
+    "lightning",
+    "pytorch-lightning",
+    "deepspeed",
+    "peft",
+    "trl",
+    "torchtitan",
+    "transformer-engine",
+    "flash-attn",
+)
+
+
+def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -> dict[str, str]:
+    """Versions and settings of this process, all text. The script's arguments are left out:
+    they may hold secrets.
+    """
+    facts = {
+        "target": target,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "torch": str(torch.__version__),
+        "device": device,
+        "world_size": str(ranks.world_size),
+        "torch_compile": "used" if _compiled_something() else "not used",
+    }
+    if device == "cuda":
+        facts["device_name"] = torch.cuda.get_device_name()
+        facts["cuda"] = str(torch.version.cuda or torch.version.hip or "")
+    else:
+        facts["threads"] = str(torch.get_num_threads())
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        facts["backend"] = str(distributed.get_backend())
+    for package in _PACKAGES:
+        try:
+            facts[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return facts
+
+
+def _compiled_something() -> bool:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(dynamo, "counters", {})
+    return bool(counters and counters.get("stats"))

@@ -1,0 +1,157 @@
+"""Which module a checkpoint covers, and what it is called in the model."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+# Attributes under which wrappers keep the layer they wrap: FSDP1, the checkpoint and offload
+# wrappers, torch.compile.
+_WRAPPED_UNDER = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+_DEEPEST_CLOSURE = 3
+
+
+@dataclass(frozen=True)
+class ModuleName:
+    """Name below the root model and class name, wrappers left out; empty where unknown."""
+
+    name: str = ""
+    class_name: str = ""
+
+
+UNKNOWN = ModuleName()
+
+
+class ModuleIndex:
+    """Names of all modules alive in this process, each in the largest model that holds it."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._misses = 0
+
+    def rebuild(self) -> None:
+        """Look at the models anew."""
+        # type(), because isinstance() asks proxies for their __class__ and may run anything.
+        modules = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
+        held = {id(child) for module in modules for child in module._modules.values()}
+        roots = [module for module in modules if id(module) not in held]
+        listed = [list(root.named_modules()) for root in roots]
+        self._names = {
+            id(module): plain_name(name)
+            for names in sorted(listed, key=len)  # a larger model's names replace a smaller's
+            for name, module in names
+        }
+        self._misses = 0
+
+    def look_up(self, covered: Sequence[nn.Module]) -> ModuleName:
+        """The name of one module, or of the run of modules that one checkpoint covers."""
+        if not covered:
+            return UNKNOWN
+        names = [self._name(module) for module in covered]
+        if len(covered) == 1:
+            return ModuleName(names[0], real_class_name(covered[0]))
+        first, last = names[0], names[-1].rpartition(".")[2]
+        kinds = dict.fromkeys(real_class_name(module) for module in covered)
+        return ModuleName(f"{first}-{last}" if first else "", ", ".join(kinds))
+
+    def _name(self, module: nn.Module) -> str:
+        name = self._names.get(id(module))
+        if name is None and self._misses < 2:  # made since the index was built, perhaps
+            misses = self._misses + 1
+            self.rebuild()
+            self._misses = misses
+            name = self._names.get(id(module))
+        return name or ""
+
+
+def covered_modules(function: object, args: Iterable[object] = ()) -> list[nn.Module]:
+    """The modules that a checkpointed function runs, as far as it can be seen from outside.
+
+    Looks at the function itself, the object it is bound to, a partial's function and arguments,
+    its closure, and last at the call's own arguments. Wrappers are taken off.
+    """
+    found = _in_function(function, 0)
+    if not found:
+        found = [arg for arg in args if isinstance(arg, nn.Module)][:1]
+    return [unwrapped(module) for module in found]
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The layer inside FSDP, checkpoint and compile wrappers."""
+    while True:
+        for attribute in _WRAPPED_UNDER:
+            inner = module._modules.get(attribute)
+            if inner is not None:
+                module = inner
+                break
+        else:
+            return module
+
+
+def plain_name(name: str) -> str:
+    """A qualified name without the parts that wrappers add."""
+    parts = [part for part in name.split(".") if part not in _WRAPPED_UNDER]
+    while parts and parts[0] == "module":  # DistributedDataParallel, DeepSpeed
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def real_class_name(module: nn.Module) -> str:
+    """The class name; FSDP2's ``fully_shard`` makes ``FSDPBlock`` of ``Block``, undone here."""
+    kind = type(module)
+    if any(base.__name__ == "FSDPModule" for base in kind.__bases__):
+        kind = kind.__bases__[-1]
+    return kind.__name__
+
+
+def _in_function(function: Any, depth: int) -> list[nn.Module]:
+    if isinstance(function, nn.Module):
+        return [function]
+    if isinstance(function, functools.partial):
+        bound = _modules([*function.args, *function.keywords.values()])[:1]
+        return bound or _in_function(function.func, depth)
+    if isinstance(function, MethodType):
+        return _modules([function.__self__])
+    if isinstance(function, FunctionType) and depth < _DEEPEST_CLOSURE:
+        return _in_closure(function, depth)
+    return []
+
+
+def _in_closure(function: FunctionType, depth: int) -> list[nn.Module]:
+    cells = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            cells[name] = cell.cell_contents
+        except ValueError:  # not filled in yet
+            continue
+    functions, start, end = (cells.get(name) for name in ("functions", "start", "end"))
+    if isinstance(functions, (list, nn.ModuleList, nn.Sequential)) and isinstance(start, int):
+        # checkpoint_sequential's own closure: functions[start] to functions[end].
+        return _modules(list(functions)[start : (end + 1) if isinstance(end, int) else None])
+    modules = [value for value in cells.values() if isinstance(value, nn.Module)]
+    if modules:
+        return [_innermost(modules)]
+    for value in cells.values():
+        found = _in_function(value, depth + 1)
+        if found:
+            return found
+    return []
+
+
+def _innermost(modules: list[nn.Module]) -> nn.Module:
+    """Of `self` and a block of it, the block."""
+    for module in modules:
+        others = [other for other in modules if other is not module]
+        if not any(other in list(module.modules()) for other in others):
+            return module
+    return modules[0]
+
+
+def _modules(values: Iterable[object]) -> list[nn.Module]:
+    return [value for value in values if isinstance(value, nn.Module)]

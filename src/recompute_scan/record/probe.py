@@ -1,0 +1,192 @@
+"""Marks checkpointed regions and their replays in the trace.
+
+``torch.utils.checkpoint.checkpoint`` itself stays what it is: ``torch.compile`` knows it by
+identity and others have imported it by name. What it looks up when called is replaced instead:
+``CheckpointFunction.forward`` for the reentrant variant and
+``_checkpoint_without_reentrant_generator`` for the other (both as in torch 2.1 to 2.13).
+Ranges are opened only while a profiler records, and never change what is computed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+
+from recompute_scan.annotations import RegionMark, region_name, replay_name
+from recompute_scan.record.call_sites import CallSites
+from recompute_scan.record.module_names import ModuleIndex
+from recompute_scan.record.origins import Origins
+from recompute_scan.record.switches import COMPOSABLE_MODULE, Switches
+
+# The ranges are opened by these and not by `torch.profiler.record_function`: that one is an
+# operator of its own, which a selective checkpoint's dispatch mode would see, count and cache.
+_open_range: Any = getattr(torch._C._autograd, "_record_function_with_args_enter", None)
+_close_range: Any = getattr(torch._C._autograd, "_record_function_with_args_exit", None)
+_recording: Any = getattr(torch._C._autograd, "_profiler_enabled", None)
+
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+Variant = Literal["reentrant", "non-reentrant"]
+
+
+class Probe:
+    """The marks of one process.
+
+    Attributes:
+        sites: Source lines of the call sites that were named.
+        warnings: What could not be watched in this version of torch.
+    """
+
+    def __init__(self, start_folder: Path) -> None:
+        self.sites = CallSites(start_folder)
+        self._switches = Switches(self.sites)
+        self._index = ModuleIndex()
+        self._origins = Origins(self.sites, self._switches, self._index)
+        self._calls = itertools.count(1)
+        self._thread = threading.local()
+        self._undo: list[Callable[[], None]] = []
+        self._warnings: list[str] = []
+
+    @property
+    def warnings(self) -> list[str]:
+        """What could not be watched, one sentence each."""
+        return [*self._warnings, *self._switches.warnings]
+
+    def install(self) -> None:
+        """Begin to watch; before the script is imported."""
+        if None in (_open_range, _close_range, _recording):
+            self._cannot_watch("reentrant")
+            self._cannot_watch("non-reentrant")
+            return
+        self._switches.install()
+        self._watch_reentrant()
+        self._watch_non_reentrant()
+
+    def remove(self) -> None:
+        """Put torch's own functions back."""
+        self._switches.remove()
+        while self._undo:
+            self._undo.pop()()
+
+    def begin(self) -> None:
+        """Recording is about to start: learn the names of the modules there are now."""
+        self._index.rebuild()
+
+    def _watch_reentrant(self) -> None:
+        function = getattr(torch_checkpoint, "CheckpointFunction", None)
+        original = getattr(function, "forward", None)
+        if function is None or original is None:
+            self._cannot_watch("reentrant")
+            return
+
+        @functools.wraps(original)
+        def forward(ctx: Any, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
+            if _recording() and not torch.compiler.is_compiling():
+                mark = self._mark("reentrant", run_function, args)
+                run_function = self._both_runs(run_function, mark)
+            return original(ctx, run_function, preserve_rng_state, *args)
+
+        function.forward = staticmethod(forward)
+        self._undo.append(lambda: setattr(function, "forward", staticmethod(original)))
+
+    def _watch_non_reentrant(self) -> None:
+        original = getattr(torch_checkpoint, _GENERATOR, None)
+        if original is None:
+            self._cannot_watch("non-reentrant")
+            return
+
+        @functools.wraps(original)
+        def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if not _recording() or torch.compiler.is_compiling():
+                return original(function, *args, **kwargs)
+            mark = self._mark("non-reentrant", function, args)
+            return self._marked(original(self._replay(function, mark), *args, **kwargs), mark)
+
+        # The composable checkpoint imports the generator by name.
+        for module in (torch_checkpoint, sys.modules.get(COMPOSABLE_MODULE)):
+            if module is not None and getattr(module, _GENERATOR, None) is original:
+                setattr(module, _GENERATOR, generator)
+                self._undo.append(functools.partial(setattr, module, _GENERATOR, original))
+
+    def _cannot_watch(self, variant: Variant) -> None:
+        self._warnings.append(
+            f"This version of torch ({torch.__version__}) has no {variant} checkpoint where it is "
+            "looked for, so its regions carry no marks in the trace."
+        )
+
+    def _mark(self, variant: Variant, function: object, args: tuple[object, ...]) -> RegionMark:
+        depth = getattr(self._thread, "depth", 0)
+        call = next(self._calls)
+        try:
+            origin = self._origins.of(function, args, sys._getframe(2))
+        except Exception as error:  # a name less is no reason to stop somebody's training
+            text = f"Some checkpoint calls could not be named: {type(error).__name__}: {error}"
+            if text not in self._warnings:
+                self._warnings.append(text)
+            return RegionMark(call, depth, variant)
+        return RegionMark(
+            call=call,
+            depth=depth,
+            variant=variant,
+            module=origin.module.name,
+            module_class=origin.module.class_name,
+            mechanism=origin.mechanism,
+            site=origin.site,
+        )
+
+    def _both_runs(self, function: Any, mark: RegionMark) -> Callable[..., Any]:
+        """The function, marked as the region in its first run and as a replay in later ones."""
+        name = region_name(mark)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal name
+            current, name = name, replay_name(mark.call)
+            with self._range(current, mark.depth):
+                return function(*args, **kwargs)
+
+        return run
+
+    def _replay(self, function: Any, mark: RegionMark) -> Callable[..., Any]:
+        name = replay_name(mark.call)
+
+        def replay(*args: Any, **kwargs: Any) -> Any:
+            with self._range(name, mark.depth):
+                return function(*args, **kwargs)
+
+        return replay
+
+    def _marked(
+        self, inner: Generator[None, None, None], mark: RegionMark
+    ) -> Generator[None, None, None]:
+        """The original generator with a range round its one yield, where the function runs."""
+        next(inner)
+        try:
+            with self._range(region_name(mark), mark.depth):
+                yield
+        except BaseException as error:
+            try:
+                inner.throw(error)
+            except StopIteration:
+                return
+            raise
+        for _ in inner:
+            yield
+
+    @contextmanager
+    def _range(self, name: str, depth: int) -> Iterator[None]:
+        before = getattr(self._thread, "depth", 0)
+        self._thread.depth = depth + 1
+        opened = _open_range(name)
+        try:
+            yield
+        finally:
+            _close_range(opened)
+            self._thread.depth = before

@@ -1,0 +1,178 @@
+"""Record the user's script, unchanged, in this process.
+
+:func:`record` runs it under the step hooks and the checkpoint probe, and leaves the traces and
+this rank's account in the output folder, whatever the script does.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from recompute_scan.errors import UsageError
+from recompute_scan.record.environment import environment
+from recompute_scan.record.execute import Outcome, run_program
+from recompute_scan.record.launch import rank_facts
+from recompute_scan.record.plan import Plan, shortfall
+from recompute_scan.record.probe import Probe
+from recompute_scan.record.recorder import Recorder
+from recompute_scan.record.steps import StepCounter, StepHooks
+from recompute_scan.run_info import RunInfo, run_info_name, write_run_info
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What to run and how much of it to record.
+
+    Attributes:
+        target: Path of the script, or name of the module.
+        is_module: Whether ``target`` is a module, as with ``python -m``.
+        args: The script's own arguments.
+        output: Folder for the traces and the account; made when missing.
+        steps: Steps profiled without stacks, at least 1.
+        warmup: Steps before anything is recorded, at least 1.
+        timing_steps: Steps timed without the profiler; 0 for none.
+        device: What to record; ``auto`` records the GPU where the script uses one.
+        keep_going: Let the script run to its end after the last recorded step.
+    """
+
+    target: str
+    is_module: bool
+    args: tuple[str, ...]
+    output: Path
+    steps: int = 5
+    warmup: int = 3
+    timing_steps: int = 10
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    keep_going: bool = False
+
+
+def record(options: RunOptions) -> RunInfo:
+    """This rank's account of the run, as it was also written to ``run-rank<N>.json``.
+
+    Returns normally whatever the script does: its failure is in ``exit_status``.
+
+    Raises:
+        UsageError: No such script (``E202``) or module (``E203``), impossible step counts
+            (``E204``), no GPU although one is asked for (``E205``), or an output folder that
+            cannot be written (``E206``).
+    """
+    _check(options)
+    folder = options.output.absolute()  # the script may change the current directory
+    _prepare(folder)
+    plan = Plan(warmup=options.warmup, timing=options.timing_steps, steps=options.steps)
+    probe = Probe(Path.cwd())
+    counter = StepCounter()
+    recorder = Recorder(
+        plan,
+        folder,
+        device=options.device,
+        keep_going=options.keep_going,
+        counter=counter,
+        begin_marking=probe.begin,
+    )
+    hooks = StepHooks(counter, recorder)
+    probe.install()
+    recorder.others.install()
+    hooks.install()
+    try:
+        outcome = run_program(options.target, options.is_module, options.args)
+    finally:
+        hooks.remove()
+        recorder.finish()
+        recorder.others.remove()
+        probe.remove()
+    info = _account(options, plan, outcome, recorder, probe)
+    if outcome.ending == "stopped":
+        _leave_groups()
+    write_run_info(folder, info)
+    return info
+
+
+def _check(options: RunOptions) -> None:
+    if options.steps < 1 or options.warmup < 1 or options.timing_steps < 0:
+        raise UsageError(
+            "E204",
+            "At least 1 warm-up step and 1 profiled step are needed, and no fewer than 0 timed.",
+        )
+    # Counted without starting CUDA, which would break a script that forks later.
+    if options.device == "cuda" and torch.cuda.device_count() == 0:
+        raise UsageError(
+            "E205",
+            "There is no GPU that torch can use here.",
+            hint="--device cpu records the CPU; --device auto takes what the script uses",
+        )
+
+
+def _prepare(folder: Path) -> None:
+    facts = rank_facts()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # What an earlier run left must not pass for this one's.
+        for name in _files(facts.rank):
+            (folder / name).unlink(missing_ok=True)
+        if facts.rank == 0:
+            rank = facts.world_size
+            while (folder / run_info_name(rank)).exists():
+                for name in _files(rank):
+                    (folder / name).unlink(missing_ok=True)
+                rank += 1
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(13, os.strerror(13))
+    except OSError as error:
+        raise UsageError(
+            "E206", f"Cannot write to the output folder {folder}.", why=error.strerror
+        ) from None
+
+
+def _files(rank: int) -> tuple[str, ...]:
+    return (f"trace-rank{rank}.json.gz", f"stacks-rank{rank}.json.gz", run_info_name(rank))
+
+
+def _account(
+    options: RunOptions, plan: Plan, outcome: Outcome, recorder: Recorder, probe: Probe
+) -> RunInfo:
+    missing = recorder.failure or shortfall(plan, recorder.seen)
+    status: Literal["complete", "ended-early", "failed"] = "ended-early" if missing else "complete"
+    message = missing
+    if outcome.exit_status != 0:
+        status = "failed"
+        message = " ".join(part for part in (_how_it_failed(outcome), missing) if part)
+    target = f"-m {options.target}" if options.is_module else options.target
+    ranks = rank_facts()
+    return RunInfo(
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        status=status,
+        exit_status=outcome.exit_status,
+        message=message,
+        device=recorder.device,
+        warmup_steps=recorder.warmup_steps,
+        timed_steps_ms=recorder.timed_ms,
+        profiled_steps=recorder.profiled,
+        trace=recorder.trace,
+        stacks=recorder.stacks,
+        sources=probe.sites.sources(),
+        environment=environment(target, recorder.device, ranks),
+        warnings=(*recorder.warnings, *probe.warnings),
+    )
+
+
+def _how_it_failed(outcome: Outcome) -> str:
+    if outcome.ending == "raised":
+        return f"The script raised {outcome.error}."
+    if outcome.ending == "interrupted":
+        return "The script was interrupted."
+    return f"The script ended with exit status {outcome.exit_status}."
+
+
+def _leave_groups() -> None:
+    gc.collect()  # data-loader workers end with the script's frames, which are gone by now
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()

@@ -1,0 +1,117 @@
+"""The result for an issue tracker: short, complete, and inert whatever the names hold.
+
+Nothing from the result can close a fence, start markup, mention a person or refer to an issue.
+"""
+
+from __future__ import annotations
+
+from recompute_scan.report import summary, words
+from recompute_scan.report.escape import markdown_code as code
+from recompute_scan.report.escape import markdown_fence as fence
+from recompute_scan.report.escape import markdown_prose as prose
+from recompute_scan.result import Checkpoint, Finding, Result
+
+_MOST_GROUPS = 12
+_MOST_STACKS = 6
+# Versions and settings that decide how a case is read; the rest stays in the report.
+_MOST_ENVIRONMENT = 12
+
+
+def render_markdown(result: Result) -> str:
+    """The summary as GitHub-flavoured Markdown, ending in a line end."""
+    parts = [
+        f"### Verdict: {words.VERDICT_WORDS[result.verdict]}",
+        prose(result.headline[:1000]),
+        _numbers(result),
+    ]
+    if result.verdict == "inconclusive":
+        parts += [f"Why: {prose(result.reason)}"] if result.reason else []
+        parts.append(words.HOW_TO_RECORD)
+    parts += [" ".join(summary.waste_sentences(result)), _blocks(result), _who(result)]
+    parts += [_finding(finding) for finding in result.findings]
+    parts += [_warnings(result), _environment(result)]
+    parts.append(f"recompute-scan {code(result.tool_version, 20)}")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _numbers(result: Result) -> str:
+    rows = [
+        f"| {number.label} | **{number.value}** | {number.note} |"
+        for number in summary.key_numbers(result)
+    ]
+    evidence = f"{result.evidence_level}: {words.EVIDENCE_WORDS[result.evidence_level]}"
+    rows.append(f"| Confidence | **{result.confidence}** | {evidence} |")
+    if len(result.ranks) > 1:
+        rows.append(f"| Ranks | **{len(result.ranks)}** | {summary.rank_words(result)} |")
+    return "\n".join(["| | | |", "| --- | --- | --- |", *rows])
+
+
+def _blocks(result: Result) -> str:
+    groups = summary.block_groups(result.regions)
+    if not groups:
+        return ""
+    rows = [
+        f"| {code(group.label, 80)} | {len(group.regions)} "
+        f"| **{words.times(group.first.recompute_runs_per_backward)}** "
+        f"| {words.ms(group.recompute_ms)} | {words.ms(group.surplus_ms)} |"
+        for group in groups[:_MOST_GROUPS]
+    ]
+    head = ["| Block | Number | Replays each | Replays a step | Surplus a step |"]
+    table = "\n".join([*head, "| --- | ---: | ---: | ---: | ---: |", *rows])
+    more = len(groups) - _MOST_GROUPS
+    return table + (f"\n\n{words.plural(more, 'more kind')} of block left out." if more > 0 else "")
+
+
+def _who(result: Result) -> str:
+    stacks = summary.checkpoint_stacks(result.regions)
+    if not stacks:
+        return ""
+    written = ["#### Who asked for it, outer to inner"]
+    for stack in stacks[:_MOST_STACKS]:
+        items = [
+            f"{number}. {_checkpoint(checkpoint)}"
+            for number, checkpoint in enumerate(stack.checkpoints, start=1)
+        ]
+        written.append("\n".join([f"Blocks {code(stack.label, 80)}:", "", *items]))
+    return "\n\n".join(written)
+
+
+def _checkpoint(checkpoint: Checkpoint) -> str:
+    text = f"{words.variant_words(checkpoint)}: {prose(words.mechanism_words(checkpoint)[:200])}"
+    if checkpoint.call_site:
+        text += f", {code(checkpoint.call_site)}"
+    if checkpoint.source:
+        text += f": {code(words.one_line(checkpoint.source), 200)}"
+    return text
+
+
+def _finding(finding: Finding) -> str:
+    written = [
+        f"#### {code(finding.code, 40)} {prose(finding.title[:300])}",
+        f"{code(finding.name, 60)}, {finding.severity}, {finding.confidence} confidence. "
+        f"{prose(finding.detail[:2000])}",
+    ]
+    if finding.evidence:
+        written.append("\n".join(f"- {prose(item[:600])}" for item in finding.evidence))
+    if finding.fix is not None:
+        fix = finding.fix
+        risk = words.DISPOSITION_WORDS[fix.disposition]
+        written.append(f"**Fix:** {prose(fix.summary[:400])} ({risk})")
+        if fix.diff:
+            written.append(fence(fix.diff, "diff"))
+    return "\n\n".join(written)
+
+
+def _warnings(result: Result) -> str:
+    notes = [f"- {prose(note[:600])}" for note in result.warnings]
+    notes += [f"- {code(name)}: {number}" for name, number in summary.health_counters(result)]
+    return "\n".join(["#### Worth knowing", "", *notes]) if notes else ""
+
+
+def _environment(result: Result) -> str:
+    shown = list(result.environment.items())[:_MOST_ENVIRONMENT]
+    rows = [f"| {code(name, 60)} | {code(value)} |" for name, value in shown]
+    if not rows:
+        return ""
+    table = "\n".join(["| | |", "| --- | --- |", *rows])
+    return f"<details><summary>Environment</summary>\n\n{table}\n\n</details>"

@@ -1,0 +1,115 @@
+"""A case, and how to record it: plain ``torch.profiler`` on one side, the oracle on the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from .model import Oracle
+from .truth import LayerTruth, Runs, Truth, Verdict, write_truth
+
+STEPS = 3
+WARMUP = 2
+
+TrainingStep = Callable[[], None]
+Build = Callable[[Oracle, torch.device], TrainingStep]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training loop whose trace is worth having.
+
+    Attributes:
+        name: Stem of the trace's file name.
+        about: What it shows, in one sentence.
+        verdict: What the design's words call it; ``None`` where they leave it open.
+        build: Makes the model; returns the function that trains one step.
+        micro_batches: Forward passes with a backward of their own, per step.
+        backwards_per_forward: Backward passes that consume one forward pass.
+        scheduled: Recorded with a schedule, so that ``ProfilerStep`` ranges mark the steps.
+    """
+
+    name: str
+    about: str
+    verdict: Verdict | None
+    build: Build
+    micro_batches: int = 1
+    backwards_per_forward: int = 1
+    scheduled: bool = True
+
+
+def record(case: Case, trace: Path, device: str = "cpu") -> Truth:
+    """The truth of the case; its trace is written to ``trace`` (gzipped if it ends in ``.gz``).
+
+    Raises:
+        AssertionError: The recorded steps were not all alike.
+    """
+    torch.manual_seed(0)
+    oracle = Oracle()
+    step = case.build(oracle, torch.device(device))
+    counted: list[tuple[Counter[tuple[str, str, str]], Counter[str]]] = []
+
+    def counted_step() -> None:
+        oracle.reset()
+        step()
+        counted.append((oracle.entries.copy(), oracle.kept.copy()))
+
+    activities = [ProfilerActivity.CPU]
+    if device != "cpu":
+        activities.append(ProfilerActivity.CUDA)
+    if case.scheduled:
+        plan = schedule(wait=WARMUP - 1, warmup=1, active=STEPS, repeat=1)
+        with profile(
+            activities=activities,
+            schedule=plan,
+            on_trace_ready=lambda recorded: recorded.export_chrome_trace(str(trace)),
+            record_shapes=True,
+        ) as profiler:
+            for _ in range(WARMUP + STEPS):
+                counted_step()
+                profiler.step()
+    else:
+        for _ in range(WARMUP):
+            step()
+        with profile(activities=activities, record_shapes=True) as profiler:
+            for _ in range(STEPS):
+                counted_step()
+        profiler.export_chrome_trace(str(trace))
+
+    entries, kept = counted[-1]
+    assert all(other == (entries, kept) for other in counted[-STEPS:]), "the steps differ"
+    return Truth(
+        name=case.name,
+        verdict=case.verdict,
+        steps=STEPS,
+        micro_batches=case.micro_batches,
+        backwards_per_forward=case.backwards_per_forward,
+        layers=tuple(
+            LayerTruth(name, _runs(entries, name, "attention"), _runs(entries, name, "mlp"))
+            for name in dict.fromkeys(layer for layer, _, _ in entries)
+        ),
+        kept=dict(kept),
+    )
+
+
+def record_all(cases: Iterable[Case], folder: Path, device: str = "cpu") -> list[Truth]:
+    """The truths, in the order of the cases; traces and truths are written to ``folder``."""
+    truths = []
+    for case in cases:
+        truth = record(case, folder / f"{case.name}.json.gz", device)
+        write_truth(folder / f"{case.name}.truth.json", truth)
+        truths.append(truth)
+    return truths
+
+
+def _runs(entries: Counter[tuple[str, str, str]], layer: str, part: str) -> Runs:
+    return Runs(
+        forward=entries[layer, part, "forward"],
+        replays=entries[layer, part, "replays"],
+        evaluation=entries[layer, part, "evaluation"],
+    )

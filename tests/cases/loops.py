@@ -1,0 +1,166 @@
+"""One training step, in the ways that people write it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+from torch.utils.checkpoint import set_checkpoint_early_stop
+
+from .case import Build, TrainingStep
+from .model import BATCH, LENGTH, VOCABULARY, Checkpoints, Layer, Model, Oracle
+
+
+def batch(device: torch.device) -> Tensor:
+    return torch.randint(0, VOCABULARY, (BATCH, LENGTH), device=device)
+
+
+def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def train(
+    asked: Checkpoints | None = None,
+    *,
+    early_stop: bool = True,
+    wrapper: bool = False,
+    micro_batches: int = 1,
+    optimizer: Literal["adamw", "none"] = "adamw",
+    evaluate: bool = False,
+    autocast: bool = False,
+) -> Build:
+    """An ordinary step: forward, loss, backward, update.
+
+    ``wrapper`` puts torch's (non-reentrant) ``CheckpointWrapper`` round every layer, as FSDP
+    recipes do; ``evaluate`` runs the model once without gradients after each update.
+    """
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        model = Model(oracle, asked).to(device)
+        if wrapper:
+            apply_activation_checkpointing(model, check_fn=lambda m: isinstance(m, Layer))
+        adamw = torch.optim.AdamW(model.parameters()) if optimizer == "adamw" else None
+        tokens = [batch(device) for _ in range(micro_batches)]
+        mixed = torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast)
+
+        def step() -> None:
+            for some in tokens:
+                with mixed, set_checkpoint_early_stop(early_stop):
+                    loss = next_token_loss(model(some), some) / micro_batches
+                loss.backward()
+            if adamw is None:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        if parameter.grad is not None:
+                            parameter.sub_(parameter.grad, alpha=1e-3)
+                model.zero_grad()
+            else:
+                adamw.step()
+                adamw.zero_grad()
+            if evaluate:
+                model.eval()
+                with torch.no_grad():
+                    model(tokens[0])
+                model.train()
+
+        return step
+
+    return build
+
+
+def two_losses(asked: Checkpoints | None = None) -> Build:
+    """Two losses on one forward pass, each with a backward pass of its own."""
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        model = Model(oracle, asked).to(device)
+        adamw = torch.optim.AdamW(model.parameters())
+        tokens = batch(device)
+
+        def step() -> None:
+            logits = model(tokens)
+            next_token_loss(logits, tokens).backward(retain_graph=True)
+            logits.square().mean().backward()
+            adamw.step()
+            adamw.zero_grad()
+
+        return step
+
+    return build
+
+
+def gradient_penalty() -> Build:
+    """The gradient's own norm is part of the loss: a double backward, nothing checkpointed."""
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        model = Model(oracle).to(device)
+        adamw = torch.optim.AdamW(model.parameters())
+        tokens = batch(device)
+
+        def step() -> None:
+            # The fused attention kernels have no second derivative.
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                x: Tensor = model.embedding(tokens)
+                logits = model.logits(model.stack(x))
+                (slope,) = torch.autograd.grad(logits.square().sum(), x, create_graph=True)
+                loss = next_token_loss(logits, tokens) + slope.norm()
+                loss.backward()
+            adamw.step()
+            adamw.zero_grad()
+
+        return step
+
+    return build
+
+
+def adversarial() -> Build:
+    """Generator and discriminator, nothing checkpointed: several forwards, two updates."""
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        generator = Model(oracle, prefix="generator.").to(device)
+        discriminator = Model(oracle, prefix="discriminator.").to(device)
+        first = torch.optim.AdamW(generator.parameters())
+        second = torch.optim.AdamW(discriminator.parameters())
+        tokens = batch(device)
+
+        def score(x: Tensor) -> Tensor:
+            return discriminator.logits(discriminator.stack(x)).mean()
+
+        def step() -> None:
+            fake = generator.stack(generator.embedding(tokens))
+            real = discriminator.embedding(tokens)
+            F.softplus(score(fake.detach()) - score(real)).backward()
+            second.step()
+            second.zero_grad()
+            F.softplus(-score(fake)).backward()
+            first.step()
+            first.zero_grad()
+
+        return step
+
+    return build
+
+
+def frozen_teacher(asked: Checkpoints | None = None) -> Build:
+    """A student learns from a frozen teacher that runs without gradients."""
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        student = Model(oracle, asked).to(device)
+        teacher = Model(oracle, prefix="teacher.").to(device).eval()
+        adamw = torch.optim.AdamW(student.parameters())
+        tokens = batch(device)
+
+        def step() -> None:
+            with torch.no_grad():
+                wanted = teacher(tokens).softmax(-1)
+            F.cross_entropy(student(tokens).flatten(0, 1), wanted.flatten(0, 1)).backward()
+            adamw.step()
+            adamw.zero_grad()
+
+        return step
+
+    return build

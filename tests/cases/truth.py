@@ -1,0 +1,103 @@
+"""What really happened while a trace was recorded, as counted by the model itself.
+
+One document per case::
+
+    {"name": "reentrant_in_non_reentrant", "verdict": "doubled", "steps": 3,
+     "micro_batches": 1, "backwards_per_forward": 1,
+     "layers": [{"name": "layers.0", "attention": {"forward": 1, "replays": 2, "evaluation": 0},
+                                     "mlp": {"forward": 1, "replays": 2, "evaluation": 0}}, …],
+     "kept": {}}
+
+All counts are per step, and a case does the same in every recorded step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Verdict = Literal["none", "partial", "full", "doubled"]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Entries of one part (attention or MLP) of one layer in one step.
+
+    An entry counts when the part's ``forward`` begins; early stop may cut it short after that.
+
+    Attributes:
+        forward: Entries outside any backward pass, in training mode.
+        replays: Entries inside a backward pass.
+        evaluation: Entries outside any backward pass, in evaluation mode.
+    """
+
+    forward: int
+    replays: int
+    evaluation: int = 0
+
+
+@dataclass(frozen=True)
+class LayerTruth:
+    """Both parts of one layer; ``name`` is its path below the model, such as ``layers.0``."""
+
+    name: str
+    attention: Runs
+    mlp: Runs
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The truth of one recorded case.
+
+    Attributes:
+        name: The case, and the stem of its files.
+        verdict: What the words of ``docs/design.md`` call this case, declared and not counted;
+            ``None`` where they leave it open.
+        steps: Training steps in the trace, all complete.
+        micro_batches: Forward passes with a backward of their own, per step.
+        backwards_per_forward: Backward passes that consume one forward pass; 2 for two losses
+            on one trunk.
+        layers: In forward order; per-step counts.
+        kept: Operators whose results a selective checkpoint kept, with how many results per
+            step: the replay takes them from memory instead of running them.
+    """
+
+    name: str
+    verdict: Verdict | None
+    steps: int
+    micro_batches: int
+    backwards_per_forward: int
+    layers: tuple[LayerTruth, ...]
+    kept: Mapping[str, int] = field(default_factory=dict)
+
+    def multiplicity(self) -> tuple[tuple[float, float], ...]:
+        """Replays per forward and backward, as (attention, MLP) for each layer.
+
+        0 for a layer that never ran in training mode.
+        """
+        return tuple(
+            (self._per_backward(x.attention), self._per_backward(x.mlp)) for x in self.layers
+        )
+
+    def _per_backward(self, runs: Runs) -> float:
+        if runs.forward == 0:
+            return 0.0
+        return runs.replays / (runs.forward * self.backwards_per_forward)
+
+
+def write_truth(path: Path, truth: Truth) -> None:
+    """Write the document described above."""
+    path.write_text(json.dumps(asdict(truth), indent=1) + "\n", encoding="utf-8")
+
+
+def read_truth(path: Path) -> Truth:
+    """Read it back."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    layers = tuple(
+        LayerTruth(x["name"], Runs(**x["attention"]), Runs(**x["mlp"]))
+        for x in document.pop("layers")
+    )
+    return Truth(layers=layers, **document)

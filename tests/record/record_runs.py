@@ -1,0 +1,155 @@
+"""Running real scripts under the recorder in processes of their own, and reading what they left."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from recompute_scan.annotations import RegionMark, parse_region, parse_replay
+from recompute_scan.run_info import RunInfo, read_run_info, run_info_name
+
+DRIVER = Path(__file__).with_name("record_driver.py")
+
+# Put in front of test scripts that train: a layer that counts how often its forward runs.
+LAYERS = """\
+import functools, json, sys
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+RUNS = {"forward": 0, "in_backward": 0}
+
+class Layer(nn.Module):
+    def __init__(self, width=8, dropout=0.0):
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        backward = torch._C._current_graph_task_id() != -1
+        RUNS["in_backward" if backward else "forward"] += 1
+        return self.dropout(self.down(torch.relu(self.up(x)))) + x
+
+"""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The ranges of a trace that the recorder put there."""
+
+    events: list[dict[str, Any]]
+
+    def ranges(self, prefix: str) -> list[dict[str, Any]]:
+        found = [e for e in self.events if e.get("ph") == "X" and e["name"].startswith(prefix)]
+        return sorted(found, key=lambda e: float(e["ts"]))
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        return self.ranges("ProfilerStep#")
+
+    @property
+    def regions(self) -> list[RegionMark]:
+        marks = [parse_region(e["name"]) for e in self.ranges("recompute_scan.region")]
+        assert None not in marks
+        return [mark for mark in marks if mark is not None]
+
+    @property
+    def replays(self) -> list[int]:
+        calls = [parse_replay(e["name"]) for e in self.ranges("recompute_scan.replay")]
+        assert None not in calls
+        return [call for call in calls if call is not None]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a recorded script printed, how it ended, and the folder it left."""
+
+    status: int
+    stdout: str
+    stderr: str
+    output: Path
+
+    @property
+    def info(self) -> RunInfo:
+        return self.account(0)
+
+    def account(self, rank: int) -> RunInfo:
+        return read_run_info(self.output / run_info_name(rank))
+
+    def trace(self, name: str = "trace-rank0.json.gz") -> Trace:
+        with gzip.open(self.output / name) as file:
+            return Trace(json.load(file)["traceEvents"])
+
+
+def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
+    path = folder / name
+    path.write_text(dedent(text))
+    return path
+
+
+def record_script(
+    folder: Path,
+    text: str,
+    *args: str,
+    steps: int = 2,
+    warmup: int = 2,
+    timing_steps: int = 0,
+    launcher: tuple[str, ...] = (),
+    **options: Any,
+) -> Recorded:
+    """Write the script as ``train.py`` into the folder, record it there, wait for its end."""
+    write_script(folder, text)
+    return record_target(
+        folder,
+        "train.py",
+        *args,
+        steps=steps,
+        warmup=warmup,
+        timing_steps=timing_steps,
+        launcher=launcher,
+        **options,
+    )
+
+
+def record_target(
+    folder: Path, target: str, *args: str, launcher: tuple[str, ...] = (), **options: Any
+) -> Recorded:
+    command = recording_command(folder, target, *args, launcher=launcher, **options)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, env=plain_environment()
+    )
+    return Recorded(done.returncode, done.stdout, done.stderr, folder / "out")
+
+
+def recording_command(
+    folder: Path, target: str, *args: str, launcher: tuple[str, ...] = (), **options: Any
+) -> list[str]:
+    chosen = {"is_module": False, "output": str(folder / "out"), **options}
+    chosen.update(target=target, args=list(args))
+    python = launcher or (sys.executable,)
+    return [*python, str(DRIVER), json.dumps(chosen)]
+
+
+def run_plain(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=plain_environment(),
+    )
+
+
+def plain_environment() -> dict[str, str]:
+    dropped = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTHONPATH", "PYTHONSAFEPATH"}
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**kept, "OMP_NUM_THREADS": "1"}

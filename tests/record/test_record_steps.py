@@ -1,0 +1,184 @@
+"""One boundary per training step, however many optimizers a script steps and wherever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from record_runs import LAYERS, Recorded, record_script
+
+import recompute_scan
+from recompute_scan.record.steps import StepCounter
+
+EXPLICIT = "recompute_scan.step()"
+
+
+def ends(events: str) -> str:
+    """The events after which the counter says that a step has ended, once it has settled.
+
+    Everything up to the last change of mind is left out, as the recorder leaves it out.
+    """
+    counter = StepCounter()
+    kept: list[str] = []
+    for place, event in enumerate(events):
+        changed, ended = counter.saw(event)
+        if changed:
+            kept = []
+        if ended:
+            kept.append(f"{event}{place}")
+    return " ".join(kept)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ("AAAA", "A0 A1 A2 A3"),
+        ("DGDGDG", "G1 G3 G5"),
+        ("DDDDDGDDDDDGDDDDDG", "G5 G11 G17"),
+        ("GDDDGDDDGDDD", "G4 G8"),
+        ("ABCABCABC", "C2 C5 C8"),
+        ("AAAABBBB", "B4 B5 B6 B7"),  # a new optimizer for a second stage
+    ],
+)
+def test_the_rarest_optimizer_ends_the_step(events: str, expected: str) -> None:
+    assert ends(events) == expected
+
+
+def test_steps_count_the_ender_alone() -> None:
+    counter = StepCounter()
+    for event in "DDDGDDDGDDDG":
+        counter.saw(event)
+    assert counter.steps == 3
+
+
+def test_a_frozen_counter_ignores_newcomers() -> None:
+    counter = StepCounter()
+    counter.saw("A")
+    counter.freeze()
+    assert counter.saw("B") == (False, False)
+    assert counter.saw("A") == (False, True)
+    assert counter.steps == 2
+
+
+def test_an_explicit_step_replaces_optimizers_even_when_frozen() -> None:
+    counter = StepCounter()
+    counter.saw("A")
+    counter.freeze()
+    assert counter.saw(EXPLICIT) == (True, True)
+    assert counter.saw("A") == (False, False)
+    assert counter.saw(EXPLICIT) == (False, True)
+    assert (counter.steps, counter.explicit) == (2, True)
+
+
+def test_outside_a_recording_a_step_does_nothing() -> None:
+    recompute_scan.step()
+    assert recompute_scan._on_step is None
+
+
+ACCUMULATION = """\
+model, data = Layer(), torch.randn(4, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
+for batch in range(100):
+    model(data).sum().backward()
+    if batch % 4 == 3:
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+"""
+
+GAN = """\
+generator, critic, data = Layer(), Layer(), torch.randn(4, 8)
+slow = torch.optim.SGD(generator.parameters(), 0.01)
+fast = torch.optim.Adam(critic.parameters())
+for _ in range(100):
+    for _ in range(3):
+        critic(data).sum().backward()
+        fast.step()
+    generator(data).sum().backward()
+    slow.step()
+"""
+
+IN_BACKWARD = """\
+model, data = nn.Sequential(Layer(), Layer()), torch.randn(4, 8)
+optimizers = {p: torch.optim.SGD([p], 0.01) for p in model.parameters()}
+
+def hook(p):
+    assert torch._C._current_graph_task_id() != -1
+    optimizers[p].step()
+    p.grad = None
+
+for p in model.parameters():
+    p.register_post_accumulate_grad_hook(hook)
+for _ in range(100):
+    model(data).sum().backward()
+"""
+
+WRAPPING = """\
+class Wrapping(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+model, data = nn.Linear(8, 8), torch.randn(4, 8)
+optimizer = Wrapping(model.parameters(), 0.01)
+compiled = torch.compile(model, backend="eager")
+
+def closure():
+    loss = compiled(data).sum()
+    loss.backward()
+    return loss
+
+for _ in range(100):
+    optimizer.step(closure)
+"""
+
+EXPLICITLY = """\
+import recompute_scan
+model, data = Layer(), torch.randn(4, 8)
+other = torch.optim.SGD([nn.Parameter(torch.ones(1, requires_grad=True))], 0.1)
+for _ in range(100):
+    for _ in range(2):
+        model(data).sum().backward()
+        other.step()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.01 * p.grad
+            p.grad = None
+    recompute_scan.step()
+"""
+
+
+def per_step(recorded: Recorded, name: str) -> list[int]:
+    """How often a range of this name begins in each profiled step."""
+    trace = recorded.trace()
+    counts: Counter[int] = Counter()
+    for event in trace.ranges(name):
+        for index, step in enumerate(trace.steps):
+            if step["ts"] <= event["ts"] < step["ts"] + step["dur"]:
+                counts[index] += 1
+    return [counts[index] for index in range(len(trace.steps))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "name", "expected"),
+    [
+        (ACCUMULATION, "aten::relu", 4),
+        (GAN, "Optimizer.step#", 4),
+        (IN_BACKWARD, "Optimizer.step#SGD", 8),
+        (WRAPPING, "Optimizer.step#", 1),
+        (EXPLICITLY, "Optimizer.step#SGD", 2),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "\n" not in value else "",
+)
+def test_a_profiled_step_is_one_of_the_scripts(
+    tmp_path: Path, script: str, name: str, expected: int
+) -> None:
+    recorded = record_script(
+        tmp_path, LAYERS + script + "print('end')\n", timing_steps=2, warmup=2, steps=3
+    )
+    assert (recorded.status, recorded.stdout, recorded.stderr) == (0, "", "")
+    assert (recorded.info.status, recorded.info.profiled_steps) == ("complete", 3)
+    assert len(recorded.info.timed_steps_ms) == 2
+    assert per_step(recorded, name) == [expected] * 3

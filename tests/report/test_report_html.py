@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+from importlib.resources import files
+
+import pytest
+from page_reader import Page
+from sample_results import (
+    HOSTILE,
+    clean,
+    cost,
+    doubled,
+    full,
+    hostile,
+    inconclusive,
+    many,
+    partial,
+    proof,
+)
+
+from recompute_scan.report import words
+from recompute_scan.report.html import diff_lines, region_rows, render_html
+from recompute_scan.report.proof import timeline
+from recompute_scan.result import Result, from_json, to_json
+
+CASES = [doubled, full, clean, partial, inconclusive, lambda: many(200)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_page_is_sound(case: Callable[[], Result]) -> None:
+    page = Page(render_html(case()))
+    assert not page.stray
+    assert not page.unclosed
+    ids = [item.attributes["id"] for item in page.elements if "id" in item.attributes]
+    assert len(ids) == len(set(ids))
+    for link in page.all("a"):
+        address = link.attributes["href"] or ""
+        assert address.startswith("https://") or address.removeprefix("#") in ids, address
+    for item in page.elements:
+        for name in ("aria-labelledby", "data-copy"):
+            for wanted in (item.attributes.get(name) or "").split():
+                assert wanted in ids
+    assert len(page.all("h1")) == 1
+    assert page.all("html")[0].attributes["lang"] == "en"
+    for table in page.all("table"):
+        assert "scroll" in table.above[-1].classes
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_picture_has_a_name_and_a_summary(case: Callable[[], Result]) -> None:
+    page = Page(render_html(case()))
+    pictures = [item for item in page.all("svg") if all(up.tag != "svg" for up in item.above)]
+    for picture in pictures:
+        title, summary = picture.children[:2]
+        assert (title.tag, summary.tag) == ("title", "desc")
+        assert title.text
+        assert len(summary.text) > 40
+        named = f"{title.attributes['id']} {summary.attributes['id']}"
+        assert picture.attributes["aria-labelledby"] == named
+    assert len(pictures) == (case().cost is not None) + (case().proof is not None)
+
+
+def test_same_result_gives_the_same_bytes() -> None:
+    first = render_html(doubled())
+    assert first == render_html(doubled())
+    assert first == render_html(from_json(to_json(doubled())))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_fetched_and_the_policy_holds(case: Callable[[], Result]) -> None:
+    page = Page(render_html(case()))
+    fetching = {"src", "srcset", "data", "poster", "action", "formaction", "background", "style"}
+    for item in page.elements:
+        assert not fetching & set(item.attributes), item
+        assert item.tag not in {"link", "img", "iframe", "object", "embed", "base", "form"}
+        assert not any(name.startswith("on") for name in item.attributes)
+        if "href" in item.attributes:
+            assert item.tag == "a"
+    (style,), (script,) = page.all("style"), page.all("script")
+    assert "url(" not in style.text
+    assert "@import" not in style.text
+    policy = page.all("meta")[1].attributes["content"] or ""
+    assert policy.startswith("default-src 'none'; ")
+    for kind, element in (("style", style), ("script", script)):
+        digest = base64.b64encode(hashlib.sha256(element.text.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize(
+    ("case", "sentence"),
+    [
+        (doubled, "round the same block they free no further memory"),
+        (full, "paid once. Nothing is wasted."),
+        (clean, "Nothing is wasted, and there is nothing to change."),
+        (partial, "Nothing ran more often than that, so nothing is wasted."),
+        (inconclusive, "The trace holds no backward pass."),
+    ],
+)
+def test_each_verdict_says_what_it_means(case: Callable[[], Result], sentence: str) -> None:
+    result = case()
+    verdict = Page(render_html(result)).one("verdict").text
+    assert result.headline in verdict
+    assert sentence in verdict
+    assert f"Confidence: {result.confidence}." in verdict
+
+
+def test_doubled_page_holds_the_whole_story() -> None:
+    page = Page(render_html(doubled()))
+    verdict = page.one("verdict").text
+    for number in ("2.0", "16.8 %", "247.7 ms", "295.9 ms"):
+        assert number in verdict
+    bill = page.one("cost").text
+    assert "19.5 % more time than needed" in bill
+    assert "16.3 % of it is lost" in bill
+    who = page.one("who").text
+    assert who.index("train.py:31") < who.index("train.py:24")
+    assert 'model.gradient_checkpointing_enable({"use_reentrant": True})' in who
+    fix = page.one("finding-RS001-diff")
+    assert fix.text.rstrip("\n") == doubled().findings[0].fix.diff.rstrip("\n")  # type: ignore[union-attr]
+    removed = [span.text for span in page.all("span") if "d-del" in span.classes]
+    assert removed == ['-model.gradient_checkpointing_enable({"use_reentrant": True})\n']
+    check = page.one("check").text
+    assert "recompute-scan run --steps 5 -o recompute-scan-after examples/train.py" in check
+    assert "recompute-scan analyze recompute-scan-after" in check
+    assert page.one("region-7").text.count("2.0") == 1
+    assert "losses" not in check
+
+
+def test_without_script_only_the_buttons_are_missing() -> None:
+    page = Page(render_html(doubled()))
+    hidden = [item for item in page.elements if "hidden" in item.attributes]
+    assert hidden
+    assert all("copy" in item.classes or "tools" in item.classes for item in hidden)
+
+
+def test_proof_lanes_share_one_scale_and_start_at_the_left() -> None:
+    page = Page(render_html(doubled()))
+    lanes = [item for item in page.all("rect") if "lane-bed" in item.classes]
+    assert [lane.classes[1] for lane in lanes] == [
+        "l-forward",
+        "l-replay",
+        "l-surplus",
+        "l-backward",
+    ]
+    widths = [float((lane.attributes["width"] or "").rstrip("%")) for lane in lanes]
+    assert widths[0] == widths[1] == widths[2] < widths[3] == 100
+    boxes = [item for item in page.all("rect") if "op" in item.classes]
+    starts = [box.attributes["x"] for box in boxes]
+    assert starts[:17] == starts[17:34] == starts[34:51]
+    titles = [item.text for item in page.all("title")]
+    assert "aten::scaled_dot_product_attention (attention): 1.27 ms, at 0.91 ms" in titles
+    assert (
+        "1700000598213.4 µs on the trace's clock, 6.21 ms into the step" in page.one("proof").text
+    )
+
+
+def test_a_long_backward_lane_is_cut_and_says_so() -> None:
+    base = proof(2)
+    lanes = (*base.lanes[:3], dataclasses.replace(base.lanes[3], duration_us=90_000.0))
+    drawn = timeline(dataclasses.replace(doubled(), proof=dataclasses.replace(base, lanes=lanes)))
+    assert drawn is not None
+    assert [lane.width for lane in drawn.lanes] == [pytest.approx(45.455)] * 3 + [100.0]
+    assert drawn.lanes[3].title == "backward: 90.0 ms (cut at the right edge)"
+    assert all(0 <= box.x < 100 and box.x + box.width <= 100.11 for box in drawn.lanes[3].boxes)
+
+
+def test_surplus_that_does_not_matter_promises_nothing() -> None:
+    slight = dataclasses.replace(full(), cost=cost(51.0, 49.6, 0.4, 0.3))
+    text = Page(render_html(slight)).one("main").text
+    assert "more time than needed" not in text
+    assert "After the fix" not in text
+    assert "the same as now" in text
+
+
+def test_unknown_is_said_and_never_zero() -> None:
+    page = Page(render_html(inconclusive()))
+    values = [item.text for item in page.all("dd") if "value" in item.classes]
+    assert values == ["not known"] * 3
+    assert "Not known" in page.one("cost").text
+    none_known = dataclasses.replace(doubled(), recompute_per_backward=None, proof=None)
+    assert "not known" in Page(render_html(none_known)).one("verdict").text
+
+
+def test_an_unclear_trace_with_step_times_claims_nothing_about_them() -> None:
+    timed = dataclasses.replace(inconclusive(), cost=cost(51.0, 0.0, 0.0, 0.0))
+    page = Page(render_html(timed))
+    values = [item.text for item in page.all("dd") if "value" in item.classes]
+    assert values == ["not known"] * 3
+    assert "196.7 ms" in page.one("verdict").text
+    assert not page.all("svg")
+    assert "cannot be told" in page.one("cost").text
+    assert "0.0" not in page.one("verdict").text
+
+
+def test_a_deep_model_folds_its_repeats_and_says_so() -> None:
+    result = many(200)
+    text = render_html(result)
+    assert len(text.encode()) < 1_000_000
+    page = Page(text)
+    rows = region_rows(result.regions)
+    assert len(rows.shown) == 61
+    assert len(rows.folded) == 139
+    assert "139 more blocks like those above" in page.one("modules").text
+    assert all(up.tag != "details" for up in page.one("region-199").above)
+    assert any(up.tag == "details" for up in page.one("region-150").above)
+
+
+def test_page_carries_the_result_itself() -> None:
+    for case in (doubled, inconclusive, lambda: hostile(HOSTILE[0]), lambda: hostile(HOSTILE[7])):
+        shown = Page(render_html(case())).one("raw-json").text
+        assert json.loads(shown) == json.loads(to_json(case()))
+        assert from_json(shown) == from_json(to_json(case()))
+
+
+def test_a_huge_result_is_left_to_its_own_file() -> None:
+    text = render_html(many(8000))
+    assert len(text.encode()) < 8_000_000
+    page = Page(text)
+    assert "too large to be carried" in page.one("raw").text
+    assert "further ones stand only in the result's JSON" in page.one("modules").text
+
+
+def test_the_patch_command_fits_the_diff() -> None:
+    base = doubled().findings[0]
+    assert base.fix is not None
+    for name, command in (("a/train.py", "patch -p1"), ("/srv/train.py", "patch -d / -p1")):
+        fix = dataclasses.replace(base.fix, diff=f"--- {name}\n+++ {name}\n@@ -1,1 +0,0 @@\n-x\n")
+        finding = dataclasses.replace(base, fix=fix)
+        page = Page(render_html(dataclasses.replace(doubled(), findings=(finding,))))
+        assert f"{command} < fix.diff" in page.one("check").text
+
+
+def test_a_report_about_findings_with_one_code_keeps_their_anchors_apart() -> None:
+    twice = dataclasses.replace(doubled(), findings=doubled().findings * 2)
+    page = Page(render_html(twice))
+    assert page.one("finding-RS001").tag == page.one("finding-RS001-2").tag == "article"
+    assert "must not be added up" in page.one("findings").text
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_text(name: str) -> None:
+    text = render_html(hostile(name))
+    page = Page(text)
+    ours = Page(render_html(hostile("a plain name that is long enough")))
+    assert not page.stray
+    assert not page.unclosed
+
+    def shapes(of: Page) -> set[tuple[str, str]]:
+        found = {(item.tag, attribute) for item in of.elements for attribute in item.attributes}
+        return found | {(item.tag, "") for item in of.elements}
+
+    # an empty name leaves the module unknown, which has a wording of its own
+    assert shapes(page) <= shapes(ours) | {("span", "class")}
+    assert len(page.all("script")) == 1
+    for link in page.all("a"):
+        assert (link.attributes["href"] or "").startswith("#")
+    assert not re.search(
+        r"[^\n\t\x20-\x7e\xa0-\u1fff\u2010-\u2027\u2030-\u205e\u2070-\uffff]", text
+    )
+    assert "\u202e" not in text
+
+
+def test_only_an_https_address_becomes_a_link() -> None:
+    base = doubled().findings[0]
+    assert base.fix is not None
+    for address in ("javascript:alert(1)", "http://example.org", "https://x y", "docs/a.md"):
+        fix = dataclasses.replace(base.fix, docs=address)
+        finding = dataclasses.replace(base, fix=fix)
+        page = Page(render_html(dataclasses.replace(doubled(), findings=(finding,))))
+        assert all((link.attributes["href"] or "").startswith("#") for link in page.all("a"))
+        assert address in page.one("findings").text
+
+
+@pytest.mark.parametrize(
+    "target", ["x.py; rm -rf ~.py", "--verify.py", "$(x).py", "a b.py", "pkg.mod"]
+)
+def test_a_script_name_that_a_shell_would_read_more_into_is_not_repeated(target: str) -> None:
+    result = dataclasses.replace(doubled(), environment={"target": target})
+    check = Page(render_html(result)).one("check").text
+    assert target not in check
+    assert "recompute-scan run --steps 5 -o recompute-scan-after train.py" in check
+    assert "in place of train.py" in check
+
+
+def test_bars_never_invent_parts_that_do_not_fit() -> None:
+    # a prediction below the sum of what stays cannot be split up
+    saves_more = dataclasses.replace(doubled(), cost=cost(51.0, 49.6, 49.6, 90.0))
+    page = Page(render_html(saves_more))
+    assert "whisker" not in [name for item in page.all("g") for name in item.classes]
+    assert "205.9 ms" in page.one("cost").text
+
+
+def test_diff_lines_are_told_apart() -> None:
+    kinds = [line.kind for line in diff_lines("--- a\n+++ b\n@@ -1 +1 @@\n-x\n+y\n z\n")]
+    assert kinds == ["file", "file", "hunk", "del", "add", "same"]
+
+
+def _themes() -> list[dict[str, str]]:
+    style = (files("recompute_scan.report") / "templates" / "style.css").read_text()
+    blocks = re.findall(r":root[^{]*\{([^}]*)\}", style)
+    assert len(blocks) == 3
+    return [dict(re.findall(r"--([\w-]+):\s*(#[0-9a-f]{6})", block)) for block in blocks]
+
+
+def test_both_ways_to_the_dark_theme_are_the_same() -> None:
+    light, preferred, chosen = _themes()
+    assert preferred == chosen
+    assert set(light) - set(chosen) == set()
+
+
+def _contrast(one: str, other: str) -> float:
+    """WCAG 2.2 contrast ratio of two ``#rrggbb`` colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+TEXTS = [
+    *[(ink, ground) for ink in ("ink", "muted", "link") for ground in ("page", "panel")],
+    *[(kind, f"{kind}-bg") for kind in ("bad", "good", "warn", "add", "del")],
+    *[("ink", "bad-bg"), ("bad", "page"), ("good", "page"), ("warn", "page"), ("muted", "panel")],
+    *[("on-part", part) for part in words.PART_WORDS],
+    *[("on-part", f"f{number}") for number in range(6)],
+]
+SHAPES = [
+    *[(f"{part}-line", "page") for part in words.PART_WORDS],
+    *[(f"f{number}-line", "page") for number in range(6)],
+    *[(name, "page") for name in ("focus", "bad-line", "good-line", "warn-line", "plain-line")],
+]
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_contrast_is_enough(theme: int) -> None:
+    colours = _themes()[theme]
+    for one, other in TEXTS:
+        assert _contrast(colours[one], colours[other]) >= 4.5, (one, other)
+    for one, other in SHAPES:
+        assert _contrast(colours[one], colours[other]) >= 3, (one, other)
+
+
+def test_quoting_reaches_the_reader_unchanged() -> None:
+    result = dataclasses.replace(doubled(), headline="a < b && c > d \"e\" 'f'")
+    text = render_html(result)
+    assert "a < b" not in text
+    assert result.headline in unescape(text)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from collections.abc import Callable
+
+import click
+import pytest
+from sample_results import (
+    DIFF,
+    HOSTILE,
+    clean,
+    doubled,
+    full,
+    hostile,
+    inconclusive,
+    many,
+    partial,
+)
+
+from recompute_scan.report.escape import visible
+from recompute_scan.report.text import WIDTH, columns, render_text, wrap
+from recompute_scan.result import Result
+
+CASES = [doubled, full, clean, partial, inconclusive, lambda: many(200)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fits_a_terminal(case: Callable[[], Result]) -> None:
+    result = case()
+    report = "/a/" + "deep/" * 30 + "report.html"
+    for line in render_text(result, color=False, report=report).splitlines():
+        to_copy = line.strip() == report or line[4:] in DIFF.splitlines() or "train.py:31 " in line
+        assert columns(line) <= WIDTH or to_copy, line
+        assert not any(unicodedata.category(char) in ("Cc", "Cf", "Cs") for char in line)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_stay_on_their_line(name: str) -> None:
+    result = hostile(name)
+    plain = hostile("a plain name")
+    written = render_text(result, color=False, report=name, next_command=name)
+    copied = (visible(name, 200)[:20], visible(name, 4096)[:20], "-" + name[:5], "+" + name[:5])
+    for line in written.split("\n"):
+        to_copy = line.strip().startswith(copied) if name else False
+        assert columns(line) <= WIDTH or to_copy, line
+        assert line.isprintable()
+    sections = [line for line in written.split("\n") if line and line[0].isalpha()]
+    known = render_text(plain, color=False, report="x", next_command="y").split("\n")
+    titles = {line for line in known if line and line[0].isalpha() and line != "a plain name"}
+    assert titles <= set(sections)
+
+
+@pytest.mark.parametrize("case", [*CASES, lambda: hostile(HOSTILE[6])])
+def test_colour_changes_nothing_but_codes(case: Callable[[], Result]) -> None:
+    plain = render_text(case(), color=False, report="report.html", next_command="do it")
+    coloured = render_text(case(), color=True, report="report.html", next_command="do it")
+    assert "\x1b" not in plain
+    assert "\x1b[" in coloured
+    assert click.unstyle(coloured) == plain
+
+
+def test_doubled_says_it_all() -> None:
+    written = render_text(
+        doubled(), color=False, report="out/report.html", next_command="recompute-scan run x.py"
+    )
+    flat = " ".join(written.split())
+    for wanted in (
+        "Verdict: doubled",
+        doubled().headline,
+        "Replays per layer 2.0",
+        "Share of the step 16.8 %",
+        "Step time after 247.7 ms 295.9 ms now; likely 240.5 ms to 257.3 ms after the fix",
+        "19.5 % more time than needed",
+        "as throughput, 16.3 % of it is lost",
+        "model.layers.0-7 (LlamaDecoderLayer): 2.0 replays each, 49.6 ms surplus a step",
+        "train.py:31 apply_activation_checkpointing(",
+        "train.py:24 model.gradient_checkpointing_enable(",
+        "RS001 doubled-checkpoint (error, high confidence)",
+        "The last recorded step was cut short",
+        "steps cut short: 1",
+    ):
+        assert wanted in flat, wanted
+    assert flat.index("train.py:31 ") < flat.index("train.py:24 ")
+    for line in DIFF.splitlines():
+        assert f"    {line}\n" in written
+    assert written.endswith("Report\n  out/report.html\n\nNext\n  recompute-scan run x.py\n")
+    assert "events without duration" not in written
+
+
+def test_deep_models_take_a_line_a_kind() -> None:
+    written = render_text(many(200), color=False)
+    assert "model.layers.0-198 (LlamaDecoderLayer): 2.0 replays each" in written
+    assert "model.layers.199 (LlamaDecoderLayer): 1.0 replays\n" in written
+    assert len(written.splitlines()) < 70
+
+
+def test_clean_result_is_calm() -> None:
+    written = render_text(clean(), color=False)
+    assert "Nothing is wasted" in " ".join(written.split())
+    assert "surplus a step" not in written
+    assert "more time" not in written
+    assert "Finding" not in written
+
+
+def test_inconclusive_says_why_and_what_to_do() -> None:
+    flat = " ".join(render_text(inconclusive(), color=False).split())
+    assert "The trace holds no backward pass." in flat
+    assert "recompute-scan run --steps 5 train.py" in flat
+    assert flat.count("not known") == 3
+    assert " 0" not in flat.split("Why,")[0]
+
+
+def test_broken_rule_is_worth_knowing() -> None:
+    rule = dataclasses.replace(doubled().checked[0], status="error", why="division by zero")
+    written = render_text(dataclasses.replace(clean(), checked=(rule,)), color=False)
+    assert "RS001 could not be checked: division by zero" in written
+
+
+def test_wrapping_counts_columns_and_cuts_long_words() -> None:
+    for text in ("字" * 300, "a" * 300, "wide 字字 and " * 40, ""):
+        written = wrap(text, "    ", "  - ")
+        assert all(columns(line) <= WIDTH for line in written)
+        joined = "".join(line[4:] for line in written)
+        assert joined.replace(" ", "") == text.replace(" ", "")
+
+
+def test_a_statement_over_several_lines_takes_one() -> None:
+    region = doubled().regions[0]
+    outer = dataclasses.replace(region.checkpoints[0], source="apply(\n    model,\n)")
+    result = dataclasses.replace(
+        doubled(), regions=(dataclasses.replace(region, checkpoints=(outer,)),)
+    )
+    assert "train.py:31  apply( model, )\n" in render_text(result, color=False)
