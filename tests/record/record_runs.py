@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+torch.manual_seed(0)
 RUNS = {"forward": 0, "in_backward": 0}
 
 class Layer(nn.Module):

@@ -196,7 +196,8 @@ def test_a_profiler_of_the_scripts_own(tmp_path: Path) -> None:
         "train(100)\n"
     )
     recorded = record_script(tmp_path, script, steps=6)
-    assert (recorded.status, recorded.stderr) == (0, "")
+    said = [line for line in recorded.stderr.splitlines() if not line.startswith("USDT:")]
+    assert (recorded.status, said) == (0, [])  # Kineto's lines are of the script's profilers
     assert "True True\n" in recorded.stdout
     assert recorded.info.status == "complete"
     assert len(recorded.trace().steps) == 6

@@ -32,6 +32,8 @@ NEAR = 8
 # Going back within one stretch starts a second replay; it must explain more than it assumes.
 _JUMP = 2.0
 _PER_GAP = 0.01
+# A replay ends at the operator that asked for it, but for a few behind it that save nothing:
+# each operator beyond the expected end of a stretch costs as much as one that it explains.
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,8 @@ class _Finder:
         runs = self._runs(stretch, anchor, lowest)
         height = heights.get(self.code[stretch].tobytes())
         if height is not None and anchor is not None:
-            above = self._runs(stretch, anchor, max(lowest, anchor.last - height))
+            highest = max((place + length for _, place, length in runs), default=None)
+            above = self._runs(stretch, anchor, max(lowest, anchor.last - height), highest)
             if sum(run[2] for run in above) >= sum(run[2] for run in runs):
                 runs = above
         if not self._formula_ends[engine] and not self.structure.checkpoint_node[engine]:
@@ -223,7 +226,9 @@ class _Finder:
             runs = [run for run in runs if run[2] > SHORT_RUN]
         return [self._replay(stretch, engine, part) for part in _passes(runs)]
 
-    def _runs(self, stretch: Int64, anchor: _Anchor | None, lowest: int) -> list[_Run]:
+    def _runs(
+        self, stretch: Int64, anchor: _Anchor | None, lowest: int, highest: int | None = None
+    ) -> list[_Run]:
         wanted = self.code[stretch]
         runs: list[_Run] = []
         end = len(wanted)
@@ -234,7 +239,7 @@ class _Finder:
             runs.extend(own)
             end = min((run[0] for run in own), default=end)
         last = anchor.last if anchor is not None else len(self.codes) - 1
-        ceiling = min(len(self.codes), last + len(wanted) + NEAR)
+        ceiling = min(len(self.codes), last + len(wanted) + NEAR, highest or len(self.codes))
         runs.extend(self._cut(wanted, end, lowest, ceiling, last))
         return runs
 
@@ -272,6 +277,8 @@ class _Finder:
             if length < SHORT_RUN and gap > NEAR:
                 continue
             score = length - _PER_GAP * gap - (_JUMP if jumps else 0.0)
+            if cursor is None and position > expected:
+                score -= gap
             if best is None or score > best[0]:
                 best = (score, int(position), length)
             if length == end and not jumps:

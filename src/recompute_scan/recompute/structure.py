@@ -51,7 +51,8 @@ class Structure:
             holds the call, or -1.
         checkpoint_node: For engine ranges: is its node a checkpoint function's?
         number: Autograd's sequence number of the call; for a forward operator or candidate
-            without one (TorchScript), the lowest inside it; -1 for none.
+            without one (TorchScript), the lowest inside it; for an engine range, its node's;
+            -1 for none.
     """
 
     role: Int8
@@ -86,6 +87,7 @@ def classify(calls: Calls) -> Structure:
     # The engine range or node whose own formula this call could belong to; -1 in a replay or
     # in the forward pass.
     owner = np.full(size, -1, np.int64)
+    node = np.zeros(size, np.bool_)
     is_checkpoint_node = classes.checkpoint_node[calls.name] & (calls.kind == Kind.OP)
     node_of_engine = classes.node[calls.name]
     for rows in calls.levels:
@@ -120,6 +122,7 @@ def classify(calls: Calls) -> Structure:
         new[starts_engine] = Role.BACKWARD
 
         role[rows] = new
+        node[rows] = is_node
         engine[rows] = np.where(starts_engine, rows, above_engine)
         keeps_owner = np.isin(new, (Role.RANGE, Role.CANDIDATE, Role.INNER))
         owner[rows] = np.where(keeps_owner, above_owner, -1)
@@ -131,20 +134,25 @@ def classify(calls: Calls) -> Structure:
         function[rows] = np.where(
             starts_engine | is_node, -1, np.where(in_function, rows, above_function)
         )
-    number = _numbers(calls, role)
+    number = _numbers(calls, role, engine, np.flatnonzero(node))
     _settle_formulas(calls, role, owner, number)
     return Structure(
         role, engine, _tops(calls, role), function, _has_checkpoint_node(calls, classes), number
     )
 
 
-def _numbers(calls: Calls, role: Int8) -> Int64:
+def _numbers(calls: Calls, role: Int8, engine: Int64, nodes: Int64) -> Int64:
     none = np.iinfo(np.int64).max
     lowest = np.where(calls.sequence >= 0, calls.sequence, none)
     for rows in reversed(calls.levels[1:]):
         np.minimum.at(lowest, calls.parent[rows], lowest[rows])
     unnumbered = np.isin(role, (Role.FORWARD, Role.CANDIDATE)) & (calls.sequence < 0)
-    return np.where(unnumbered & (lowest < none), lowest, calls.sequence)
+    number = np.where(unnumbered & (lowest < none), lowest, calls.sequence)
+    # A node with tensor hooks (FSDP's, say) has its number while its engine range has none, or
+    # that of another node.
+    nodes = nodes[calls.sequence[nodes] >= 0]
+    number[engine[nodes]] = calls.sequence[nodes]
+    return number
 
 
 def _settle_formulas(calls: Calls, role: Int8, owner: Int64, number: Int64) -> None:

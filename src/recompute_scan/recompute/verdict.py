@@ -83,6 +83,8 @@ def _reason(calls: Calls, structure: Structure, counts: Counts, replayed: bool) 
         return "The trace holds no backward pass."
     if not counts.counted.any():
         return "No forward pass in the trace has its own backward pass in it."
+    if 2 * counts.runs[~counts.counted].sum() > counts.runs.sum():
+        return "Most of what runs again repeats forward work without a backward pass in the trace."
     compiled = calls.matching(words.COMPILED_NODE)[calls.name[backward]]
     outermost = structure.engine[np.maximum(calls.parent[backward], 0)] < 0
     outermost |= calls.parent[backward] < 0

@@ -125,7 +125,8 @@ class Recorder:
         if window is not None:
             try:
                 window.stop()
-                if window.begun:
+                # Half a step with stacks could name some call sites and not others.
+                if window.begun and self.trace is None:
                     self._save(window)
             except Exception as error:
                 self._fail(error)

@@ -1,0 +1,266 @@
+"""Who asked for a checkpoint: mechanism, module, and the line that switched it on."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from record_runs import LAYERS, record_script
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from recompute_scan.record.call_sites import CallSites
+from recompute_scan.record.module_names import (
+    ModuleIndex,
+    ModuleName,
+    covered_modules,
+    plain_name,
+    real_class_name,
+)
+
+MECHANISMS = (
+    LAYERS
+    + """\
+from torch.distributed._composable import checkpoint as composable
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl, apply_activation_checkpointing, checkpoint_wrapper,
+)
+
+class Special(Layer):
+    pass
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.direct = Layer()
+        self.closure = Layer()
+        self.wrapped = nn.ModuleList([Special(), Special()])
+        self.single = checkpoint_wrapper(Layer(), CheckpointImpl.REENTRANT)  # SINGLE
+        self.hooked = composable(Layer())  # HOOKED
+        self.parts = nn.Sequential(Layer(), Layer(), Layer(), Layer())
+
+    def forward(self, x):
+        x = checkpoint(self.direct, x, use_reentrant=True)  # DIRECT
+        x = checkpoint(
+            lambda y: self.closure(y) * 2,
+            x,
+            use_reentrant=False,
+        )  # CLOSURE
+        for layer in self.wrapped:
+            x = layer(x)
+        x = self.hooked(self.single(x=x))
+        return checkpoint_sequential(self.parts, 2, x, use_reentrant=False)  # PARTS
+
+model = Model()
+apply_activation_checkpointing(  # WRAPPED
+    model,
+    check_fn=lambda module: isinstance(module, Special),
+)
+if len(sys.argv) > 1:
+    model = nn.parallel.DistributedDataParallel(model) if sys.argv[1] == "ddp" else model
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for step in range(9):
+    model(torch.randn(4, 8, requires_grad=True)).sum().backward()
+    optimizer.step()
+"""
+)
+
+
+def lines_marked(text: str, name: str, file: str = "train.py") -> dict[str, str]:
+    """``# NAME`` comments of the script by name, as ``file:line``."""
+    del name
+    return {
+        line.rpartition("# ")[2]: f"{file}:{number}"
+        for number, line in enumerate(text.splitlines(), 1)
+        if "  # " in line
+    }
+
+
+@pytest.mark.slow
+def test_every_way_of_torchs_own(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path, MECHANISMS, steps=1)
+    assert (recorded.status, recorded.stderr) == (0, "")
+    at = lines_marked(MECHANISMS, "")
+    closure = f"train.py:{int(at['CLOSURE'].rpartition(':')[2]) - 4}"
+    found = [
+        (m.module, m.module_class, m.mechanism, m.variant, m.site) for m in recorded.trace().regions
+    ]
+    assert found == [
+        ("direct", "Layer", "torch-checkpoint", "reentrant", at["DIRECT"]),
+        ("", "Model", "torch-checkpoint", "non-reentrant", closure),
+        ("wrapped.0", "Special", "fsdp-wrapper", "non-reentrant", at["WRAPPED"]),
+        ("wrapped.1", "Special", "fsdp-wrapper", "non-reentrant", at["WRAPPED"]),
+        ("single", "Layer", "fsdp-wrapper", "reentrant", at["SINGLE"]),
+        ("hooked", "Layer", "composable-checkpoint", "non-reentrant", at["HOOKED"]),
+        ("parts.0-1", "Layer", "checkpoint-sequential", "non-reentrant", at["PARTS"]),
+    ]
+    sources = recorded.info.sources
+    assert set(sources) == {site for *_, site in found}
+    assert sources[at["DIRECT"]].statement == (
+        "x = checkpoint(self.direct, x, use_reentrant=True)  # DIRECT"
+    )
+    assert sources[at["WRAPPED"]].statement.splitlines()[1:] == [
+        "    model,",
+        "    check_fn=lambda module: isinstance(module, Special),",
+        ")",
+    ]
+
+
+HUGGING_FACE = """\
+import os, subprocess, torch, warnings
+from transformers import LlamaConfig, LlamaForCausalLM
+warnings.simplefilter("ignore")
+torch.manual_seed(0)
+config = LlamaConfig(
+    vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=2, use_cache=False,
+)
+model = LlamaForCausalLM(config)
+def switch_on(model):
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+switch_on(model)
+os.chdir("/")
+tokens = torch.randint(0, 32, (2, 8))
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for step in range(9):
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_transformers_names_the_line_that_enabled_it(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path, HUGGING_FACE, steps=1)
+    assert recorded.status == 0, recorded.stderr
+    found = {(m.module, m.module_class, m.mechanism, m.variant) for m in recorded.trace().regions}
+    assert found == {
+        (f"model.layers.{i}", "LlamaDecoderLayer", "hf-gradient-checkpointing", "reentrant")
+        for i in range(2)
+    }
+    line = HUGGING_FACE.splitlines().index(
+        '    model.gradient_checkpointing_enable({"use_reentrant": True})'
+    )
+    assert {mark.site for mark in recorded.trace().regions} == {f"train.py:{line + 1}"}
+    assert recorded.info.sources[f"train.py:{line + 1}"].alone
+
+
+@pytest.mark.slow
+def test_a_call_in_a_library_is_named_within_it(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages" / "somelib"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text("")
+    (library / "blocks.py").write_text(
+        "from torch.utils.checkpoint import checkpoint\n"
+        "def run(layer, x):\n"
+        "    return checkpoint(layer, x, use_reentrant=False)\n"
+    )
+    script = LAYERS + (
+        "sys.path.insert(0, 'site-packages')\n"
+        "from somelib.blocks import run\n"
+        "model = Layer()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 1e-3)\n"
+        "for step in range(9):\n"
+        "    run(model, torch.randn(4, 8)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    recorded = record_script(tmp_path, script, steps=1)
+    assert [mark.site for mark in recorded.trace().regions] == ["somelib/blocks.py:3"]
+    assert recorded.info.sources["somelib/blocks.py:3"].statement.startswith("return checkpoint(")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(x)
+        return result
+
+
+def closure_over(module: nn.Module) -> Callable[..., object]:
+    return lambda *inputs: module(*inputs)
+
+
+def closure_over_two(outer: nn.Module, inner: nn.Module) -> Callable[..., object]:
+    return lambda x: (outer, inner(x))
+
+
+BLOCK = Block()
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "expected"),
+    [
+        (BLOCK, (), [BLOCK]),
+        (checkpoint_wrapper(BLOCK), (), [BLOCK]),
+        (BLOCK.run, (), [BLOCK]),
+        (BLOCK.__call__, (), [BLOCK]),
+        (functools.partial(Block.run, BLOCK), (), [BLOCK]),
+        (functools.partial(BLOCK, flag=1), (), [BLOCK]),
+        (closure_over(BLOCK), (), [BLOCK]),
+        (closure_over_two(BLOCK, BLOCK.inner), (), [BLOCK.inner]),
+        (functools.partial(closure_over(BLOCK), 1), (), [BLOCK]),
+        (lambda module, x: module(x), (torch.ones(1), BLOCK), [BLOCK]),
+        (len, (torch.ones(1),), []),
+    ],
+)
+def test_the_module_behind_a_function(
+    function: object, args: tuple[object, ...], expected: list[nn.Module]
+) -> None:
+    assert covered_modules(function, args) == expected
+
+
+def test_a_name_comes_from_the_largest_model_and_without_wrappers() -> None:
+    block = Block()
+    small = nn.Sequential(checkpoint_wrapper(block))
+    index = ModuleIndex()
+    index.rebuild()
+    assert index.look_up([block]) == ModuleName("0", "Block")
+    large = nn.ModuleDict({"module": nn.ModuleDict({"trunk": small, "head": nn.Linear(2, 2)})})
+    index.rebuild()
+    assert index.look_up([block]) == ModuleName("trunk.0", "Block")
+    assert index.look_up([]) == ModuleName()
+    assert len(large) == 1
+
+
+def test_a_module_made_after_the_index_is_found_all_the_same() -> None:
+    index = ModuleIndex()
+    index.rebuild()
+    model = nn.Sequential(Block())
+    assert index.look_up([model[0]]) == ModuleName("0", "Block")
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("module.module.model.layers.3", "model.layers.3"),
+        (
+            "_fsdp_wrapped_module.layers.0._fsdp_wrapped_module._checkpoint_wrapped_module.mlp",
+            "layers.0.mlp",
+        ),
+        ("_orig_mod", ""),
+        ("encoder.module.x", "encoder.module.x"),
+    ],
+)
+def test_wrappers_leave_no_trace_in_a_name(name: str, plain: str) -> None:
+    assert plain_name(name) == plain
+
+
+def test_the_class_below_fully_shard() -> None:
+    marker = type("FSDPModule", (), {})
+    sharded = type("FSDPBlock", (marker, Block), {})
+    assert real_class_name(sharded()) == "Block"
+
+
+def test_a_site_below_the_start_folder_is_relative(tmp_path: Path) -> None:
+    here = Path(__file__).resolve()
+    frame = sys._getframe()
+    below = CallSites(here.parent).called_at(frame)
+    assert below == f"{here.name}:{frame.f_lineno - 1}"
+    elsewhere = CallSites(tmp_path).switched_on_at(frame)
+    assert elsewhere == f"{here}:{frame.f_lineno - 1}"
