@@ -6,10 +6,14 @@ Importing this package costs next to nothing: no torch, no numpy.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from recompute_scan._version import __version__
 
-__all__ = ["__version__", "step"]
+if TYPE_CHECKING:
+    from recompute_scan.api import Scan, analyze, load_result
+
+__all__ = ["Scan", "__version__", "analyze", "load_result", "step"]
 
 # Filled in while `recompute-scan run` records this process, and only then.
 _on_step: Callable[[], None] | None = None
@@ -23,3 +27,11 @@ def step() -> None:
     """
     if _on_step is not None:
         _on_step()
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Scan", "analyze", "load_result"):
+        from recompute_scan import api  # noqa: PLC0415 - only when it is used
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
