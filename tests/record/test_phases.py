@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from record_runs import (
+
+from recompute_scan.record.plan import Plan, Seen, shortfall
+from tests.record.runs import (
     LAYERS,
     Recorded,
     plain_environment,
@@ -18,8 +20,6 @@ from record_runs import (
     run_plain,
     write_script,
 )
-
-from recompute_scan.record.plan import Plan, Seen, shortfall
 
 LOOP = (
     LAYERS
@@ -141,7 +141,8 @@ def test_a_script_that_raises_keeps_its_trace(tmp_path: Path) -> None:
 def test_an_exit_inside_a_layer_keeps_its_trace(tmp_path: Path) -> None:
     script = (
         LOOP
-        + "model[0].register_forward_hook(lambda *_: sys.exit(9) if RUNS['forward'] > 8 else None)\n"
+        + "def hook(*_):\n    if RUNS['forward'] > 8:\n        sys.exit(9)\n"
+        + "model[0].register_forward_hook(hook)\n"
         + STOP_AFTER
     )
     recorded = record_script(tmp_path, script, steps=5)
@@ -220,8 +221,8 @@ def test_data_loader_workers_end_with_the_script(tmp_path: Path) -> None:
         f"""\
         import multiprocessing, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        import record_driver
-        status = record_driver.main()
+        import driver
+        status = driver.main()
         print(status, multiprocessing.active_children())
         """,
         "check.py",

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from record_runs import LAYERS, record_script
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
@@ -21,6 +20,7 @@ from recompute_scan.record.module_names import (
     plain_name,
     real_class_name,
 )
+from tests.record.runs import LAYERS, record_script
 
 MECHANISMS = (
     LAYERS
@@ -60,8 +60,6 @@ apply_activation_checkpointing(  # WRAPPED
     model,
     check_fn=lambda module: isinstance(module, Special),
 )
-if len(sys.argv) > 1:
-    model = nn.parallel.DistributedDataParallel(model) if sys.argv[1] == "ddp" else model
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for step in range(9):
     model(torch.randn(4, 8, requires_grad=True)).sum().backward()
@@ -70,11 +68,10 @@ for step in range(9):
 )
 
 
-def lines_marked(text: str, name: str, file: str = "train.py") -> dict[str, str]:
+def lines_marked(text: str) -> dict[str, str]:
     """``# NAME`` comments of the script by name, as ``file:line``."""
-    del name
     return {
-        line.rpartition("# ")[2]: f"{file}:{number}"
+        line.rpartition("# ")[2]: f"train.py:{number}"
         for number, line in enumerate(text.splitlines(), 1)
         if "  # " in line
     }
@@ -84,7 +81,7 @@ def lines_marked(text: str, name: str, file: str = "train.py") -> dict[str, str]
 def test_every_way_of_torchs_own(tmp_path: Path) -> None:
     recorded = record_script(tmp_path, MECHANISMS, steps=1)
     assert (recorded.status, recorded.stderr) == (0, "")
-    at = lines_marked(MECHANISMS, "")
+    at = lines_marked(MECHANISMS)
     closure = f"train.py:{int(at['CLOSURE'].rpartition(':')[2]) - 4}"
     found = [
         (m.module, m.module_class, m.mechanism, m.variant, m.site) for m in recorded.trace().regions
@@ -183,7 +180,7 @@ class Block(nn.Module):
 
 
 def closure_over(module: nn.Module) -> Callable[..., object]:
-    return lambda *inputs: module(*inputs)
+    return lambda x: module(x * 2)
 
 
 def closure_over_two(outer: nn.Module, inner: nn.Module) -> Callable[..., object]:

@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from record_runs import LAYERS, Recorded, record_script
 
 import recompute_scan
 from recompute_scan.record.steps import StepCounter
+from tests.record.runs import LAYERS, Recorded, record_script
 
 EXPLICIT = "recompute_scan.step()"
 

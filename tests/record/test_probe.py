@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch.utils.checkpoint as torch_checkpoint
-from record_runs import LAYERS, Trace, record_script, record_target, run_plain
 
 from recompute_scan.record.probe import Probe
+from tests.record.runs import LAYERS, Trace, record_script, record_target, run_plain
 
 pytestmark = pytest.mark.slow
 
@@ -118,7 +118,8 @@ def test_losses_are_equal_to_the_last_bit(tmp_path: Path, reentrant: bool) -> No
         f"        x = checkpoint(layer, x, use_reentrant={reentrant})\n"
         "    loss = x.square().sum()\n"
         "    loss.backward()\n"
-        "    print(loss.item().hex(), [p.grad.double().sum().item().hex() for p in model.parameters()])\n"
+        "    grads = [p.grad.double().sum().item().hex() for p in model.parameters()]\n"
+        "    print(loss.item().hex(), grads)\n"
         "    optimizer.step()\n"
         "    optimizer.zero_grad()\n"
     )
@@ -167,7 +168,8 @@ def test_a_region_that_raises_leaves_the_marks_in_order(tmp_path: Path) -> None:
 
 def test_a_selective_checkpoint_never_sees_the_marks(tmp_path: Path) -> None:
     script = LAYERS + (
-        "from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts\n"
+        "from torch.utils.checkpoint import (\n"
+        "    CheckpointPolicy, create_selective_checkpoint_contexts)\n"
         "SEEN = set()\n"
         "def policy(context, op, *args, **kwargs):\n"
         "    SEEN.add(str(op))\n"

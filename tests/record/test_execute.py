@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_runs import record_target, run_plain, write_script
 
 from recompute_scan.errors import UsageError
 from recompute_scan.record.execute import Outcome, run_program
+from tests.record.runs import record_target, run_plain, write_script
 
 FACTS = """\
 '''A docstring.'''

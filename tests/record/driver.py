@@ -1,4 +1,4 @@
-"""Records a script as the command line would: ``python record_driver.py OPTIONS_JSON``."""
+"""Records a script as the command line would: ``python driver.py OPTIONS_JSON``."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 from recompute_scan.annotations import RegionMark, parse_region, parse_replay
 from recompute_scan.run_info import RunInfo, read_run_info, run_info_name
 
-DRIVER = Path(__file__).with_name("record_driver.py")
+DRIVER = Path(__file__).with_name("driver.py")
 
 # Put in front of test scripts that train: a layer that counts how often its forward runs.
 LAYERS = """\
