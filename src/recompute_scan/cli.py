@@ -33,7 +33,7 @@ _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="recompute-scan")
 def cli() -> None:
-    """Find activation checkpointing that runs the forward pass more often than needed.
+    r"""Find activation checkpointing that runs the forward pass more often than needed.
 
     \b
     recompute-scan run train.py          record a few steps of a script and say

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from recompute_scan import trace as traces
 from recompute_scan._version import __version__
-from recompute_scan.cost.excess import price
+from recompute_scan.cost.excess import price, time_scale
 from recompute_scan.errors import InputError
 from recompute_scan.findings.base import Evidence
 from recompute_scan.findings.registry import check_all
@@ -20,8 +19,8 @@ from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.recompute.families import attention_of, count_families
 from recompute_scan.recompute.proof import show_proof
 from recompute_scan.recompute.regions import list_regions
-from recompute_scan.result import Rank, Region, Result, Step, Verdict
-from recompute_scan.run_info import RunInfo, read_run_info, run_info_name
+from recompute_scan.result import Checkpoint, Rank, Region, Result, Step, Verdict
+from recompute_scan.run_info import RunInfo, Source, read_run_info, run_info_name
 from recompute_scan.trace import Trace
 
 # Which rank's answer stands for the run when they differ: the worst.
@@ -38,8 +37,6 @@ _SEVERITY: dict[Verdict, int] = {
 class _Piece:
     path: Path
     rank: int
-    facts: Recompute
-    info: RunInfo | None
     result: Result
 
 
@@ -66,7 +63,7 @@ def analyse(paths: Sequence[Path], on_progress: Callable[[str], None] = lambda _
             continue
         info = _info_beside(path)
         rank = info.rank if info else trace.rank if trace.rank is not None else number
-        pieces.append(_Piece(path, rank, *_analyse_one(trace, info)))
+        pieces.append(_Piece(path, rank, _analyse_one(trace, info)))
     if not pieces:
         raise failures[0]
     main = max(pieces, key=lambda piece: (_SEVERITY[piece.result.verdict], -piece.rank))
@@ -78,21 +75,18 @@ def analyse(paths: Sequence[Path], on_progress: Callable[[str], None] = lambda _
     )
 
 
-def analyse_trace(trace: Trace, info: RunInfo | None = None) -> Result:
-    """The result for one trace that is already loaded, and its run's account if there is one."""
-    return _analyse_one(trace, info)[1:][1]
-
-
-def _analyse_one(trace: Trace, info: RunInfo | None) -> tuple[Recompute, RunInfo | None, Result]:
+def _analyse_one(trace: Trace, info: RunInfo | None) -> Result:
     facts = study(trace)
     sources = info.sources if info else {}
-    cost = price(facts, info.timed_steps_ms if info else ())
-    regions = _with_sources(list_regions(facts), sources)
+    timed = info.timed_steps_ms if info else ()
+    cost = price(facts, timed)
+    scale = time_scale(facts, timed)
+    regions = _with_sources(list_regions(facts, scale), sources)
     sure = confidence(facts)
     findings, checked = check_all(Evidence(facts, regions, cost, sure, sources))
-    families = count_families(facts)
+    families = count_families(facts, scale)
     judgement = facts.judgement
-    result = Result(
+    return Result(
         tool_version=__version__,
         verdict=judgement.verdict,
         evidence_level="annotated" if facts.marks is not None else "autograd",
@@ -115,7 +109,6 @@ def _analyse_one(trace: Trace, info: RunInfo | None) -> tuple[Recompute, RunInfo
         warnings=_warnings(facts, info),
         proof=show_proof(facts, regions),
     )
-    return facts, info, result
 
 
 def _info_beside(path: Path) -> RunInfo | None:
@@ -127,19 +120,15 @@ def _info_beside(path: Path) -> RunInfo | None:
     return read_run_info(account) if account.exists() else None
 
 
-def _with_sources(regions: tuple[Region, ...], sources: Any) -> tuple[Region, ...]:
-    def sourced(region: Region) -> Region:
-        return replace(
-            region,
-            checkpoints=tuple(
-                replace(checkpoint, source=sources[checkpoint.call_site].statement)
-                if checkpoint.call_site in sources
-                else checkpoint
-                for checkpoint in region.checkpoints
-            ),
-        )
+def _with_sources(regions: tuple[Region, ...], sources: Mapping[str, Source]) -> tuple[Region, ...]:
+    def sourced(checkpoint: Checkpoint) -> Checkpoint:
+        source = sources.get(checkpoint.call_site or "")
+        return replace(checkpoint, source=source.statement) if source else checkpoint
 
-    return tuple(sourced(region) for region in regions)
+    return tuple(
+        replace(region, checkpoints=tuple(sourced(c) for c in region.checkpoints))
+        for region in regions
+    )
 
 
 def _steps(facts: Recompute) -> tuple[Step, ...]:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -237,7 +238,7 @@ def test_data_loader_workers_end_with_the_script(tmp_path: Path) -> None:
     [({"steps": 0}, "E204"), ({"warmup": 0}, "E204"), ({"output": "train.py/out"}, "E206")],
     ids=["steps", "warmup", "output"],
 )
-def test_wrong_use(tmp_path: Path, options: dict[str, object], code: str) -> None:
+def test_wrong_use(tmp_path: Path, options: dict[str, Any], code: str) -> None:
     write_script(tmp_path, "print('never')\n")
     recorded = record_target(tmp_path, "train.py", **options)
     assert (recorded.status, recorded.stdout) == (2, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from recompute_scan.advise.diff import removal_diff
-from recompute_scan.advise.mechanism import Mechanism
 from recompute_scan.advise.registry import find_mechanism, title_of
 from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.run_info import Source
@@ -43,14 +42,11 @@ def advise_removal(checkpoints: Sequence[Checkpoint], sources: Mapping[str, Sour
     source = sources.get(site) if site else None
     deletable = source is not None and source.whole_lines and mechanism.removable_call
     diff = removal_diff(site, source) if site and source and deletable else None
-    summary = f"Keep {title_of(kept.mechanism)}; {mechanism.remove}{place}."
-    if mechanism.caution:
-        summary += f" {mechanism.caution}"
     return Fix(
-        summary=summary,
+        summary=f"Keep {title_of(kept.mechanism)}; {mechanism.remove}{place}.",
         disposition="review" if mechanism.caution or diff is None else "safe",
         diff=diff,
-        keep=f"{title_of(kept.mechanism)}: {_why_keep(find_mechanism(kept.mechanism))}",
+        keep=_keep(kept, mechanism.caution),
         remove=f"{mechanism.title}{place}",
         docs=mechanism.docs,
     )
@@ -62,5 +58,7 @@ def _preference(checkpoint: Checkpoint) -> tuple[int, bool, int]:
     return keep, checkpoint.variant == "non-reentrant", -checkpoint.depth
 
 
-def _why_keep(mechanism: Mechanism | None) -> str:
-    return mechanism.why_keep if mechanism else "it is enough alone"
+def _keep(kept: Checkpoint, caution: str | None) -> str:
+    mechanism = find_mechanism(kept.mechanism)
+    why = mechanism.why_keep if mechanism else "it is enough alone"
+    return f"{title_of(kept.mechanism)}: {why}." + (f" {caution}" if caution else "")

@@ -11,11 +11,11 @@ MECHANISM = Mechanism(
     title="Hugging Face's own checkpointing",
     keep=50,
     why_keep="it is the model's own, and nothing else checkpoints its layers",
-    remove="delete the gradient_checkpointing_enable(…) or activation_checkpointing_enable(…) call",
+    remove="delete the gradient_checkpointing_enable(…) call",
     removable_call=True,
     caution=(
-        "Hugging Face's switch also turned the KV cache off during training: keep "
-        "`use_cache=False`, or the wrapper's replay fails on a cache that grew."
+        "Also keep use_cache=False: the removed switch turned the KV cache off, and a replay "
+        "fails on a cache that grew."
     ),
     docs="https://huggingface.co/docs/transformers/main/en/fsdp",
 )

@@ -1,8 +1,8 @@
 """What the replays cost, as excess time on the device that limits the step.
 
 The step time is that of unprofiled steps where the run wrapper timed some. The share of a
-step that surplus replays take is read from the trace and applied to it; both are medians over
-steps. On a GPU the share is the time in which nothing but surplus kernels run, so that work
+step that surplus replays take is read from all recorded steps and applied to the median of the
+timed ones. On a GPU the share is the time in which nothing but surplus kernels run, so that work
 hidden behind other streams counts as nothing.
 """
 
@@ -44,30 +44,42 @@ def price(facts: Recompute, timed_steps_ms: Sequence[float]) -> Cost | None:
     if not usable.any():
         return None
     shares = np.clip(surplus[usable] / phases.step[usable], 0.0, 1.0)
+    # The share of all steps together, so that every part of the breakdown adds up.
+    share = float(np.clip(surplus[usable].sum() / phases.step[usable].sum(), 0.0, 1.0))
     traced_ms = phases.step[usable] / _NS_PER_MS
     step_ms = np.array(timed_steps_ms, np.float64) if len(timed_steps_ms) else traced_ms
     typical, low, high = (float(q) for q in np.quantile(step_ms, (0.5, 0.25, 0.75)))
-    share = float(np.median(shares))
-    scale = typical / float(np.median(traced_ms))
+    breakdown = _breakdown(phases, typical)
+    scale = time_scale(facts, timed_steps_ms)
     return Cost(
         step_ms=typical,
         step_source="timed" if len(timed_steps_ms) else "trace",
         device="gpu" if on_gpu else "cpu",
-        recompute_ms=_median_ms(phases.recompute + phases.surplus, usable) * scale,
-        surplus_recompute_ms=_median_ms(phases.surplus, usable) * scale,
+        recompute_ms=breakdown.recompute + breakdown.surplus,
+        surplus_recompute_ms=breakdown.surplus,
         repeated_collectives_ms=_repeated_collectives(facts, scale),
         predicted_step_ms=typical * (1 - share),
         predicted_low_ms=low * (1 - float(shares.max())),
         predicted_high_ms=high * (1 - float(shares.min())),
         saving_pct=100 * share,
-        breakdown=_breakdown(phases, typical),
+        breakdown=breakdown,
         method="excess-time",
         assumptions=_assumptions(facts, on_gpu, len(timed_steps_ms)),
     )
 
 
-def _median_ms(values: np.ndarray, usable: np.ndarray) -> float:  # type: ignore[type-arg]
-    return float(np.median(values[usable])) / _NS_PER_MS
+def time_scale(facts: Recompute, timed_steps_ms: Sequence[float]) -> float:
+    """What recorded host times are multiplied with to stand beside the timed step.
+
+    The profiler slows the host down and leaves kernels as they are: 1 where times are kernel
+    times, where no step was timed, or where none is complete.
+    """
+    lengths = [
+        s.end - s.start for s, whole in zip(facts.steps, facts.complete, strict=True) if whole
+    ]
+    if facts.work.on_gpu or not len(timed_steps_ms) or not sum(lengths):
+        return 1.0
+    return float(np.median(timed_steps_ms)) / (float(np.mean(lengths)) / _NS_PER_MS)
 
 
 def _breakdown(phases: Phases, step_ms: float) -> Breakdown:

@@ -124,7 +124,7 @@ def _match_all(
 
 
 def _crossings(finder: _Finder, stretches: list[Int64], replays: list[Replay]) -> dict[bytes, int]:
-    """How far below its expected end a stretch may reach, for the operators of each one cut wrongly.
+    """How far below its expected end a stretch may reach; by operators, for those cut wrongly.
 
     Checkpointed calls nest or are disjoint. Replays that overlap in part show a layer that ran
     twice in one stretch, mistaken for itself and the equal layer before it.
@@ -206,8 +206,8 @@ class _Finder:
             stretch: Rows of its candidates.
             engine: Row of its engine range.
             begin: Start of its step, ns.
-            heights: How far below its expected end a stretch of these operators may reach, unless that
-                explains less.
+            heights: How far below its expected end a stretch of these operators may reach,
+                unless that explains less.
         """
         anchor = self.anchor(engine)
         lowest = 0

@@ -22,10 +22,14 @@ class _Tally:
     time_ms: float = 0.0
 
 
-def count_families(facts: Recompute) -> tuple[Family, ...]:
+def count_families(facts: Recompute, scale: float = 1.0) -> tuple[Family, ...]:
     """Families of the forward operators that have a backward, per complete step.
 
-    The commonest in replays come first. ``backward_per_step`` counts autograd nodes.
+    Those whose replays take longest come first. ``backward_per_step`` counts autograd nodes.
+
+    Args:
+        facts: What ran again.
+        scale: Factor from recorded to unprofiled times.
     """
     steps = max(1, facts.complete_count)
     tallies: dict[tuple[str, str], _Tally] = defaultdict(_Tally)
@@ -46,7 +50,7 @@ def count_families(facts: Recompute) -> tuple[Family, ...]:
             forward_per_step=tally.forward / steps,
             recomputed_per_step=tally.again / steps,
             backward_per_step=tally.backward / steps,
-            recompute_ms_per_step=tally.time_ms / steps,
+            recompute_ms_per_step=tally.time_ms * scale / steps,
         )
         for (name, kind), tally in tallies.items()
     ]

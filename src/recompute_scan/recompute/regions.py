@@ -37,8 +37,14 @@ def group_blocks(facts: Recompute) -> list[list[Block]]:
     return [groups[key] for key in sorted(groups, key=lambda key: (min(places[key]), key))]
 
 
-def list_regions(facts: Recompute) -> tuple[Region, ...]:
-    """One row per layer, averaged over the complete steps, in forward order."""
+def list_regions(facts: Recompute, scale: float = 1.0) -> tuple[Region, ...]:
+    """One row per layer, averaged over the complete steps, in forward order.
+
+    Args:
+        facts: What ran again.
+        scale: Factor from recorded to unprofiled times.
+    """
+    per_step_ms = scale / 1e6 / max(1, facts.complete_count)
     steps = max(1, facts.complete_count)
     counts = facts.counts
     regions = []
@@ -57,9 +63,9 @@ def list_regions(facts: Recompute) -> tuple[Region, ...]:
                     np.mean([counts.highest(p, MATTERS_IN_BLOCK) for p in places])
                 ),
                 mean_recompute=counts.mean(everywhere),
-                forward_ms_per_step=float(counts.weight[everywhere].sum()) / 1e6 / steps,
-                recompute_ms_per_step=float(counts.again[everywhere].sum()) / 1e6 / steps,
-                surplus_ms_per_step=float(counts.surplus[everywhere].sum()) / 1e6 / steps,
+                forward_ms_per_step=float(counts.weight[everywhere].sum()) * per_step_ms,
+                recompute_ms_per_step=float(counts.again[everywhere].sum()) * per_step_ms,
+                surplus_ms_per_step=float(counts.surplus[everywhere].sum()) * per_step_ms,
                 checkpoints=_commonest(blocks),
             )
         )

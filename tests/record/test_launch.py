@@ -1,0 +1,152 @@
+"""Several ranks: each records itself, and each knows which one it is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from recompute_scan.record.launch import RankFacts, rank_facts, wait_for_ranks
+from recompute_scan.run_info import RunInfo, write_run_info
+from tests.record.runs import LAYERS, record_script, run_plain, write_script
+
+TORCHRUN = (
+    sys.executable,
+    *("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"),
+    "--nproc-per-node=2",
+)
+
+FSDP = (
+    LAYERS
+    + """\
+import torch.distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+class Block(Layer):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=True)
+
+dist.init_process_group("gloo")
+model = FullyShardedDataParallel(
+    nn.Sequential(*(Block() for _ in range(3))),
+    auto_wrap_policy=ModuleWrapPolicy({Block}),
+    device_id=torch.device("cpu"),
+)
+apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+while True:
+    model(torch.randn(4, 8, requires_grad=True)).sum().backward()
+    optimizer.step()
+"""
+)
+
+
+@pytest.mark.slow
+def test_every_rank_records_its_own(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path, FSDP, launcher=TORCHRUN, timing_steps=2, steps=2)
+    assert recorded.status == 0, recorded.stderr
+    assert "destroy_process_group" not in recorded.stderr
+    for rank in (0, 1):
+        info = recorded.account(rank)
+        assert (info.rank, info.world_size, info.status) == (rank, 2, "complete")
+        assert info.environment["backend"] == "gloo"
+        assert (info.trace, info.profiled_steps) == (f"trace-rank{rank}.json.gz", 2)
+        assert len(info.timed_steps_ms) == 2
+        with gzip.open(recorded.output / f"trace-rank{rank}.json.gz") as file:
+            assert json.load(file)["distributedInfo"]["rank"] == rank
+        trace = recorded.trace(f"trace-rank{rank}.json.gz")
+        outer = [mark for mark in trace.regions if mark.depth == 0]
+        assert [(m.module, m.mechanism) for m in outer] == [
+            (str(index), "fsdp-wrapper") for index in range(3)
+        ] * 2
+        assert {mark.variant for mark in trace.regions if mark.depth == 1} == {"reentrant"}
+        assert len(trace.replays) == 2 * 2 * 3
+        assert (recorded.output / f"stacks-rank{rank}.json.gz").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [0, 3])
+def test_launch_passes_the_status_on(tmp_path: Path, status: int) -> None:
+    write_script(
+        tmp_path,
+        LAYERS
+        + "import os\n"
+        + "model = Layer()\n"
+        + "optimizer = torch.optim.SGD(model.parameters(), 1e-3)\n"
+        + "for _ in range(9):\n"
+        + "    checkpoint(model, torch.randn(4, 8), use_reentrant=False).sum().backward()\n"
+        + "    optimizer.step()\n"
+        + f"sys.exit({status} if os.environ['RANK'] == '1' else 0)\n",
+    )
+    start = write_script(
+        tmp_path,
+        """\
+        from recompute_scan.record.launch import launch
+        options = ["--timing-steps", "0", "--steps", "1", "--keep-going", "-o", "out"]
+        print("status", launch(2, ["run", *options, "train.py"]))
+        """,
+        "start.py",
+    )
+    done = run_plain(tmp_path, str(start))
+    assert done.stdout.endswith(f"status {status}\n"), done.stderr
+    assert wait_for_ranks(tmp_path / "out", 2, 0) == [0, 1]
+
+
+def account(rank: int) -> RunInfo:
+    return RunInfo(
+        rank=rank,
+        world_size=3,
+        status="complete",
+        exit_status=0,
+        device="cpu",
+        warmup_steps=1,
+        timed_steps_ms=(),
+        profiled_steps=1,
+        trace=None,
+        stacks=None,
+    )
+
+
+def test_waiting_ends_with_the_last_account(tmp_path: Path) -> None:
+    write_run_info(tmp_path, account(0))
+    late = threading.Timer(0.3, lambda: write_run_info(tmp_path, account(1)))
+    late.start()
+    begin = time.monotonic()
+    assert wait_for_ranks(tmp_path, 2, 30) == [0, 1]
+    assert 0.2 < time.monotonic() - begin < 10
+    late.join()
+
+
+def test_waiting_gives_up_on_missing_and_broken_accounts(tmp_path: Path) -> None:
+    write_run_info(tmp_path, account(0))
+    (tmp_path / "run-rank1.json").write_text("{")
+    assert wait_for_ranks(tmp_path, 3, 0.2) == [0]
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "expected"),
+    [
+        (None, None, RankFacts(0, 1)),
+        ("1", "4", RankFacts(1, 4)),
+        ("4", "4", RankFacts(0, 1)),
+        ("x", "²", RankFacts(0, 1)),
+    ],
+)
+def test_rank_facts_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, rank: str | None, world_size: str | None, expected: RankFacts
+) -> None:
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert rank_facts() == expected
