@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recompute_scan.pipeline import analyse
-from recompute_scan.result import Cost, Finding, Result, Verdict, from_json, to_json
+from recompute_scan.result import Cost, Family, Finding, Result, Verdict, from_json, to_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,17 +90,18 @@ class Scan:
             for region in self.result.regions
         ]
         columns = list(rows[0]) if rows else ["ordinal"]
-        return pd.DataFrame(rows, columns=columns).set_index("ordinal")
+        frame: pd.DataFrame = pd.DataFrame(rows, columns=columns).set_index("ordinal")
+        return frame
 
     @property
     def families(self) -> pd.DataFrame:
         """One row per family of operators, indexed by ``family``; counts and ms per step."""
         import pandas as pd  # noqa: PLC0415
 
-        fields = ("family", "kind", "forward_per_step", "recomputed_per_step")
-        fields += ("backward_per_step", "recompute_ms_per_step")
+        fields = [field.name for field in dataclasses.fields(Family)]
         rows = [[getattr(family, field) for field in fields] for family in self.result.families]
-        return pd.DataFrame(rows, columns=list(fields)).set_index("family")
+        frame: pd.DataFrame = pd.DataFrame(rows, columns=fields).set_index("family")
+        return frame
 
     def timeline(self) -> go.Figure:
         """One layer's operators in the forward pass and in each replay, one above the other."""

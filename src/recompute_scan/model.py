@@ -17,8 +17,8 @@ from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Kind, Trace
 
 _STEP = re.compile(r"ProfilerStep#(\d+)$")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
-# Crossing intervals are cut to nest; real traces need one or two rounds.
-_MOST_ROUNDS = 16
+# Times written as absolute float microseconds are off by up to a quarter of one.
+_SLACK_NS = 1000
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Calls:
         depth: 0 at the top.
         size: Number of descendants.
         levels: Rows of each depth, in order.
-        overruns: How many intervals were cut because they crossed their parent's end.
+        overruns: How many intervals were cut because they crossed another.
     """
 
     event: Int64
@@ -163,7 +163,7 @@ def find_steps(calls: Calls) -> list[StepSpan]:
     """
     marked = calls.named(_STEP)
     if len(marked):
-        spans = {}
+        spans: dict[int, StepSpan] = {}
         for row in marked[np.argsort(calls.start[marked], kind="stable")]:
             number = int(calls.names[calls.name[row]].partition("#")[2])
             spans.setdefault(number, StepSpan(number, int(calls.start[row]), int(calls.end[row])))
@@ -194,17 +194,40 @@ def step_of(steps: list[StepSpan], times: Int64) -> Int64:
 
 def _nest_thread(start: Int64, end: Int64) -> tuple[Int64, Int64, int]:
     """Depth and parent of each interval of one thread; ``end`` is cut in place to nest."""
+    depth = _depths(start, end)
+    parent = _parents(depth)
+    limit = np.where(parent >= 0, end[parent], np.iinfo(np.int64).max)
+    if not (end > limit).any():
+        return depth, parent, 0
+    cut = _cut_to_nest(start, end)
+    depth = _depths(start, end)
+    return depth, _parents(depth), cut
+
+
+def _cut_to_nest(start: Int64, end: Int64) -> int:
+    """Cut crossing intervals of one thread in place; how many were cut.
+
+    A call that outlives the one it began in ends with it, unless it began within the slack of
+    that one's end: then they are neighbours whose rounded times overlap, and the first gives way.
+    """
     cut = 0
-    for _ in range(_MOST_ROUNDS):
-        depth = _depths(start, end)
-        parent = _parents(depth)
-        limit = np.where(parent >= 0, end[parent], np.iinfo(np.int64).max)
-        over = end > limit
-        if not over.any():
-            break
-        cut += int(over.sum())
-        np.minimum(end, np.maximum(limit, start), out=end)
-    return depth, parent, cut
+    begins, ends = start.tolist(), end.tolist()
+    still_open: list[int] = []
+    for row, begin in enumerate(begins):
+        while still_open and ends[still_open[-1]] <= begin:
+            still_open.pop()
+        while still_open and ends[still_open[-1]] < ends[row]:
+            above = still_open[-1]
+            shared = ends[above] - begin
+            cut += 1
+            if begins[above] < begin and shared <= min(_SLACK_NS, ends[row] - ends[above]):
+                ends[above] = begin
+                still_open.pop()
+            else:
+                ends[row] = ends[above]
+        still_open.append(row)
+    end[:] = ends
+    return cut
 
 
 def _depths(start: Int64, end: Int64) -> Int64:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from recompute_scan.cost.phases import (
+    Float64,
     Phases,
     busy_share,
     device_phases,
@@ -85,7 +86,7 @@ def time_scale(facts: Recompute, timed_steps_ms: Sequence[float]) -> float:
 def _breakdown(phases: Phases, step_ms: float) -> Breakdown:
     total = phases.step.sum()
 
-    def part(values: np.ndarray) -> float:  # type: ignore[type-arg]
+    def part(values: Float64) -> float:
         return float(values.sum() / total) * step_ms
 
     return Breakdown(

@@ -37,18 +37,18 @@ def host_phases(facts: Recompute) -> Phases:
     calls, counts = facts.calls, facts.counts
     surplus_of = np.zeros(len(calls), np.bool_)
     surplus_of[counts.surplus_rows] = True
-    spans = np.zeros((len(facts.alignment.replays), 3))
+    replays = np.zeros((len(facts.alignment.replays), 3))
     for row, replay in enumerate(facts.alignment.replays):
-        span = float(calls.end[replay.again].max() - calls.start[replay.again].min())
+        length = float(calls.end[replay.again].max() - calls.start[replay.again].min())
         time = calls.duration[replay.again]
         beyond = float(time[surplus_of[replay.again]].sum() / max(1, time.sum()))
-        spans[row] = (calls.start[replay.again[0]], span * (1 - beyond), span * beyond)
+        replays[row] = (calls.start[replay.again[0]], length * (1 - beyond), length * beyond)
     optimizer = facts.structure.rows(Role.OPTIMIZER)
     passes = _passes(facts)
-    rows = []
+    rows: list[tuple[float, ...]] = []
     for span in _complete(facts):
-        here = (spans[:, 0] >= span.start) & (spans[:, 0] < span.end)
-        needed, surplus = spans[here, 1].sum(), spans[here, 2].sum()
+        here = (replays[:, 0] >= span.start) & (replays[:, 0] < span.end)
+        needed, surplus = replays[here, 1].sum(), replays[here, 2].sum()
         inside = (passes[:, 0] >= span.start) & (passes[:, 2] <= span.end)
         forward = (passes[inside, 1] - passes[inside, 0]).sum()
         backward = (passes[inside, 2] - passes[inside, 1]).sum() - needed - surplus
@@ -77,7 +77,7 @@ def device_phases(facts: Recompute) -> Phases:
     role = np.where(top >= 0, structure.role[np.maximum(top, 0)], Role.RANGE)
     replayed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
     in_backward = structure.engine[launch] >= 0
-    rows = []
+    rows: list[tuple[float, ...]] = []
     for span in _complete(facts):
         here = (calls.start[launch] >= span.start) & (calls.start[launch] < span.end)
 
@@ -169,4 +169,6 @@ def _phases(rows: list[tuple[float, ...]]) -> Phases:
     step, parts = table[:, 0], table[:, 1:]
     total = parts.sum(axis=1)
     parts = parts * np.where(total > step, step / np.maximum(total, 1), 1.0)[:, None]
-    return Phases(step, *parts.T, other=np.maximum(step - parts.sum(axis=1), 0))
+    forward, recompute, surplus, backward, optimizer = parts.T
+    other = np.maximum(step - parts.sum(axis=1), 0)
+    return Phases(step, forward, recompute, surplus, backward, optimizer, other)

@@ -21,19 +21,18 @@ import numpy as np
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.anchors import Anchor, Anchors
+from recompute_scan.recompute.runs import (
+    NEAR,
+    SHORT_RUN,
+    ForwardSequence,
+    Run,
+    passes_of,
+    until_jump,
+)
 from recompute_scan.recompute.structure import Role, Structure
 from recompute_scan.recompute.work import Work
 from recompute_scan.trace.columns import Bool, Int64, Kind
-
-# A run this short proves something only where it is expected to stand.
-SHORT_RUN = 3
-# How far, in operators, from its expected end a short run may stand.
-NEAR = 8
-# Going back within one stretch starts a second replay; it must explain more than it assumes.
-_JUMP = 2.0
-_PER_GAP = 0.01
-# A replay ends at the operator that asked for it, but for a few behind it that save nothing:
-# each operator beyond the expected end of a stretch costs as much as one that it explains.
 
 
 @dataclass(frozen=True)
@@ -88,42 +87,45 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
     neutral = calls.matching(words.NEUTRAL)[calls.name]
     forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
     candidates = np.flatnonzero((structure.role == Role.CANDIDATE) & ~neutral)
-    finder = _Finder(calls, structure, work, forward, neutral)
+    matcher = _Matcher(calls, structure, work, forward, neutral)
     stretches = _stretches(calls, structure, candidates)
-    replays, unexplained = _match_all(finder, stretches, starts, {})
-    if heights := _crossings(finder, stretches, replays):
-        replays, unexplained = _match_all(finder, stretches, starts, heights)
+    replays, unexplained = _match_all(matcher, stretches, starts, {})
+    if heights := _crossings(matcher, stretches, replays):
+        replays, unexplained = _match_all(matcher, stretches, starts, heights)
     return Alignment(
         forward=forward,
-        backwards=finder.backwards,
+        backwards=matcher.anchors.backwards,
         replays=tuple(replays),
         unexplained=np.concatenate([*unexplained, candidates[:0]]),
     )
 
 
 def _match_all(
-    finder: _Finder, stretches: list[Int64], starts: Int64, heights: dict[bytes, int]
+    matcher: _Matcher, stretches: list[Int64], starts: Int64, heights: dict[bytes, int]
 ) -> tuple[list[Replay], list[Int64]]:
     """Replays of all stretches, in order of time, and what is left of each stretch."""
-    calls, structure = finder.calls, finder.structure
+    calls, structure = matcher.calls, matcher.structure
     replays: list[Replay] = []
     unexplained: list[Int64] = []
     for stretch in stretches:
         engine = int(structure.engine[stretch[0]])
         step = int(np.searchsorted(starts, calls.start[engine], side="right")) - 1
         begin = int(starts[step]) if step >= 0 else 0
-        found = finder.match(stretch, engine, begin, heights)
+        found = matcher.match(stretch, engine, begin, heights)
         matched = np.concatenate([replay.again for replay in found] or [stretch[:0]])
         if 2 * len(matched) < len(stretch):
             unexplained.append(stretch)
             continue
-        finder.remember(found)
+        for replay in found:
+            matcher.anchors.remember(replay.again, replay.original)
         replays.extend(found)
         unexplained.append(np.setdiff1d(stretch, matched, assume_unique=True))
     return replays, unexplained
 
 
-def _crossings(finder: _Finder, stretches: list[Int64], replays: list[Replay]) -> dict[bytes, int]:
+def _crossings(
+    matcher: _Matcher, stretches: list[Int64], replays: list[Replay]
+) -> dict[bytes, int]:
     """How far below its expected end a stretch may reach; by operators, for those cut wrongly.
 
     Checkpointed calls nest or are disjoint. Replays that overlap in part show a layer that ran
@@ -132,9 +134,9 @@ def _crossings(finder: _Finder, stretches: list[Int64], replays: list[Replay]) -
     spans = sorted(
         (int(places.min()), -int(places.max()), replay.engine)
         for replay in replays
-        for places in (np.searchsorted(finder.forward, replay.original),)
+        for places in (np.searchsorted(matcher.forward, replay.original),)
     )
-    codes = {int(finder.structure.engine[s[0]]): finder.code[s].tobytes() for s in stretches}
+    codes = {int(matcher.structure.engine[s[0]]): matcher.code[s].tobytes() for s in stretches}
     heights: dict[bytes, int] = {}
     open_ends: list[int] = []
     for first, minus_last, engine in spans:
@@ -142,8 +144,8 @@ def _crossings(finder: _Finder, stretches: list[Int64], replays: list[Replay]) -
         while open_ends and open_ends[-1] < first:
             open_ends.pop()
         crosses = open_ends and open_ends[-1] < last
-        anchor = finder.anchor(engine) if crosses else None
-        if anchor is not None and not finder.structure.checkpoint_node[engine]:
+        anchor = matcher.anchors.find(engine) if crosses else None
+        if anchor is not None and not matcher.structure.checkpoint_node[engine]:
             heights[codes[engine]] = anchor.last - open_ends[-1] - 1
         open_ends.append(last)
     return heights
@@ -158,20 +160,8 @@ def _stretches(calls: Calls, structure: Structure, candidates: Int64) -> list[In
     return [part for part in np.split(rows, edges) if len(part)]
 
 
-@dataclass(frozen=True)
-class _Anchor:
-    """Where a stretch is expected: positions in the forward sequence.
-
-    ``first`` and ``last`` bound the checkpointed call; ``first`` is -1 where only the expected
-    end is known.
-    """
-
-    first: int
-    last: int
-
-
-class _Finder:
-    """The forward sequence, indexed, and what each candidate has been matched with so far."""
+class _Matcher:
+    """What every stretch of one trace is matched with."""
 
     def __init__(
         self, calls: Calls, structure: Structure, work: Work, forward: Int64, neutral: Bool
@@ -180,22 +170,12 @@ class _Finder:
         self.structure = structure
         self.work = work
         self.forward = forward
-        self._twins = _twins(calls, neutral)
+        self.anchors = Anchors(calls, structure, forward)
         self.code = calls.name.astype(np.int64) * (int(calls.dims.max(initial=0)) + 1) + calls.dims
-        self.codes = self.code[forward]
-        order = np.argsort(self.codes, kind="stable")
-        self._sorted = self.codes[order]
-        self._positions = order
-        self._origin = np.full(len(calls), -1, np.int64)
-        self._origin[forward] = forward
-        self._formula_ends = self._has_unnumbered_formula()
+        self._sequence = ForwardSequence(self.code[forward])
+        self._twins = _twins(calls, neutral)
+        self._formula_ends = _have_unnumbered_formula(structure)
         self._one_thread = len(np.unique(calls.thread[forward])) <= 1
-        self._index_sequences()
-
-    def remember(self, replays: list[Replay]) -> None:
-        """Keep which forward operator each replayed one repeats, for stretches inside it."""
-        for replay in replays:
-            self._origin[replay.again] = replay.original
 
     def match(
         self, stretch: Int64, engine: int, begin: int, heights: dict[bytes, int]
@@ -209,94 +189,45 @@ class _Finder:
             heights: How far below its expected end a stretch of these operators may reach,
                 unless that explains less.
         """
-        anchor = self.anchor(engine)
+        anchor = self.anchors.find(engine)
         lowest = 0
         if self._one_thread:  # then forward operators stand in order of time
             lowest = int(np.searchsorted(self.calls.start[self.forward], begin))
         runs = self._runs(stretch, anchor, lowest)
         height = heights.get(self.code[stretch].tobytes())
         if height is not None and anchor is not None:
-            highest = max((place + length for _, place, length in runs), default=None)
+            highest = max((run.stop for run in runs), default=None)
             above = self._runs(stretch, anchor, max(lowest, anchor.last - height), highest)
-            if sum(run[2] for run in above) >= sum(run[2] for run in runs):
+            if _explained(above) >= _explained(runs):
                 runs = above
         if not self._formula_ends[engine] and not self.structure.checkpoint_node[engine]:
             # Every operator of this node is numbered: gradients of gradients, where a formula
             # looks like a forward pass. Only long runs count.
-            runs = [run for run in runs if run[2] > SHORT_RUN]
-        return [self._replay(stretch, engine, part) for part in _passes(runs)]
+            runs = [run for run in runs if run.length > SHORT_RUN]
+        return [self._replay(stretch, engine, part) for part in passes_of(runs)]
 
     def _runs(
-        self, stretch: Int64, anchor: _Anchor | None, lowest: int, highest: int | None = None
-    ) -> list[_Run]:
+        self, stretch: Int64, anchor: Anchor | None, lowest: int, highest: int | None = None
+    ) -> list[Run]:
         wanted = self.code[stretch]
-        runs: list[_Run] = []
+        runs: list[Run] = []
         end = len(wanted)
         if anchor is not None and anchor.first >= 0:
             # The checkpointed call's own replay ends the stretch and lies within the call.
-            own = self._cut(wanted, end, anchor.first, anchor.last + 1, anchor.last)
-            own = _until_jump(own)
+            own = self._sequence.cut(wanted, end, anchor.first, anchor.last + 1, anchor.last)
+            own = until_jump(own)
             runs.extend(own)
-            end = min((run[0] for run in own), default=end)
-        last = anchor.last if anchor is not None else len(self.codes) - 1
-        ceiling = min(len(self.codes), last + len(wanted) + NEAR, highest or len(self.codes))
-        runs.extend(self._cut(wanted, end, lowest, ceiling, last))
-        return runs
-
-    def _cut(self, wanted: Int64, end: int, low: int, high: int, expected: int) -> list[_Run]:
-        """Cut ``wanted[:end]`` from its end into runs of the forward within [low, high)."""
-        runs: list[_Run] = []
-        cursor: int | None = None
-        while end > 0:
-            best = self._best(wanted, end, low, high, expected, cursor)
-            if best is None:
-                end -= 1
-                continue
-            position, length = best
-            runs.append((end - length, position - length + 1, length))
-            end -= length
-            cursor = position - length + 1
-            expected = cursor - 1
-        return runs
-
-    def _best(
-        self, wanted: Int64, end: int, low: int, high: int, expected: int, cursor: int | None
-    ) -> tuple[int, int] | None:
-        code = wanted[end - 1]
-        left, right = np.searchsorted(self._sorted, code), 0
-        right = int(np.searchsorted(self._sorted, code, side="right"))
-        places = self._positions[left:right]
-        places = places[(places >= low) & (places < high)]
-        best: tuple[float, int, int] | None = None
-        for position in places[np.argsort(np.abs(places - expected), kind="stable")]:
-            length = self._length(wanted, end, int(position), low)
-            gap = abs(int(position) - expected)
-            jumps = cursor is not None and position >= cursor
-            if length < SHORT_RUN and length < end and (gap > NEAR or jumps):
-                continue
-            if length < SHORT_RUN and gap > NEAR:
-                continue
-            score = length - _PER_GAP * gap - (_JUMP if jumps else 0.0)
-            if cursor is None and position > expected:
-                score -= gap
-            if best is None or score > best[0]:
-                best = (score, int(position), length)
-            if length == end and not jumps:
-                break  # explains all that is left, and no nearer place does
-        return None if best is None else best[1:]
-
-    def _length(self, wanted: Int64, end: int, position: int, low: int) -> int:
-        longest = min(end, position - low + 1)
-        ours = wanted[end - longest : end][::-1]
-        theirs = self.codes[position - longest + 1 : position + 1][::-1]
-        differ = np.flatnonzero(ours != theirs)
-        return int(differ[0]) if len(differ) else longest
-
-    def _replay(self, stretch: Int64, engine: int, runs: list[_Run]) -> Replay:
-        again = np.concatenate([stretch[start : start + length] for start, _, length in runs])
-        original = np.concatenate(
-            [self.forward[position : position + length] for _, position, length in runs]
+            end = min((run.start for run in own), default=end)
+        last = anchor.last if anchor is not None else len(self._sequence) - 1
+        ceiling = min(
+            len(self._sequence), last + len(wanted) + NEAR, highest or len(self._sequence)
         )
+        runs.extend(self._sequence.cut(wanted, end, lowest, ceiling, last))
+        return runs
+
+    def _replay(self, stretch: Int64, engine: int, runs: list[Run]) -> Replay:
+        again = np.concatenate([stretch[run.start : run.start + run.length] for run in runs])
+        original = np.concatenate([self.forward[run.place : run.stop] for run in runs])
         functions = self.structure.function[again]
         return Replay(
             engine=engine,
@@ -310,7 +241,9 @@ class _Finder:
         """Which replayed operators really ran; see :class:`Replay`."""
         ran = self._twins[again] >= self._twins[original]
         if self.work.on_gpu:
-            return ran & ((self.work.kernels[original] == 0) | (self.work.kernels[again] > 0))
+            return np.asarray(
+                ran & ((self.work.kernels[original] == 0) | (self.work.kernels[again] > 0))
+            )
         size, duration = self.calls.size, self.calls.duration
         last, first_run = int(again[-1]), int(original[-1])
         cut_inside = size[last] < size[first_run]
@@ -318,121 +251,17 @@ class _Finder:
         ran[-1] &= not (cut_inside or (nothing_inside and 4 * duration[last] < duration[first_run]))
         return ran
 
-    # -- anchors -----------------------------------------------------------------------------
 
-    def _index_sequences(self) -> None:
-        calls, structure = self.calls, self.structure
-        numbered = structure.number >= 0
-        functions = (structure.role == Role.RANGE) & numbered & (structure.function >= 0)
-        functions &= structure.function == np.arange(len(calls))
-        outside = structure.engine < 0
-        self._functions = np.flatnonzero(functions)
-        rows = np.flatnonzero(numbered & outside & ((structure.role == Role.FORWARD) | functions))
-        self._outer_rows = rows[np.argsort(structure.number[rows], kind="stable")]
-        self._outer_numbers = structure.number[self._outer_rows]
-        engines = structure.rows(Role.BACKWARD)
-        parents = calls.parent[engines]
-        nested = np.where(parents >= 0, structure.engine[parents], -1)
-        self._enclosing = np.full(len(calls), -1, np.int64)
-        self._enclosing[engines] = nested
-        self.backwards = self._count_backwards(engines)
-
-    def _count_backwards(self, engines: Int64) -> Int64:
-        """For each forward operator: how often a node of its own, or of its checkpoint, ran."""
-        calls, structure = self.calls, self.structure
-        times = np.zeros(len(calls), np.int64)
-        root = engines[(self._enclosing[engines] < 0) & (structure.number[engines] >= 0)]
-        if len(self._outer_rows) and len(root):
-            numbers, counts = np.unique(structure.number[root], return_counts=True)
-            if len(np.unique(calls.thread[self._outer_rows])) > 1:
-                counts = np.minimum(counts, 1)  # numbers of several threads repeat each other
-            at = np.searchsorted(self._outer_numbers, numbers, side="right") - 1
-            np.maximum.at(times, self._outer_rows[at[at >= 0]], counts[at >= 0])
-        elif len(engines):
-            # No sequence numbers in this trace: all that ran before a backward has one.
-            before = calls.start[self.forward] < calls.start[engines].max()
-            return before.astype(np.int64)
-        outermost = self._outermost_function(structure.function[self.forward])
-        return np.where(outermost >= 0, times[np.maximum(outermost, 0)], times[self.forward])
-
-    def _outermost_function(self, function: Int64) -> Int64:
-        outermost = function.copy()
-        for _ in range(64):
-            parents = np.where(outermost >= 0, self.calls.parent[outermost], -1)
-            above = np.where(parents >= 0, self.structure.function[parents], -1)
-            if not (above >= 0).any():
-                break
-            outermost = np.where(above >= 0, above, outermost)
-        return outermost
-
-    def anchor(self, engine: int) -> _Anchor | None:
-        """Where the replays of an engine range are expected to end, and to begin if known."""
-        calls, structure = self.calls, self.structure
-        number = int(structure.number[engine])
-        if number < 0:
-            return None
-        enclosing = int(self._enclosing[engine])
-        if enclosing >= 0:
-            first, last = enclosing + 1, enclosing + 1 + int(calls.size[enclosing])
-            rows = np.arange(first, last)
-            inside = rows[
-                (structure.engine[rows] == enclosing)
-                & (structure.number[rows] >= 0)
-                & (structure.number[rows] <= number)
-                & np.isin(structure.role[rows], (Role.CANDIDATE, Role.RANGE))
-                & (calls.start[rows] < calls.start[engine])
-            ]
-            if len(inside):
-                return self._place(int(inside[np.argmax(structure.number[inside])]), engine)
-        at = int(np.searchsorted(self._outer_numbers, number, side="right")) - 1
-        return self._place(int(self._outer_rows[at]), engine) if at >= 0 else None
-
-    def _place(self, row: int, engine: int) -> _Anchor | None:
-        """Where the forward run of ``row`` stands: an operator, or a checkpoint function."""
-        if self.structure.function[row] == row:
-            inside = np.arange(row + 1, row + 1 + int(self.calls.size[row]))
-            origins = self._origin[inside]
-            origins = origins[origins >= 0]
-            if not len(origins):
-                return None
-            places = np.searchsorted(self.forward, origins)
-            whole = bool(self.structure.checkpoint_node[engine])
-            return _Anchor(int(places.min()) if whole else -1, int(places.max()))
-        origin = int(self._origin[row])
-        return None if origin < 0 else _Anchor(-1, int(np.searchsorted(self.forward, origin)))
-
-    def _has_unnumbered_formula(self) -> Bool:
-        """For each engine range: did its node run an operator without a sequence number?"""
-        calls, structure = self.calls, self.structure
-        formula = (structure.role == Role.FORMULA) & (structure.number < 0)
-        found = np.zeros(len(calls), np.bool_)
-        found[structure.engine[formula & (structure.engine >= 0)]] = True
-        return found
+def _have_unnumbered_formula(structure: Structure) -> Bool:
+    """For each engine range: did its node run an operator without a sequence number?"""
+    formula = (structure.role == Role.FORMULA) & (structure.number < 0)
+    found = np.zeros(len(structure.role), np.bool_)
+    found[structure.engine[formula & (structure.engine >= 0)]] = True
+    return found
 
 
-# Start in the stretch, start in the forward sequence, length.
-_Run = tuple[int, int, int]
-
-
-def _until_jump(runs: list[_Run]) -> list[_Run]:
-    """The runs up to the first that goes back: those of one replay. Latest first, as cut."""
-    kept: list[_Run] = []
-    for run in runs:
-        if kept and run[1] + run[2] > kept[-1][1]:
-            break
-        kept.append(run)
-    return kept
-
-
-def _passes(runs: list[_Run]) -> list[list[_Run]]:
-    """Runs (latest first) grouped into single walks through the forward, in order of time."""
-    passes: list[list[_Run]] = []
-    for run in runs:
-        if passes and run[1] + run[2] <= passes[-1][-1][1]:
-            passes[-1].append(run)
-        else:
-            passes.append([run])
-    return [walk[::-1] for walk in passes[::-1]]
+def _explained(runs: list[Run]) -> int:
+    return sum(run.length for run in runs)
 
 
 def _twins(calls: Calls, neutral: Bool) -> Int64:

@@ -12,6 +12,7 @@ from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Attention, Family
+from recompute_scan.trace.columns import Int64
 
 
 @dataclass
@@ -69,7 +70,7 @@ def attention_of(families: tuple[Family, ...]) -> Attention | None:
     )
 
 
-def _families_of_rows(facts: Recompute, rows: np.ndarray) -> list[tuple[str, str]]:  # type: ignore[type-arg]
+def _families_of_rows(facts: Recompute, rows: Int64) -> list[tuple[str, str]]:
     """Family of each operator; attention by the kernel-level operator inside the wrapper."""
     calls = facts.calls
     by_name = [words.family_of(name) for name in calls.names]

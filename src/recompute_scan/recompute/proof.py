@@ -89,7 +89,7 @@ def _backward(facts: Recompute, rows: Int64, runs: list[Int64]) -> Int64:
             structure.number[engines] <= number.max()
         )
         mine &= (calls.start[engines] > calls.end[rows].max()) & (calls.start[engines] < step_end)
-        return engines[mine]
+        return np.asarray(engines[mine])
     last = int(calls.end[runs[-1]].max())
     others = [
         int(calls.start[replay.again].min())
@@ -101,7 +101,7 @@ def _backward(facts: Recompute, rows: Int64, runs: list[Int64]) -> Int64:
     parents = structure.engine[np.maximum(calls.parent[engines], 0)]
     leaf[np.isin(engines, parents[calls.parent[engines] >= 0])] = False
     mine = (calls.start[engines] >= last) & (calls.end[engines] <= until) & leaf
-    return engines[mine]
+    return np.asarray(engines[mine])
 
 
 def _step_end(facts: Recompute, rows: Int64) -> int:

@@ -38,7 +38,11 @@ class ModuleIndex:
     def rebuild(self) -> None:
         """Look at the models anew."""
         # type(), because isinstance() asks proxies for their __class__ and may run anything.
-        modules = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
+        modules = [
+            item
+            for item in gc.get_objects()
+            if issubclass(type(item), nn.Module) and "_modules" in vars(item)
+        ]
         held = {id(child) for module in modules for child in module._modules.values()}
         roots = [module for module in modules if id(module) not in held]
         listed = [list(root.named_modules()) for root in roots]
@@ -86,7 +90,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     """The layer inside FSDP, checkpoint and compile wrappers."""
     while True:
         for attribute in _WRAPPED_UNDER:
-            inner = module._modules.get(attribute)
+            inner = vars(module).get("_modules", {}).get(attribute)
             if inner is not None:
                 module = inner
                 break

@@ -78,7 +78,10 @@ class Probe:
 
     def begin(self) -> None:
         """Recording is about to start: learn the names of the modules there are now."""
-        self._index.rebuild()
+        try:
+            self._index.rebuild()
+        except Exception as error:  # some module that cannot be walked; go without names
+            self._warn(f"Modules could not be named: {type(error).__name__}: {error}")
 
     def _watch_reentrant(self) -> None:
         function = getattr(torch_checkpoint, "CheckpointFunction", None)
@@ -117,10 +120,14 @@ class Probe:
                 self._undo.append(functools.partial(setattr, module, _GENERATOR, original))
 
     def _cannot_watch(self, variant: Variant) -> None:
-        self._warnings.append(
+        self._warn(
             f"This version of torch ({torch.__version__}) has no {variant} checkpoint where it is "
             "looked for, so its regions carry no marks in the trace."
         )
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warnings:
+            self._warnings.append(text)
 
     def _mark(self, variant: Variant, function: object, args: tuple[object, ...]) -> RegionMark:
         depth = getattr(self._thread, "depth", 0)
@@ -128,9 +135,7 @@ class Probe:
         try:
             origin = self._origins.of(function, args, sys._getframe(2))
         except Exception as error:  # a name less is no reason to stop somebody's training
-            text = f"Some checkpoint calls could not be named: {type(error).__name__}: {error}"
-            if text not in self._warnings:
-                self._warnings.append(text)
+            self._warn(f"Checkpoint calls could not be named: {type(error).__name__}: {error}")
             return RegionMark(call, depth, variant)
         return RegionMark(
             call=call,

@@ -44,6 +44,7 @@ class Recorder:
         trace: File name of the trace, once written.
         stacks: File name of the trace with stacks, once written.
         profiled: Complete steps in the trace.
+        ranks: This process among the others, as last known.
         warnings: What the person should know.
         failure: Why recording had to be given up.
     """
@@ -64,7 +65,8 @@ class Recorder:
         self._keep_going = keep_going
         self._counter = counter
         self._begin_marking = begin_marking
-        self._progress = Progress(wanted=rank_facts().rank == 0)
+        self.ranks = rank_facts()
+        self._progress = Progress(wanted=self.ranks.rank == 0)
         self._phase = Phase.WARMUP
         self._timer: StepTimer | None = None
         self._window: Window | None = None
@@ -175,6 +177,7 @@ class Recorder:
     def _settle_device(self) -> None:
         # Asked only now, and only whether the script itself has started CUDA: to start it here
         # would break a script that forks later, and would record a GPU that nobody uses.
+        self.ranks = rank_facts()  # now, because the script may leave its group before it ends
         wanted = self._wanted_device
         used = torch.cuda.is_available() and torch.cuda.is_initialized()
         self.device = "cuda" if used and wanted != "cpu" else "cpu"
@@ -212,7 +215,7 @@ class Recorder:
             self._phase = Phase.DONE
 
     def _save(self, window: Window) -> None:
-        rank = rank_facts().rank
+        rank = self.ranks.rank
         if self.trace is None:
             self._progress.show("writing the trace")
             name = f"trace-rank{rank}.json.gz"

@@ -90,7 +90,10 @@ def record(options: RunOptions) -> RunInfo:
     info = _account(options, plan, outcome, recorder, probe)
     if outcome.ending == "stopped":
         _leave_groups()
-    write_run_info(folder, info)
+    try:
+        write_run_info(folder, info)
+    except OSError as error:
+        raise _cannot_write(folder, error) from None
     return info
 
 
@@ -125,9 +128,11 @@ def _prepare(folder: Path) -> None:
         if not os.access(folder, os.W_OK):
             raise PermissionError(13, os.strerror(13))
     except OSError as error:
-        raise UsageError(
-            "E206", f"Cannot write to the output folder {folder}.", why=error.strerror
-        ) from None
+        raise _cannot_write(folder, error) from None
+
+
+def _cannot_write(folder: Path, error: OSError) -> UsageError:
+    return UsageError("E206", f"Cannot write to the output folder {folder}.", why=error.strerror)
 
 
 def _files(rank: int) -> tuple[str, ...]:
@@ -144,7 +149,7 @@ def _account(
         status = "failed"
         message = " ".join(part for part in (_how_it_failed(outcome), missing) if part)
     target = f"-m {options.target}" if options.is_module else options.target
-    ranks = rank_facts()
+    ranks = recorder.ranks
     return RunInfo(
         rank=ranks.rank,
         world_size=ranks.world_size,

@@ -12,6 +12,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -84,7 +85,7 @@ class StepHooks:
     torch's global optimizer hooks run inside the profiler range of the optimizer's step, and
     older versions of ``torch.compile`` take them out. So each optimizer class's ``step`` gets a
     wrapper of ours round torch's own when the first of its kind is made, and the global hook
-    serves optimizers that escaped it.
+    serves optimizers that escaped it. A step that is compiled itself is not seen.
     """
 
     def __init__(self, counter: StepCounter, listener: Listener) -> None:
@@ -143,7 +144,8 @@ class StepHooks:
 
         # Code asks for the signature of `step` (GradScaler does); old versions of
         # torch.compile put `__wrapped__` in its place.
-        wrapper.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
+        with suppress(ValueError, TypeError):  # a step that is not written in Python
+            wrapper.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
         del wrapper.__wrapped__
         setattr(wrapper, _MARK, True)
         return wrapper

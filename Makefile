@@ -1,0 +1,59 @@
+# Everything here needs Python 3.10 or newer, git and make; no GPU. The rest is installed into
+# .venv, once. Another interpreter: make PYTHON=python3.12 test
+
+PYTHON ?= python3
+VENV   ?= .venv
+OUT    ?= demo-out
+
+BIN := $(VENV)/bin
+RUN := $(VENV)/.can-run
+DEV := $(VENV)/.can-test
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check fix venv clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(RUN) ## Find the doubled checkpointing in an example, then look at its repaired twin
+	@mkdir -p $(OUT)/doubled $(OUT)/repaired $(OUT)/plain
+	$(BIN)/recompute-scan run --steps 5 -o $(OUT)/doubled examples/doubled_llama_fsdp.py
+	$(BIN)/recompute-scan run --steps 5 -o $(OUT)/repaired examples/repaired_llama_fsdp.py \
+	    > $(OUT)/repaired/output.txt
+	$(BIN)/recompute-scan run --steps 5 -o $(OUT)/plain examples/plain_pytorch.py \
+	    --checkpoint none > $(OUT)/plain/output.txt
+	@$(BIN)/python examples/read_results.py \
+	    $(OUT)/plain/result.json $(OUT)/repaired/result.json $(OUT)/doubled/result.json
+
+test: check ## Everything: check, then all tests
+	$(BIN)/python -m pytest
+
+check: $(DEV) ## Formatting, lint, types and import rules; changes nothing
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy src tests examples
+	$(BIN)/lint-imports
+
+fix: $(DEV) ## Format, and repair what lint can repair
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+venv: $(DEV) ## Make the virtual environment, with the tools for tests
+
+clean: ## Remove the virtual environment, caches and the demo's output
+	rm -rf $(VENV) $(OUT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+# torch goes first, so that its pin is met before another package can ask for a torch of its own.
+$(RUN): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "Python 3.10 or newer is needed: make PYTHON=python3.12 …"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,examples]'
+	touch $@
+
+$(DEV): $(RUN)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group test --group check
+	touch $@

@@ -1,0 +1,56 @@
+"""The statement shown for a call site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recompute_scan.record.statements import statement_at
+
+SOURCE = """\
+import torch
+
+def main(model):
+    if model.enable():
+        model.train()
+    wrap(
+        model,
+        check=None,
+    )
+    a(); b()
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "begin", "end", "alone", "whole_lines"),
+    [
+        (1, 1, 1, False, True),
+        (4, 4, 4, False, False),  # a header cannot be deleted alone
+        (5, 5, 5, True, True),
+        (6, 6, 9, False, True),
+        (8, 6, 9, False, True),
+        (10, 10, 10, False, False),
+    ],
+)
+def test_the_innermost_statement(
+    tmp_path: Path, line: int, begin: int, end: int, alone: bool, whole_lines: bool
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SOURCE)
+    found = statement_at(path, line)
+    assert found is not None
+    assert (found.begin, found.end) == (begin, end)
+    assert (found.alone, found.whole_lines) == (alone, whole_lines)
+    assert found.first == max(1, begin - 3)
+    assert found.text.splitlines() == SOURCE.splitlines()[found.first - 1 : end + 3]
+
+
+def test_no_statement(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SOURCE)
+    assert statement_at(path, 2) is None
+    assert statement_at(tmp_path / "absent.py", 1) is None
+    path.write_text("x = = 1\n")
+    assert statement_at(path, 1) is None
