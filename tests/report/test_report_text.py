@@ -84,7 +84,10 @@ def test_doubled_says_it_all() -> None:
     assert flat.index("train.py:31 ") < flat.index("train.py:24 ")
     for line in DIFF.splitlines():
         assert f"    {line}\n" in written
-    assert written.endswith("Report\n  out/report.html\n\nNext\n  recompute-scan run x.py\n")
+    assert written.endswith(
+        "Report\n  out/report.html\n\nNext: apply the change, then check it\n"
+        "  recompute-scan run x.py\n"
+    )
     assert "events without duration" not in written
 
 
@@ -131,4 +134,4 @@ def test_a_statement_over_several_lines_takes_one() -> None:
     result = dataclasses.replace(
         doubled(), regions=(dataclasses.replace(region, checkpoints=(outer,)),)
     )
-    assert "train.py:31  apply( model, )\n" in render_text(result, color=False)
+    assert "train.py:31\n       apply(model)\n" in render_text(result, color=False)

@@ -16,6 +16,8 @@ from recompute_scan.result import Finding, Result
 
 WIDTH = 80
 _COLUMN = 20
+# A statement is shown on one line, which ends here.
+_LONGEST_SOURCE = 68
 _MOST_GROUPS = 8
 _MOST_STACKS = 3
 
@@ -146,9 +148,13 @@ def _who(page: _Page, result: Result) -> None:
             mechanism = visible(words.mechanism_words(checkpoint), 60)
             page.prose(f"{number}. {variant}: {mechanism}", "     ", "  ")
             if checkpoint.call_site:
-                site = visible(checkpoint.call_site, 200)
-                source = visible(words.one_line(checkpoint.source), 200)
-                page.verbatim(f"{site}  {source}".rstrip(), "     ", fg="cyan")
+                page.verbatim(visible(checkpoint.call_site, 200), "     ", fg="cyan")
+                source = words.one_line(checkpoint.source)
+                if source:
+                    cut = (
+                        source if len(source) <= _LONGEST_SOURCE else source[:_LONGEST_SOURCE] + "…"
+                    )
+                    page.verbatim(visible(cut, 200), "       ", dim=True)
     if len(stacks) > _MOST_STACKS:
         page.prose(f"and {len(stacks) - _MOST_STACKS} more arrangements (see the report)")
 
@@ -194,7 +200,7 @@ def _next(page: _Page, report: str | None, next_command: str | None) -> None:
         page.title("Report")
         page.verbatim(visible(report, 4096), "  ", underline=True)
     if next_command is not None:
-        page.title("Next")
+        page.title("Next: apply the change, then check it")
         page.verbatim(visible(next_command, 4096), "  ")
 
 

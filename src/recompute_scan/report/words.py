@@ -6,6 +6,7 @@ Unknown values read "not known", never 0.
 from __future__ import annotations
 
 import math
+import re
 
 from recompute_scan.result import Checkpoint, EvidenceLevel, Result, Verdict
 
@@ -148,7 +149,8 @@ def plain(value: object) -> str:
 
 def one_line(source: str | None) -> str:
     """A statement of source code on one line, for places that have only one."""
-    return " ".join((source or "").split())
+    joined = " ".join((source or "").split())
+    return re.sub(r"([(\[{]) | ?,? (?=[)\]}])", r"\1", joined)
 
 
 def mechanism_words(checkpoint: Checkpoint) -> str:
