@@ -5,28 +5,15 @@ Importing this package costs next to nothing: no torch, no numpy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from recompute_scan._step import step
 from recompute_scan._version import __version__
 
 if TYPE_CHECKING:
     from recompute_scan.api import Scan, analyze, load_result
 
 __all__ = ["Scan", "__version__", "analyze", "load_result", "step"]
-
-# Filled in while `recompute-scan run` records this process, and only then.
-_on_step: Callable[[], None] | None = None
-
-
-def step() -> None:
-    """Say that one training step has ended, in a loop that has no ``torch.optim`` optimizer.
-
-    Call it once at the end of each step. Under ``recompute-scan run`` these calls then replace
-    the steps of optimizers as step boundaries; anywhere else it does nothing.
-    """
-    if _on_step is not None:
-        _on_step()
 
 
 def __getattr__(name: str) -> Any:

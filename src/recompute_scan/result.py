@@ -234,7 +234,23 @@ def to_json(result: Result, *, indent: int = 2) -> str:
     """The result as JSON text, ``schema`` first; the same result gives the same bytes."""
     fields: dict[str, Any] = msgspec.to_builtins(result)
     ordered = {"schema": fields.pop("schema"), **fields}
-    return msgspec.json.format(msgspec.json.encode(ordered), indent=indent).decode() + "\n"
+    try:
+        encoded = msgspec.json.encode(ordered)
+    except UnicodeEncodeError:
+        # The name of a file that is no UTF-8 holds halves of surrogate pairs.
+        encoded = msgspec.json.encode(_encodable(ordered))
+    return msgspec.json.format(encoded, indent=indent).decode() + "\n"
+
+
+def _encodable(value: Any) -> Any:
+    """The same plain data, with what UTF-8 cannot hold replaced by question marks."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_encodable(item) for item in value]
+    return value
 
 
 def from_json(text: str | bytes) -> Result:

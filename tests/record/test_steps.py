@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import recompute_scan
+from recompute_scan import _step
 from recompute_scan.record.steps import StepCounter
 from tests.record.runs import LAYERS, Recorded, record_script
 
@@ -73,7 +74,7 @@ def test_an_explicit_step_replaces_optimizers_even_when_frozen() -> None:
 
 def test_outside_a_recording_a_step_does_nothing() -> None:
     recompute_scan.step()
-    assert recompute_scan._on_step is None
+    assert _step.on_step is None
 
 
 ACCUMULATION = """\
@@ -135,6 +136,7 @@ for _ in range(100):
 
 EXPLICITLY = """\
 import recompute_scan
+from recompute_scan import _step
 model, data = Layer(), torch.randn(4, 8)
 other = torch.optim.SGD([nn.Parameter(torch.ones(1, requires_grad=True))], 0.1)
 for _ in range(100):

@@ -76,8 +76,10 @@ class Anchors:
                 & np.isin(structure.role[rows], (Role.CANDIDATE, Role.RANGE))
                 & (calls.start[rows] < calls.start[engine])
             ]
-            if len(inside):
-                return self._place(int(inside[np.argmax(structure.number[inside])]), engine)
+            # The nodes of a nested backward belong to the replay that started it, no other.
+            if not len(inside):
+                return None
+            return self._place(int(inside[np.argmax(structure.number[inside])]), engine)
         at = int(np.searchsorted(self._outer_numbers, number, side="right")) - 1
         return self._place(int(self._outer_rows[at]), engine) if at >= 0 else None
 

@@ -9,7 +9,6 @@ from types import FrameType
 
 import torch
 
-import recompute_scan
 from recompute_scan.record.statements import statement_at
 from recompute_scan.run_info import Source
 
@@ -40,7 +39,7 @@ _FRAMEWORKS = frozenset(
 )
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _SKIPPED = tuple(
-    {str(Path(file).parent) + os.sep for file in (torch.__file__, recompute_scan.__file__) if file}
+    {str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep}
     | {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")}  # noqa: PTH118
 )
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-import recompute_scan
+from recompute_scan import _step
 
 _EXPLICIT = "recompute_scan.step()"
 _MARK = "_recompute_scan_wrapped"
@@ -108,8 +108,8 @@ class StepHooks:
         if patch is not None:
             Optimizer._patch_step_function = self._patching(patch)  # type: ignore[method-assign,assignment]
             self._undo.append(lambda: setattr(Optimizer, "_patch_step_function", patch))
-        recompute_scan._on_step = lambda: self._saw(_EXPLICIT)
-        self._undo.append(lambda: setattr(recompute_scan, "_on_step", None))
+        _step.on_step = lambda: self._saw(_EXPLICIT)
+        self._undo.append(lambda: setattr(_step, "on_step", None))
 
     def remove(self) -> None:
         """Stop listening. Wrapped ``step`` methods stay wrapped and do nothing more."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from recompute_scan.errors import InputError
 from recompute_scan.trace.columns import Kind, Trace
+from recompute_scan.trace.repair import mend_text
 
 _KINDS = {
     "cpu_op": Kind.OP,
@@ -56,7 +57,7 @@ class _Event(msgspec.Struct, gc=False):
     tid: Any = -1
     ts: Any = None
     dur: Any = 0
-    args: _Args = _NO_ARGS
+    args: _Args | None = None
 
 
 class _Document(msgspec.Struct):
@@ -80,7 +81,8 @@ def parse(data: bytes, source: str) -> Trace:
     Raises:
         InputError: Not JSON (``E302``), JSON but no trace (``E303``), no events (``E304``).
     """
-    document = _decode(data, source)
+    health: dict[str, int] = {}
+    document = _decode(data, source, health)
     events = [event for event in document.traceEvents or () if event.ph == "X"]
     if not events:
         raise InputError(
@@ -89,14 +91,19 @@ def parse(data: bytes, source: str) -> Trace:
             why="the profiler wrote an empty cycle, or recording stopped before it began",
             hint="record at least one whole step; a schedule needs repeat=1 or more steps",
         )
-    return _columns(events, document)
+    return _columns(events, document, health)
 
 
-def _decode(data: bytes, source: str) -> _Document:
+def _decode(data: bytes, source: str, health: dict[str, int]) -> _Document:
     try:
-        if data.lstrip()[:1] == b"[":
-            return _Document(traceEvents=msgspec.json.decode(data, type=list[_Event]))
-        document = msgspec.json.decode(data, type=_Document)
+        try:
+            document = _decode_strictly(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            mended = mend_text(data)
+            if isinstance(error, msgspec.ValidationError) or mended == data:
+                raise
+            document = _decode_strictly(mended)
+            health["text_repaired"] = 1
     except msgspec.ValidationError as error:
         raise _no_trace(source, str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -111,6 +118,12 @@ def _decode(data: bytes, source: str) -> _Document:
     return document
 
 
+def _decode_strictly(data: bytes) -> _Document:
+    if data.lstrip()[:1] == b"[":
+        return _Document(traceEvents=msgspec.json.decode(data, type=list[_Event]))
+    return msgspec.json.decode(data, type=_Document)
+
+
 def _no_trace(source: str, why: str) -> InputError:
     return InputError(
         "E303",
@@ -120,8 +133,8 @@ def _no_trace(source: str, why: str) -> InputError:
     )
 
 
-def _columns(events: Sequence[_Event], document: _Document) -> Trace:
-    health: dict[str, int] = {}
+def _columns(events: Sequence[_Event], document: _Document, health: dict[str, int]) -> Trace:
+    every_args = [event.args or _NO_ARGS for event in events]
     names: dict[Any, int] = {}
     threads: dict[tuple[str, str], int] = {}
     signatures: dict[bytes, int] = {b"": 0}
@@ -132,19 +145,21 @@ def _columns(events: Sequence[_Event], document: _Document) -> Trace:
     thread_codes = [threads.setdefault((str(e.pid), str(e.tid)), len(threads)) for e in events]
     dims = [
         signatures.setdefault(
-            bytes(e.args.input_dims) + bytes(e.args.old_input_dims) + bytes(e.args.input_type),
+            bytes(args.input_dims) + bytes(args.old_input_dims) + bytes(args.input_type),
             len(signatures),
         )
-        for e in events
+        for args in every_args
     ]
     ts = _numbers(events, lambda e: e.ts, "events_without_time", health)
     dur = _numbers(events, lambda e: e.dur, "events_without_duration", health)
     usable = ~np.isnan(ts)
-    ts_ns = np.rint(np.where(usable, ts, 0.0) * 1000).astype(np.int64)
+    # Nanoseconds since 1970 do not fit into a float: count from the first event, then add.
+    base = float(np.floor(ts[usable].min())) if usable.any() else 0.0
+    ts_ns = np.rint((np.where(usable, ts, base) - base) * 1000).astype(np.int64) + int(base) * 1000
     dur_ns = np.rint(np.where(np.isnan(dur), 0.0, np.maximum(dur, 0.0)) * 1000).astype(np.int64)
 
-    def integers(get: Callable[[_Event], Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.array([_integer(get(e)) for e in events], np.int64)
+    def integers(get: Callable[[_Args], Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.array([_integer(get(args)) for args in every_args], np.int64)
 
     return Trace(
         name=name_codes[usable],
@@ -152,9 +167,9 @@ def _columns(events: Sequence[_Event], document: _Document) -> Trace:
         thread=np.array(thread_codes, np.int32)[usable],
         ts=ts_ns[usable],
         dur=dur_ns[usable],
-        sequence=integers(lambda e: e.args.sequence)[usable],
-        correlation=integers(lambda e: e.args.correlation)[usable],
-        stream=integers(lambda e: e.args.stream).astype(np.int32)[usable],
+        sequence=integers(lambda args: args.sequence)[usable],
+        correlation=integers(lambda args: args.correlation)[usable],
+        stream=integers(lambda args: args.stream).astype(np.int32)[usable],
         dims=np.array(dims, np.int32)[usable],
         names=tuple(names),
         threads=tuple(threads),

@@ -1,0 +1,18 @@
+"""``recompute_scan.step()``: how a script says itself that a training step has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# Filled in while `recompute-scan run` records this process, and only then.
+on_step: Callable[[], None] | None = None
+
+
+def step() -> None:
+    """Say that one training step has ended, in a loop that has no ``torch.optim`` optimizer.
+
+    Call it once at the end of each step. Under ``recompute-scan run`` these calls then replace
+    the steps of optimizers as step boundaries; anywhere else it does nothing.
+    """
+    if on_step is not None:
+        on_step()

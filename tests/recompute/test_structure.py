@@ -1,0 +1,162 @@
+"""What each call of a trace is, before anything is matched."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recompute_scan.model import Calls, nest
+from recompute_scan.recompute.structure import Role, Structure, classify
+from tests.recompute.training import gradients, reentrant, reentrant_backward, run
+from tests.trace_builder import (
+    ENGINE,
+    Call,
+    Thread,
+    annotation,
+    launch,
+    loaded,
+    node,
+    op,
+    optimizer,
+    step,
+    thread,
+)
+
+
+def classified(*threads: Thread) -> tuple[Calls, Structure]:
+    calls = nest(loaded(*threads))
+    return calls, classify(calls)
+
+
+def roles(*calls: Call) -> list[tuple[str, str]]:
+    """Name and role of every call of one thread, in order of time; the engine's prefix shortened."""
+    forest, structure = classified(thread(*calls))
+    return [
+        (forest.names[forest.name[row]].replace(ENGINE, "engine:"), Role(role).name)
+        for row, role in enumerate(structure.role)
+    ]
+
+
+def test_operators_of_the_forward_pass_stand_for_all_inside_them() -> None:
+    assert roles(step(0, op("aten::linear", op("aten::addmm", launch("gemm")), seq=0))) == [
+        ("ProfilerStep#0", "RANGE"),
+        ("aten::linear", "FORWARD"),
+        ("aten::addmm", "INNER"),
+        ("cudaLaunchKernel", "INNER"),
+    ]
+
+
+def test_a_nodes_own_operators_are_its_formula() -> None:
+    assert roles(node("AddmmBackward0", op("aten::mm"), op("aten::t"), seq=3)) == [
+        ("engine:AddmmBackward0", "BACKWARD"),
+        ("AddmmBackward0", "FORMULA"),
+        ("aten::mm", "FORMULA"),
+        ("aten::t", "FORMULA"),
+    ]
+
+
+def test_what_runs_before_the_last_numbered_operator_of_a_node_can_be_a_replay() -> None:
+    replay = (op("aten::empty"), op("aten::linear", op("aten::addmm"), seq=40))
+    assert roles(node("GeluBackward0", *replay, op("aten::gelu_backward"), seq=3)) == [
+        ("engine:GeluBackward0", "BACKWARD"),
+        ("GeluBackward0", "FORMULA"),
+        ("aten::empty", "CANDIDATE"),
+        ("aten::linear", "CANDIDATE"),
+        ("aten::addmm", "INNER"),
+        ("aten::gelu_backward", "FORMULA"),
+    ]
+
+
+def test_ranges_are_looked_through_in_both_passes() -> None:
+    forward = annotation("my layer", op("aten::relu", seq=0))
+    backward = node("ReluBackward0", annotation("my layer", op("aten::relu", seq=9)), seq=0)
+    assert [role for name, role in roles(forward, backward) if name == "my layer"] == ["RANGE"] * 2
+    assert [role for name, role in roles(forward, backward) if name == "aten::relu"] == [
+        "FORWARD",
+        "CANDIDATE",
+    ]
+
+
+def test_the_optimizer_is_no_forward_pass() -> None:
+    assert roles(optimizer(op("aten::_foreach_add_"))) == [
+        ("Optimizer.step#AdamW.step", "OPTIMIZER"),
+        ("aten::_foreach_add_", "INNER"),
+    ]
+
+
+def test_communication_is_no_forward_pass() -> None:
+    gather = op("c10d::_allgather_base_", op("record_param_comms"))
+    unshard = annotation("FSDP::pre_forward", op("aten::split"), gather)
+    assert roles(gather, unshard) == [
+        ("c10d::_allgather_base_", "PLUMBING"),
+        ("record_param_comms", "INNER"),
+        ("FSDP::pre_forward", "PLUMBING"),
+        ("aten::split", "INNER"),
+        ("c10d::_allgather_base_", "INNER"),
+        ("record_param_comms", "INNER"),
+    ]
+
+
+def test_a_checkpoint_functions_forward_is_looked_through_and_remembered() -> None:
+    calls, structure = classified(thread(reentrant(5, run(0))))
+    (function,) = np.flatnonzero(structure.role == Role.RANGE)
+    forward = structure.rows(Role.FORWARD)
+    assert calls.names[calls.name[function]] == "CheckpointFunction"
+    assert len(forward) == 4
+    assert set(structure.function[forward]) == {function}
+
+
+def test_a_reentrant_replay_and_the_backward_pass_it_starts() -> None:
+    calls, structure = classified(thread(reentrant_backward(5, run(0, ("linear", "gelu")))))
+    engines = structure.rows(Role.BACKWARD)
+    outer, *nested = engines.tolist()
+    assert structure.checkpoint_node[engines].tolist() == [True, False, False]
+    candidates = structure.rows(Role.CANDIDATE)
+    assert [calls.names[calls.name[row]] for row in candidates] == ["aten::linear", "aten::gelu"]
+    assert set(structure.engine[candidates]) == {outer}
+    formulas = structure.rows(Role.FORMULA)
+    assert set(structure.engine[formulas]) == set(nested)
+
+
+def test_backward_is_found_on_any_thread() -> None:
+    forward = run(0)
+    one = classified(thread(*forward, *gradients(forward)))[1]
+    two = classified(thread(*forward), thread(*gradients(forward), tid=2, start=500.0))[1]
+    assert one.role.tolist() == two.role.tolist()
+
+
+def test_a_node_has_its_number_where_its_range_has_none() -> None:
+    # FSDP's tensor hooks leave the engine's range without a number, or with another node's.
+    missing = op(ENGINE + "AddmmBackward0", op("AddmmBackward0", op("aten::mm"), seq=3))
+    foreign = op(ENGINE + "GeluBackward0", op("GeluBackward0", op("aten::mul"), seq=2), seq=77)
+    _, structure = classified(thread(missing, foreign))
+    assert structure.number[structure.rows(Role.BACKWARD)].tolist() == [3, 2]
+
+
+def test_a_scripted_operator_has_the_lowest_number_inside_it() -> None:
+    scripted = op("fused_mlp", op("aten::linear", seq=8), op("aten::gelu", seq=9))
+    _, structure = classified(thread(scripted))
+    assert structure.number[structure.rows(Role.FORWARD)].tolist() == [8]
+
+
+def test_before_torch_1_11_a_bare_node_is_its_own_engine_range() -> None:
+    calls, structure = classified(
+        thread(op("aten::linear", seq=3), op("AddmmBackward", op("aten::mm")))
+    )
+    assert [Role(role).name for role in structure.role] == ["FORWARD", "BACKWARD", "FORMULA"]
+    (engine,) = structure.rows(Role.BACKWARD)
+    assert structure.engine.tolist() == [-1, engine, engine]
+
+
+def test_a_bare_node_counts_for_nothing_where_the_engine_marks_its_nodes() -> None:
+    # `torch.autograd.Function`s may be called like a node, and be called in the forward pass.
+    named = op("MyBackward", op("aten::mm"))
+    found = dict(roles(named, node("ReluBackward0", op("aten::threshold_backward"), seq=0)))
+    assert found["MyBackward"] == "FORWARD"
+
+
+def test_everything_inside_a_replayed_operator_belongs_to_it() -> None:
+    replay = op("aten::linear", op("aten::addmm", launch("gemm")), seq=40)
+    calls, structure = classified(thread(node("GeluBackward0", replay, op("aten::mul"), seq=3)))
+    (candidate,) = structure.rows(Role.CANDIDATE)
+    inside = [calls.names[calls.name[row]] for row in np.flatnonzero(structure.top == candidate)]
+    assert inside == ["aten::linear", "aten::addmm", "cudaLaunchKernel"]

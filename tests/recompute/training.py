@@ -1,0 +1,107 @@
+"""Forward and backward passes of small layers, checkpointed or not, for synthetic traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from recompute_scan.recompute.facts import Recompute
+from tests.trace_builder import Call, Thread, node, op, optimizer, step, studied, thread
+
+LAYER = ("layer_norm", "linear", "gelu", "linear")
+NODES = {
+    "layer_norm": "NativeLayerNormBackward0",
+    "linear": "AddmmBackward0",
+    "gelu": "GeluBackward0",
+    "relu": "ReluBackward0",
+    "embedding": "EmbeddingBackward0",
+    "mse_loss": "MseLossBackward0",
+}
+SHAPE = [[2, 8]]
+
+
+def run(first: int, names: Sequence[str] = LAYER, dims: Any = SHAPE) -> list[Call]:
+    """Operators in a row with gradients on, numbered from ``first``; each has one inside it."""
+    return [
+        op(f"aten::{name}", op(f"aten::_{name}"), seq=first + place, dims=dims)
+        for place, name in enumerate(names)
+    ]
+
+
+def no_grad(calls: Sequence[Call]) -> list[Call]:
+    """The same operators run without gradients."""
+    return [call.again() for call in calls]
+
+
+def gradients(calls: Sequence[Call], replay: Sequence[Call] = ()) -> list[Call]:
+    """The nodes of these operators, last one first; a replay stands in the first to run."""
+    nodes = []
+    for place, call in enumerate(reversed(calls)):
+        name = NODES[str(call.name).removeprefix("aten::")]
+        before = replay if place == 0 else ()
+        nodes.append(node(name, *before, op("aten::mm"), seq=call.args["Sequence number"]))
+    return nodes
+
+
+def entered_only(call: Call) -> Call:
+    """An operator that early stop interrupted: entered, and nothing inside it ran."""
+    return op(str(call.name), seq=call.args.get("Sequence number"), us=0.5, dims=SHAPE)
+
+
+def early_stopped(calls: Sequence[Call]) -> list[Call]:
+    """A replay that ends as its last operator is entered."""
+    return [*calls[:-1], entered_only(calls[-1])]
+
+
+def reentrant(number: int, calls: Sequence[Call]) -> Call:
+    """A reentrant checkpoint's forward: the operators without gradients, inside its function."""
+    return op("CheckpointFunction", *no_grad(calls), seq=number)
+
+
+def reentrant_backward(number: int, replay: Sequence[Call]) -> Call:
+    """Its backward: the operators again with gradients, then a backward pass of their own."""
+    return node("CheckpointFunctionBackward", *replay, *gradients(replay), seq=number)
+
+
+def training_step(number: int, *calls: Call) -> Call:
+    return step(number, *calls, optimizer(op("aten::add_")))
+
+
+def plain_step(number: int, layers: int = 3) -> Call:
+    """Nothing is checkpointed."""
+    passes = [run(10 * place) for place in range(layers)]
+    forward = [call for one in passes for call in one]
+    return training_step(number, *forward, *gradients(forward))
+
+
+def checkpointed_step(number: int, layers: int = 3, replays: dict[int, int] | None = None) -> Call:
+    """Layers under non-reentrant checkpoints; ``replays`` overrides how often a layer runs again."""
+    passes = [run(10 * place) for place in range(layers)]
+    backward: list[Call] = []
+    for place in reversed(range(layers)):
+        again = [
+            call
+            for turn in range((replays or {}).get(place, 1))
+            for call in run(500 + 100 * place + 10 * turn)
+        ]
+        backward += gradients(passes[place], again)
+    return training_step(number, *(call for one in passes for call in one), *backward)
+
+
+def study_step(*calls: Call, others: Sequence[Thread] = ()) -> Recompute:
+    """What the program finds in a trace of one step that consists of these calls."""
+    return studied(thread(training_step(0, *calls)), *others)
+
+
+def runs_of(facts: Recompute) -> list[tuple[str, int]]:
+    """Name of each forward operator and how often it ran again, in forward order."""
+    counts = facts.counts
+    return [
+        (facts.calls.names[facts.calls.name[row]].removeprefix("aten::"), int(times))
+        for row, times in zip(counts.rows, counts.runs, strict=True)
+    ]
+
+
+def replay_counts(facts: Recompute) -> list[int]:
+    """How often each forward operator that has a backward ran again, in forward order."""
+    return [int(times) for times in facts.counts.runs[facts.counts.counted]]

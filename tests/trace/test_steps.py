@@ -1,0 +1,136 @@
+"""Steps of a trace, and which call launched which kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recompute_scan.model import StepSpan, find_steps, link_kernels, nest, step_of
+from recompute_scan.trace.columns import Trace
+from recompute_scan.trace.kineto import parse
+from tests.trace_builder import (
+    as_bytes,
+    document,
+    launch,
+    loaded,
+    op,
+    optimizer,
+    step,
+    thread,
+    wait,
+)
+
+
+def steps_of(trace: Trace) -> list[StepSpan]:
+    return find_steps(nest(trace))
+
+
+def test_the_profilers_own_ranges_are_the_steps() -> None:
+    steps = steps_of(
+        loaded(
+            thread(
+                op("before"),
+                step(7, op("a"), optimizer(op("update")), us=100),
+                wait(9),
+                step(8, op("b"), us=50),
+            )
+        )
+    )
+    assert [one.index for one in steps] == [7, 8]
+    assert [one.end - one.start for one in steps] == [100_000, 50_000]
+
+
+def test_a_step_marked_on_two_threads_counts_once() -> None:
+    steps = steps_of(
+        loaded(thread(step(1, op("a"), us=80)), thread(step(1, op("b"), us=10), tid=2, start=20))
+    )
+    assert steps == [StepSpan(1, 0, 80_000)]
+
+
+def test_without_marks_a_step_ends_with_the_optimizer() -> None:
+    one = (op("forward"), op("backward"), optimizer(op("update")))
+    calls = nest(loaded(thread(*one, *one, op("another forward"))))
+    steps = find_steps(calls)
+    ends = calls.end[
+        [row for row in range(len(calls)) if "Optimizer" in calls.names[calls.name[row]]]
+    ]
+    assert [span.index for span in steps] == [0, 1]
+    assert [span.end for span in steps] == ends.tolist()
+    assert [span.start for span in steps] == [0, steps[0].end]
+
+
+def test_without_marks_and_optimizer_the_whole_trace_is_one_step() -> None:
+    calls = nest(loaded(thread(op("forward"), op("backward"))))
+    assert find_steps(calls) == [StepSpan(0, 0, int(calls.end.max()) + 1)]
+
+
+def test_a_trace_without_host_events_has_no_steps() -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1, "dur": 2}
+    assert steps_of(parse(as_bytes([kernel]), "t")) == []
+
+
+def test_steps_are_half_open() -> None:
+    steps = [StepSpan(4, 100, 200), StepSpan(5, 200, 300)]
+    times = np.array([99, 100, 199, 200, 299, 300])
+    assert step_of(steps, times).tolist() == [-1, 0, 0, 1, 1, -1]
+    assert step_of([], times).tolist() == [-1] * 6
+
+
+def linked(trace: Trace) -> dict[str, str | None]:
+    """Name of each kernel and of the operator that launched it."""
+    calls = nest(trace)
+    kernels = link_kernels(trace, calls)
+    found: dict[str, str | None] = {}
+    for event, row in zip(kernels.event, kernels.launch, strict=True):
+        above = calls.parent[row] if row >= 0 else -1
+        name = calls.names[calls.name[above]] if above >= 0 else None
+        found[trace.names[trace.name[event]]] = name
+    return found
+
+
+def test_a_kernel_belongs_to_the_call_with_its_correlation() -> None:
+    trace = loaded(
+        thread(op("aten::mm", launch("gemm", 900)), op("aten::add", launch("add"), launch("fill"))),
+        thread(op("aten::sum", launch("reduce", stream=9)), tid=2),
+    )
+    assert linked(trace) == {
+        "gemm": "aten::mm",
+        "add": "aten::add",
+        "fill": "aten::add",
+        "reduce": "aten::sum",
+    }
+
+
+def test_kernels_stand_in_order_of_time_however_late() -> None:
+    trace = loaded(
+        thread(
+            op("aten::mm", launch("late", stream=9, at=9_000.0)), op("aten::add", launch("soon"))
+        )
+    )
+    kernels = link_kernels(trace, nest(trace))
+    assert [trace.names[trace.name[event]] for event in kernels.event] == ["soon", "late"]
+    assert linked(trace) == {"soon": "aten::add", "late": "aten::mm"}
+
+
+def test_a_kernel_without_record_of_its_launch_belongs_to_nobody() -> None:
+    written = document(thread(op("aten::mm", launch("lost")), op("aten::add", launch("kept"))))
+    events = written["traceEvents"]
+    (launched,) = [
+        e for e in events if e["cat"] == "cuda_runtime" and e["args"]["correlation"] == 1
+    ]
+    events.remove(launched)
+    # The operator number that some versions write must not be mistaken for the correlation.
+    for event in events:
+        event["args"]["External id"] = 1
+    assert linked(parse(as_bytes(written), "t")) == {"lost": None, "kept": "aten::add"}
+
+
+def test_a_kernel_without_correlation_belongs_to_nobody() -> None:
+    written = document(thread(op("aten::mm", launch("gemm"))))
+    for event in written["traceEvents"]:
+        event["args"].pop("correlation", None)
+    assert linked(parse(as_bytes(written), "t")) == {"gemm": None}
+
+
+def test_copies_are_device_work_too() -> None:
+    trace = loaded(thread(op("aten::copy_", launch("Memcpy HtoD", category="gpu_memcpy"))))
+    assert linked(trace) == {"Memcpy HtoD": "aten::copy_"}

@@ -1,0 +1,113 @@
+"""Files and folders: what counts as a trace, in which order, and what is said of the rest."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from recompute_scan.errors import InputError
+from recompute_scan.trace import find, load
+from tests.trace_builder import as_bytes, document, op, thread
+
+TRACE = as_bytes(document(thread(op("aten::mm"))))
+
+
+@pytest.mark.parametrize("name", ["trace.json.gz", "trace.json", "no-suffix"])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_gzip_is_told_by_its_first_bytes(tmp_path: Path, name: str, compressed: bool) -> None:
+    file = tmp_path / name
+    file.write_bytes(gzip.compress(TRACE) if compressed else TRACE)
+    assert load(file).names == ("aten::mm",)
+
+
+def test_a_file_of_several_gzip_members_is_one_trace(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json.gz"
+    file.write_bytes(gzip.compress(TRACE[:40]) + gzip.compress(TRACE[40:]))
+    assert load(file).names == ("aten::mm",)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        gzip.compress(TRACE)[:-12],
+        gzip.compress(TRACE)[:20],
+        b"\x1f\x8b",
+        b"\x1f\x8b\x08\x00 not gzip at all",
+        gzip.compress(TRACE)[:-8] + b"\0" * 8,  # checksum
+    ],
+)
+def test_broken_gzip_is_said(tmp_path: Path, data: bytes) -> None:
+    file = tmp_path / "trace.json.gz"
+    file.write_bytes(data)
+    with pytest.raises(InputError) as caught:
+        load(file)
+    assert caught.value.code == "E307"
+    assert str(file) in caught.value.what
+
+
+def test_gzip_round_something_else_is_judged_by_its_content(tmp_path: Path) -> None:
+    file = tmp_path / "log.gz"
+    file.write_bytes(gzip.compress(b"no JSON"))
+    with pytest.raises(InputError) as caught:
+        load(file)
+    assert caught.value.code == "E302"
+
+
+@pytest.mark.parametrize("name", ["missing.json", "."])
+def test_what_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load(tmp_path / name)
+    assert caught.value.code == "E301"
+
+
+def test_a_folder_stands_for_its_traces_in_natural_order(tmp_path: Path) -> None:
+    for name in (
+        "trace-rank10.json.gz",
+        "trace-rank2.json.gz",
+        "trace-rank0.json",
+        # what `run` writes beside its traces
+        "stacks-rank0.json.gz",
+        "stacks-rank0.json",
+        "run-rank0.json",
+        "result.json",
+        # and what else may lie there
+        "report.html",
+        "notes.txt",
+        "trace-rank1.json.gz.part",
+    ):
+        (tmp_path / name).write_bytes(TRACE)
+    found = [file.name for file in find([tmp_path])]
+    assert found == ["trace-rank0.json", "trace-rank2.json.gz", "trace-rank10.json.gz"]
+
+
+def test_a_named_file_is_taken_whatever_its_name(tmp_path: Path) -> None:
+    files = [tmp_path / "stacks-rank0.json", tmp_path / "b.pt.trace.json", tmp_path / "a"]
+    for file in files:
+        file.write_bytes(TRACE)
+    assert find(files) == files
+
+
+def test_files_and_folders_mix(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "worker.json").write_bytes(TRACE)
+    alone = tmp_path / "alone.json"
+    alone.write_bytes(TRACE)
+    assert find([alone, folder]) == [alone, folder / "worker.json"]
+
+
+def test_a_folder_without_traces_is_said(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(InputError) as caught:
+        find([tmp_path])
+    assert caught.value.code == "E308"
+
+
+def test_a_missing_path_is_said_before_anything_is_read(tmp_path: Path) -> None:
+    good = tmp_path / "trace.json"
+    good.write_bytes(TRACE)
+    with pytest.raises(InputError) as caught:
+        find([good, tmp_path / "gone"])
+    assert caught.value.code == "E301"
