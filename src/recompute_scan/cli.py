@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-# numpy's linear algebra starts idle threads that cost more than reading a small trace.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 import click
 
 from recompute_scan._version import __version__
@@ -169,6 +166,8 @@ def analyze(
 
     Needs neither torch nor the script that made them.
     """
+    # numpy's linear algebra starts idle threads that cost more than reading a small trace.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.pipeline import analyse
 
     result = analyse(traces, _progress)

@@ -11,7 +11,7 @@ from recompute_scan.model import Calls, StepSpan, step_of
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.structure import Role, Structure
 from recompute_scan.recompute.work import Work
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.trace.columns import Bool, Int32, Int64
 
 Float64 = npt.NDArray[np.float64]
 
@@ -27,7 +27,9 @@ class Counts:
         rows: Row of the operator in the calls.
         multiplicity: How often it ran again per backward pass: m.
         runs: How often it ran again in all.
-        weight: Time of its first run, ns (on the device; see ``Work.time``).
+        weight: Time that it typically takes, ns (on the device; see ``Work.time``): the median
+            over forward operators of the same name, shapes and types. A single run can be
+            slow for reasons of its own: a page fault, a lazy start, another process.
         again: Time of all its replays, ns, gaps between replayed operators included on a CPU.
         surplus: The part of ``again`` beyond the first replay per backward pass, ns.
         counted: It has a backward, in a complete step.
@@ -39,7 +41,7 @@ class Counts:
     rows: Int64
     multiplicity: Float64
     runs: Int64
-    weight: Int64
+    weight: Float64
     again: Float64
     surplus: Float64
     counted: Bool
@@ -107,7 +109,7 @@ def count(
         rows=rows,
         multiplicity=runs[rows] / backwards[rows],
         runs=runs[rows],
-        weight=work.time[rows],
+        weight=_typical(work.time[rows], calls.name[rows], calls.dims[rows]),
         again=again[rows],
         surplus=surplus[rows],
         counted=(alignment.backwards > 0) & inside,
@@ -121,6 +123,21 @@ def complete_steps(calls: Calls, alignment: Alignment, steps: list[StepSpan]) ->
     """For each step: does it hold a forward pass with its backward?"""
     step = step_of(steps, calls.start[alignment.forward[alignment.backwards > 0]])
     return np.bincount(step[step >= 0], minlength=len(steps)) > 0
+
+
+def _typical(time: Int64, name: Int32, dims: Int32) -> Float64:
+    """For each operator the median time of its equals."""
+    if not len(time):
+        return time.astype(np.float64)
+    order = np.lexsort((time, dims, name))
+    changes = (np.diff(name[order]) != 0) | (np.diff(dims[order]) != 0)
+    first = np.concatenate(([0], np.flatnonzero(changes) + 1))
+    size = np.diff(np.concatenate((first, [len(time)])))
+    ordered = time[order]
+    median = (ordered[first + (size - 1) // 2] + ordered[first + size // 2]) / 2
+    typical = np.empty(len(time), np.float64)
+    typical[order] = np.repeat(median, size)
+    return typical
 
 
 def _shares(calls: Calls, work: Work, again: Int64) -> Float64:
