@@ -28,7 +28,7 @@ def classified(*threads: Thread) -> tuple[Calls, Structure]:
 
 
 def roles(*calls: Call) -> list[tuple[str, str]]:
-    """Name and role of every call of one thread, in order of time; the engine's prefix shortened."""
+    """Name and role of every call of one thread, in order of time."""
     forest, structure = classified(thread(*calls))
     return [
         (forest.names[forest.name[row]].replace(ENGINE, "engine:"), Role(role).name)
@@ -139,7 +139,7 @@ def test_a_scripted_operator_has_the_lowest_number_inside_it() -> None:
 
 
 def test_before_torch_1_11_a_bare_node_is_its_own_engine_range() -> None:
-    calls, structure = classified(
+    _, structure = classified(
         thread(op("aten::linear", seq=3), op("AddmmBackward", op("aten::mm")))
     )
     assert [Role(role).name for role in structure.role] == ["FORWARD", "BACKWARD", "FORMULA"]

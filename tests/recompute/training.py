@@ -69,20 +69,21 @@ def training_step(number: int, *calls: Call) -> Call:
 
 def plain_step(number: int, layers: int = 3) -> Call:
     """Nothing is checkpointed."""
-    passes = [run(10 * place) for place in range(layers)]
+    passes = [run(1000 * number + 10 * place) for place in range(layers)]
     forward = [call for one in passes for call in one]
     return training_step(number, *forward, *gradients(forward))
 
 
 def checkpointed_step(number: int, layers: int = 3, replays: dict[int, int] | None = None) -> Call:
-    """Layers under non-reentrant checkpoints; ``replays`` overrides how often a layer runs again."""
-    passes = [run(10 * place) for place in range(layers)]
+    """Layers under non-reentrant checkpoints; each runs again once, or as ``replays`` says."""
+    base = 1000 * number
+    passes = [run(base + 10 * place) for place in range(layers)]
     backward: list[Call] = []
     for place in reversed(range(layers)):
         again = [
             call
             for turn in range((replays or {}).get(place, 1))
-            for call in run(500 + 100 * place + 10 * turn)
+            for call in run(base + 500 + 100 * place + 10 * turn)
         ]
         backward += gradients(passes[place], again)
     return training_step(number, *(call for one in passes for call in one), *backward)

@@ -1,0 +1,138 @@
+"""Blocks: the layers of a forward pass, checkpointed or not."""
+
+from __future__ import annotations
+
+from recompute_scan.annotations import RegionMark, region_name, replay_name
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.regions import list_regions
+from recompute_scan.recompute.spans import Span, forest
+from recompute_scan.result import Checkpoint
+from tests.recompute.training import (
+    checkpointed_step,
+    gradients,
+    plain_step,
+    reentrant,
+    reentrant_backward,
+    run,
+    study_step,
+)
+from tests.trace_builder import Call, annotation, studied, thread
+
+
+def blocks_of(facts: Recompute) -> list[tuple[int, int, int]]:
+    """First and last forward operator of each block, and how many checkpoints are round it."""
+    return [(b.span.first, b.span.last, len(b.checkpoints)) for b in facts.blocks]
+
+
+def test_replayed_layers_are_blocks() -> None:
+    facts = studied(thread(checkpointed_step(0)))
+    assert blocks_of(facts) == [(0, 3, 1), (4, 7, 1), (8, 11, 1)]
+
+
+def test_what_looks_like_a_replayed_layer_is_a_block_without_checkpoint() -> None:
+    facts = studied(thread(checkpointed_step(0, replays={0: 0, 2: 0})))
+    assert blocks_of(facts) == [(0, 3, 0), (4, 7, 1), (8, 11, 0)]
+
+
+def test_without_replays_what_repeats_is_a_block() -> None:
+    facts = studied(thread(plain_step(0)))
+    assert blocks_of(facts) == [(0, 3, 0), (4, 7, 0), (8, 11, 0)]
+
+
+def test_what_repeats_in_a_small_part_of_the_forward_is_no_layer() -> None:
+    names = ("embedding", "mse_loss", "gelu", "relu", "layer_norm", "linear") * 1
+    odd = [run(100 * i, names[: 1 + i] + names[::-1][:i])[0] for i in range(6)]
+    forward = [*odd, *run(900, ("relu",)), *run(910, ("linear", "gelu", "relu")[:1])]
+    assert blocks_of(study_step(*forward, *gradients(forward))) == []
+
+
+def test_stem_and_head_are_no_blocks() -> None:
+    stem, layers = run(0, ("embedding",)), [run(10), run(20)]
+    head = run(30, ("linear", "mse_loss"))
+    backward = [*gradients(head), *gradients(layers[1], run(50)), *gradients(layers[0], run(60))]
+    facts = study_step(*stem, *layers[0], *layers[1], *head, *backward, *gradients(stem))
+    assert blocks_of(facts) == [(1, 4, 1), (5, 8, 1)]
+
+
+def test_layers_inside_one_checkpoint_are_the_blocks() -> None:
+    """The stack under one reentrant checkpoint, each layer under its own."""
+    stack = [call for place in range(3) for call in run(10 * place)]
+    inner = [run(100 + 10 * place) for place in range(3)]
+    replay: list[Call] = [reentrant(50 + place, run(0)) for place in range(3)]
+    nested = [reentrant_backward(50 + place, inner[place]) for place in (2, 1, 0)]
+    outer = reentrant_backward(5, replay[:0])
+    held = outer.inside[0]
+    backward = outer.__class__(
+        outer.name,
+        inside=(held.__class__(held.name, inside=(*replay, *nested), args=held.args),),
+        args=outer.args,
+    )
+    facts = study_step(reentrant(5, stack), backward)
+    assert blocks_of(facts) == [(0, 3, 2), (4, 7, 2), (8, 11, 2)]
+    assert [region.recompute_runs_per_backward for region in list_regions(facts)] == [2, 2, 2]
+
+
+def test_the_same_layer_of_every_step_is_one_region() -> None:
+    facts = studied(thread(checkpointed_step(0), checkpointed_step(1), checkpointed_step(2)))
+    regions = list_regions(facts)
+    assert [region.ordinal for region in regions] == [0, 1, 2]
+    assert [region.forward_runs_per_step for region in regions] == [1, 1, 1]
+    assert all(region.signature.startswith("4 operators: layer_norm, linear") for region in regions)
+    # 12 µs for each of four operators, and a microsecond between them.
+    assert {round(region.forward_ms_per_step, 6) for region in regions} == {0.048}
+
+
+def marked_step() -> list[Call]:
+    """Two layers under two checkpoints each, of which the inner one never replays."""
+    forward: list[Call] = []
+    backward: list[Call] = []
+    for layer in range(2):
+        own = run(10 * layer)
+        outer = RegionMark(
+            2 * layer + 1,
+            0,
+            "non-reentrant",
+            f"layers.{layer}",
+            "Layer",
+            "fsdp-wrapper",
+            "train.py:3",
+        )
+        inner = RegionMark(2 * layer + 2, 1, "reentrant", "", "", "", "")
+        inside = annotation(region_name(inner), *own)
+        forward.append(annotation(region_name(outer), inside))
+        again = annotation(replay_name(2 * layer + 1), *run(500 + 10 * layer))
+        backward = [*gradients(own, [again]), *backward]
+    return [*forward, *backward]
+
+
+def test_marks_give_names_call_sites_and_both_checkpoints() -> None:
+    facts = study_step(*marked_step())
+    assert facts.marks is not None
+    assert facts.marks.disagreeing == 0
+    assert [call.replays for call in facts.marks.calls] == [1, 0, 1, 0]
+    regions = list_regions(facts)
+    assert [(region.module, region.module_class) for region in regions] == [
+        ("layers.0", "Layer"),
+        ("layers.1", "Layer"),
+    ]
+    assert regions[0].checkpoints == (
+        Checkpoint(0, "non-reentrant", "fsdp-wrapper", "train.py:3"),
+        Checkpoint(1, "reentrant"),
+    )
+
+
+def test_marks_that_the_operators_deny_are_counted() -> None:
+    """A replay outside every marked one."""
+    forward = run(0)
+    mark = annotation(region_name(RegionMark(1, 0, "reentrant")), *forward)
+    facts = study_step(mark, *gradients(forward, run(50)))
+    assert facts.marks is not None
+    assert (facts.marks.disagreeing, facts.marks.replayed) == (4, 4)
+
+
+def test_spans_nest_by_containment() -> None:
+    spans = [Span(0, 9, ()), Span(0, 4, ()), Span(5, 9, ()), Span(6, 7, ()), Span(12, 13, ())]
+    first, second = forest(spans[::-1])
+    assert (first.span, second.span) == (spans[0], spans[4])
+    assert [child.span for child in first.children] == [spans[1], spans[2]]
+    assert [child.span for child in first.children[1].children] == [spans[3]]

@@ -1,0 +1,126 @@
+"""Multiplicity: replays per backward pass, and which of them are surplus."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.facts import Recompute
+from tests.recompute.training import (
+    checkpointed_step,
+    gradients,
+    no_grad,
+    reentrant,
+    reentrant_backward,
+    run,
+    study_step,
+)
+from tests.trace_builder import node, op, studied, thread
+
+
+def multiplicity(facts: Recompute) -> list[float]:
+    return [float(m) for m in facts.counts.multiplicity[facts.counts.counted]]
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 3])
+def test_multiplicity_is_replays_per_backward(times: int) -> None:
+    facts = studied(thread(checkpointed_step(0, layers=1, replays={0: times})))
+    counts = facts.counts
+    assert multiplicity(facts) == [times] * 4
+    assert len(counts.surplus_rows) == 4 * max(0, times - 1)
+    # Each operator takes 12 µs here, and one passes between them.
+    assert counts.again.sum() == pytest.approx(51_000 * times)
+    assert counts.surplus.sum() == pytest.approx(51_000 * max(0, times - 1))
+
+
+def test_the_surplus_is_what_ran_last() -> None:
+    facts = studied(thread(checkpointed_step(0, layers=1, replays={0: 2})))
+    first, second = facts.alignment.replays
+    assert facts.counts.surplus_rows.tolist() == second.again.tolist()
+    assert facts.calls.end[first.again].max() <= facts.calls.start[second.again].min()
+
+
+def test_two_backward_passes_through_one_forward_replay_once_each() -> None:
+    forward = run(0)
+    facts = study_step(*forward, *gradients(forward, run(50)), *gradients(forward, run(60)))
+    assert facts.counts.runs.tolist() == [2, 2, 2, 2]
+    assert multiplicity(facts) == [1, 1, 1, 1]
+    assert len(facts.counts.surplus_rows) == 0
+
+
+def test_two_backward_passes_through_a_reentrant_function_replay_once_each() -> None:
+    facts = study_step(
+        reentrant(5, run(0)), reentrant_backward(5, run(50)), reentrant_backward(5, run(60))
+    )
+    assert multiplicity(facts) == [1, 1, 1, 1]
+
+
+def test_an_outer_reentrant_function_runs_the_inner_one_again() -> None:
+    """Reentrant round reentrant: the inner function's forward, then its own replay."""
+    outer = op("CheckpointFunction", reentrant(0, run(0)).again(), seq=5)
+    backward = node(
+        "CheckpointFunctionBackward",
+        op("CheckpointFunction", *no_grad(run(0)), seq=40),
+        node("CheckpointFunctionBackward", *run(50), *gradients(run(50)), seq=40),
+        seq=5,
+    )
+    facts = study_step(outer, backward)
+    assert multiplicity(facts) == [2, 2, 2, 2]
+    assert [replay.inner_function for replay in facts.alignment.replays] == [True, False]
+
+
+def test_only_complete_steps_count() -> None:
+    unfinished = run(900)
+    facts = studied(thread(checkpointed_step(0), checkpointed_step(1), *unfinished))
+    assert facts.complete.tolist() == [True, True]
+    assert facts.counts.counted.sum() == 24
+    assert facts.counts.step[-4:].tolist() == [-1] * 4
+
+
+def test_each_step_and_each_forward_pass_has_its_number() -> None:
+    one, two = run(0), run(20)
+    facts = study_step(*one, *gradients(one, run(50)), *two, *gradients(two))
+    assert facts.counts.batch.tolist() == [0] * 4 + [1] * 4
+    assert facts.counts.runs.tolist() == [1] * 4 + [0] * 4
+
+
+def counts_of(multiplicity: list[float], weight: list[int]) -> Counts:
+    size = len(weight)
+    zeros, ones = np.zeros(size, np.int64), np.ones(size, np.bool_)
+    return Counts(
+        rows=np.arange(size),
+        multiplicity=np.array(multiplicity),
+        runs=np.array(multiplicity, np.int64),
+        weight=np.array(weight, np.int64),
+        again=np.zeros(size),
+        surplus=np.zeros(size),
+        counted=ones,
+        step=zeros,
+        batch=zeros,
+        surplus_rows=zeros[:0],
+    )
+
+
+@pytest.mark.parametrize(
+    ("multiplicity", "weight", "highest", "mean"),
+    [
+        ([0, 0], [50, 50], 0.0, 0.0),
+        ([1, 2], [50, 50], 2.0, 1.5),
+        ([1, 2], [995, 5], 1.0, 1.005),  # less than 1 % of the time does not matter
+        ([1, 2], [99, 1], 2.0, 1.01),  # 1 % does
+        ([1, 3, 2], [9_890, 60, 50], 2.0, 1.017),  # 3 alone does not, 2 or more together do
+        ([1, 2], [0, 0], 2.0, 1.5),  # no times at all: operators count alike
+    ],
+)
+def test_highest_that_matters_and_mean(
+    multiplicity: list[float], weight: list[int], highest: float, mean: float
+) -> None:
+    counts = counts_of(multiplicity, weight)
+    assert counts.highest(counts.counted) == highest
+    assert counts.mean(counts.counted) == pytest.approx(mean)
+
+
+def test_no_operators_have_no_multiplicity() -> None:
+    counts = counts_of([], [])
+    assert (counts.highest(counts.counted), counts.mean(counts.counted)) == (0.0, 0.0)

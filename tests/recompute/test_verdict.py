@@ -1,0 +1,134 @@
+"""Each verdict, and each reason for having none, from traces of a few lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from recompute_scan.recompute.facts import Recompute
+from tests.recompute.training import (
+    checkpointed_step,
+    early_stopped,
+    gradients,
+    no_grad,
+    plain_step,
+    run,
+    study_step,
+)
+from tests.trace_builder import Call, annotation, launch, node, op, step, studied, thread
+
+
+def verdict(*calls: Call) -> str:
+    return study_step(*calls).judgement.verdict
+
+
+def test_none() -> None:
+    judgement = studied(thread(plain_step(0))).judgement
+    assert judgement.verdict == "none"
+    assert (judgement.highest, judgement.mean, judgement.share) == (0.0, 0.0, 0.0)
+
+
+def test_full() -> None:
+    judgement = studied(thread(checkpointed_step(0))).judgement
+    assert judgement.verdict == "full"
+    assert (judgement.highest, judgement.mean, judgement.share) == (1.0, 1.0, 1.0)
+
+
+def test_full_with_stem_and_head_outside_any_block() -> None:
+    stem, layer, head = run(0, ("embedding",)), run(10), run(20, ("linear", "mse_loss"))
+    backward = [*gradients(head), *gradients(layer, run(50)), *gradients(stem)]
+    assert verdict(*stem, *layer, *head, *backward) == "full"
+
+
+def test_full_where_early_stop_leaves_the_end_out() -> None:
+    layer = run(0, ("layer_norm", "linear", "gelu", "linear", "gelu"))
+    again = early_stopped(run(50, ("layer_norm", "linear", "gelu", "linear")))
+    assert verdict(*layer, *gradients(layer, again)) == "full"
+
+
+def test_partial_where_some_layers_run_again() -> None:
+    judgement = studied(thread(checkpointed_step(0, layers=4, replays={0: 0, 3: 0}))).judgement
+    assert judgement.verdict == "partial"
+    assert (judgement.highest, judgement.mean, judgement.share) == (1.0, 0.5, 0.5)
+
+
+def test_partial_where_operators_inside_a_layer_are_kept() -> None:
+    names = ("layer_norm", "linear", "gelu", "relu", "gelu", "relu", "layer_norm")
+    layer = run(0, names)
+    again = [call for call in run(50, names) if call.name != "aten::linear"]
+    assert verdict(*layer, *gradients(layer, again)) == "partial"
+
+
+def test_doubled() -> None:
+    judgement = studied(thread(checkpointed_step(0, replays=dict.fromkeys(range(3), 2)))).judgement
+    assert judgement.verdict == "doubled"
+    assert (judgement.highest, judgement.mean, judgement.share) == (2.0, 2.0, 1.0)
+
+
+def test_doubled_in_one_layer_of_many() -> None:
+    judgement = studied(thread(checkpointed_step(0, layers=4, replays={2: 2}))).judgement
+    assert judgement.verdict == "doubled"
+    assert (judgement.highest, judgement.mean) == (2.0, 1.25)
+
+
+def test_more_than_doubled_is_doubled_too() -> None:
+    judgement = studied(thread(checkpointed_step(0, replays=dict.fromkeys(range(3), 3)))).judgement
+    assert (judgement.verdict, judgement.highest) == ("doubled", 3.0)
+
+
+def test_what_takes_no_time_does_not_make_a_verdict() -> None:
+    """One operator of 0.1 % of the forward runs twice, all else once."""
+    layer = [
+        op("aten::linear", op("aten::addmm", us=10_000), seq=0),
+        op("aten::relu", op("aten::clamp_min", us=10), seq=1),
+        op("aten::gelu", op("aten::_gelu", us=10_000), seq=2),
+    ]
+    tail = [call.again() for call in layer[1:2]]
+    backward = gradients(layer, [*tail, *(call.again() for call in layer)])
+    numbered = op("aten::detach", seq=99)  # the replay's end
+    backward[0] = node("GeluBackward0", *tail, *layer, numbered, op("aten::mm"), seq=2)
+    facts = study_step(*layer, *backward)
+    assert facts.judgement.verdict == "full"
+
+
+def without_verdict(facts: Recompute) -> str:
+    judgement = facts.judgement
+    assert judgement.verdict == "inconclusive"
+    assert (judgement.highest, judgement.mean, judgement.share) == (None, None, None)
+    assert judgement.reason is not None
+    return judgement.reason
+
+
+def test_no_verdict_without_operators() -> None:
+    facts = studied(thread(step(0, launch("gemm"), launch("gemm"))))
+    assert "no operators" in without_verdict(facts)
+
+
+def test_no_verdict_without_a_backward_pass() -> None:
+    assert "no backward" in without_verdict(study_step(*run(0), *no_grad(run(10))))
+
+
+def test_no_verdict_where_the_backward_belongs_to_no_recorded_forward() -> None:
+    # Recording began between the two.
+    facts = studied(thread(step(0, *gradients(run(0))), step(1, *no_grad(run(0)))))
+    assert "its own backward" in without_verdict(facts)
+
+
+def test_no_verdict_from_replays_of_a_forward_that_has_no_backward() -> None:
+    teacher, trained = no_grad(run(0)), run(40, ("relu", "mse_loss", "relu"))
+    again = run(50)
+    backward = gradients(trained, again)
+    facts = study_step(*teacher, *trained, *backward)
+    assert "without a backward pass" in without_verdict(facts)
+
+
+@pytest.mark.parametrize("name", ["CompiledFunctionBackward", "torch::CompiledFunctionBackward"])
+def test_no_verdict_where_the_backward_is_compiled(name: str) -> None:
+    forward = op("CompiledFunction", op("aten::mm"), seq=0)
+    backward = node(name, annotation("Torch-Compiled Region", op("triton_poi_fused_add_0")), seq=0)
+    assert "compiled" in without_verdict(study_step(forward, backward))
+
+
+def test_a_replay_is_seen_beside_a_compiled_backward() -> None:
+    compiled, layer = op("CompiledFunction", op("aten::mm"), seq=0), run(10)
+    backward = [*gradients(layer, run(50)), node("CompiledFunctionBackward", op("aten::mm"), seq=0)]
+    assert verdict(compiled, *layer, *backward) == "full"
