@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ class Window:
         self._steps = steps
         self._passed = 0
         self._closed = False
+        self._filters = warnings.catch_warnings() if stacks else nullcontext()
         activities = [ProfilerActivity.CPU]
         if device == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -57,6 +59,11 @@ class Window:
 
     def start(self) -> None:
         """Begin at a step boundary."""
+        self._filters.__enter__()
+        # To record stacks, torch reads `.grad` of every tensor that a module holds, and warns
+        # of each that is no leaf, such as FSDP's views. The script did nothing of the kind.
+        if isinstance(self._filters, warnings.catch_warnings):
+            warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
         with without_kineto_noise():
             self._profiler.start()
 
@@ -77,6 +84,7 @@ class Window:
             self._closed = True
             with without_kineto_noise():
                 self._profiler.stop()
+            self._filters.__exit__(None, None, None)
 
     def export(self, target: Path) -> None:
         """Write the closed recording, gzipped; the file appears whole or not at all."""
