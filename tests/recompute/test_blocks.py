@@ -16,7 +16,7 @@ from tests.recompute.training import (
     run,
     study_step,
 )
-from tests.trace_builder import Call, annotation, studied, thread
+from tests.trace_builder import Call, annotation, node, studied, thread
 
 
 def blocks_of(facts: Recompute) -> list[tuple[int, int, int]]:
@@ -40,9 +40,9 @@ def test_without_replays_what_repeats_is_a_block() -> None:
 
 
 def test_what_repeats_in_a_small_part_of_the_forward_is_no_layer() -> None:
-    names = ("embedding", "mse_loss", "gelu", "relu", "layer_norm", "linear") * 1
-    odd = [run(100 * i, names[: 1 + i] + names[::-1][:i])[0] for i in range(6)]
-    forward = [*odd, *run(900, ("relu",)), *run(910, ("linear", "gelu", "relu")[:1])]
+    repeated = run(0, 2 * ("relu", "gelu", "linear"))
+    once = [call for i in range(12) for call in run(100 + i, ("linear",), dims=[[i, 8]])]
+    forward = [*repeated, *once]
     assert blocks_of(study_step(*forward, *gradients(forward))) == []
 
 
@@ -58,15 +58,9 @@ def test_layers_inside_one_checkpoint_are_the_blocks() -> None:
     """The stack under one reentrant checkpoint, each layer under its own."""
     stack = [call for place in range(3) for call in run(10 * place)]
     inner = [run(100 + 10 * place) for place in range(3)]
-    replay: list[Call] = [reentrant(50 + place, run(0)) for place in range(3)]
+    replay = [reentrant(50 + place, run(0)) for place in range(3)]
     nested = [reentrant_backward(50 + place, inner[place]) for place in (2, 1, 0)]
-    outer = reentrant_backward(5, replay[:0])
-    held = outer.inside[0]
-    backward = outer.__class__(
-        outer.name,
-        inside=(held.__class__(held.name, inside=(*replay, *nested), args=held.args),),
-        args=outer.args,
-    )
+    backward = node("CheckpointFunctionBackward", *replay, *nested, seq=5)
     facts = study_step(reentrant(5, stack), backward)
     assert blocks_of(facts) == [(0, 3, 2), (4, 7, 2), (8, 11, 2)]
     assert [region.recompute_runs_per_backward for region in list_regions(facts)] == [2, 2, 2]

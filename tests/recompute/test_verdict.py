@@ -71,7 +71,7 @@ def test_doubled_in_one_layer_of_many() -> None:
 
 
 def test_more_than_doubled_is_doubled_too() -> None:
-    judgement = studied(thread(checkpointed_step(0, replays=dict.fromkeys(range(3), 3)))).judgement
+    judgement = studied(thread(checkpointed_step(0, layers=1, replays={0: 3}))).judgement
     assert (judgement.verdict, judgement.highest) == ("doubled", 3.0)
 
 

@@ -26,6 +26,9 @@ from recompute_scan.result import Breakdown, Cost
 
 # Below this share of busy time the host, not the GPU, limits the step.
 GPU_LIMITS = 0.7
+# The interval is at least this share of the saving wide, to each side: a replay's share of a
+# profiled step is not exactly its share of an unprofiled one.
+SAVING_DOUBT = 0.25
 _NS_PER_MS = 1e6
 
 
@@ -60,8 +63,8 @@ def price(facts: Recompute, timed_steps_ms: Sequence[float]) -> Cost | None:
         surplus_recompute_ms=breakdown.surplus,
         repeated_collectives_ms=_repeated_collectives(facts, scale),
         predicted_step_ms=typical * (1 - share),
-        predicted_low_ms=low * (1 - float(shares.max())),
-        predicted_high_ms=high * (1 - float(shares.min())),
+        predicted_low_ms=low * (1 - max(float(shares.max()), share * (1 + SAVING_DOUBT))),
+        predicted_high_ms=high * (1 - min(float(shares.min()), share * (1 - SAVING_DOUBT))),
         saving_pct=100 * share,
         breakdown=breakdown,
         method="excess-time",
@@ -133,7 +136,16 @@ def _assumptions(facts: Recompute, on_gpu: bool, timed: int) -> tuple[str, ...]:
         if timed
         else "Applied to the median of the recorded steps, which the profiler slows down."
     )
-    found = [basis, clock, "Collectives that a replay repeats outside its operators are left out."]
+    doubt = (
+        f"The interval spans the steps and at least {100 * SAVING_DOUBT:.0f} % of the saving to "
+        "each side."
+    )
+    found = [
+        basis,
+        clock,
+        doubt,
+        "Collectives that a replay repeats outside its operators are left out.",
+    ]
     if facts.work.on_gpu and not on_gpu:
         found.append("The GPU is idle for much of the step, so host time limits it.")
     return tuple(found)

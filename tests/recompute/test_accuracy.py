@@ -1,0 +1,139 @@
+"""The program's answer on every recorded case, held against what the model itself counted.
+
+The traces come from plain ``torch.profiler``: no wrapper, no marks, no stacks.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from recompute_scan.pipeline import analyse
+from recompute_scan.result import Result
+from tests.cases.case import Case
+from tests.cases.nesting import CASES
+from tests.cases.recorded import recorded
+from tests.cases.truth import Truth
+
+# Cases whose regions are no layers: replays of each region, and why.
+OTHER_REGIONS = {
+    "n_halves": ([1.0] * 8, "each half of a layer is a checkpoint of its own"),
+    "n_stack": ([1.0], "one checkpoint round all layers; nothing shows where one of them ends"),
+    "n_sequential": ([1.0, 0.0], "one checkpoint round two layers, and the like without one"),
+    "r_sequential": ([1.0, 0.0], "the same"),
+}
+# Its regions are neither layers nor wrong: the two models' layers look alike, and runs of them
+# that follow each other fold into one another.
+FOLDED = "adversarial"
+
+N, R = "non-reentrant", "reentrant"
+VARIANTS = {
+    "no_checkpoint": (),
+    "r_inside": (R,),
+    "n_inside": (N,),
+    "r_outside": (R,),
+    "n_outside": (N,),
+    "r_in_r": (R, R),
+    "n_in_r": (R, N),
+    "r_in_n": (N, R),
+    # Early stop ends the outer replay before the inner work: the operators show one alone.
+    "n_in_n": (N,),
+    "n_in_n_no_early_stop": (N, N),
+}
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@functools.cache
+def answer(name: str) -> Result:
+    return analyse([recorded(name)[0]])
+
+
+def of_layers(truth: Truth) -> list[float]:
+    """Replays of each layer that ran in training, the more replayed half of it."""
+    both = zip(truth.layers, truth.multiplicity(), strict=True)
+    return [max(parts) for layer, parts in both if layer.attention.forward or layer.mlp.forward]
+
+
+@every_case
+def test_the_verdict_is_the_truth(case: Case) -> None:
+    _, truth = recorded(case.name)
+    assert answer(case.name).verdict == (truth.verdict or "full")
+    assert truth.verdict is not None or case.name == "first_half_only"
+
+
+@every_case
+def test_the_highest_multiplicity_is_the_truth(case: Case) -> None:
+    _, truth = recorded(case.name)
+    assert answer(case.name).recompute_per_backward == max(of_layers(truth))
+
+
+@every_case
+def test_every_layer_has_its_own_count(case: Case) -> None:
+    _, truth = recorded(case.name)
+    counted = [region.recompute_runs_per_backward for region in answer(case.name).regions]
+    if case.name == FOLDED:
+        assert set(counted) == {0.0} == set(of_layers(truth))
+    elif case.name in OTHER_REGIONS:
+        assert counted == OTHER_REGIONS[case.name][0]
+    else:
+        assert counted == of_layers(truth)
+
+
+@every_case
+def test_every_layer_runs_forward_once_per_micro_batch(case: Case) -> None:
+    if case.name == FOLDED:
+        pytest.skip("its regions are no layers")
+    result = answer(case.name)
+    assert {region.forward_runs_per_step for region in result.regions} == {case.micro_batches}
+
+
+@every_case
+def test_steps_are_complete_and_alike(case: Case) -> None:
+    _, truth = recorded(case.name)
+    steps = answer(case.name).steps
+    if not case.scheduled or case.name != "no_optimizer_doubled":
+        assert len(steps) == truth.steps
+    assert all(step.complete for step in steps)
+    assert {step.micro_batches for step in steps} == {case.micro_batches}
+    assert len({(step.forward_ops, step.recomputed_ops) for step in steps}) == 1
+
+
+@every_case
+def test_the_answer_is_sure_and_nothing_is_broken(case: Case) -> None:
+    result = answer(case.name)
+    assert (result.confidence, result.evidence_level) == ("high", "autograd")
+    assert result.warnings == ()
+    assert "error" not in {checked.status for checked in result.checked}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_nesting_table_is_read_off_the_operators(name: str) -> None:
+    for region in answer(name).regions:
+        assert tuple(c.variant for c in region.checkpoints) == VARIANTS[name]
+        assert [c.depth for c in region.checkpoints] == list(range(len(VARIANTS[name])))
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"), [("r_in_wrapper", 2), ("n_in_wrapper", 1), ("no_checkpoint", 0)]
+)
+def test_attention_is_counted_per_layer_and_step(name: str, runs: int) -> None:
+    attention = answer(name).attention
+    assert attention is not None
+    assert attention.forward_per_step == 4
+    assert attention.recomputed_per_step == 4 * runs
+    assert attention.backward_per_step == 4
+
+
+def test_selective_checkpointing_replays_no_matrix_product() -> None:
+    families = {family.family: family for family in answer("selective_matmuls").families}
+    assert families["gemm"].recomputed_per_step == 0
+    assert families["norm"].recomputed_per_step == 8
+
+
+@pytest.mark.parametrize("name", ["builtin_mlp", "builtin_chunked_loss", "gradient_penalty"])
+def test_recompute_inside_a_formula_is_not_counted(name: str) -> None:
+    result = answer(name)
+    assert result.mean_recompute == 0.0
+    assert all(family.recomputed_per_step == 0 for family in result.families)

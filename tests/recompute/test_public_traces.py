@@ -1,0 +1,111 @@
+"""Real traces that others published, of torch 1.8 to 2.x, NVIDIA and AMD."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recompute_scan.pipeline import analyse
+from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.result import Result
+from recompute_scan.trace import Kind, load
+
+FOLDER = Path(__file__).parents[2] / "traces" / "public"
+EXPECTED: dict[str, dict[str, Any]] = json.loads((FOLDER / "expected.json").read_text())
+CHECKPOINTED = FOLDER / "mi300x-resnet-checkpointed.json.gz"
+
+
+def test_every_trace_has_an_expectation() -> None:
+    assert {file.name for file in FOLDER.glob("*.json.gz")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_verdict(name: str) -> None:
+    result = analyse([FOLDER / name])
+    assert result.verdict == EXPECTED[name]["verdict"]
+    assert result.recompute_per_backward == EXPECTED[name]["recompute_per_backward"]
+    assert "error" not in {checked.status for checked in result.checked}
+
+
+def test_both_ranks_of_one_run() -> None:
+    names = [f"v100-megatron-tp2-rank{rank}.json.gz" for rank in (0, 1)]
+    result = analyse([FOLDER / name for name in names])
+    assert [(rank.rank, rank.trace, rank.verdict) for rank in result.ranks] == [
+        (0, names[0], "none"),
+        (1, names[1], "none"),
+    ]
+    assert result.warnings == ()
+
+
+@pytest.fixture(scope="module")
+def checkpointed() -> Recompute:
+    return study(load(CHECKPOINTED))
+
+
+def summary(result: Result) -> dict[str, Any]:
+    """The counts of a result, without times."""
+    return {
+        "verdict": result.verdict,
+        "highest": result.recompute_per_backward,
+        "mean": result.mean_recompute,
+        "regions": [(r.signature, r.recompute_runs_per_backward) for r in result.regions],
+        "families": [
+            (f.family, f.forward_per_step, f.recomputed_per_step) for f in result.families
+        ],
+        "steps": [(s.index, s.forward_ops, s.recomputed_ops) for s in result.steps],
+    }
+
+
+def test_four_stages_a_step_are_checkpointed() -> None:
+    result = analyse([CHECKPOINTED])
+    assert len(result.steps) == 3
+    assert [region.recompute_runs_per_backward for region in result.regions] == [1.0] * 4
+    assert [region.forward_runs_per_step for region in result.regions] == [1.0] * 4
+    assert [[c.variant for c in region.checkpoints] for region in result.regions] == [
+        ["non-reentrant"]
+    ] * 4
+
+
+def test_57_convolutions_and_batch_norms_run_again(checkpointed: Recompute) -> None:
+    calls = checkpointed.calls
+    again = np.concatenate([replay.again[replay.ran] for replay in checkpointed.alignment.replays])
+    names = [calls.names[calls.name[row]] for row in again]
+    assert names.count("aten::conv2d") == 57
+    assert names.count("aten::batch_norm") == 57
+    forward = [calls.names[calls.name[row]] for row in checkpointed.alignment.forward]
+    assert forward.count("aten::conv2d") == forward.count("aten::batch_norm") == 60
+
+
+def test_kernels_of_the_replays(checkpointed: Recompute) -> None:
+    """Linked by correlation: the GPU runs 38 ms behind its host here, so times would mislead."""
+    kernels, trace = checkpointed.kernels, checkpointed.trace
+    again = np.concatenate([replay.again for replay in checkpointed.alignment.replays])
+    launched = kernels.launch >= 0
+    top = np.where(launched, checkpointed.structure.top[kernels.launch], -1)
+    mine = np.isin(top, again)
+    assert int(mine.sum()) == 615
+    assert float((kernels.end - kernels.start)[mine].sum()) / 1000 == pytest.approx(4210.0, abs=0.5)
+    lost = kernels.event[~launched]
+    assert int((trace.kind[lost] == Kind.KERNEL).sum()) == 757
+    assert int((trace.kind[kernels.event] == Kind.KERNEL).sum()) == 2995
+
+
+def test_the_answer_needs_no_python_stacks(tmp_path: Path) -> None:
+    written = json.loads(gzip.decompress(CHECKPOINTED.read_bytes()))
+    events = written["traceEvents"]
+    written["traceEvents"] = [e for e in events if e.get("cat") != "python_function"]
+    assert 0 < len(written["traceEvents"]) < len(events)
+    without = tmp_path / "without-stacks.json"
+    without.write_text(json.dumps(written))
+    assert summary(analyse([without])) == summary(analyse([CHECKPOINTED]))
+
+
+def test_times_since_1970_in_whole_microseconds_nest_exactly() -> None:
+    for version in ("1.8", "1.9"):
+        facts = study(load(FOLDER / f"v100-resnet50-torch{version}.json.gz"))
+        assert facts.calls.overruns == 0
