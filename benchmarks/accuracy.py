@@ -25,6 +25,7 @@ from recompute_scan.result import Result
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.cases.case import record
+from tests.cases.huggingface import HUGGING_FACE
 from tests.cases.nesting import CASES
 from tests.cases.truth import Truth
 
@@ -45,7 +46,8 @@ def main() -> int:
     parser.add_argument("--attention", nargs="*", choices=BACKENDS, default=["any"])
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     options = parser.parse_args()
-    chosen = [case for case in CASES if not options.names or case.name in options.names]
+    cases = CASES + HUGGING_FACE
+    chosen = [case for case in cases if not options.names or case.name in options.names]
     right = total = 0
     print(f"torch {torch.__version__} on {_device_name(options.device)}")
     print(f"{'case':32} {'attention':10} {'truth':22} {'answer':22} ok")

@@ -46,7 +46,10 @@ class Trace:
         signatures: Distinct input shapes and types, as JSON text; the first is empty.
         rank: Rank from ``distributedInfo``, or ``None``.
         metadata: What the file says about itself (versions, devices); JSON values.
-        health: Counters of what was repaired, dropped or missing.
+        health: Counters of what was repaired, dropped or missing; what each says to a person
+            is in :mod:`recompute_scan.trace.health`.
+        left_out: Events of the file that are sound but not here: arrows, marks without a
+            duration, and Python frames unless they were asked for.
     """
 
     name: Int32
@@ -64,6 +67,7 @@ class Trace:
     rank: int | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     health: dict[str, int] = field(default_factory=dict)
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.ts)

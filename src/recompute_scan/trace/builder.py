@@ -1,0 +1,343 @@
+"""Decoded events to columns, a few hundred events at a time.
+
+Each field is one list comprehension packed into a growing buffer, the fastest way that plain
+Python has (``docs/decisions/trace-reader.md``). A value that does not fit makes its whole chunk
+take the slow road, where every event is made to fit first.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from recompute_scan.trace.columns import Kind, Trace
+from recompute_scan.trace.health import count
+from recompute_scan.trace.limits import Limits, refuse_distinct, refuse_events
+from recompute_scan.trace.schema import NO_ARGS, Args, Event, Ns
+
+_KINDS = {
+    "cpu_op": Kind.OP,
+    "Operator": Kind.OP,
+    "user_annotation": Kind.ANNOTATION,
+    "cuda_runtime": Kind.RUNTIME,
+    "cuda_driver": Kind.RUNTIME,
+    "Runtime": Kind.RUNTIME,
+    "kernel": Kind.KERNEL,
+    "Kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.COPY,
+    "gpu_memset": Kind.COPY,
+    "Memcpy": Kind.COPY,
+    "Memset": Kind.COPY,
+    "python_function": Kind.PYTHON,
+}
+# Before torch 1.11 user ranges had the category of operators.
+_ANNOTATION_PREFIXES = ("ProfilerStep#", "Optimizer.")
+# No clock goes there: 140 years in µs. Start and end in ns fit into 63 bits below it.
+_LATEST_US = 2.0**52
+# Below this a double holds nanoseconds; 101 days in µs.
+EXACT_US = 2.0**43
+_NO_TIME = np.iinfo(np.int64).min
+# Rows whose times wait as doubles before they become nanoseconds together.
+_BLOCK = 1 << 15
+_MISFIT = (struct.error, TypeError, AttributeError, OverflowError, ValueError)
+
+
+class _Codes(dict[Any, int]):
+    """Numbers new keys as they come."""
+
+    __slots__ = ()
+
+    def __missing__(self, key: Hashable) -> int:
+        self[key] = code = len(self)
+        return code
+
+
+class _KindCodes(dict[Any, int]):
+    __slots__ = ()
+
+    def __missing__(self, key: Hashable) -> int:
+        return int(Kind.OTHER)
+
+
+class Builder:
+    """Columns under way. Events go in by :meth:`add`, the trace comes out of :meth:`finish`.
+
+    Args:
+        source: The file's name, for messages.
+        limits: Bounds on events and names.
+        python: Whether to keep ``python_function`` events.
+        health: Counters to add to.
+    """
+
+    def __init__(
+        self, source: str, limits: Limits, python: bool, health: dict[str, int]
+    ) -> None:
+        self.rows = 0
+        self.left_out = 0
+        self._source = source
+        self._limits = limits
+        self._python = python
+        self._health = health
+        self._kinds = _KindCodes({name: int(kind) for name, kind in _KINDS.items()})
+        self._names = _Codes()
+        self._threads = _Codes()
+        self._signatures = _Codes({b"": 0})
+        self._name = bytearray()
+        self._kind = bytearray()
+        self._thread = bytearray()
+        self._ts = _Times()
+        self._dur = _Times()
+        self._sequence = bytearray()
+        self._correlation = bytearray()
+        self._stream = bytearray()
+        self._dims = bytearray()
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Take in decoded events, of which only those with an interval are kept.
+
+        Raises:
+            InputError: More events (``E313``) or distinct texts (``E314``) than allowed.
+        """
+        total = len(events)
+        events = [event for event in events if event.ph == "X"]
+        try:
+            kinds = bytes([self._kinds[event.cat] for event in events])
+        except TypeError:
+            events = [_tame(event) for event in events]
+            kinds = bytes([self._kinds[event.cat] for event in events])
+        if not self._python and Kind.PYTHON in kinds:
+            events = [
+                event
+                for event, kind in zip(events, kinds, strict=True)
+                if kind != Kind.PYTHON
+            ]
+            kinds = kinds.replace(bytes([Kind.PYTHON]), b"")
+        self.left_out += total - len(events)
+        if not events:
+            return
+        try:
+            packed = self._pack(events)
+        except _MISFIT:
+            packed = self._pack([_tame(event) for event in events])
+        name, thread, ts, dur, sequence, correlation, stream, dims = packed
+        self._kind += kinds
+        self._name += name
+        self._thread += thread
+        self._ts.add(ts)
+        self._dur.add(dur)
+        self._sequence += sequence
+        self._correlation += correlation
+        self._stream += stream
+        self._dims += dims
+        self.rows += len(events)
+        self._check()
+
+    def _pack(self, events: Sequence[Event]) -> tuple[Any, ...]:
+        """The columns of these events; nothing is kept of them unless all fit."""
+        number = len(events)
+        times = struct.Struct(f"<{number}d").pack
+        longs = struct.Struct(f"<{number}q").pack
+        ints = struct.Struct(f"<{number}i").pack
+        args: list[Args] = [event.args for event in events]  # type: ignore[misc]
+        starts = [event.ts for event in events]
+        durations = [event.dur for event in events]
+        if Ns in set(map(type, starts)) | set(map(type, durations)):
+            ts: bytes | list[Any] = [_nanoseconds(value) for value in starts]
+            dur: bytes | list[Any] = [_nanoseconds(value) for value in durations]
+        else:
+            ts, dur = times(*starts), times(*durations)
+        sequence = longs(*[a.sequence for a in args])
+        correlation = longs(*[a.correlation for a in args])
+        stream = ints(*[a.stream for a in args])
+        names = self._names
+        name = ints(*[names[event.name] for event in events])
+        pairs = zip([event.pid for event in events], [event.tid for event in events], strict=True)
+        thread = ints(*map(self._threads.__getitem__, pairs))
+        shapes = zip(
+            [a.input_dims for a in args],
+            [a.old_input_dims for a in args],
+            [a.input_type for a in args],
+            strict=True,
+        )
+        dims = ints(*map(self._signatures.__getitem__, map(b"".join, shapes)))
+        return name, thread, ts, dur, sequence, correlation, stream, dims
+
+    def _check(self) -> None:
+        limits = self._limits
+        if self.rows > limits.events:
+            raise refuse_events(self._source, limits.events)
+        if len(self._names) > limits.distinct:
+            raise refuse_distinct(self._source, limits.distinct, "names")
+        if len(self._signatures) > limits.distinct:
+            raise refuse_distinct(self._source, limits.distinct, "input shapes")
+        if len(self._threads) > limits.distinct:
+            raise refuse_distinct(self._source, limits.distinct, "threads")
+
+    def finish(self, metadata: dict[str, Any], rank: int | None) -> Trace:
+        """The trace of all events taken in; the builder is spent."""
+        name = np.frombuffer(self._name, np.int32)
+        kind = np.frombuffer(self._kind, np.int8)
+        names = _texts(self._names, self._limits.name_chars, self._health)
+        annotations = np.array([text.startswith(_ANNOTATION_PREFIXES) for text in names], np.bool_)
+        if len(names):
+            kind[(kind == Kind.OP) & annotations[name]] = Kind.ANNOTATION
+        thread, threads = _merge_threads(np.frombuffer(self._thread, np.int32), self._threads)
+        ts, dur = self._ts.finish(), self._dur.finish()
+        if unknown := int((dur == _NO_TIME).sum()):
+            count(self._health, "events_without_duration", unknown)
+            dur[dur == _NO_TIME] = 0
+        if negative := int((dur < 0).sum()):
+            count(self._health, "negative_durations", negative)
+            dur[dur < 0] = 0
+        trace = Trace(
+            name=name,
+            kind=kind,
+            thread=thread,
+            ts=ts,
+            dur=dur,
+            sequence=self._numbers(self._sequence),
+            correlation=self._numbers(self._correlation),
+            stream=np.frombuffer(self._stream, np.int32),
+            dims=np.frombuffer(self._dims, np.int32),
+            names=names,
+            threads=threads,
+            signatures=tuple(key.decode(errors="replace") for key in self._signatures),
+            rank=rank,
+            metadata=metadata,
+            health=self._health,
+            left_out=self.left_out,
+        )
+        missing = ts == _NO_TIME
+        if not missing.any():
+            return trace
+        count(self._health, "events_without_time", int(missing.sum()))
+        return _rows(trace, ~missing)
+
+    def _numbers(self, packed: bytearray) -> np.ndarray[Any, np.dtype[np.int64]]:
+        numbers = np.frombuffer(packed, np.int64)
+        odd = (numbers < -(2**31)) | (numbers >= 2**62)
+        if odd.any():
+            count(self._health, "numbers_out_of_range", int(odd.sum()))
+            numbers[odd] = -1
+        return numbers
+
+
+class _Times:
+    """A column of times: doubles in µs that become ns a block at a time, or ns as they are."""
+
+    def __init__(self) -> None:
+        self._ns = bytearray()
+        self._us = bytearray()
+
+    def add(self, times: bytes | list[Any]) -> None:
+        if isinstance(times, list):
+            self._flush()
+            self._ns += np.array(times, np.int64).tobytes()
+            return
+        self._us += times
+        if len(self._us) >= 8 * _BLOCK:
+            self._flush()
+
+    def finish(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        self._flush()
+        return np.frombuffer(self._ns, np.int64)
+
+    def _flush(self) -> None:
+        if not self._us:
+            return
+        us = np.frombuffer(self._us, np.float64)
+        usable = np.abs(us) < _LATEST_US
+        if not usable.all():
+            us = np.where(usable, us, 0.0)
+        whole = np.floor(us)
+        # In two parts: microseconds since 1970 times 1000 do not fit into a double.
+        ns = whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
+        ns[~usable] = _NO_TIME
+        self._ns += ns.tobytes()
+        self._us = bytearray()
+
+
+def _nanoseconds(value: Any) -> int:
+    if isinstance(value, Ns):
+        ns = int(value)
+    elif isinstance(value, (int, float)) and abs(value) < _LATEST_US:
+        ns = round(value * 1000)
+    else:
+        return int(_NO_TIME)
+    return ns if abs(ns) < _LATEST_US * 1000 else int(_NO_TIME)
+
+
+def _tame(event: Event) -> Event:
+    """The event with values that fit its columns; what makes no sense becomes unknown."""
+    args = event.args or NO_ARGS
+    return Event(
+        ph="X",
+        cat=event.cat if isinstance(event.cat, str) else "",
+        name=str(event.name),
+        pid=_thread_part(event.pid),
+        tid=_thread_part(event.tid),
+        ts=_time(event.ts),
+        dur=_time(event.dur),
+        args=Args(
+            correlation=_integer(args.correlation, 2**62),
+            stream=_integer(args.stream, 2**31),
+            input_type=args.input_type,
+            input_dims=args.input_dims,
+            old_input_dims=args.old_input_dims,
+            sequence=_integer(args.sequence, 2**62),
+        ),
+    )
+
+
+def _thread_part(value: Any) -> Any:
+    return value if isinstance(value, (int, str)) else str(value)
+
+
+def _time(value: Any) -> Any:
+    if isinstance(value, Ns):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return float("nan")
+
+
+def _integer(value: Any, end: int) -> int:
+    if isinstance(value, int):
+        return int(value) if -(2**31) <= value < end else -1
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 18:
+        return _integer(int(value), end)
+    return -1
+
+
+def _texts(codes: Iterable[Any], most: int, health: dict[str, int]) -> tuple[str, ...]:
+    texts = tuple(str(key) for key in codes)
+    if long := sum(len(text) > most for text in texts):
+        count(health, "names_shortened", long)
+        texts = tuple(text[:most] for text in texts)
+    return texts
+
+
+def _merge_threads(
+    codes: np.ndarray[Any, np.dtype[np.int32]], pairs: Iterable[tuple[Any, Any]]
+) -> tuple[np.ndarray[Any, np.dtype[np.int32]], tuple[tuple[str, str], ...]]:
+    """Threads as text; a thread written as a number here and as text there is one thread."""
+    merged: _Codes = _Codes()
+    renumbered = [merged[str(pid), str(tid)] for pid, tid in pairs]
+    if len(merged) < len(renumbered):
+        codes = np.array(renumbered, np.int32)[codes]
+    return codes, tuple(merged)
+
+
+def _rows(trace: Trace, kept: np.ndarray[Any, np.dtype[np.bool_]]) -> Trace:
+    columns = {
+        name: getattr(trace, name)[kept]
+        for name in (
+            "name", "kind", "thread", "ts", "dur", "sequence", "correlation", "stream", "dims",
+        )
+    }  # fmt: skip
+    return replace(trace, **columns)

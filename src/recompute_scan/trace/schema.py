@@ -1,0 +1,81 @@
+"""What is decoded of an event: the fields in use, and nothing else.
+
+The field names and their changes over the versions are those of Kineto's own writer
+(``libkineto/src/output_json.cpp``) as found in traces of each version. Every field may hold
+anything: leniency costs no time, and one odd value must not cost its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+
+_NOTHING = msgspec.Raw(b"")
+
+
+class Args(msgspec.Struct, gc=False, frozen=True):
+    """The arguments in use. Shapes stay the bytes they came in: to decode them costs more."""
+
+    correlation: Any = -1
+    stream: Any = -1
+    input_type: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input type")
+    input_dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input Dims")
+    old_input_dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input dims")
+    sequence: Any = msgspec.field(default=-1, name="Sequence number")
+
+
+NO_ARGS = Args()
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event, its fields in the order in which Kineto writes them (decoding is faster so)."""
+
+    ph: Any = ""
+    cat: Any = ""
+    name: Any = ""
+    pid: Any = -1
+    tid: Any = -1
+    ts: Any = None
+    dur: Any = 0
+    args: Args | None = NO_ARGS
+
+
+class Document(msgspec.Struct):
+    """The whole file: its events, and what it says about itself."""
+
+    traceEvents: list[Event] | None = None  # noqa: N815 - the format's own name
+    distributedInfo: Any = None  # noqa: N815
+    deviceProperties: Any = None  # noqa: N815
+    schemaVersion: Any = None  # noqa: N815
+    record_shapes: Any = None
+    with_stack: Any = None
+    cuda_runtime_version: Any = None
+    hip_runtime_version: Any = None
+
+
+class Ns(int):
+    """A time that was written as microseconds with a fraction, in whole nanoseconds."""
+
+
+def exact_time(text: str) -> Ns | float:
+    """The nanoseconds of a number of microseconds, without the detour over a float.
+
+    A double holds microseconds since 1970 to the nearest quarter; the text has all digits.
+    """
+    try:
+        return Ns((Decimal(text) * 1000).to_integral_value())
+    except (InvalidOperation, OverflowError, ValueError):
+        return float(text)
+
+
+Decode = Callable[[memoryview | bytes], list[Event]]
+
+decode_events: Decode = msgspec.json.Decoder(list[Event]).decode
+decode_events_exactly: Decode = msgspec.json.Decoder(list[Event], float_hook=exact_time).decode
+decode_document: Callable[[memoryview | bytes], Document] = msgspec.json.Decoder(Document).decode
+
+# What a decoder raises on bytes it cannot take; RecursionError says "too deep".
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -1,0 +1,186 @@
+"""Hugging Face models from configs, with their own checkpointing, FSDP's wrapper, and both."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+
+from .case import Build, Case, TrainingStep
+from .model import Oracle
+from .truth import Verdict
+
+VOCABULARY, WIDTH, LAYERS, LENGTH = 128, 32, 3, 16
+_TEXT = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
+_SIZE = {"intermediate_size": 2 * WIDTH, "num_attention_heads": 4}
+_ATTENTION_NAMES = ("self_attn", "attn", "attention")
+_MLP_NAMES = ("mlp", "intermediate", "feed_forward", "block_sparse_moe")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model of transformers: its classes, the config that keeps it small, its layer's class."""
+
+    model: str
+    config: str
+    layer: str
+    settings: dict[str, Any]
+
+
+ARCHITECTURES = {
+    "llama": Architecture(
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        "LlamaDecoderLayer",
+        {**_TEXT, **_SIZE, "num_key_value_heads": 2},
+    ),
+    "qwen2": Architecture(
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        "Qwen2DecoderLayer",
+        {**_TEXT, **_SIZE, "num_key_value_heads": 2},
+    ),
+    "mixtral": Architecture(
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        "MixtralDecoderLayer",
+        {**_TEXT, **_SIZE, "num_key_value_heads": 2, "num_local_experts": 4},
+    ),
+    "gpt2": Architecture(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        "GPT2Block",
+        {
+            "vocab_size": VOCABULARY,
+            "n_embd": WIDTH,
+            "n_layer": LAYERS,
+            "n_head": 4,
+            "n_positions": 64,
+        },
+    ),
+    "bert": Architecture("BertForMaskedLM", "BertConfig", "BertLayer", {**_TEXT, **_SIZE}),
+    "vit": Architecture(
+        "ViTForImageClassification",
+        "ViTConfig",
+        "ViTLayer",
+        {
+            "hidden_size": WIDTH,
+            "num_hidden_layers": LAYERS,
+            "image_size": 16,
+            "patch_size": 4,
+            **_SIZE,
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What is on: ``own`` is Hugging Face's switch, ``wrapper`` FSDP's; reentrant or not."""
+
+    own: bool | None = None
+    wrapper: CheckpointImpl | None = None
+
+
+_N, _R = CheckpointImpl.NO_REENTRANT, CheckpointImpl.REENTRANT
+SWITCHES: dict[str, tuple[Verdict, Switches]] = {
+    "none": ("none", Switches()),
+    "own_n": ("full", Switches(own=False)),
+    "own_r": ("full", Switches(own=True)),
+    "wrapper_n": ("full", Switches(wrapper=_N)),
+    "own_r_in_wrapper_n": ("doubled", Switches(own=True, wrapper=_N)),
+    "own_n_in_wrapper_n": ("full", Switches(own=False, wrapper=_N)),
+    "own_n_in_wrapper_r": ("doubled", Switches(own=False, wrapper=_R)),
+}
+
+
+def train_model(architecture: Architecture, switches: Switches) -> Build:
+    """Trains the model on random tokens or images."""
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        import transformers  # noqa: PLC0415 - seconds, and only these cases need it
+
+        config = getattr(transformers, architecture.config)(**architecture.settings)
+        config.use_cache = False
+        model = getattr(transformers, architecture.model)(config).to(device).train()
+        layers = [m for m in model.modules() if type(m).__name__ == architecture.layer]
+        for number, layer in enumerate(layers):
+            _watch(oracle, layer, f"layers.{number}")
+        _switch_on(model, architecture.layer, switches)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        def step() -> None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
+                loss = model(**_batch(model, device)).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return build
+
+
+def _batch(model: Any, device: torch.device) -> dict[str, torch.Tensor]:
+    if model.main_input_name == "pixel_values":
+        images = torch.randn(2, 3, 16, 16, device=device)
+        return {"pixel_values": images, "labels": torch.zeros(2, dtype=torch.long, device=device)}
+    tokens = torch.randint(VOCABULARY, (2, LENGTH), device=device)
+    return {"input_ids": tokens, "labels": tokens}
+
+
+def _switch_on(model: Any, layer: str, switches: Switches) -> None:
+    if switches.own is not None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*gradient_checkpointing_enable")
+            model.gradient_checkpointing_enable({"use_reentrant": switches.own})
+        # A reentrant checkpoint needs an input that asks for gradients.
+        model.enable_input_require_grads()
+    if switches.wrapper is not None:
+        apply_activation_checkpointing(
+            model,
+            checkpoint_wrapper_fn=functools.partial(
+                checkpoint_wrapper, checkpoint_impl=switches.wrapper
+            ),
+            check_fn=lambda module: type(module).__name__ == layer,
+        )
+
+
+def _watch(oracle: Oracle, layer: nn.Module, name: str) -> None:
+    children = dict(layer.named_children())
+    for part, names in (("attention", _ATTENTION_NAMES), ("mlp", _MLP_NAMES)):
+        module = next(children[child] for child in names if child in children)
+        module.forward = _counted(oracle, module, name, part)
+
+
+def _counted(oracle: Oracle, module: nn.Module, layer: str, part: str) -> Callable[..., Any]:
+    forward = module.forward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        oracle.enter(layer, part, module.training)
+        return forward(*args, **kwargs)
+
+    return counted
+
+
+HUGGING_FACE = tuple(
+    Case(
+        f"{name}_{switch}",
+        f"{architecture.model}: {switch}.",
+        verdict,
+        train_model(architecture, switches),
+    )
+    for name, architecture in ARCHITECTURES.items()
+    for switch, (verdict, switches) in SWITCHES.items()
+)

@@ -1,0 +1,157 @@
+"""The README does what it says: its commands run, and print what stands below them.
+
+Each line of a ``console`` block that begins with ``$`` is run, in a folder that has the
+repository's examples and traces, a ``train.py`` and a ``trace.json.gz``. Lines below a command
+are its output to the letter, but for ``…`` on a line of its own, which stands for any lines.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from recompute_scan.cli import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+NOT_RUN = {
+    "pip install": "the environment that runs the tests is installed already",
+    "make demo": "the same runs are in `run` commands here and in the tests of the examples",
+    "make test": "it would run this test again, without end",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    line: str
+    output: tuple[str, ...]
+
+
+def blocks(language: str) -> list[str]:
+    return [text for kind, text in _FENCE.findall(README) if kind == language]
+
+
+def commands() -> list[Command]:
+    found: list[Command] = []
+    for block in blocks("console"):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, *output = part.rstrip("\n").split("\n")
+            found.append(Command(line, tuple(output)))
+    return found
+
+
+def is_run(command: Command) -> bool:
+    return not any(command.line.startswith(name) for name in NOT_RUN)
+
+
+RUN = [command for command in commands() if is_run(command)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a reader might stand: a checkout, with a script and a trace of their own."""
+    folder = tmp_path_factory.mktemp("readme")
+    for name in ("examples", "traces"):
+        (folder / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "examples" / "plain_pytorch.py", folder / "train.py")
+    trace = ROOT / "traces" / "public" / "mi300x-resnet-checkpointed.json.gz"
+    shutil.copy(trace, folder / "trace.json.gz")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", RUN, ids=[command.line for command in RUN])
+def test_command(command: Command, folder: Path) -> None:
+    program, *arguments = shlex.split(command.line)
+    assert program == "recompute-scan"
+    done = subprocess.run(
+        [sys.executable, "-m", "recompute_scan", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    if command.output:
+        missing = first_missing(command.output, done.stdout.splitlines())
+        assert missing is None, f"not printed (any more): {missing!r}\n{done.stdout}"
+
+
+def test_it_shows_the_doubled_example_as_printed() -> None:
+    assert any("Verdict: doubled" in line for command in RUN for line in command.output)
+
+
+def test_what_is_not_run_is_named_and_there() -> None:
+    left_out = [command.line for command in commands() if not is_run(command)]
+    assert all(any(line.startswith(name) for line in left_out) for name in NOT_RUN)
+    # A command in a block of another kind would escape these tests.
+    assert {kind for kind, _ in _FENCE.findall(README)} == {"console", "python"}
+
+
+def test_python(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    (block,) = blocks("python")
+    names: dict[str, object] = {}
+    exec(block, names)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "doubled 2.0"
+    assert sum("model.layers." in line for line in printed) == 4
+    assert type(names["figure"]).__name__ == "Figure"
+
+
+def test_links_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", README)
+    assert targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_what_is_not_there_yet_is_not_there() -> None:
+    (line,) = re.findall(r"^- Not there yet: (.*?)\.$", README, re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`(\w+)`", line))
+    assert named
+    assert not named & set(cli.commands)
+    assert "--verify" not in {name for option in cli.commands["run"].params for name in option.opts}
+
+
+def test_the_steps_of_run_are_its_defaults() -> None:
+    defaults = {option.name: option.default for option in cli.commands["run"].params}
+    rows = re.findall(r"^\| (\d+) \|[^|]*\(`--([\w-]+)`\) \|$", README, re.MULTILINE)
+    assert {name: int(steps) for steps, name in rows} == {
+        name: defaults[name.replace("-", "_")] for name in ("warmup", "timing-steps", "steps")
+    }
+
+
+def first_missing(expected: tuple[str, ...], printed: list[str]) -> str | None:
+    """The first expected line that does not follow as it should; ``None`` if all do."""
+    at, skipping = 0, False
+    for line in expected:
+        if line == "…":
+            skipping = True
+        elif not skipping:
+            if at >= len(printed) or printed[at] != line:
+                return line
+            at += 1
+        else:
+            if line not in printed[at:]:
+                return line
+            at, skipping = printed.index(line, at) + 1, False
+    return None if skipping or at == len(printed) else f"(nothing after) {printed[at]}"
+
+
+def test_the_comparison_of_outputs_sees_differences() -> None:
+    printed = ["a", "b", "c", "d"]
+    assert first_missing(("a", "…", "c", "d"), printed) is None
+    assert first_missing(("a", "…"), printed) is None
+    assert first_missing(("a", "c", "…"), printed) == "c"
+    assert first_missing(("…", "c", "b", "d"), printed) == "b"
+    assert first_missing(("a", "b", "c"), printed) == "(nothing after) d"
