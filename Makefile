@@ -5,6 +5,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 OUT    ?= demo-out
 
+# With two threads, each waits for the other at every operator: on cores that something else uses
+# too, small models then take many times as long.
+export OMP_NUM_THREADS ?= 1
+
 BIN := $(VENV)/bin
 RUN := $(VENV)/.can-run
 DEV := $(VENV)/.can-test
@@ -23,6 +27,7 @@ demo: $(RUN) ## Find the doubled checkpointing in an example, then look at its r
 	    > $(OUT)/repaired/output.txt
 	$(BIN)/recompute-scan run --steps 5 -o $(OUT)/plain examples/plain_pytorch.py \
 	    --checkpoint none > $(OUT)/plain/output.txt
+	@echo
 	@$(BIN)/python examples/read_results.py \
 	    $(OUT)/plain/result.json $(OUT)/repaired/result.json $(OUT)/doubled/result.json
 

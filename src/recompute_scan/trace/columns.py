@@ -50,6 +50,9 @@ class Trace:
             is in :mod:`recompute_scan.trace.health`.
         left_out: Events of the file that are sound but not here: arrows, marks without a
             duration, and Python frames unless they were asked for.
+        cut_at: Where the file was cut among the host's calls: start of the last one that was
+            read, in ns. A step that ends later was not read whole. ``None`` where all of
+            the host's calls are there.
     """
 
     name: Int32
@@ -68,6 +71,7 @@ class Trace:
     metadata: dict[str, Any] = field(default_factory=dict)
     health: dict[str, int] = field(default_factory=dict)
     left_out: int = 0
+    cut_at: int | None = None
 
     def __len__(self) -> int:
         return len(self.ts)

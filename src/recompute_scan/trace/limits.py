@@ -41,7 +41,9 @@ DEFAULT_LIMITS = Limits()
 
 def refuse_size(source: str, limit: int) -> InputError:
     """``E310``: the file inflates to more than it may."""
-    return _refuse("E310", f"{source} inflates to more than {_size(limit)}.", "--max-inflated-bytes")
+    return _refuse(
+        "E310", f"{source} inflates to more than {_size(limit)}.", "--max-inflated-bytes"
+    )
 
 
 def refuse_ratio(source: str, limit: int) -> InputError:

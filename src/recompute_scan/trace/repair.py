@@ -1,13 +1,19 @@
 """Text that some profilers write and no JSON parser takes, made readable.
 
 Kineto copies names into its file byte by byte: a name can bring invalid UTF-8
-(pytorch/pytorch#64345) or control characters (pytorch/pytorch#136180) with it, and programs
-that write a trace anew leave halves of surrogate pairs.
+(pytorch/pytorch#64345), control characters (pytorch/pytorch#136180), quotes
+(pytorch/kineto#1459) or the backslashes of a Windows path (pytorch/kineto#336) with it; numbers
+can be ``nan`` or ``inf`` (pytorch/kineto#105); and programs that write a trace anew leave
+halves of surrogate pairs and trailing commas.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # A JSON string may hold none of these, and between values a space means the same.
 _CONTROLS = bytes.maketrans(bytes(range(0x20)), b" " * 0x20)
@@ -19,6 +25,38 @@ _ESCAPE = re.compile(
     rb"|\\.",
     re.DOTALL,
 )
+# Matches at every quote, closed or not: a failing match would be tried again at each quote.
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)'
+# Outside strings: words where a number should be, and numbers beyond any float.
+_NOT_FINITE = re.compile(
+    _STRING + rb"|((?<![\w.])[-+]?(?:nan|inf(?:inity)?|n/a|none|undefined)\b(?:\([a-z]*\))?"
+    rb"|-?\b1\.#(?:INF|IND|QNAN|SNAN)\w*"
+    rb"|(?<![\w.])-?\d+(?:\.\d+)?e\+?\d{3,})",
+    re.DOTALL | re.IGNORECASE,
+)
+_EXTRA_COMMA = re.compile(_STRING + rb"|,(?=\s*[,}\]])", re.DOTALL)
+_STRING_START = re.compile(rb'"[\w #.()/-]{1,60}"\s*:\s*"')
+# A quote that can only end a value: the next key follows, or the object's end. The keys of the
+# format itself first: source text in a name has keys of its own.
+_KNOWN_END = re.compile(
+    rb'"(?=\s*(?:\}\s*(?:\}\s*)?\Z'
+    rb'|,\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|bp|s|tts|cname|sf)"\s*:))'
+)
+_ANY_END = re.compile(rb'"(?=\s*(?:\}|,\s*"[\w #.()/-]{1,60}"\s*:))')
+_LOOSE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|(["\\])')
+# The same in a value with a backslash that starts no escape: a Windows path, all of it raw.
+_RAW = re.compile(rb'\\["\\]|(["\\])')
+_NO_ESCAPE = re.compile(rb'(?<!\\)(?:\\\\)*\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_ARGS = re.compile(rb',\s*"args"\s*:')
+# A place that looks like the border of two events, whatever the file's layout.
+BETWEEN_EVENTS = re.compile(
+    rb"\}\s*,\s*\{\s*\"(?:ph|cat|name|pid|tid|ts|args|s|id)\"\s*:"
+)
+_TOKEN = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)
+# Longer pieces are no event of any profiler; repairing them would cost more than they hold.
+_LONGEST = 1 << 20
+# A block that was never written: nobody knows how many events it held.
+_HOLE = b"\0" * 16
 
 
 def mend_text(data: bytes) -> bytes:
@@ -29,3 +67,102 @@ def mend_text(data: bytes) -> bytes:
     """
     data = data.decode(errors="replace").encode().translate(_CONTROLS)
     return _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], data)
+
+
+def mend(
+    data: bytes, decode: Callable[[bytes], T], errors: tuple[type[Exception], ...]
+) -> tuple[T, str] | None:
+    """What one damaged object decodes to once repaired, and the counter for the repair.
+
+    Repairs are tried from the mildest on: text, values and commas, quotes and backslashes, and
+    last the object without its ``args``.
+
+    Args:
+        data: The object's bytes.
+        decode: Decodes an object.
+        errors: What ``decode`` raises on bytes it cannot take.
+
+    Returns:
+        ``None`` where nothing helped, ``data`` is longer than 1 MB, or has a hole.
+    """
+    if len(data) > _LONGEST or _HOLE in data:
+        return None
+    for attempt, counter in _attempts(data):
+        try:
+            return decode(attempt), counter
+        except errors:
+            continue
+    return None
+
+
+def _attempts(data: bytes) -> Iterator[tuple[bytes, str]]:
+    text = mend_text(data)
+    yield text, "text_repaired"
+    yield _mend_values(text), "events_repaired"
+    for end in (_KNOWN_END, _ANY_END):
+        quoted = _mend_values(_mend_quotes(text, end))
+        yield quoted, "events_repaired"
+    args = _ARGS.search(text)
+    if args and not BETWEEN_EVENTS.search(text, args.end()):
+        yield _mend_values(_mend_quotes(text[: args.start()] + b"}", _KNOWN_END)), "args_dropped"
+
+
+def _mend_values(text: bytes) -> bytes:
+    """Values that are no JSON become null; commas before a closing bracket go."""
+    text = _NOT_FINITE.sub(lambda found: b"null" if found[1] else found[0], text)
+    return _EXTRA_COMMA.sub(lambda found: b"" if found[0] == b"," else found[0], text)
+
+
+def _mend_quotes(text: bytes, end: re.Pattern[bytes]) -> bytes:
+    """Quotes and backslashes inside values escaped; where a value ends is judged by ``end``."""
+    pieces: list[bytes] = []
+    position = 0
+    while start := _STRING_START.search(text, position):
+        stop = end.search(text, start.end())
+        if stop is None:
+            break
+        inside = text[start.end() : stop.start()]
+        kept = _RAW if _NO_ESCAPE.search(inside) else _LOOSE
+        pieces += text[position : start.end()], kept.sub(_escape, inside)
+        position = stop.start()
+        # The quote that ends this value begins no key.
+        pieces.append(text[position : position + 1])
+        position += 1
+    return b"".join(pieces) + text[position:]
+
+
+def _escape(found: re.Match[bytes]) -> bytes:
+    return b"\\" + found[1] if found[1] else found[0]
+
+
+def object_end(data: bytes, start: int = 0, most: int = 1 << 20) -> int:
+    """Where the value that opens with a bracket at ``start`` ends.
+
+    Returns:
+        The place behind it; -1 when it does not end within ``most`` bytes.
+    """
+    depth = 0
+    for token in _TOKEN.finditer(data, start, min(len(data), start + most)):
+        first = token[0]
+        if first in (b"{", b"["):
+            depth += 1
+        elif first in (b"}", b"]"):
+            depth -= 1
+            if depth <= 0:
+                return token.end()
+    return -1
+
+
+def nesting(data: bytes, enough: int) -> int:
+    """How deep values are nested, strings aside; counted up to ``enough``."""
+    depth = deepest = 0
+    for token in _TOKEN.finditer(data):
+        first = token[0]
+        if first in (b"{", b"["):
+            depth += 1
+            deepest = max(deepest, depth)
+            if deepest >= enough:
+                break
+        elif first in (b"}", b"]"):
+            depth -= 1
+    return deepest

@@ -75,7 +75,10 @@ Decode = Callable[[memoryview | bytes], list[Event]]
 
 decode_events: Decode = msgspec.json.Decoder(list[Event]).decode
 decode_events_exactly: Decode = msgspec.json.Decoder(list[Event], float_hook=exact_time).decode
-decode_document: Callable[[memoryview | bytes], Document] = msgspec.json.Decoder(Document).decode
+decode_document: Callable[[bytes], Document] = msgspec.json.Decoder(Document).decode
+decode_document_exactly: Callable[[bytes], Document] = msgspec.json.Decoder(
+    Document, float_hook=exact_time
+).decode
 
 # What a decoder raises on bytes it cannot take; RecursionError says "too deep".
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -1,77 +1,122 @@
-"""Where traces lie: files and folders of ranks, plain or compressed."""
+"""Where traces lie: files, folders of ranks, globs and archives, plain or compressed."""
 
 from __future__ import annotations
 
-import gzip
+import glob
 import re
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from recompute_scan.errors import InputError
+from recompute_scan.trace.archive import is_zip, members, open_member, split_member
 from recompute_scan.trace.columns import Trace
-from recompute_scan.trace.kineto import parse
+from recompute_scan.trace.kineto import read
+from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 
-_GZIP = b"\x1f\x8b"
-_SUFFIXES = (".json", ".json.gz")
+_SUFFIXES = (".json", ".json.gz", ".json.zst")
 # What `run` writes beside its traces, and other JSON that is never a trace.
-_NOT_A_TRACE = re.compile(r"(result|run-rank\d+)\.json$|stacks-rank\d+\.json(\.gz)?$")
+_NOT_A_TRACE = re.compile(r"(result|run-rank\d+)\.json$|stacks-rank\d+\.json(\.gz|\.zst)?$")
 
 
-def load(path: Path) -> Trace:
-    """The trace in one file; gzip is told by its first bytes, not by its name.
+def load(path: Path, *, python: bool = False, limits: Limits = DEFAULT_LIMITS) -> Trace:
+    """The trace in one file, or in one member of a zip archive.
+
+    Compression is told by the first bytes, not by the name. What is damaged is read as far as
+    it can be, and the trace's ``health`` counts what was repaired or lost.
+
+    Args:
+        path: The file; a member of an archive is named as if the archive were a folder, and
+            may be left out where the archive holds one trace.
+        python: Whether ``python_function`` events are kept.
+        limits: What is refused.
 
     Raises:
-        InputError: The file is missing or unreadable (``E301``), its gzip is broken
-            (``E307``), or it is no trace (see :func:`recompute_scan.trace.kineto.parse`).
+        InputError: The file is missing or unreadable (``E301``), an archive is unsafe
+            (``E317``) or holds several traces (``E318``), or the file is no trace or beyond a
+            limit (see :func:`recompute_scan.trace.kineto.read`).
     """
+    inside = split_member(path) if not path.exists() else None
+    if inside is None and is_zip(path):
+        inside = path, _only_trace(path, limits)
+    health: dict[str, int] = {}
     try:
-        data = path.read_bytes()
+        if inside is None:
+            with path.open("rb", buffering=0) as file:
+                return read(file, str(path), python=python, limits=limits, health=health)
+        archive, member = inside
+        source = str(archive / member)
+        with open_member(archive, member, source, limits, health) as stream:
+            return read(stream, source, python=python, limits=limits, health=health)
     except OSError as error:
         raise _unreadable(path, error) from None
-    if data.startswith(_GZIP):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InputError(
-                "E307",
-                f"{path} is gzip, but cannot be inflated.",
-                why=str(error),
-                hint="copy the file again; it may have been cut short",
-            ) from None
-    return parse(data, str(path))
 
 
-def find(paths: Sequence[Path]) -> list[Path]:
-    """The trace files that the given files and folders stand for, in a natural order.
+def find(paths: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> list[Path]:
+    """The trace files that the given files, folders, globs and archives stand for, in order.
 
-    A folder stands for the ``.json`` and ``.json.gz`` files in it, one a rank; what
-    ``recompute-scan run`` writes beside its traces is passed over.
+    A folder stands for the traces in it, one a rank, and for its zip archives where it holds
+    none; an archive for the traces in it; a name with ``*``, ``?`` or ``[`` that no file has,
+    for what it matches. What ``recompute-scan run`` writes beside its traces is passed over.
 
     Raises:
-        InputError: A path is missing (``E301``), or a folder has no trace (``E308``).
+        InputError: A path is missing (``E301``), a folder or an archive has no trace
+            (``E308``), or an archive is damaged, too large or unsafe (``E307``, ``E316``,
+            ``E317``).
     """
     found: list[Path] = []
     for path in paths:
-        if not path.is_dir():
-            if not path.exists():
-                raise _unreadable(path, FileNotFoundError("No such file or folder"))
-            found.append(path)
-            continue
-        inside = [
-            file
-            for file in path.iterdir()
-            if file.name.endswith(_SUFFIXES) and not _NOT_A_TRACE.search(file.name)
-        ]
-        if not inside:
-            raise InputError(
-                "E308",
-                f"{path} holds no trace.",
-                why="no file in it ends in .json or .json.gz",
-                hint="give the folder that `recompute-scan run` or the profiler wrote",
-            )
-        found.extend(sorted(inside, key=_natural))
+        for each in _matches(path):
+            if each.is_dir():
+                found += _in_folder(each, limits)
+            elif is_zip(each):
+                found += _in_archive(each, limits)
+            else:
+                found.append(each)
     return found
+
+
+def _matches(path: Path) -> list[Path]:
+    if path.exists() or split_member(path):
+        return [path]
+    matches = sorted(map(Path, glob.glob(str(path), recursive=True)), key=_natural)  # noqa: PTH207 - absolute patterns too
+    if not matches:
+        raise _unreadable(path, FileNotFoundError("No such file or folder"))
+    return matches
+
+
+def _in_folder(folder: Path, limits: Limits) -> list[Path]:
+    names = [file.name for file in folder.iterdir()]
+    if inside := _traces(names):
+        return [folder / name for name in inside]
+    archives = sorted(name for name in names if name.endswith(".zip"))
+    if not archives:
+        raise _no_trace_in(folder)
+    return [trace for name in archives for trace in _in_archive(folder / name, limits)]
+
+
+def _in_archive(path: Path, limits: Limits) -> list[Path]:
+    inside = _traces(members(path, limits))
+    if not inside:
+        raise _no_trace_in(path)
+    return [path / name for name in inside]
+
+
+def _only_trace(path: Path, limits: Limits) -> str:
+    inside = _traces(members(path, limits))
+    if not inside:
+        raise _no_trace_in(path)
+    if len(inside) > 1:
+        raise InputError(
+            "E318",
+            f"{path} holds {len(inside)} traces where one is wanted.",
+            hint=f"name one of them, such as {path / inside[0]}",
+        )
+    return inside[0]
+
+
+def _traces(names: Iterable[str]) -> list[str]:
+    kept = [name for name in names if name.endswith(_SUFFIXES) and not _NOT_A_TRACE.search(name)]
+    return sorted(kept, key=lambda name: _natural(Path(name)))
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -79,10 +124,19 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
+def _no_trace_in(path: Path) -> InputError:
+    return InputError(
+        "E308",
+        f"{path} holds no trace.",
+        why="no file in it ends in .json, .json.gz, .json.zst or .zip",
+        hint="give the folder that `recompute-scan run` or the profiler wrote",
+    )
+
+
 def _unreadable(path: Path, error: OSError) -> InputError:
     return InputError(
         "E301",
         f"Cannot read {path}.",
         why=error.strerror or str(error),
-        hint="check the path; a trace is a .json or .json.gz file, or a folder of them",
+        hint="check the path; a trace is a .json file, plain or compressed, or a folder of them",
     )

@@ -6,8 +6,9 @@ counter says that the rest is missing.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
-from typing import Protocol
+from typing import IO, Any, Protocol, cast
 
 import zstandard
 from isal import igzip_lib
@@ -22,6 +23,8 @@ _INPUT = 64 * 1024
 _OUTPUT = 64 * 1024
 # Exporters that compress a file that is compressed already exist; nobody does it thrice.
 _LAYERS = 3
+# isal's stubs call its error an instance.
+_DAMAGED = cast("type[Exception]", igzip_lib.IsalError)
 
 
 class Stream(Protocol):
@@ -118,9 +121,7 @@ class _Front:
 class _Gzip:
     """gzip members one after the other, zero padding between and behind them passed over."""
 
-    def __init__(
-        self, stream: Stream, source: str, limits: Limits, health: dict[str, int]
-    ) -> None:
+    def __init__(self, stream: Stream, source: str, limits: Limits, health: dict[str, int]) -> None:
         self._stream = stream
         self._source = source
         self._limits = limits
@@ -154,7 +155,7 @@ class _Gzip:
                 return self._damaged()
         try:
             return self._member.decompress(fresh, most)
-        except igzip_lib.IsalError:
+        except _DAMAGED:
             return self._damaged()
 
     def _take(self) -> memoryview | bytes:
@@ -192,12 +193,10 @@ class _Gzip:
 class _Zstandard:
     """Zstandard frames one after the other."""
 
-    def __init__(
-        self, stream: Stream, source: str, limits: Limits, health: dict[str, int]
-    ) -> None:
+    def __init__(self, stream: Stream, source: str, limits: Limits, health: dict[str, int]) -> None:
         self._input = _Reader(stream)
         self._reader = zstandard.ZstdDecompressor().stream_reader(
-            self._input, read_size=_INPUT, read_across_frames=True
+            cast(IO[bytes], self._input), read_size=_INPUT, read_across_frames=True
         )
         self._source = source
         self._limits = limits
@@ -220,16 +219,18 @@ class _Zstandard:
         return number
 
 
-class _Reader:
-    """``read`` on top of ``readinto``, as zstandard wants it."""
+class _Reader(io.RawIOBase):
+    """A stream as the kind of file that zstandard wants."""
 
     def __init__(self, stream: Stream) -> None:
+        super().__init__()
         self._stream = stream
         self.consumed = 0
 
-    def read(self, size: int) -> bytes:
-        data = bytearray(size)
-        with memoryview(data) as view:
-            number = self._stream.readinto(view) or 0
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        number = self._stream.readinto(buffer) or 0
         self.consumed += number
-        return bytes(data[:number])
+        return number

@@ -1,0 +1,117 @@
+"""Zip archives of traces, read where they lie: nothing is ever extracted to disk.
+
+A member is named by the archive's path followed by its own, as if the archive were a folder.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from recompute_scan.errors import InputError
+from recompute_scan.trace.health import count
+from recompute_scan.trace.limits import Limits, refuse_members
+from recompute_scan.trace.sniff import broken_archive
+from recompute_scan.trace.streams import Bounded, Stream
+
+ZIP = b"PK\x03\x04"
+_DRIVE = re.compile(r"[A-Za-z]:|[/\\]")
+_PIECE = 64 * 1024
+_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError)
+
+
+def is_zip(path: Path) -> bool:
+    """Whether the file is a zip archive, told by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(ZIP)) == ZIP
+    except OSError:
+        return False
+
+
+def split_member(path: Path) -> tuple[Path, str] | None:
+    """The archive and the member that a path into an archive names, or ``None``."""
+    for parent in path.parents:
+        if parent.is_file():
+            return parent, path.relative_to(parent).as_posix()
+        if parent.exists():
+            return None
+    return None
+
+
+def members(path: Path, limits: Limits) -> list[str]:
+    """The names of the files in an archive.
+
+    Raises:
+        InputError: It is damaged (``E307``), holds too many files (``E316``), or a link or a
+            name that leads out of it (``E317``).
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+    except _BROKEN as error:
+        raise broken_archive(str(path), str(error)) from None
+    if len(infos) > limits.members:
+        raise refuse_members(str(path), limits.members)
+    for info in infos:
+        if why := _unsafe(info):
+            raise InputError(
+                "E317",
+                f"{path} is refused: it holds a member that {why}.",
+                why=f"the member is {info.filename[:200]!r}",
+                hint="an honest archive of traces has plain files only; pack it anew",
+            )
+    return [info.filename for info in infos if not info.is_dir()]
+
+
+@contextmanager
+def open_member(
+    path: Path, name: str, source: str, limits: Limits, health: dict[str, int]
+) -> Iterator[Stream]:
+    """One member's bytes as a stream, damage counted as in :mod:`recompute_scan.trace.streams`.
+
+    Raises:
+        InputError: As :func:`members`, or there is no such member (``E301``), or it is
+            encrypted or packed in an unknown way (``E307``).
+    """
+    if name not in members(path, limits):
+        raise InputError("E301", f"Cannot read {source}.", why=f"{path.name} has no such member")
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(name) as file:
+            packed = archive.getinfo(name).compress_size
+            member = _Member(file, health)
+            yield Bounded(member, lambda: max(packed, 1), source, limits)
+    except _BROKEN as error:
+        raise broken_archive(source, str(error)) from None
+
+
+class _Member:
+    def __init__(self, file: IO[bytes], health: dict[str, int]) -> None:
+        self._file = file
+        self._health = health
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        try:
+            data = self._file.read(min(len(buffer), _PIECE))
+        except (zipfile.BadZipFile, zlib.error, EOFError):
+            count(self._health, "archive_damaged")
+            return 0
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _unsafe(info: zipfile.ZipInfo) -> str | None:
+    name = info.orig_filename
+    if stat.S_ISLNK(info.external_attr >> 16):
+        return "is a link"
+    if _DRIVE.match(name):
+        return "has an absolute name"
+    if ".." in PurePosixPath(name.replace("\\", "/")).parts:
+        return "leads out of the archive"
+    return None

@@ -1,0 +1,452 @@
+"""Kineto's Chrome-trace JSON, torch 1.8 to today, read as a stream.
+
+The events are taken in chunks cut at the separator that the file itself uses. A chunk decodes
+as an array only if it was cut between two events, so with the start of each proven by the chunk
+before it no wrong cut passes silently; a chunk that does not decode goes event by event through
+:mod:`recompute_scan.trace.repair`, and what cannot be repaired is left out and counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from recompute_scan.errors import InputError
+from recompute_scan.trace.builder import EXACT_US, Builder
+from recompute_scan.trace.columns import Trace
+from recompute_scan.trace.health import count
+from recompute_scan.trace.layout import (
+    BOM,
+    EVENTS_BEGIN,
+    Separator,
+    find_head,
+    find_separator,
+    loose_cut,
+)
+from recompute_scan.trace.limits import Limits, refuse_depth
+from recompute_scan.trace.repair import BETWEEN_EVENTS, mend, mend_text, nesting, object_end
+from recompute_scan.trace.schema import (
+    UNREADABLE,
+    Decode,
+    Document,
+    Event,
+    decode_document,
+    decode_document_exactly,
+    decode_events,
+    decode_events_exactly,
+)
+from recompute_scan.trace.sniff import broken_archive, no_events, no_json, no_trace
+from recompute_scan.trace.streams import Stream
+from recompute_scan.trace.window import Window
+
+CHUNK = 256 * 1024
+# A cut at a false separator makes pieces that only decode together.
+_JOINED = 4
+# How much of what follows the events is looked at, and how many ends of a broken event are tried.
+_TAIL = 4 << 20
+_ENDS = 8
+_CLOSES = re.compile(rb"\s*(?:,\s*)*\]")
+_NEXT = re.compile(rb"\s*,[\s,]*(?=\S)")
+_MAY_END = re.compile(rb"\}(?=\s*(?:,\s*)*(?:[\]{]|\Z))")
+_FINISHED = -1
+_PYTHON_LOOKED_AT = 256
+
+
+class Reader:
+    """Reads one stream into a :class:`Builder`.
+
+    Args:
+        stream: The uncompressed bytes.
+        source: The file's name, for messages.
+        limits: What is refused.
+        python: Whether ``python_function`` events are kept.
+        health: Counters to add to.
+        chunk: Bytes to decode at once; larger ones cost more in page faults.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        source: str,
+        limits: Limits,
+        python: bool,
+        health: dict[str, int],
+        chunk: int = CHUNK,
+    ) -> None:
+        self._source = source
+        self._limits = limits
+        self._python = python
+        self._health = health
+        self._window = Window(stream, chunk, source, limits)
+        self._builder = Builder(source, limits, python, health)
+        self._bare = False
+        # Whether the file was cut among its events.
+        self._cut = False
+        self._decode: Decode = decode_events
+        self._decode_document = decode_document
+        self._documents: list[Document] = []
+        # Where the last decoding stopped for want of bytes: it must not stop there twice.
+        self._waiting = 0
+
+    def read(self) -> Trace:
+        """The trace.
+
+        Raises:
+            InputError: No JSON (``E302``), no trace (``E303``), no events (``E304``), or
+                beyond a limit (``E312`` to ``E315``).
+        """
+        window = self._window
+        window.fill()
+        if window.data.startswith(BOM, window.FIRST, window.end):
+            count(self._health, "byte_order_mark")
+            window.drop(window.FIRST + len(BOM))
+        head = find_head(window)
+        if head is None:
+            raise self._without_events(window.rest())
+        count(self._health, "commas_dropped", head.commas)
+        self._bare = head.bare
+        if not head.bare:
+            self._read_metadata(head.text + b"]}")
+        window.drop(head.first)
+        self._read_events(find_separator(window))
+        if not self._builder.rows:
+            raise self._nothing_kept()
+        return self._builder.finish(*_facts(self._documents), cut=self._cut)
+
+    # The chunks
+
+    def _read_events(self, separator: Separator) -> None:
+        window = self._window
+        while True:
+            cut = self._find_cut(separator)
+            if cut is None:
+                if window.ended:
+                    break
+                window.grow()
+                continue
+            comma, brace = cut
+            if self._is_python(separator, comma):
+                window.drop(brace)
+                continue
+            undone = self._take(comma, separator)
+            if undone == _FINISHED:
+                return
+            self._waiting = 0
+            if undone:
+                # Its end may have been a false one: again, with what follows.
+                self._waiting = comma - undone + window.FIRST
+                window.drop(undone)
+            else:
+                window.drop(brace)
+        self._finish(window.rest())
+
+    def _find_cut(self, separator: Separator) -> tuple[int, int] | None:
+        """The last place between two events, beyond the one tried before."""
+        window = self._window
+        start = max(window.FIRST, self._waiting)
+        found = window.data.rfind(separator.text, start, window.end)
+        if found >= 0:
+            return found + separator.comma, found + separator.brace
+        if window.end - start >= CHUNK:
+            return loose_cut(window.data, start, window.end)
+        return None
+
+    def _is_python(self, separator: Separator, comma: int) -> bool:
+        """Whether the chunk holds nothing but Python frames that nobody asked for."""
+        if self._python:
+            return False
+        data, first = self._window.data, self._window.FIRST
+        if data.find(separator.python, first, first + _PYTHON_LOOKED_AT) < 0:
+            return False
+        frames = data.count(separator.python, first, comma)
+        if data.count(separator.text, first, comma) != frames - 1:
+            return False
+        self._builder.pass_over(frames)
+        return True
+
+    def _take(self, comma: int, separator: Separator) -> int:
+        """Decode the chunk up to the comma into columns.
+
+        Returns:
+            0; or where the part begins that needs what follows it; or ``_FINISHED``.
+        """
+        data = self._window.data
+        before = data[0], data[comma]
+        data[0], data[comma] = b"[]"
+        sound = True
+        try:
+            with memoryview(data) as view:
+                self._add(view[: comma + 1])
+        except UNREADABLE:
+            sound = False
+        finally:
+            data[0], data[comma] = before
+        return 0 if sound else self._repair(comma, separator)
+
+    def _add(self, array: memoryview | bytes) -> None:
+        events = self._decode(array)
+        if self._needs_text(events):
+            events = self._decode(array)
+        self._builder.add(events)
+
+    def _needs_text(self, events: Sequence[Event]) -> bool:
+        """Whether the events must be decoded again, now with the text of every time."""
+        if self._builder.exact or not any(
+            _is_coarse(event.ts) for event in (*events[:1], *events[-1:])
+        ):
+            return False
+        self._decode, self._decode_document = decode_events_exactly, decode_document_exactly
+        self._builder.exact = True
+        return True
+
+    # Damage
+
+    def _repair(self, comma: int, separator: Separator) -> int:
+        """Take the chunk event by event; see :meth:`_take`."""
+        window = self._window
+        chunk = bytes(memoryview(window.data)[:comma])
+        starts = [window.FIRST, *_starts(chunk, separator, window.FIRST)]
+        ends = [*(start - separator.brace + separator.comma for start in starts[1:]), comma]
+        taken: list[Event] = []
+        position = 0
+        undone = 0
+        while position < len(starts) and not undone:
+            start = starts[position]
+            event = None
+            for last in range(position, min(len(starts), position + _JOINED)):
+                event = self._decoded(chunk[start : ends[last]])
+                if event:
+                    break
+            if event:
+                taken.append(event)
+                position = last + 1
+                continue
+            piece = chunk[start : ends[position]]
+            if self._ends_in(piece, start, taken):
+                undone = _FINISHED
+            elif position == len(starts) - 1 and not self._waiting and not window.ended:
+                undone = start
+            else:
+                taken += self._mended(piece)
+            position += 1
+        self._builder.add(taken)
+        return undone
+
+    def _decoded(self, piece: bytes) -> Event | None:
+        """The one event that the bytes are, or nothing.
+
+        Raises:
+            InputError: They are nested too deep (``E312``).
+        """
+        try:
+            return self._decode_one(piece)
+        except RecursionError:
+            depth = self._limits.depth
+            if nesting(piece, depth + 1) > depth:
+                raise refuse_depth(self._source, depth) from None
+        except UNREADABLE:
+            pass
+        return None
+
+    def _decode_one(self, piece: bytes) -> Event:
+        events = self._decode(b"[" + piece + b"]")
+        if len(events) != 1:
+            raise msgspec.DecodeError("not one event")
+        return events[0]
+
+    def _mended(self, piece: bytes) -> list[Event]:
+        """The events of a piece that is not one sound event, repaired where they need it."""
+        events: list[Event] = []
+        position = 0
+        while position < len(piece):
+            found = self._event_at(piece, position)
+            if not found:
+                count(self._health, "events_dropped", 1 + len(BETWEEN_EVENTS.findall(piece)))
+                break
+            events += found[0]
+            position = self._next(piece, found[1])
+        return events
+
+    def _event_at(self, data: bytes, start: int) -> tuple[list[Event], int] | None:
+        """The event that begins at ``start``, repaired if need be, and where it ends.
+
+        What cannot be repaired is left out; either is counted. ``None`` where nothing ends.
+        """
+        if not data.startswith(b"{", start):
+            brace = data.find(b"{", start)
+            count(self._health, "events_dropped")
+            return [], brace if brace >= 0 else len(data)
+        end = object_end(data, start)
+        if end > 0 and (event := self._decoded(data[start:end])):
+            return [event], end
+        ends = [found.end() for found in islice(_MAY_END.finditer(data, start), _ENDS)]
+        for end in ends:
+            if mended := mend(data[start:end], self._decode_one, UNREADABLE):
+                count(self._health, mended[1])
+                return [mended[0]], end
+        if not ends:
+            return None
+        count(self._health, "events_dropped")
+        return [], ends[0]
+
+    def _next(self, data: bytes, end: int) -> int:
+        """Where the event after the one that ends at ``end`` begins, if there is one."""
+        following = _NEXT.match(data, end)
+        if not following:
+            return end if data.startswith(b"{", end) else len(data)
+        count(self._health, "commas_dropped", following[0].count(b",") - 1)
+        return following.end()
+
+    # The end
+
+    def _ends_in(self, piece: bytes, start: int, taken: list[Event]) -> bool:
+        """Whether the trace ends inside the piece, though the file goes on; if so, end it."""
+        behind = start - self._window.FIRST
+        end = object_end(piece)
+        closed = _CLOSES.match(piece, end) if end > 0 else None
+        event = self._decoded(piece[:end]) if closed else None
+        if closed and event:
+            taken.append(event)
+            self._finish_document(self._window.rest()[behind + closed.end() :])
+            return True
+        if EVENTS_BEGIN.search(piece):
+            # The next trace begins where this one was cut.
+            self._cut = True
+            count(self._health, "cut_short")
+            self._pass_over(self._window.rest()[behind:])
+            return True
+        return False
+
+    def _finish(self, rest: bytes) -> None:
+        """Take in the last event and what stands behind the events."""
+        try:
+            if self._bare:
+                self._add(b"[" + rest)
+                return
+            text = b'{"traceEvents":[' + rest
+            document = self._decode_document(text)
+            if self._needs_text(document.traceEvents or ()):
+                document = self._decode_document(text)
+        except UNREADABLE:
+            self._salvage(rest)
+        else:
+            self._documents.append(document)
+            self._builder.add(document.traceEvents or ())
+
+    def _salvage(self, rest: bytes) -> None:
+        """Take the last events one by one, to where the file is cut or its events end."""
+        taken: list[Event] = []
+        position = 0
+        closed = None
+        while position < len(rest) and (found := self._event_at(rest, position)):
+            taken += found[0]
+            position = found[1]
+            if closed := _CLOSES.match(rest, position):
+                break
+            position = self._next(rest, position)
+        self._builder.add(taken)
+        if closed:
+            count(self._health, "commas_dropped", closed[0].count(b","))
+            self._finish_document(rest[closed.end() :])
+            return
+        left = rest[position:].strip(b" \t\r\n,")
+        # An array of events needs no closing bracket: the format says so.
+        if left or not self._bare:
+            self._cut = True
+            count(self._health, "cut_short")
+        if EVENTS_BEGIN.search(left):
+            self._pass_over(left)
+
+    def _finish_document(self, after: bytes) -> None:
+        """Read what the file says about itself behind its events."""
+        after += self._window.behind(_TAIL)
+        if self._bare:
+            self._pass_over(after)
+            return
+        text = b'{"_":0' + after
+        end = object_end(text, most=_TAIL)
+        if end > 0:
+            self._read_metadata(text[:end])
+            self._pass_over(text[end:])
+            return
+        count(self._health, "cut_short")
+        if after.strip():
+            count(self._health, "metadata_unreadable")
+
+    def _read_metadata(self, text: bytes) -> None:
+        try:
+            self._documents.append(decode_document(text))
+        except UNREADABLE:
+            mended = mend(text, decode_document, UNREADABLE)
+            count(self._health, "metadata_repaired" if mended else "metadata_unreadable")
+            if mended:
+                self._documents.append(mended[0])
+
+    def _pass_over(self, beyond: bytes) -> None:
+        """Count what follows the trace's end."""
+        beyond = beyond.strip()
+        count(self._health, "bytes_after_end", len(beyond) + self._window.drain())
+        if EVENTS_BEGIN.search(beyond):
+            count(self._health, "documents_after_first")
+
+    def _nothing_kept(self) -> InputError:
+        """Why not one event could be kept, for a file that has a first one."""
+        if self._health.get("archive_damaged"):
+            return broken_archive(self._source)
+        if self._health.get("cut_short"):
+            return no_json(self._source, b"{", "it is cut before its first event ends")
+        if self._health.get("events_dropped"):
+            return no_json(self._source, b"{", "not one of its events can be read")
+        return no_events(self._source)
+
+    def _without_events(self, data: bytes) -> InputError:
+        """Why there is nothing to read, for a file without a first event."""
+        if self._health.get("archive_damaged"):
+            return broken_archive(self._source)
+        depth = self._limits.depth
+        if nesting(data[: 1 << 20], depth + 1) > depth:
+            return refuse_depth(self._source, depth)
+        if not self._window.ended:
+            if data.lstrip()[:1] not in (b"{", b"[", b'"'):
+                return no_json(self._source, data, "it does not begin as JSON does")
+            return no_trace(self._source, data, "it does not begin as a trace does")
+        error: Exception | None = None
+        for attempt in (data, mend_text(data)):
+            try:
+                if attempt.lstrip().startswith(b"["):
+                    decode_events(attempt)
+                elif decode_document(attempt).traceEvents is None:
+                    return no_trace(self._source, data, 'it has no "traceEvents"')
+                return no_events(self._source)
+            except msgspec.ValidationError as found:
+                return no_trace(self._source, data, str(found))
+            except UNREADABLE as found:
+                error = error or found
+        return no_json(self._source, data, str(error))
+
+
+def _starts(chunk: bytes, separator: Separator, first: int) -> Iterator[int]:
+    position = chunk.find(separator.text, first)
+    while position >= 0:
+        yield position + separator.brace
+        position = chunk.find(separator.text, position + len(separator.text))
+
+
+def _is_coarse(ts: Any) -> bool:
+    return isinstance(ts, float) and ts > EXACT_US
+
+
+def _facts(documents: Sequence[Document]) -> tuple[dict[str, Any], int | None]:
+    """What the file says about itself, and its rank."""
+    metadata: dict[str, Any] = {}
+    for document in documents:
+        fields = msgspec.structs.asdict(document)
+        del fields["traceEvents"]
+        metadata |= {name: value for name, value in fields.items() if value is not None}
+    info = metadata.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, dict) else None
+    return metadata, rank if isinstance(rank, int) and 0 <= rank < 2**31 else None

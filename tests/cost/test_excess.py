@@ -1,0 +1,185 @@
+"""What the replays cost: phases that add up, and savings that only surplus brings."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recompute_scan.cost.excess import price
+from recompute_scan.cost.phases import covered, device_phases, exposed_surplus, host_phases
+from recompute_scan.recompute.facts import study
+from recompute_scan.result import Cost
+from recompute_scan.trace import load
+from tests.cases.recorded import recorded
+from tests.recompute.training import checkpointed_step, gradients, plain_step, run, training_step
+from tests.trace_builder import Call, Thread, launch, op, step, studied, thread, wait
+
+TWICE = dict.fromkeys(range(3), 2)
+
+
+def cost_of(*calls: Call, timed: tuple[float, ...] = ()) -> Cost:
+    cost = price(studied(thread(*calls)), timed)
+    assert cost is not None
+    return cost
+
+
+@pytest.mark.parametrize(
+    "name", ["no_checkpoint", "n_outside", "r_in_n", "n_halves_in_n", "accumulation_doubled"]
+)
+def test_phases_of_recorded_steps_add_up(name: str) -> None:
+    phases = host_phases(study(load(recorded(name)[0])))
+    parts = [getattr(phases, field.name) for field in dataclasses.fields(phases)][1:]
+    assert np.sum(parts, axis=0) == pytest.approx(phases.step)
+    assert all((part >= 0).all() for part in parts)
+
+
+def test_phases_of_a_step_by_the_hosts_clock() -> None:
+    """Three layers of 51 µs each, replayed twice; times in ns."""
+    phases = host_phases(studied(thread(checkpointed_step(0, replays=TWICE))))
+    assert phases.forward.tolist() == [3 * 51_000 + 2_000 + 1_000]
+    assert phases.recompute.tolist() == phases.surplus.tolist() == [3 * 51_000]
+    assert phases.optimizer.tolist() == [12_000]
+
+
+def test_the_breakdown_sums_to_the_step() -> None:
+    cost = cost_of(checkpointed_step(0, replays=TWICE), checkpointed_step(1))
+    assert sum(dataclasses.astuple(cost.breakdown)) == pytest.approx(cost.step_ms)
+    assert cost.breakdown.surplus == pytest.approx(cost.surplus_recompute_ms)
+    assert cost.breakdown.recompute + cost.breakdown.surplus == pytest.approx(cost.recompute_ms)
+
+
+@pytest.mark.parametrize("calls", [plain_step(0), checkpointed_step(0)])
+def test_without_surplus_there_is_nothing_to_save(calls: Call) -> None:
+    cost = cost_of(calls)
+    assert (cost.saving_pct, cost.surplus_recompute_ms) == (0.0, 0.0)
+    assert cost.predicted_step_ms == cost.step_ms == cost.predicted_low_ms
+
+
+def test_recorded_steps_are_the_base_where_none_was_timed() -> None:
+    steps = [training_step(0, wait(100), *run(0), *gradients(run(0)))]
+    steps += [training_step(1, wait(700), *run(50), *gradients(run(50)))]
+    steps += [training_step(2, wait(300), *run(90), *gradients(run(90)))]
+    cost = cost_of(*steps)
+    lengths = sorted(s.end - s.start for s in studied(thread(*steps)).steps)
+    assert cost.step_source == "trace"
+    assert cost.step_ms == pytest.approx(lengths[1] / 1e6)
+
+
+def test_timed_steps_are_the_base_where_there_are_some() -> None:
+    traced = cost_of(checkpointed_step(0, replays=TWICE))
+    cost = cost_of(checkpointed_step(0, replays=TWICE), timed=(50.0, 10.0, 20.0, 30.0, 40.0))
+    assert (cost.step_source, cost.step_ms) == ("timed", 30.0)
+    assert cost.saving_pct == pytest.approx(traced.saving_pct)
+    assert cost.predicted_step_ms == pytest.approx(30.0 * (1 - cost.saving_pct / 100))
+    assert cost.predicted_low_ms < cost.predicted_step_ms < cost.predicted_high_ms
+    assert sum(dataclasses.astuple(cost.breakdown)) == pytest.approx(30.0)
+
+
+def test_without_a_complete_step_there_is_no_price() -> None:
+    assert price(studied(thread(step(0, *run(0)))), (10.0,)) is None
+
+
+def test_collectives_that_a_replay_repeats_are_stated() -> None:
+    gather = op("c10d::_allgather_base_", op("record_param_comms", us=7))
+    forward = run(0)
+    again = [*run(50)[:2], gather, *run(60)[2:]]
+    cost = cost_of(training_step(0, gather, *forward, *gradients(forward, again)))
+    assert cost.repeated_collectives_ms == pytest.approx(0.009)
+    assert cost_of(checkpointed_step(0)).repeated_collectives_ms is None
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(1, 3), min_size=3, max_size=3), st.integers(0, 2))
+def test_more_surplus_never_means_less_saving(times: list[int], layer: int) -> None:
+    def saving(replays: list[int]) -> float:
+        steps = [checkpointed_step(i, layers=1, replays={0: n}) for i, n in enumerate(replays)]
+        return cost_of(*steps).saving_pct
+
+    more = [n + (place == layer) for place, n in enumerate(times)]
+    assert saving(more) >= saving(times) - 1e-9
+
+
+# -- on a GPU ------------------------------------------------------------------------------------
+
+
+def gpu_layer(first: int, us: float, **where: float | int) -> list[Call]:
+    """Four operators, one kernel each, all but instant on the host."""
+    return [
+        op(str(call.name), launch(f"k{first + i}", us, **where), seq=first + i)
+        for i, call in enumerate(run(first))
+    ]
+
+
+def gpu_step(number: int, replays: int = 2, stream: int = 7, tail: float = 0.0) -> Call:
+    """A step that the GPU limits: 4 ms of forward kernels, as much in every replay.
+
+    ``stream`` is where the last replay's kernels run; ``tail`` µs of other work run on stream 9.
+    """
+    base = 1000 * number
+    forward = gpu_layer(base, 1000.0)
+    again = [
+        call for turn in range(replays - 1) for call in gpu_layer(base + 100 * turn + 100, 1e3)
+    ]
+    again += gpu_layer(base + 900, 1000.0, stream=stream) if replays else []
+    backward = gradients(forward, again)
+    beside = [op("aten::copy_", launch("other", tail, stream=9), seq=None)] if tail else []
+    return step(number, *forward, *beside, *backward, us=4000.0 * (1 + replays))
+
+
+def gpu_cost(*calls: Call) -> Cost:
+    cost = cost_of(*calls)
+    assert cost.device == "gpu"
+    return cost
+
+
+def test_on_a_gpu_kernel_time_is_what_counts() -> None:
+    cost = gpu_cost(gpu_step(0), gpu_step(1))
+    assert cost.step_ms == pytest.approx(12.0)
+    assert cost.recompute_ms == pytest.approx(8.0)
+    assert cost.surplus_recompute_ms == pytest.approx(4.0)
+    assert cost.saving_pct == pytest.approx(100 / 3, rel=0.01)
+
+
+def test_surplus_behind_another_stream_costs_nothing() -> None:
+    hidden = gpu_cost(gpu_step(0, stream=8, tail=12_000.0))
+    assert hidden.surplus_recompute_ms > 1.0
+    assert hidden.saving_pct == pytest.approx(0.0, abs=0.1)
+
+
+def test_kernels_belong_to_the_step_that_launched_them() -> None:
+    """The host is done with both steps long before the GPU is done with the first."""
+    one = gpu_step(0)
+    short = dataclasses.replace(one, us=100.0)
+    later = dataclasses.replace(gpu_step(1, replays=1), us=40_000.0)
+    facts = studied(thread(short, later))
+    late = facts.kernels.start >= facts.steps[0].end
+    assert int(late.sum()) > len(facts.kernels.start) / 2
+    assert exposed_surplus(facts).tolist() == pytest.approx([4e6, 0.0])
+
+
+def test_phases_of_a_step_by_kernels() -> None:
+    phases = device_phases(studied(thread(gpu_step(0))))
+    assert (phases.forward / 1e6).tolist() == pytest.approx([4.0], rel=0.01)
+    assert (phases.surplus / 1e6).tolist() == pytest.approx([4.0], rel=0.01)
+    total = phases.forward + phases.recompute + phases.surplus + phases.backward
+    assert (total + phases.optimizer + phases.other).tolist() == pytest.approx(phases.step)
+
+
+def test_an_idle_gpu_leaves_the_price_to_the_host() -> None:
+    lazy: Thread = thread(dataclasses.replace(gpu_step(0), us=90_000.0))
+    cost = price(studied(lazy), ())
+    assert cost is not None
+    assert cost.device == "cpu"
+    assert any("GPU is idle" in said for said in cost.assumptions)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12))
+def test_covered_is_the_length_of_the_union(pairs: list[tuple[int, int]]) -> None:
+    start = np.array([first for first, _ in pairs], np.int64)
+    end = start + np.array([length for _, length in pairs], np.int64)
+    points = {point for first, length in pairs for point in range(first, first + length)}
+    assert covered(start, end) == len(points)

@@ -1,0 +1,167 @@
+"""Each rule fires on the state that it is named for, and stays silent on the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from recompute_scan.advise.registry import MECHANISMS
+from recompute_scan.annotations import RegionMark, region_name, replay_name
+from recompute_scan.findings import registry
+from recompute_scan.findings.base import Evidence, NotApplicable, Rule
+from recompute_scan.findings.registry import RULES, check_all
+from recompute_scan.headline import confidence
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.regions import list_regions
+from recompute_scan.report.words import MECHANISM_WORDS
+from recompute_scan.result import Finding
+from recompute_scan.run_info import Source
+from tests.recompute.training import checkpointed_step, gradients, plain_step, run, study_step
+from tests.trace_builder import Call, annotation, op, step, studied, thread
+
+PAGES = Path(__file__).parents[2] / "docs" / "findings"
+OUTER, INNER = ("fsdp-wrapper", "train.py:31"), ("hf-gradient-checkpointing", "train.py:24")
+SOURCES = {
+    "train.py:24": Source(
+        first=23,
+        text="model.train()\nmodel.gradient_checkpointing_enable()\nmodel = FSDP(model)",
+        begin=24,
+        end=24,
+        alone=False,
+        whole_lines=True,
+    ),
+}
+
+
+def evidence(facts: Recompute, sources: dict[str, Source] | None = None) -> Evidence:
+    return Evidence(facts, list_regions(facts), None, confidence(facts), sources or {})
+
+
+def marked(replays: int, variants: tuple[str, str] = ("non-reentrant", "reentrant")) -> Recompute:
+    """Two layers under two marked checkpoints each, replayed so many times in all."""
+    forward: list[Call] = []
+    backward: list[Call] = []
+    for layer in range(2):
+        own = run(10 * layer)
+        outer = RegionMark(
+            *(2 * layer + 1, 0, variants[0], f"layers.{layer}", "Layer", *OUTER),
+        )
+        inner = RegionMark(
+            *(2 * layer + 2, 1, variants[1], f"layers.{layer}", "Layer", *INNER),
+        )
+        forward.append(annotation(region_name(outer), annotation(region_name(inner), *own)))
+        again = [
+            annotation(replay_name(2 * layer + 1 + turn), *run(500 + 100 * layer + 10 * turn))
+            for turn in range(replays)
+        ]
+        backward = [*gradients(own, again), *backward]
+    return study_step(*forward, *backward)
+
+
+def found(facts: Recompute, code: str, sources: dict[str, Source] | None = None) -> list[Finding]:
+    findings, checked = check_all(evidence(facts, sources))
+    mine = [finding for finding in findings if finding.code == code]
+    (status,) = [one.status for one in checked if one.code == code]
+    assert (status == "found") == bool(mine)
+    return mine
+
+
+def statuses(facts: Recompute) -> dict[str, str]:
+    return {one.code: one.status for one in check_all(evidence(facts))[1]}
+
+
+def test_doubled_checkpoint_names_both_and_gives_the_diff() -> None:
+    (finding,) = found(marked(replays=2), "RS001", SOURCES)
+    assert finding.severity == "error"
+    assert finding.title.startswith("2 of 2 blocks run their forward again 2 times")
+    assert any("non-reentrant at train.py:31" in line for line in finding.evidence)
+    assert any("reentrant at train.py:24" in line for line in finding.evidence)
+    assert finding.fix is not None
+    assert finding.fix.diff is not None
+    assert "-model.gradient_checkpointing_enable()" in finding.fix.diff.splitlines()
+    assert "+++ b/train.py" in finding.fix.diff
+    assert "train.py:24" in finding.fix.remove
+
+
+def test_doubled_checkpoint_without_sources_has_a_fix_without_diff() -> None:
+    (finding,) = found(marked(replays=2), "RS001")
+    assert finding.fix is not None
+    assert finding.fix.diff is None
+    assert finding.fix.disposition == "review"
+
+
+def test_doubled_checkpoint_is_found_without_marks() -> None:
+    facts = studied(thread(checkpointed_step(0, replays=dict.fromkeys(range(3), 2))))
+    (finding,) = found(facts, "RS001")
+    assert finding.title.startswith("3 of 3 blocks")
+
+
+def test_a_doubled_layer_among_others_is_found_alone() -> None:
+    facts = studied(thread(checkpointed_step(0, layers=4, replays={2: 2})))
+    (finding,) = found(facts, "RS001")
+    assert finding.title.startswith("1 of 4 blocks")
+
+
+@pytest.mark.parametrize("calls", [plain_step(0), checkpointed_step(0)])
+def test_doubled_checkpoint_is_silent_on_none_and_full(calls: Call) -> None:
+    assert statuses(studied(thread(calls)))["RS001"] == "clean"
+
+
+def test_nested_checkpoint_is_found_where_two_marks_replay_once() -> None:
+    facts = marked(replays=1, variants=("non-reentrant", "non-reentrant"))
+    (finding,) = found(facts, "RS002", SOURCES)
+    assert finding.severity == "info"
+    assert (finding.saving_ms, finding.saving_pct) == (0.0, 0.0)
+    assert finding.title.startswith("2 of 2 blocks have 2 checkpoints")
+    assert found(facts, "RS001") == []
+
+
+def test_nested_checkpoint_is_silent_where_the_pair_is_doubled() -> None:
+    assert statuses(marked(replays=2)) == {"RS001": "found", "RS002": "clean"}
+
+
+def test_nested_checkpoint_cannot_be_told_without_marks() -> None:
+    assert statuses(studied(thread(checkpointed_step(0))))["RS002"] == "not-applicable"
+
+
+def test_without_a_verdict_no_rule_applies() -> None:
+    facts = studied(thread(step(0, op("aten::mm"))))
+    assert set(statuses(facts).values()) == {"not-applicable"}
+
+
+def test_a_broken_rule_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Evidence) -> list[Finding] | NotApplicable:
+        raise KeyError("no such layer")
+
+    rules = (Rule("RS900", "broken-rule", broken), *RULES)
+    monkeypatch.setattr(registry, "RULES", rules)
+    findings, checked = check_all(evidence(marked(replays=2)))
+    assert [finding.code for finding in findings] == ["RS001"]
+    assert (checked[0].status, checked[0].why) == ("error", "KeyError: 'no such layer'")
+    assert [one.status for one in checked[1:]] == ["found", "clean"]
+
+
+def test_codes_names_and_pages_agree() -> None:
+    assert [rule.code for rule in RULES] == sorted({rule.code for rule in RULES})
+    titles = {page.stem: page.read_text().splitlines()[0] for page in PAGES.glob("RS*.md")}
+    assert titles == {rule.code: f"# {rule.code} {rule.name}" for rule in RULES}
+    for rule in RULES:
+        assert re.fullmatch(r"RS\d{3}", rule.code)
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.name)
+
+
+@pytest.mark.parametrize("facts", [marked(2), marked(1, ("non-reentrant", "non-reentrant"))])
+def test_a_finding_bears_its_rules_code_and_name(facts: Recompute) -> None:
+    names = {rule.code: rule.name for rule in RULES}
+    findings, _ = check_all(evidence(facts))
+    assert findings
+    for finding in findings:
+        assert names[finding.code] == finding.name
+        assert all(value != "" for value in dataclasses.asdict(finding).values())
+
+
+def test_the_reports_words_cover_the_mechanisms() -> None:
+    assert set(MECHANISM_WORDS) == {mechanism.name for mechanism in MECHANISMS}
