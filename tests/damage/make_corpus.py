@@ -118,8 +118,10 @@ def _values() -> Iterator[tuple[str, bytes]]:
     yield "trailing_comma_in_event.json", with_event(event(4, args=","))
     yield "trailing_comma_after_events.json", trace(sound(), tail=BETWEEN + TAIL)
     yield "leading_comma_before_events.json", trace(sound(), head=HEAD + ",\n")
-    yield "two_commas_between_events.json", trace(["  {}" if n == 4 else e for n, e in enumerate(
-        sound())]).replace(b"  {}", b"")
+    yield (
+        "two_commas_between_events.json",
+        trace(["  {}" if n == 4 else e for n, e in enumerate(sound())]).replace(b"  {}", b""),
+    )
     yield "very_long_name.json", named("x" * 30_000)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.advise.registry import MECHANISMS
-from recompute_scan.annotations import RegionMark, region_name, replay_name
 from recompute_scan.findings import registry
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.findings.registry import RULES, check_all
@@ -19,11 +18,10 @@ from recompute_scan.recompute.regions import list_regions
 from recompute_scan.report.words import MECHANISM_WORDS
 from recompute_scan.result import Finding
 from recompute_scan.run_info import Source
-from tests.recompute.training import checkpointed_step, gradients, plain_step, run, study_step
-from tests.trace_builder import Call, annotation, op, step, studied, thread
+from tests.recompute.training import checkpointed_step, marked_step, plain_step
+from tests.trace_builder import Call, op, step, studied, thread
 
 PAGES = Path(__file__).parents[2] / "docs" / "findings"
-OUTER, INNER = ("fsdp-wrapper", "train.py:31"), ("hf-gradient-checkpointing", "train.py:24")
 SOURCES = {
     "train.py:24": Source(
         first=23,
@@ -41,24 +39,7 @@ def evidence(facts: Recompute, sources: dict[str, Source] | None = None) -> Evid
 
 
 def marked(replays: int, variants: tuple[str, str] = ("non-reentrant", "reentrant")) -> Recompute:
-    """Two layers under two marked checkpoints each, replayed so many times in all."""
-    forward: list[Call] = []
-    backward: list[Call] = []
-    for layer in range(2):
-        own = run(10 * layer)
-        outer = RegionMark(
-            *(2 * layer + 1, 0, variants[0], f"layers.{layer}", "Layer", *OUTER),
-        )
-        inner = RegionMark(
-            *(2 * layer + 2, 1, variants[1], f"layers.{layer}", "Layer", *INNER),
-        )
-        forward.append(annotation(region_name(outer), annotation(region_name(inner), *own)))
-        again = [
-            annotation(replay_name(2 * layer + 1 + turn), *run(500 + 100 * layer + 10 * turn))
-            for turn in range(replays)
-        ]
-        backward = [*gradients(own, again), *backward]
-    return study_step(*forward, *backward)
+    return studied(thread(marked_step(0, replays, variants)))
 
 
 def found(facts: Recompute, code: str, sources: dict[str, Source] | None = None) -> list[Finding]:
@@ -76,7 +57,7 @@ def statuses(facts: Recompute) -> dict[str, str]:
 def test_doubled_checkpoint_names_both_and_gives_the_diff() -> None:
     (finding,) = found(marked(replays=2), "RS001", SOURCES)
     assert finding.severity == "error"
-    assert finding.title.startswith("2 of 2 blocks run their forward again 2 times")
+    assert finding.title.startswith("3 of 3 blocks run their forward again 2 times")
     assert any("non-reentrant at train.py:31" in line for line in finding.evidence)
     assert any("reentrant at train.py:24" in line for line in finding.evidence)
     assert finding.fix is not None
@@ -115,7 +96,7 @@ def test_nested_checkpoint_is_found_where_two_marks_replay_once() -> None:
     (finding,) = found(facts, "RS002", SOURCES)
     assert finding.severity == "info"
     assert (finding.saving_ms, finding.saving_pct) == (0.0, 0.0)
-    assert finding.title.startswith("2 of 2 blocks have 2 checkpoints")
+    assert finding.title.startswith("3 of 3 blocks have 2 checkpoints")
     assert found(facts, "RS001") == []
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from recompute_scan.annotations import RegionMark, region_name, replay_name
 from recompute_scan.recompute.facts import Recompute
-from tests.trace_builder import Call, Thread, node, op, optimizer, step, studied, thread
+from tests.trace_builder import Call, Thread, annotation, node, op, optimizer, step, studied, thread
 
 LAYER = ("layer_norm", "linear", "gelu", "linear")
 NODES = {
@@ -87,6 +88,36 @@ def checkpointed_step(number: int, layers: int = 3, replays: dict[int, int] | No
         ]
         backward += gradients(passes[place], again)
     return training_step(number, *(call for one in passes for call in one), *backward)
+
+
+def marked_step(
+    number: int,
+    replays: int,
+    variants: tuple[str, str] = ("non-reentrant", "reentrant"),
+    marked: int | None = None,
+) -> Call:
+    """Three layers, each under two checkpoints that the run wrapper marked.
+
+    Each layer runs again ``replays`` times; the first ``marked`` of them (all by default) bear
+    marks.
+    """
+    forward: list[Call] = []
+    backward: list[Call] = []
+    for layer in range(3):
+        own = run(10 * layer)
+        first, module = 2 * layer + 1, (f"layers.{layer}", "Layer")
+        outer = RegionMark(first, 0, variants[0], *module, "fsdp-wrapper", "train.py:31")
+        inner = RegionMark(
+            first + 1, 1, variants[1], *module, "hf-gradient-checkpointing", "train.py:24"
+        )
+        forward.append(annotation(region_name(outer), annotation(region_name(inner), *own)))
+        again: list[Call] = []
+        for turn in range(replays):
+            calls = run(500 + 100 * layer + 10 * turn)
+            bears = marked is None or turn < marked
+            again += [annotation(replay_name(first + turn), *calls)] if bears else calls
+        backward = [*gradients(own, again), *backward]
+    return training_step(number, *forward, *backward)
 
 
 def study_step(*calls: Call, others: Sequence[Thread] = ()) -> Recompute:

@@ -16,7 +16,7 @@ from recompute_scan.model import Calls
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.spans import Node, Span, forest
 from recompute_scan.result import Checkpoint
-from recompute_scan.trace.columns import Int64
+from recompute_scan.trace.columns import Bool, Int64
 
 # Stretches shorter than this look like too much else.
 SHORTEST_LOOKALIKE = 3
@@ -55,14 +55,17 @@ def find_blocks(calls: Calls, counts: Counts, spans: Sequence[Span]) -> list[Blo
         ]
         found = _blocks_of(forest(mine), code, int(batch))
         blocks.extend(found)
+    replayed = bool(blocks)
     patterns = _patterns(blocks, code)
     for batch in np.unique(counts.batch[counts.counted]):
         here = np.flatnonzero((counts.batch == batch) & counts.counted)
         if not len(here):
             continue
         mine_blocks = [block for block in blocks if block.batch == batch]
-        if patterns:
-            blocks.extend(_lookalikes(patterns, mine_blocks, code, here, int(batch)))
+        if replayed:
+            blocks.extend(
+                _lookalikes(patterns, mine_blocks, code, counts.counted, here, int(batch))
+            )
         else:
             blocks.extend(_repeats(code, here, int(batch)))
     return sorted(blocks, key=lambda block: block.span.first)
@@ -114,9 +117,14 @@ def _patterns(blocks: list[Block], code: Int64) -> list[Int64]:
 
 
 def _lookalikes(
-    patterns: list[Int64], blocks: list[Block], code: Int64, here: Int64, batch: int
+    patterns: list[Int64],
+    blocks: list[Block],
+    code: Int64,
+    counted: Bool,
+    here: Int64,
+    batch: int,
 ) -> list[Block]:
-    """Stretches of one forward pass that look like a block and lie in none."""
+    """Stretches of one forward pass that look like a block, lie in none and have a backward."""
     taken = np.zeros(len(code), np.bool_)
     for block in blocks:
         taken[block.span.first : block.span.last + 1] = True
@@ -126,7 +134,7 @@ def _lookalikes(
         starts = np.flatnonzero(code[first : last + 1] == pattern[0]) + first
         for start in starts:
             stop = int(start) + len(pattern)
-            if stop - 1 > last or taken[start:stop].any():
+            if stop - 1 > last or taken[start:stop].any() or not counted[start:stop].any():
                 continue
             if np.array_equal(code[start:stop], pattern):
                 taken[start:stop] = True

@@ -119,6 +119,40 @@ def count(
     )
 
 
+def join_steps(calls: Calls, structure: Structure, steps: list[StepSpan]) -> list[StepSpan]:
+    """The steps, with those joined that several optimizers cut out of one training step.
+
+    Where optimizer steps alone mark the steps, several may belong to one: they follow each
+    other without a backward pass between them, or stand inside one backward pass, as gradient
+    hooks run them.
+    """
+    backward = structure.rows(Role.BACKWARD)
+    if not len(backward):
+        return steps
+    backward = backward[np.argsort(calls.start[backward], kind="stable")]
+    begins, ends = calls.start[backward], np.maximum.accumulate(calls.end[backward])
+    forward = np.sort(calls.start[(structure.role == Role.FORWARD) & (structure.number >= 0)])
+    optimizer = set(calls.end[structure.rows(Role.OPTIMIZER)].tolist())
+
+    def between(times: Int64, first: int, last: int) -> bool:
+        return bool(np.searchsorted(times, first) < np.searchsorted(times, last))
+
+    joined: list[StepSpan] = []
+    for step in steps:
+        last = joined[-1] if joined else None
+        if last is None or last.end not in optimizer:
+            joined.append(step)
+            continue
+        at = int(np.searchsorted(begins, last.end)) - 1
+        inside = at >= 0 and ends[at] >= last.end
+        apart = between(forward if inside else begins, last.end, step.end)
+        if apart:
+            joined.append(StepSpan(last.index + 1, step.start, step.end))
+        else:
+            joined[-1] = StepSpan(last.index, last.start, step.end)
+    return joined
+
+
 def complete_steps(calls: Calls, alignment: Alignment, steps: list[StepSpan]) -> Bool:
     """For each step: does it hold a forward pass with its backward?"""
     step = step_of(steps, calls.start[alignment.forward[alignment.backwards > 0]])

@@ -9,7 +9,7 @@ import numpy as np
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, link_kernels, nest
 from recompute_scan.recompute.align import Alignment, align
 from recompute_scan.recompute.blocks import Block, find_blocks
-from recompute_scan.recompute.counts import Counts, complete_steps, count
+from recompute_scan.recompute.counts import Counts, complete_steps, count, join_steps
 from recompute_scan.recompute.marks import Marks, read_marks
 from recompute_scan.recompute.spans import spans_from_marks, spans_from_replays
 from recompute_scan.recompute.structure import Structure, classify
@@ -66,7 +66,7 @@ def study(trace: Trace) -> Recompute:
     structure = classify(calls)
     kernels = link_kernels(trace, calls)
     work = measure(calls, structure, kernels)
-    steps = find_steps(calls)
+    steps = join_steps(calls, structure, find_steps(calls))
     starts = np.sort(np.array([step.start for step in steps], np.int64))
     alignment = align(calls, structure, work, starts)
     complete = complete_steps(calls, alignment, steps)

@@ -9,6 +9,9 @@ Nothing here decides that a call *is* a replay: that takes the match with the fo
 * A non-reentrant replay stands inside whichever node first asked for a saved tensor, before
   that node's own formula. The replay runs with gradients on, so its operators carry sequence
   numbers; a formula's operators do not, unless gradients of gradients are wanted.
+* Gradient hooks run inside the engine's range but outside the node, or in the node that adds
+  a gradient to its parameter. Neither asks for a saved tensor, so what they run is no replay,
+  with one exception: Megatron-core's selective checkpoint replays in a hook.
 
 Source: ``torch/utils/checkpoint.py`` (``CheckpointFunction.backward``, ``unpack_hook``) and
 ``torch/csrc/autograd/engine.cpp``.
@@ -134,6 +137,8 @@ def classify(calls: Calls) -> Structure:
         function[rows] = np.where(
             starts_engine | is_node, -1, np.where(in_function, rows, above_function)
         )
+    if words.REPLAYED_BY_HOOK not in calls.names:
+        _settle_hooks(calls, role, engine, owner, node)
     number = _numbers(calls, role, engine, np.flatnonzero(node))
     _settle_formulas(calls, role, owner, number)
     return Structure(
@@ -153,6 +158,17 @@ def _numbers(calls: Calls, role: Int8, engine: Int64, nodes: Int64) -> Int64:
     nodes = nodes[calls.sequence[nodes] >= 0]
     number[engine[nodes]] = calls.sequence[nodes]
     return number
+
+
+def _settle_hooks(calls: Calls, role: Int8, engine: Int64, owner: Int64, node: Bool) -> None:
+    """Turn candidates that a gradient hook ran into FORMULA, in place."""
+    holds_node = np.zeros(len(calls), np.bool_)
+    holds_node[engine[node]] = True
+    accumulates = np.array([name == words.ACCUMULATE_GRAD for name in calls.names], np.bool_)
+    candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
+    around = engine[candidates]
+    hooked = (owner[candidates] == around) & holds_node[around]
+    role[candidates[hooked | accumulates[calls.name[around]]]] = Role.FORMULA
 
 
 def _settle_formulas(calls: Calls, role: Int8, owner: Int64, number: Int64) -> None:

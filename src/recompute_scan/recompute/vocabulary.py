@@ -28,6 +28,13 @@ CHECKPOINT_FUNCTIONS = frozenset(
 )
 CHECKPOINT_NODES = frozenset(f"{name}Backward" for name in CHECKPOINT_FUNCTIONS)
 
+# Its replay is started by a gradient hook, not by a node that asks for a saved tensor:
+# megatron/core/tensor_parallel/random.py, discard_output_and_register_recompute.
+REPLAYED_BY_HOOK = "CheckpointWithoutOutputFunction"
+
+# Adds a gradient to its parameter, and then runs the parameter's hooks. It saves no tensor.
+ACCUMULATE_GRAD = f"{ENGINE}torch::autograd::AccumulateGrad"
+
 # Round each operator that a TorchDispatchMode handles, since torch 2.13.
 DISPATCH_MODE = "PythonDispatchMode"
 

@@ -18,7 +18,7 @@ from recompute_scan.errors import InputError
 from recompute_scan.trace.health import count
 from recompute_scan.trace.limits import Limits, refuse_members
 from recompute_scan.trace.sniff import broken_archive
-from recompute_scan.trace.streams import Bounded, Stream
+from recompute_scan.trace.streams import Bounded, Stream, check_inflation
 
 ZIP = b"PK\x03\x04"
 _DRIVE = re.compile(r"[A-Za-z]:|[/\\]")
@@ -84,9 +84,10 @@ def open_member(
         raise InputError("E301", f"Cannot read {source}.", why=f"{path.name} has no such member")
     try:
         with zipfile.ZipFile(path) as archive, archive.open(name) as file:
-            packed = archive.getinfo(name).compress_size
-            member = _Member(file, health)
-            yield Bounded(member, lambda: max(packed, 1), source, limits)
+            info = archive.getinfo(name)
+            # What it says of itself first; what comes out is bounded all the same.
+            check_inflation(info.file_size, info.compress_size, source, limits)
+            yield Bounded(_Member(file, health), lambda: info.compress_size, source, limits)
     except _BROKEN as error:
         raise broken_archive(source, str(error)) from None
 

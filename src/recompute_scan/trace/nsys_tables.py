@@ -70,6 +70,8 @@ class Events:
 
     def rows(self, kept: Bool) -> Events:
         """Some of the events."""
+        if kept.all():
+            return self
         return Events(**{name: column[kept] for name, column in vars(self).items()})
 
 
@@ -249,11 +251,12 @@ class _Reader:
         return events
 
     def _columns(self, table: str, wanted: tuple[str, ...]) -> list[Int64]:
-        blocks = [np.empty((0, len(wanted)), np.int64)]
-        for block in self._sound(self._database.numbers(table, wanted)):
-            self._count_rows(len(block))
-            blocks.append(block)
-        return list(np.ascontiguousarray(np.vstack(blocks).T))
+        blocks: list[list[Int64]] = [[np.empty(0, np.int64)] for _ in wanted]
+        for rows in self._sound(self._database.numbers(table, wanted)):
+            self._count_rows(len(rows))
+            for place, column in enumerate(blocks):
+                column.append(rows[:, place].copy())
+        return [np.concatenate(column) for column in blocks]
 
     def _sound(self, blocks: Iterator[_T]) -> Iterator[_T]:
         """The blocks before the place where a table is damaged."""

@@ -50,9 +50,12 @@ _JOINED = 4
 _TAIL = 4 << 20
 _ENDS = 8
 _CLOSES = re.compile(rb"\s*(?:,\s*)*\]")
+_CLOSED = re.compile(rb"\}\s*(?:,\s*)*\]")
 _NEXT = re.compile(rb"\s*,[\s,]*(?=\S)")
 _MAY_END = re.compile(rb"\}(?=\s*(?:,\s*)*(?:[\]{]|\Z))")
 _FINISHED = -1
+# A longer event is none.
+_LONGEST = 1 << 20
 _PYTHON_LOOKED_AT = 256
 
 
@@ -214,10 +217,12 @@ class Reader:
         taken: list[Event] = []
         position = 0
         undone = 0
+        # A line break in the separator cannot be in a string, nor the indentation deeper down.
+        joined = 1 if separator.text.startswith(b"\n") else _JOINED
         while position < len(starts) and not undone:
             start = starts[position]
             event = None
-            for last in range(position, min(len(starts), position + _JOINED)):
+            for last in range(position, min(len(starts), position + joined)):
                 event = self._decoded(chunk[start : ends[last]])
                 if event:
                     break
@@ -228,7 +233,7 @@ class Reader:
             piece = chunk[start : ends[position]]
             if self._ends_in(piece, start, taken):
                 undone = _FINISHED
-            elif position == len(starts) - 1 and not self._waiting and not window.ended:
+            elif position == len(starts) - 1 and not self._waiting:
                 undone = start
             else:
                 taken += self._mended(piece)
@@ -261,6 +266,9 @@ class Reader:
     def _mended(self, piece: bytes) -> list[Event]:
         """The events of a piece that is not one sound event, repaired where they need it."""
         events: list[Event] = []
+        if mended := mend(piece, self._decode_one, UNREADABLE, whole=True):
+            count(self._health, mended[1])
+            return [mended[0]]
         position = 0
         while position < len(piece):
             found = self._event_at(piece, position)
@@ -280,7 +288,9 @@ class Reader:
             brace = data.find(b"{", start)
             count(self._health, "events_dropped")
             return [], brace if brace >= 0 else len(data)
-        end = object_end(data, start)
+        # No further than to where the next event seems to begin: the end may be missing.
+        border = BETWEEN_EVENTS.search(data, start, start + _LONGEST)
+        end = object_end(data, start, (border.start() + 1 if border else start + _LONGEST) - start)
         if end > 0 and (event := self._decoded(data[start:end])):
             return [event], end
         ends = [found.end() for found in islice(_MAY_END.finditer(data, start), _ENDS)]
@@ -306,7 +316,7 @@ class Reader:
     def _ends_in(self, piece: bytes, start: int, taken: list[Event]) -> bool:
         """Whether the trace ends inside the piece, though the file goes on; if so, end it."""
         behind = start - self._window.FIRST
-        end = object_end(piece)
+        end = object_end(piece) if _CLOSED.search(piece) else -1
         closed = _CLOSES.match(piece, end) if end > 0 else None
         event = self._decoded(piece[:end]) if closed else None
         if closed and event:

@@ -35,6 +35,11 @@ _NOT_FINITE = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _EXTRA_COMMA = re.compile(_STRING + rb"|,(?=\s*[,}\]])", re.DOTALL)
+# Whether there may be such a thing at all; cheap, and blind to strings.
+_MAYBE_NOT_FINITE = re.compile(
+    rb"[:\[,]\s*[-+]?(?:[nN][aA/oO]|[iI][nN]|[uU][nN]|1\.#|\d[\d.]*[eE]\+?\d{3})"
+)
+_MAYBE_EXTRA_COMMA = re.compile(rb",\s*[,}\]]")
 _STRING_START = re.compile(rb'"[\w #.()/-]{1,60}"\s*:\s*"')
 # A quote that can only end a value: the next key follows, or the object's end. The keys of the
 # format itself first: source text in a name has keys of its own.
@@ -49,9 +54,7 @@ _RAW = re.compile(rb'\\["\\]|(["\\])')
 _NO_ESCAPE = re.compile(rb'(?<!\\)(?:\\\\)*\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _ARGS = re.compile(rb',\s*"args"\s*:')
 # A place that looks like the border of two events, whatever the file's layout.
-BETWEEN_EVENTS = re.compile(
-    rb"\}\s*,\s*\{\s*\"(?:ph|cat|name|pid|tid|ts|args|s|id)\"\s*:"
-)
+BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{\s*\"(?:ph|cat|name|pid|tid|ts|args|s|id)\"\s*:")
 _TOKEN = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)
 # Longer pieces are no event of any profiler; repairing them would cost more than they hold.
 _LONGEST = 1 << 20
@@ -66,11 +69,17 @@ def mend_text(data: bytes) -> bytes:
     text stays as it is.
     """
     data = data.decode(errors="replace").encode().translate(_CONTROLS)
+    if b"\\u" not in data:
+        return data
     return _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], data)
 
 
 def mend(
-    data: bytes, decode: Callable[[bytes], T], errors: tuple[type[Exception], ...]
+    data: bytes,
+    decode: Callable[[bytes], T],
+    errors: tuple[type[Exception], ...],
+    *,
+    whole: bool = False,
 ) -> tuple[T, str] | None:
     """What one damaged object decodes to once repaired, and the counter for the repair.
 
@@ -81,13 +90,18 @@ def mend(
         data: The object's bytes.
         decode: Decodes an object.
         errors: What ``decode`` raises on bytes it cannot take.
+        whole: Whether to stop short of dropping the ``args``.
 
     Returns:
         ``None`` where nothing helped, ``data`` is longer than 1 MB, or has a hole.
     """
     if len(data) > _LONGEST or _HOLE in data:
         return None
-    for attempt, counter in _attempts(data):
+    tried = data
+    for attempt, counter in _attempts(data, whole):
+        if attempt == tried:
+            continue
+        tried = attempt
         try:
             return decode(attempt), counter
         except errors:
@@ -95,22 +109,24 @@ def mend(
     return None
 
 
-def _attempts(data: bytes) -> Iterator[tuple[bytes, str]]:
+def _attempts(data: bytes, whole: bool) -> Iterator[tuple[bytes, str]]:
     text = mend_text(data)
     yield text, "text_repaired"
     yield _mend_values(text), "events_repaired"
     for end in (_KNOWN_END, _ANY_END):
-        quoted = _mend_values(_mend_quotes(text, end))
-        yield quoted, "events_repaired"
-    args = _ARGS.search(text)
+        yield _mend_values(_mend_quotes(text, end)), "events_repaired"
+    args = None if whole else _ARGS.search(text)
     if args and not BETWEEN_EVENTS.search(text, args.end()):
         yield _mend_values(_mend_quotes(text[: args.start()] + b"}", _KNOWN_END)), "args_dropped"
 
 
 def _mend_values(text: bytes) -> bytes:
     """Values that are no JSON become null; commas before a closing bracket go."""
-    text = _NOT_FINITE.sub(lambda found: b"null" if found[1] else found[0], text)
-    return _EXTRA_COMMA.sub(lambda found: b"" if found[0] == b"," else found[0], text)
+    if _MAYBE_NOT_FINITE.search(text):
+        text = _NOT_FINITE.sub(lambda found: b"null" if found[1] else found[0], text)
+    if _MAYBE_EXTRA_COMMA.search(text):
+        text = _EXTRA_COMMA.sub(lambda found: b"" if found[0] == b"," else found[0], text)
+    return text
 
 
 def _mend_quotes(text: bytes, end: re.Pattern[bytes]) -> bytes:

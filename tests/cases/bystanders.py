@@ -1,0 +1,329 @@
+"""Work in the step, or in the backward pass itself, that belongs to no checkpoint.
+
+Moving averages, reference models, evaluation, optimizers that step inside the backward pass,
+and gradient hooks that run modules. None of it is recompute, whatever it looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from .case import Build, Case, TrainingStep
+from .loops import batch, next_token_loss
+from .model import NON_REENTRANT, REENTRANT, Checkpoints, Model, Oracle
+from .watch import unwatched
+
+N, R = NON_REENTRANT, REENTRANT
+ONCE, DOUBLED = Checkpoints(outer=N), Checkpoints(outer=N, inner=R)
+
+
+def moving_average_teacher(asked: Checkpoints | None = None) -> Build:
+    """The teacher is a moving average of the student; both see the batch in every step."""
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        student = Model(oracle, asked).to(device)
+        teacher = Model(oracle, asked, prefix="teacher.").to(device).eval()
+        teacher.load_state_dict(student.state_dict())
+        adamw = torch.optim.AdamW(student.parameters())
+        tokens = batch(device)
+
+        def step() -> None:
+            logits = student(tokens)
+            with torch.no_grad():
+                wanted = teacher(tokens).softmax(-1)
+            F.cross_entropy(logits.flatten(0, 1), wanted.flatten(0, 1)).backward()
+            adamw.step()
+            adamw.zero_grad()
+            with torch.no_grad():
+                pairs = zip(teacher.parameters(), student.parameters(), strict=True)
+                for slow, fast in pairs:
+                    slow.lerp_(fast, 0.1)
+
+        return step
+
+    return build
+
+
+def reference_model(asked: Checkpoints | None = None, rollouts: int = 2) -> Build:
+    """Policy training: rollouts, then the policy's forward, then that of its frozen twin.
+
+    The twin has the same switches and stays in training mode, as people leave it; its forward
+    stands between the policy's forward and backward.
+    """
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        policy = Model(oracle, asked).to(device)
+        reference = Model(oracle, asked, prefix="reference.").to(device)
+        reference.load_state_dict(policy.state_dict())
+        reference.requires_grad_(False)
+        adamw = torch.optim.AdamW(policy.parameters())
+        start = batch(device)
+
+        def step() -> None:
+            tokens = start
+            policy.eval()
+            with torch.no_grad():
+                for _ in range(rollouts):
+                    best = policy(tokens)[:, -1:].argmax(-1)
+                    tokens = torch.cat([tokens[:, 1:], best], 1)
+            policy.train()
+            ours = policy(tokens).log_softmax(-1)
+            with torch.no_grad():
+                theirs = reference(tokens).log_softmax(-1)
+            gain = -ours.gather(-1, tokens[..., None]).mean()
+            distance = F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+            (gain + distance).backward()
+            adamw.step()
+            adamw.zero_grad()
+
+        return step
+
+    return build
+
+
+def evaluation_in_step(asked: Checkpoints | None = None, gradients: bool = False) -> Build:
+    """The model is evaluated on the same batch between forward and backward.
+
+    With ``gradients`` somebody forgot ``no_grad``: the pass builds a graph nobody uses.
+    """
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        model = Model(oracle, asked).to(device)
+        adamw = torch.optim.AdamW(model.parameters())
+        tokens = batch(device)
+
+        def step() -> None:
+            loss = next_token_loss(model(tokens), tokens)
+            model.eval()
+            with torch.set_grad_enabled(gradients):
+                next_token_loss(model(tokens), tokens)
+            model.train()
+            loss.backward()
+            adamw.step()
+            adamw.zero_grad()
+
+        return step
+
+    return build
+
+
+def optimizer_in_backward(asked: Checkpoints | None = None) -> Build:
+    """Every parameter is updated the moment its gradient is there, by an optimizer of its own."""
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        model = Model(oracle, asked).to(device)
+        tokens = batch(device)
+
+        def update(optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
+            def hook(_: Tensor) -> None:
+                optimizer.step()
+                optimizer.zero_grad()
+
+            return hook
+
+        for parameter in model.parameters():
+            adamw = torch.optim.AdamW([parameter])
+            parameter.register_post_accumulate_grad_hook(update(adamw))
+
+        def step() -> None:
+            next_token_loss(model(tokens), tokens).backward()
+
+        return step
+
+    return build
+
+
+def two_optimizers(asked: Checkpoints | None = None) -> Build:
+    """Matrices have one optimizer, everything else another, as with Muon."""
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        model = Model(oracle, asked).to(device)
+        matrices = [p for p in model.layers.parameters() if p.ndim == 2]
+        known = {id(p) for p in matrices}
+        others = [p for p in model.parameters() if id(p) not in known]
+        optimizers = (torch.optim.SGD(matrices, momentum=0.9), torch.optim.AdamW(others))
+        tokens = batch(device)
+
+        def step() -> None:
+            next_token_loss(model(tokens), tokens).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return step
+
+    return build
+
+
+Where = Literal["output", "parameter", "module"]
+
+
+def hook_runs_a_layer(
+    asked: Checkpoints | None = None,
+    *,
+    where: Where = "output",
+    gradients: bool = False,
+    same: bool = False,
+) -> Build:
+    """A gradient hook runs a layer, as probes and loggers of features do.
+
+    Args:
+        asked: Checkpoints of the trained model.
+        where: Hooked on each layer's output, on a parameter of each layer when its gradient
+            has been added, or on the module.
+        gradients: The hook's run records a graph.
+        same: It runs the very layer that it hangs on, on the input that this had; else a layer
+            of the same shape that is no part of the model.
+    """
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        model = Model(oracle, asked).to(device)
+        stranger = Model(oracle, prefix="stranger.").layers[0].to(device)
+        adamw = torch.optim.AdamW(model.parameters())
+        tokens = batch(device)
+        inputs: dict[nn.Module, Tensor] = {}
+
+        def probe(layer: nn.Module) -> None:
+            with unwatched(oracle), torch.set_grad_enabled(gradients):
+                attention, mlp = (layer if same else stranger).children()
+                mlp(attention(inputs[layer])).mean()
+
+        for layer in model.layers:
+            _hang_on(layer, where, probe, inputs)
+
+        def step() -> None:
+            next_token_loss(model(tokens), tokens).backward()
+            adamw.step()
+            adamw.zero_grad()
+
+        return step
+
+    return build
+
+
+def _hang_on(
+    layer: nn.Module,
+    where: Where,
+    probe: Callable[[nn.Module], None],
+    inputs: dict[nn.Module, Tensor],
+) -> None:
+    def keep_input(module: nn.Module, args: tuple[Tensor]) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            inputs[module] = args[0].detach()
+
+    def hook_output(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+        if output.requires_grad and torch._C._current_graph_task_id() == -1:
+            output.register_hook(lambda grad: probe(module))
+
+    layer.register_forward_pre_hook(keep_input)
+    if where == "output":
+        layer.register_forward_hook(hook_output)
+    elif where == "module":
+        layer.register_full_backward_hook(lambda module, before, after: probe(module))
+    else:
+        weight = layer.get_parameter("mlp.up.weight")
+        weight.register_post_accumulate_grad_hook(lambda parameter: probe(layer))
+
+
+def _hook_cases() -> tuple[Case, ...]:
+    cases = []
+    places: tuple[Where, ...] = ("output", "parameter", "module")
+    for where in places:
+        for gradients in (False, True):
+            for same in (False, True):
+                what = "its own layer" if same else "another layer"
+                cases.append(
+                    Case(
+                        f"hook_{where}{'_grad' if gradients else ''}{'_same' if same else ''}",
+                        f"A hook on each {where} runs {what} in the backward pass.",
+                        "none",
+                        hook_runs_a_layer(where=where, gradients=gradients, same=same),
+                    )
+                )
+    return tuple(cases)
+
+
+BYSTANDERS = (
+    Case("ema_none", "A moving average as teacher.", "none", moving_average_teacher()),
+    Case("ema_once", "The same, student checkpointed.", "full", moving_average_teacher(ONCE)),
+    Case("reference_none", "A reference model in the step.", "none", reference_model()),
+    Case("reference_once", "The same, both checkpointed.", "full", reference_model(ONCE)),
+    Case("reference_doubled", "The same, both twice.", "doubled", reference_model(DOUBLED)),
+    Case(
+        "reference_r",
+        "The same, both once, reentrant: the twin's checkpoint functions have no backward.",
+        "full",
+        reference_model(Checkpoints(outer=R)),
+    ),
+    Case("evaluated_none", "Evaluation before the backward.", "none", evaluation_in_step()),
+    Case("evaluated_once", "The same, checkpointed.", "full", evaluation_in_step(ONCE)),
+    Case(
+        "evaluated_grad_once",
+        "The same, and the evaluation forgot no_grad.",
+        "full",
+        evaluation_in_step(ONCE, gradients=True),
+    ),
+    Case(
+        "evaluated_grad_none",
+        "Nothing checkpointed, and the evaluation forgot no_grad.",
+        "none",
+        evaluation_in_step(gradients=True),
+    ),
+    Case(
+        "optimizer_in_backward_none",
+        "An optimizer per parameter steps inside the backward pass.",
+        "none",
+        optimizer_in_backward(),
+    ),
+    Case("optimizer_in_backward_n", "The same, checkpointed.", "full", optimizer_in_backward(ONCE)),
+    Case(
+        "optimizer_in_backward_r",
+        "The same, reentrant.",
+        "full",
+        optimizer_in_backward(Checkpoints(outer=R)),
+    ),
+    Case(
+        "optimizer_in_backward_doubled",
+        "The same, twice.",
+        "doubled",
+        optimizer_in_backward(DOUBLED),
+    ),
+    Case(
+        "optimizer_in_backward_no_schedule",
+        "The same without marked steps: no optimizer step ends a training step.",
+        "doubled",
+        optimizer_in_backward(DOUBLED),
+        scheduled=False,
+    ),
+    Case(
+        "two_optimizers_no_schedule",
+        "Two optimizers step one after the other; nothing else marks the steps.",
+        "full",
+        two_optimizers(ONCE),
+        scheduled=False,
+    ),
+    *_hook_cases(),
+    Case(
+        "hook_output_once",
+        "A hook runs another layer; the model is checkpointed once.",
+        "full",
+        hook_runs_a_layer(ONCE),
+    ),
+    Case(
+        "hook_output_grad_same_once",
+        "A hook runs its own layer with gradients on; the model is checkpointed once.",
+        "full",
+        hook_runs_a_layer(ONCE, gradients=True, same=True),
+    ),
+    Case(
+        "hook_parameter_grad_same_r",
+        "The same on a parameter, reentrant.",
+        "full",
+        hook_runs_a_layer(Checkpoints(outer=R), where="parameter", gradients=True, same=True),
+    ),
+)
