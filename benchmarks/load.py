@@ -24,8 +24,9 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from machine import processor, versions
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path.home() / ".cache" / "recompute-scan-bench"
@@ -174,6 +175,7 @@ def _one(way: str, path: Path, interpreter: str, timeout: float) -> Run | str:
         done = subprocess.run(
             [interpreter, str(HERE / "load_one.py"), way, str(path)],
             capture_output=True,
+            check=False,
             text=True,
             timeout=timeout,
         )
@@ -223,26 +225,30 @@ def _table(path: Path, kind: str, rows: Sequence[Row]) -> list[str]:
 def _ratios(rows: Sequence[Row]) -> list[str]:
     found = {row.way: row.run for row in rows if row.run is not None}
     theirs = {way: run for way, run in found.items() if way.startswith("hta-")}
-    lines = []
     ours, whole, default = found.get(OURS), found.get(WHOLE), found.get(HTA_DEFAULT)
+    lines = []
     if ours and default:
-        lines.append(
-            f"File to columns: {default.seconds / ours.seconds:.1f} × faster than HTA's default "
-            f"reader with {default.mb / ours.mb:.1f} × less memory"
-        )
+        lines.append(f"File to columns, HTA's default reader takes {_times(default, ours)}")
+    if (all_events := found.get("ours-with-frames")) and default:
+        taken = default.seconds / all_events.seconds
+        lines.append(f"{taken:.1f} times as long as ours with the Python frames that it keeps")
     if ours and theirs:
         best = min(theirs, key=lambda way: theirs[way].seconds)
-        lines.append(
-            f"{theirs[best].seconds / ours.seconds:.1f} × faster than its best "
-            f"({best.removeprefix('hta-')}) with {theirs[best].mb / ours.mb:.1f} × less memory"
-        )
+        name = best.removeprefix("hta-")
+        lines.append(f"its fastest reader here, {name}, {_times(theirs[best], ours)}")
     if whole and default:
         lines.append(
-            f"The whole `analyze` process: {default.seconds / whole.whole:.1f} × faster than HTA's "
-            f"default reader needs for the load alone, {default.whole / whole.whole:.1f} × than "
-            "its whole process"
+            f"for its load alone, HTA's default reader takes {default.seconds / whole.whole:.1f} "
+            "times as long as the whole `analyze` process"
         )
     return ["; ".join(lines) + "."] if lines else []
+
+
+def _times(theirs: Run, ours: Run) -> str:
+    return (
+        f"{theirs.seconds / ours.seconds:.1f} times as long ({theirs.cpu / ours.cpu:.1f} in CPU "
+        f"seconds) and {theirs.mb / ours.mb:.1f} times the memory"
+    )
 
 
 def _plain_size(path: Path) -> int:
@@ -252,9 +258,9 @@ def _plain_size(path: Path) -> int:
 
 def _about(options: argparse.Namespace) -> list[str]:
     lines = [
-        f"{datetime.date.today().isoformat()} · {_processor()}, {os.cpu_count()} cores · "
+        f"{datetime.date.today().isoformat()} · {processor()}, {os.cpu_count()} cores · "
         f"{platform.system()} {platform.release()} · Python {platform.python_version()}",
-        f"Ours: {_versions(OUR_PACKAGES)}",
+        f"Ours: {versions(OUR_PACKAGES)}",
     ]
     if options.hta_python:
         lines.append(f"Theirs: {_versions_elsewhere(options.hta_python)}")
@@ -264,33 +270,17 @@ def _about(options: argparse.Namespace) -> list[str]:
     return [f"* {line}" for line in lines]
 
 
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _versions(packages: Iterable[str]) -> str:
-    found = []
-    for package in packages:
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(found) or "nothing"
-
-
 def _versions_elsewhere(interpreter: str) -> str:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import load; "
-        "print(load._versions(load.THEIR_PACKAGES))"
+        "import sys; sys.path.insert(0, sys.argv[1]); import machine; "
+        "print(machine.versions(sys.argv[2:]) + ', Python', sys.version.split()[0])"
     )
     try:
         done = subprocess.run(
-            [interpreter, "-c", code, str(HERE)], capture_output=True, text=True, check=True
+            [interpreter, "-c", code, str(HERE), *THEIR_PACKAGES],
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError) as error:
         return f"{interpreter} cannot be used ({error})"

@@ -53,12 +53,12 @@ def reference_model(asked: Checkpoints | None = None, rollouts: int = 2) -> Buil
     """Policy training: rollouts, then the policy's forward, then that of its frozen twin.
 
     The twin has the same switches and stays in training mode, as people leave it; its forward
-    stands between the policy's forward and backward.
+    stands between the policy's forward and backward, and is counted nowhere.
     """
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         policy = Model(oracle, asked).to(device)
-        reference = Model(oracle, asked, prefix="reference.").to(device)
+        reference = Model(Oracle(), asked).to(device)
         reference.load_state_dict(policy.state_dict())
         reference.requires_grad_(False)
         adamw = torch.optim.AdamW(policy.parameters())

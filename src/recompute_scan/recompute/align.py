@@ -205,7 +205,12 @@ class _Matcher:
             # Every operator of this node is numbered: gradients of gradients, where a formula
             # looks like a forward pass. Only long runs count.
             runs = [run for run in runs if run.length > SHORT_RUN]
-        return [self._replay(stretch, engine, part) for part in passes_of(runs)]
+        parts = passes_of(runs)
+        if self.structure.checkpoint_node[engine]:
+            # The node's own replay comes last; a few operators before it unpack its inputs.
+            first = [p for p in parts[:-1] if sum(run.length for run in p) >= SHORT_RUN]
+            parts = first + parts[-1:]
+        return [self._replay(stretch, engine, part) for part in parts]
 
     def _runs(self, stretch: Int64, anchor: Anchor | None, lowest: int, highest: int) -> list[Run]:
         wanted = self.code[stretch]

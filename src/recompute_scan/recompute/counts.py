@@ -195,5 +195,6 @@ def _batches(calls: Calls, structure: Structure, alignment: Alignment) -> Int64:
     order = np.argsort(calls.start[rows], kind="stable")
     is_backward = is_backward[order]
     begins = ~is_backward[1:] & is_backward[:-1]
-    times = calls.start[rows[order]][1:][begins]
+    # From the end of that pass: what a forward pass does first may have no gradient.
+    times = calls.end[rows[order]][:-1][begins]
     return np.searchsorted(times, calls.start[forward], side="right")

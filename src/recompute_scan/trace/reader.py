@@ -279,10 +279,20 @@ class Reader:
             position = self._next(piece, found[1])
         return events
 
-    def _event_at(self, data: bytes, start: int) -> tuple[list[Event], int] | None:
+    def _event_at(
+        self, data: bytes, start: int, cut: bool = False
+    ) -> tuple[list[Event], int] | None:
         """The event that begins at ``start``, repaired if need be, and where it ends.
 
-        What cannot be repaired is left out; either is counted. ``None`` where nothing ends.
+        What cannot be repaired is left out; either is counted.
+
+        Args:
+            data: Events.
+            start: Where to begin.
+            cut: Whether ``data`` may end inside an event, where a brace alone proves no end.
+
+        Returns:
+            ``None`` where no event ends.
         """
         if not data.startswith(b"{", start):
             brace = data.find(b"{", start)
@@ -295,10 +305,11 @@ class Reader:
             return [event], end
         ends = [found.end() for found in islice(_MAY_END.finditer(data, start), _ENDS)]
         for end in ends:
-            if mended := mend(data[start:end], self._decode_one, UNREADABLE):
+            whole = cut and end == len(data)
+            if mended := mend(data[start:end], self._decode_one, UNREADABLE, whole=whole):
                 count(self._health, mended[1])
                 return [mended[0]], end
-        if not ends:
+        if not ends or (cut and ends[0] == len(data)):
             return None
         count(self._health, "events_dropped")
         return [], ends[0]
@@ -352,7 +363,8 @@ class Reader:
         taken: list[Event] = []
         position = 0
         closed = None
-        while position < len(rest) and (found := self._event_at(rest, position)):
+        rest = rest.rstrip()
+        while position < len(rest) and (found := self._event_at(rest, position, cut=True)):
             taken += found[0]
             position = found[1]
             if closed := _CLOSES.match(rest, position):
