@@ -15,7 +15,7 @@ DEV := $(VENV)/.can-test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check fix venv clean
+.PHONY: help demo test check fix venv clean accuracy bench-load
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,12 +37,18 @@ test: check ## Everything: check, then all tests
 check: $(DEV) ## Formatting, lint, types and import rules; changes nothing
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy src tests examples
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 fix: $(DEV) ## Format, and repair what lint can repair
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+accuracy: $(DEV) ## Truth beside answer for every recorded case, on this machine
+	$(BIN)/python benchmarks/accuracy.py
+
+bench-load: $(DEV) ## Reading speed and memory, beside other readers
+	$(BIN)/python benchmarks/load.py $(BENCH)
 
 venv: $(DEV) ## Make the virtual environment, with the tools for tests
 

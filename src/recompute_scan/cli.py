@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Format = Literal["text", "json", "markdown"]
 # How long rank 0 waits for the other ranks' accounts after its own script has ended.
 _RANKS_TIMEOUT_S = 120.0
+_COMMAND = "RECOMPUTE_SCAN_COMMAND"
 _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
 
 
@@ -87,10 +88,12 @@ def run(
     from recompute_scan.record.launch import launch
     from recompute_scan.record.runner import RunOptions, record
 
+    command = shlex.join(["recompute-scan", *click.get_current_context().obj])
     folder = output or Path("recompute-scan-out") / Path(script).stem.replace("/", "-")
     if nproc_per_node is not None:
         if nproc_per_node < 1:
             raise UsageError("E207", f"--nproc-per-node {nproc_per_node} starts no process.")
+        os.environ[_COMMAND] = command  # for rank 0, which knows only its own
         return launch(
             nproc_per_node,
             ["run", "--steps", str(steps), "--warmup", str(warmup)]
@@ -114,11 +117,11 @@ def run(
         )
     )
     if info.rank == 0:
-        _report_run(folder, info, [script, *args], is_module)
+        _report_run(folder, info, os.environ.get(_COMMAND, command))
     return info.exit_status
 
 
-def _report_run(folder: Path, info: RunInfo, command: list[str], is_module: bool) -> None:
+def _report_run(folder: Path, info: RunInfo, command: str) -> None:
     from recompute_scan.pipeline import analyse
     from recompute_scan.record.launch import wait_for_ranks
     from recompute_scan.report.html import render_html
@@ -138,8 +141,7 @@ def _report_run(folder: Path, info: RunInfo, command: list[str], is_module: bool
     _write(folder / "result.json", to_json(result))
     report = folder / "report.html"
     _write(report, render_html(result))
-    again = shlex.join(["recompute-scan", "run", *(["-m"] if is_module else []), *command])
-    _print_text(result, report=str(report), next_command=again if result.findings else None)
+    _print_text(result, report=str(report), next_command=command if result.findings else None)
 
 
 @cli.command(short_help="Say what recorded traces show.")
@@ -212,7 +214,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; see the table in ``docs/messages.md``."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = cli.main(arguments, prog_name="recompute-scan", standalone_mode=False)
+        status = cli.main(
+            arguments, prog_name="recompute-scan", standalone_mode=False, obj=arguments
+        )
     except click.exceptions.Abort:
         return 130
     except click.ClickException as error:

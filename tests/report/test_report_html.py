@@ -10,8 +10,13 @@ from html import unescape
 from importlib.resources import files
 
 import pytest
-from page_reader import Page
-from sample_results import (
+
+from recompute_scan.report import words
+from recompute_scan.report.html import diff_lines, region_rows, render_html
+from recompute_scan.report.proof import timeline
+from recompute_scan.result import Result, from_json, to_json
+from tests.report.page_reader import Page
+from tests.report.sample_results import (
     HOSTILE,
     clean,
     cost,
@@ -23,11 +28,6 @@ from sample_results import (
     partial,
     proof,
 )
-
-from recompute_scan.report import words
-from recompute_scan.report.html import diff_lines, region_rows, render_html
-from recompute_scan.report.proof import timeline
-from recompute_scan.result import Result, from_json, to_json
 
 CASES = [doubled, full, clean, partial, inconclusive, lambda: many(200)]
 

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 
 import pytest
-from sample_results import HOSTILE, clean, doubled, full, hostile, inconclusive, partial
 
 from recompute_scan.report.escape import (
     inert,
@@ -17,6 +16,15 @@ from recompute_scan.report.escape import (
 )
 from recompute_scan.report.markdown import render_markdown
 from recompute_scan.result import Result
+from tests.report.sample_results import (
+    HOSTILE,
+    clean,
+    doubled,
+    full,
+    hostile,
+    inconclusive,
+    partial,
+)
 
 
 def _outside_code(text: str) -> str:

@@ -4,9 +4,9 @@ import json
 import re
 
 import pytest
-from sample_results import HOSTILE, clean, doubled, full, hostile, inconclusive, many
 
 from recompute_scan.report.plots import cost_figure, label, regions_figure, timeline_figure
+from tests.report.sample_results import HOSTILE, clean, doubled, full, hostile, inconclusive, many
 
 FIGURES = [timeline_figure, cost_figure, regions_figure]
 

@@ -6,7 +6,11 @@ from collections.abc import Callable
 
 import click
 import pytest
-from sample_results import (
+
+from recompute_scan.report.escape import visible
+from recompute_scan.report.text import WIDTH, columns, render_text, wrap
+from recompute_scan.result import Result
+from tests.report.sample_results import (
     DIFF,
     HOSTILE,
     clean,
@@ -17,10 +21,6 @@ from sample_results import (
     many,
     partial,
 )
-
-from recompute_scan.report.escape import visible
-from recompute_scan.report.text import WIDTH, columns, render_text, wrap
-from recompute_scan.result import Result
 
 CASES = [doubled, full, clean, partial, inconclusive, lambda: many(200)]
 
