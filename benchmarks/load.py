@@ -26,7 +26,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from machine import processor, versions
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.machine import processor, versions
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path.home() / ".cache" / "recompute-scan-bench"

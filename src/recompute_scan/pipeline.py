@@ -165,7 +165,7 @@ def _health(facts: Recompute) -> dict[str, int]:
 
 def _environment(trace: Trace, info: RunInfo | None) -> dict[str, str]:
     environment = dict(info.environment) if info else {}
-    devices = trace.metadata.get("devices")
+    devices = trace.metadata.get("deviceProperties")
     if isinstance(devices, list) and devices and isinstance(devices[0], dict):
         name = devices[0].get("name")
         if isinstance(name, str):
