@@ -149,13 +149,13 @@ def analyze(traces: PathLike | Iterable[PathLike]) -> Scan:
 
     Args:
         traces: A trace file, a folder of one trace a rank (such as ``recompute-scan run``
-            writes), or several of these.
+            writes), a remote address (``s3://…``), or several of these.
 
     Raises:
         InputError: Nothing could be read; its text says why and what to try.
     """
     paths = [traces] if isinstance(traces, (str, os.PathLike)) else list(traces)
-    return Scan(analyse([Path(path) for path in paths]))
+    return Scan(analyse([os.fspath(path) for path in paths]))
 
 
 def load_result(path: PathLike) -> Scan:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from recompute_scan.run_info import RunInfo
 
 Format = Literal["text", "json", "markdown"]
+_Command = TypeVar("_Command", bound=Callable[..., int])
 # How long rank 0 waits for the other ranks' accounts after its own script has ended.
 _RANKS_TIMEOUT_S = 120.0
 _COMMAND = "RECOMPUTE_SCAN_COMMAND"
@@ -144,8 +145,24 @@ def _report_run(folder: Path, info: RunInfo, command: str) -> None:
     _print_text(result, report=str(report), next_command=command if result.findings else None)
 
 
+# Each names a field of `recompute_scan.trace.Limits`, which has the defaults and the reasons.
+_LIMITS = (
+    *("inflated-bytes", "ratio", "depth", "events", "distinct", "event-bytes", "members"),
+    "name-chars",
+)
+
+
+def _limit_options(command: _Command) -> _Command:
+    """Options that lift the limits on what is read; the errors name them."""
+    for name in reversed(_LIMITS):
+        help_text = "Lift this limit on what is read from a trace."
+        option = click.option(f"--max-{name}", type=click.IntRange(1), hidden=True, help=help_text)
+        command = option(command)
+    return command
+
+
 @cli.command(short_help="Say what recorded traces show.")
-@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("traces", nargs=-1, required=True)
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report.")
 @click.option(
     "--format",
@@ -161,18 +178,27 @@ def _report_run(folder: Path, info: RunInfo, command: str) -> None:
     help="Write it to a file instead.",
 )
 @click.option("--debug", is_flag=True, help="Show a traceback for errors of recompute-scan itself.")
+@_limit_options
 def analyze(
-    traces: tuple[Path, ...], html: Path | None, style: Format, output: Path | None, debug: bool
+    traces: tuple[str, ...],
+    html: Path | None,
+    style: Format,
+    output: Path | None,
+    debug: bool,
+    **limits: int | None,
 ) -> int:
     """Find what runs again in TRACES: files of torch.profiler, or folders of one a rank.
 
-    Needs neither torch nor the script that made them.
+    A trace is Kineto's JSON (plain, .gz, .zst, .zip), Nsight Systems' SQLite export, or a remote
+    address such as s3://bucket/run/. Needs neither torch nor the script that made them.
     """
     # numpy's linear algebra starts idle threads that cost more than reading a small trace.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.pipeline import analyse
+    from recompute_scan.trace import Limits
 
-    result = analyse(traces, _progress)
+    lifted = {name.removeprefix("max_"): n for name, n in limits.items() if n is not None}
+    result = analyse(traces, _progress, Limits(**lifted))
     if html is not None:
         from recompute_scan.report.html import render_html
 

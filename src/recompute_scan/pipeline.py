@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from recompute_scan.recompute.proof import show_proof
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Checkpoint, Rank, Region, Result, Step, Verdict
 from recompute_scan.run_info import RunInfo, Source, read_run_info, run_info_name
-from recompute_scan.trace import Trace
+from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
 
 # Which rank's answer stands for the run when they differ: the worst.
 _SEVERITY: dict[Verdict, int] = {
@@ -35,35 +34,40 @@ _SEVERITY: dict[Verdict, int] = {
 
 @dataclass(frozen=True)
 class _Piece:
-    path: Path
+    name: str
     rank: int
     result: Result
 
 
-def analyse(paths: Sequence[Path], on_progress: Callable[[str], None] = lambda _: None) -> Result:
-    """The result for the given traces: files, or folders of one trace a rank.
+def analyse(
+    addresses: Sequence[Address],
+    on_progress: Callable[[str], None] = lambda _: None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Result:
+    """The result for the given traces: files, folders of one trace a rank, remote addresses.
 
     Args:
-        paths: Files and folders.
+        addresses: Files, folders, globs, archives; remote addresses as text.
         on_progress: Called with a line for the person before each long piece of work.
+        limits: What is refused as too large.
 
     Raises:
         InputError: Nothing could be read (see :mod:`recompute_scan.trace.store`). Where only
             some of several traces cannot be read, the rest is analysed and a warning says so.
     """
-    files = traces.find(paths)
+    found = traces.find(addresses, limits)
     pieces: list[_Piece] = []
     failures: list[InputError] = []
-    for number, path in enumerate(files):
-        on_progress(f"reading {path.name}")
+    for number, address in enumerate(found):
+        on_progress(f"reading {traces.name_of(address)}")
         try:
-            trace = traces.load(path)
+            trace = traces.load(address, limits=limits)
         except InputError as error:
             failures.append(error)
             continue
-        info = _info_beside(path)
+        info = _info_beside(address)
         rank = info.rank if info else trace.rank if trace.rank is not None else number
-        pieces.append(_Piece(path, rank, _analyse_one(trace, info)))
+        pieces.append(_Piece(traces.name_of(address), rank, _analyse_one(trace, info)))
     if not pieces:
         raise failures[0]
     main = max(pieces, key=lambda piece: (_SEVERITY[piece.result.verdict], -piece.rank))
@@ -111,8 +115,11 @@ def _analyse_one(trace: Trace, info: RunInfo | None) -> Result:
     )
 
 
-def _info_beside(path: Path) -> RunInfo | None:
+def _info_beside(address: Address) -> RunInfo | None:
     """The account that `run` wrote beside ``trace-rank<N>.json.gz``, if there is one."""
+    if isinstance(address, str):
+        return None
+    path = address
     rank = path.name.removeprefix("trace-rank").partition(".")[0]
     if not rank.isdigit():
         return None
@@ -182,6 +189,7 @@ def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
     found = list(info.warnings) if info else []
     if info is not None and info.message:
         found.append(info.message)
+    found.extend(traces.sentences(facts.trace.health))
     if facts.marks is not None and marks_disagree(facts):
         found.append(
             f"The marks of the recorded checkpoints and the operators disagree on "
@@ -201,7 +209,7 @@ def _rank(piece: _Piece) -> Rank:
     cost = piece.result.cost
     return Rank(
         rank=piece.rank,
-        trace=piece.path.name,
+        trace=piece.name,
         verdict=piece.result.verdict,
         step_ms=cost.step_ms if cost else None,
     )

@@ -77,7 +77,7 @@ def lora(own: Own = None, wrapper: Own = None, dropout: float = 0.0) -> Build:
             use_cache=False,
             attention_dropout=dropout,
         )
-        model = transformers.LlamaForCausalLM(config)
+        model: Any = transformers.LlamaForCausalLM(config)
         adapters = peft.LoraConfig(
             task_type="CAUSAL_LM",
             r=4,
@@ -104,17 +104,18 @@ def t5(own: Own = None, wrapper: Own = None) -> Build:
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         import transformers  # noqa: PLC0415 - seconds, and only these cases need it
 
-        config = transformers.T5Config(
+        config: Any = transformers.T5Config(
             vocab_size=VOCABULARY,
             d_model=WIDTH,
             d_kv=8,
             d_ff=2 * WIDTH,
             num_layers=2,
             num_heads=4,
-            decoder_start_token_id=0,
             use_cache=False,
         )
-        model = transformers.T5ForConditionalGeneration(config).to(device).train()
+        config.decoder_start_token_id = 0
+        model: Any = transformers.T5ForConditionalGeneration(config)
+        model.to(device).train()
         for side in ("encoder", "decoder"):
             for number, block in enumerate(getattr(model, side).block):
                 watch(oracle, block.layer[0], f"{side}.{number}", "attention")
@@ -182,6 +183,7 @@ def convolutions(outer: Own = None, inner: Own = None) -> Build:
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         model = ConvNet(outer, inner).to(device).train()
         for number, stage in enumerate(model.stages):
+            assert isinstance(stage, Stage)
             watch(oracle, stage.first, f"stages.{number}", "attention")
             watch(oracle, stage.second, f"stages.{number}", "mlp")
         sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -212,11 +214,11 @@ def dropout_everywhere(outer: Own = None, inner: Own = None) -> Build:
     """torch's own encoder layers with dropout: each replay draws the same masks again."""
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        layers = nn.ModuleList(
+        layers = [
             CheckpointedEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.2, batch_first=True)
             for _ in range(3)
-        )
-        model = layers.to(device).train()
+        ]
+        model = nn.ModuleList(layers).to(device).train()
         for number, layer in enumerate(layers):
             layer.inner = inner
             watch(oracle, layer, f"layers.{number}", "attention", "_sa_block")

@@ -15,7 +15,9 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+import torch.multiprocessing.spawn as multiprocessing
+from torch import nn
+from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     apply_activation_checkpointing,
@@ -34,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .case import Build, Case, TrainingStep, record
 from .loops import batch, next_token_loss
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Layer, Model, Oracle
-from .truth import Truth
+from .truth import Truth, read_truth, write_truth
 
 N, R = NON_REENTRANT, REENTRANT
 _WRAPPERS = {N: CheckpointImpl.NO_REENTRANT, R: CheckpointImpl.REENTRANT}
@@ -67,17 +69,20 @@ def shard(
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         _join_group()
-        wrap = functools.partial(_wrap, wrapper)
         with warnings.catch_warnings():
             # FSDP of one process has nothing to shard and says so.
             warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
-            model = _distribute(Model(oracle, asked).to(device), method, wrap, wrapper_outside, mixed)
+            plain = Model(oracle, asked).to(device)
+            model = _distribute(plain, method, wrapper, wrapper_outside, mixed)
         adamw = torch.optim.AdamW(model.parameters())
         batches = [batch(device) for _ in range(micro_batches)]
 
         def step() -> None:
             for tokens in batches:
-                loss = next_token_loss(model(tokens).float(), tokens)
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* view")
+                    logits = model(tokens)
+                loss = next_token_loss(logits.float(), tokens)
                 (loss / micro_batches).backward()
             adamw.step()
             adamw.zero_grad()
@@ -87,7 +92,34 @@ def shard(
     return build
 
 
-def _wrap(wrapper: Wrapper, model: nn.Module, kind: type[nn.Module] = Layer) -> None:
+def _distribute(
+    model: nn.Module, method: Method, wrapper: Wrapper, outside: bool, mixed: bool
+) -> nn.Module:
+    low = torch.bfloat16 if mixed else None
+    if method == "fsdp1":
+        model = FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=ModuleWrapPolicy({Layer}),
+            device_id=torch.device("cpu"),
+            mixed_precision=MixedPrecision(param_dtype=low) if mixed else None,
+        )
+        _checkpoint(model, wrapper, FullyShardedDataParallel if outside else Layer)
+        return model
+    if method == "fsdp2":
+        if not outside:
+            _checkpoint(model, wrapper, Layer)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        policy = MixedPrecisionPolicy(param_dtype=low)
+        for module in (*model.get_submodule("layers").children(), model):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        if outside:
+            _checkpoint(model, wrapper, Layer)
+        return model
+    _checkpoint(model, wrapper, Layer)
+    return DistributedDataParallel(model)
+
+
+def _checkpoint(model: nn.Module, wrapper: Wrapper, kind: type[nn.Module]) -> None:
     if wrapper is not None:
         apply_activation_checkpointing(
             model,
@@ -98,5 +130,103 @@ def _wrap(wrapper: Wrapper, model: nn.Module, kind: type[nn.Module] = Layer) -> 
         )
 
 
-def _distribute(model, method, wrap, wrapper_outside, mixed):
-    ...
+def _join_group() -> None:
+    """A group of this process alone, unless it is in one."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        atexit.register(_leave_group)
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def record_ranks(name: str, folder: Path, processes: int = 2) -> list[tuple[Path, Truth]]:
+    """Trace and truth of every rank, in order; the traces are ``folder/NAME.rankI.json.gz``.
+
+    Args:
+        name: One of the cases below.
+        folder: Where the traces and truths go.
+        processes: How many ranks.
+    """
+    with tempfile.TemporaryDirectory() as meeting:
+        multiprocessing.spawn(
+            _record_rank, (processes, name, folder, Path(meeting) / "store"), nprocs=processes
+        )
+    traces = [folder / f"{name}.rank{rank}.json.gz" for rank in range(processes)]
+    return [(trace, read_truth(_truth_of(trace))) for trace in traces]
+
+
+def _record_rank(rank: int, processes: int, name: str, folder: Path, store: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=FileStore(str(store), processes), rank=rank, world_size=processes
+    )
+    case = next(case for case in DISTRIBUTED if case.name == name)
+    trace = folder / f"{name}.rank{rank}.json.gz"
+    write_truth(_truth_of(trace), record(case, trace))
+    _leave_group()
+
+
+def _truth_of(trace: Path) -> Path:
+    return trace.with_name(trace.name.replace(".json.gz", ".truth.json"))
+
+
+def _cases(method: Method) -> tuple[Case, ...]:
+    own_n, own_r = Checkpoints(inner=N), Checkpoints(inner=R)
+    return (
+        Case(f"{method}_none", "Nothing is checkpointed.", "none", shard(method)),
+        Case(f"{method}_wrapper_n", "Wrapper, non-reentrant.", "full", shard(method, wrapper=N)),
+        Case(f"{method}_wrapper_r", "Wrapper, reentrant.", "full", shard(method, wrapper=R)),
+        Case(
+            f"{method}_r_in_wrapper_n",
+            "The reported pair: reentrant in the wrapper.",
+            "doubled",
+            shard(method, own_r, wrapper=N),
+        ),
+        Case(
+            f"{method}_n_in_wrapper_n",
+            "Non-reentrant in the wrapper.",
+            "full",
+            shard(method, own_n, wrapper=N),
+        ),
+        Case(
+            f"{method}_accumulation",
+            "Two micro-batches, each reduced.",
+            "doubled",
+            shard(method, own_r, wrapper=N, micro_batches=2),
+            micro_batches=2,
+        ),
+    )
+
+
+DISTRIBUTED = (
+    *_cases("fsdp1"),
+    *_cases("fsdp2"),
+    *_cases("ddp"),
+    Case(
+        "fsdp1_wrapper_outside",
+        "The wrapper is round the FSDP units: a replay gathers again.",
+        "full",
+        shard("fsdp1", wrapper=N, wrapper_outside=True),
+    ),
+    Case(
+        "fsdp2_wrapper_outside",
+        "The same with fully_shard.",
+        "full",
+        shard("fsdp2", wrapper=N, wrapper_outside=True),
+    ),
+    Case(
+        "fsdp1_mixed",
+        "FSDP's mixed precision, checkpointed twice.",
+        "doubled",
+        shard("fsdp1", Checkpoints(inner=R), wrapper=N, mixed=True),
+    ),
+    Case(
+        "fsdp2_mixed",
+        "The same with fully_shard.",
+        "doubled",
+        shard("fsdp2", Checkpoints(inner=R), wrapper=N, mixed=True),
+    ),
+)

@@ -30,6 +30,7 @@ from .model import (
     Variant,
     run,
 )
+from .truth import Verdict
 from .watch import watch, watch_whole_runs
 
 N, R = NON_REENTRANT, REENTRANT
@@ -196,11 +197,11 @@ class Use(nn.Module):
 class Assessed(nn.Module):
     """A layer and a statistic of it that no gradient needs, within one checkpoint."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
         self.probe = nn.Linear(WIDTH, 8)
-        self.register_buffer("load", torch.zeros(8))
+        self.load = nn.Buffer(torch.zeros(8))
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -306,12 +307,13 @@ class Checkpointed(nn.Module):
 
 def _pipelines() -> tuple[Case, ...]:
     cases = []
-    for name, verdict, asked in (
+    kinds: tuple[tuple[str, Verdict, Checkpoints], ...] = (
         ("none", "none", NONE),
         ("n", "full", ONCE),
         ("r", "full", ONCE_R),
         ("doubled", "doubled", DOUBLED),
-    ):
+    )
+    for name, verdict, asked in kinds:
         for order in ("FFBB", "FFBFBFBB"):
             cases.append(
                 Case(

@@ -26,7 +26,11 @@ Json = dict[str, Any]
 # What reading must not change, however large the chunks are.
 numbers = st.integers(-1, 2**40) | st.sampled_from(["12", None, 1.5, 2**63])
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=6,
 )

@@ -171,7 +171,8 @@ class _Matcher:
         self.work = work
         self.forward = forward
         self.anchors = Anchors(calls, structure, forward)
-        self.code = calls.name.astype(np.int64) * (int(calls.dims.max(initial=0)) + 1) + calls.dims
+        kind = words.alike(calls.names)[calls.name]
+        self.code = kind * (int(calls.dims.max(initial=0)) + 1) + calls.dims
         self._sequence = ForwardSequence(self.code[forward])
         self._twins = _twins(calls, neutral)
         self._formula_ends = _have_unnumbered_formula(structure)
@@ -207,10 +208,15 @@ class _Matcher:
             runs = [run for run in runs if run.length > SHORT_RUN]
         parts = passes_of(runs)
         if self.structure.checkpoint_node[engine]:
-            # The node's own replay comes last; a few operators before it unpack its inputs.
-            first = [p for p in parts[:-1] if sum(run.length for run in p) >= SHORT_RUN]
-            parts = first + parts[-1:]
+            # The node's own replay comes last, after that of an outer checkpoint, which runs
+            # its function; a few operators outside that unpack the node's inputs.
+            own = parts[-1:]
+            parts = [part for part in parts[:-1] if not self._unpacks(stretch, part)] + own
         return [self._replay(stretch, engine, part) for part in parts]
+
+    def _unpacks(self, stretch: Int64, part: list[Run]) -> bool:
+        function = int(self.structure.function[stretch[part[0].start]])
+        return function < 0 and _explained(part) < SHORT_RUN
 
     def _runs(self, stretch: Int64, anchor: Anchor | None, lowest: int, highest: int) -> list[Run]:
         wanted = self.code[stretch]
@@ -249,7 +255,7 @@ class _Matcher:
             return np.asarray(
                 ran & ((self.work.kernels[original] == 0) | (self.work.kernels[again] > 0))
             )
-        if whole:
+        if whole or self.calls.name[again[-1]] != self.calls.name[original[-1]]:
             return ran
         size, duration = self.calls.size, self.calls.duration
         last, first_run = int(again[-1]), int(original[-1])

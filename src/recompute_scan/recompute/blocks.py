@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recompute_scan.model import Calls
+from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.spans import Node, Span, forest
 from recompute_scan.result import Checkpoint
@@ -43,8 +44,8 @@ class Block:
 
 def find_blocks(calls: Calls, counts: Counts, spans: Sequence[Span]) -> list[Block]:
     """The blocks of every forward pass, in forward order."""
-    code = calls.name.astype(np.int64) * (int(calls.dims.max(initial=0)) + 1) + calls.dims
-    code = code[counts.rows]
+    kind = words.alike(calls.names)[calls.name]
+    code = (kind * (int(calls.dims.max(initial=0)) + 1) + calls.dims)[counts.rows]
     blocks: list[Block] = []
     for batch in np.unique(counts.batch[counts.counted]):
         mine = [

@@ -89,5 +89,5 @@ def study(trace: Trace) -> Recompute:
         counts=counts,
         marks=marks,
         blocks=tuple(blocks),
-        judgement=judge(calls, structure, counts, blocks),
+        judgement=judge(calls, structure, counts, blocks, alignment.unexplained),
     )

@@ -13,7 +13,7 @@ from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.structure import Role, Structure
 from recompute_scan.result import Verdict
-from recompute_scan.trace.columns import Kind
+from recompute_scan.trace.columns import Int64, Kind
 
 # A block keeps some of its operators (selective checkpointing) when operators that stand
 # before its last replayed one, with this share of its time, do not run again.
@@ -41,14 +41,27 @@ class Judgement:
     share: float | None = None
 
 
-def judge(calls: Calls, structure: Structure, counts: Counts, blocks: Sequence[Block]) -> Judgement:
-    """The verdict on a whole trace."""
+def judge(
+    calls: Calls,
+    structure: Structure,
+    counts: Counts,
+    blocks: Sequence[Block],
+    unexplained: Int64,
+) -> Judgement:
+    """The verdict on a whole trace; ``unexplained`` as in ``Alignment``."""
     counted = counts.counted
     replayed = bool((counts.runs[counted] > 0).any())
     reason = _reason(calls, structure, counts, replayed)
+    if reason is None and not replayed:
+        reason = _lost(structure, unexplained)
+    highest, mean = counts.highest(counted), counts.mean(counted)
+    if reason is None and highest < 2 and _recomputes_when_compiled(calls, structure):
+        reason = (
+            "The compiled backward pass runs forward work again: how often, and where, cannot "
+            "be told from operators."
+        )
     if reason is not None:
         return Judgement("inconclusive", reason)
-    highest, mean = counts.highest(counted), counts.mean(counted)
     weight = counts.weight[counted]
     again = counts.multiplicity[counted] > 0
     share = float(weight[again].sum() / weight.sum()) if weight.sum() else float(again.mean())
@@ -73,6 +86,28 @@ def _whole(counts: Counts, block: Block) -> bool:
     until = places[: int(np.flatnonzero(again)[-1]) + 1]
     holes = counts.weight[until[~again[: len(until)]]].sum()
     return bool(holes <= HOLES * counts.weight[places].sum())
+
+
+def _recomputes_when_compiled(calls: Calls, structure: Structure) -> bool:
+    """Does the formula of a compiled node hold operators that no gradient's formula has?
+
+    What operators outside show is then no more than a lower bound.
+    """
+    forward = np.array([words.only_forward(name) for name in calls.names], np.bool_)
+    rows = np.flatnonzero(forward[calls.name] & (structure.top >= 0) & (structure.engine >= 0))
+    rows = rows[structure.role[structure.top[rows]] == Role.FORMULA]
+    compiled = calls.matching(words.COMPILED_NODE)
+    return bool(compiled[calls.name[structure.engine[rows]]].any())
+
+
+def _lost(structure: Structure, unexplained: Int64) -> str | None:
+    """The reason not to say `none`: a checkpoint function's node exists to replay."""
+    if structure.checkpoint_node[structure.engine[unexplained]].any():
+        return (
+            "A checkpoint ran work in the backward pass that could not be found in the forward "
+            "pass, so it cannot be said how often anything ran again."
+        )
+    return None
 
 
 def _reason(calls: Calls, structure: Structure, counts: Counts, replayed: bool) -> str | None:

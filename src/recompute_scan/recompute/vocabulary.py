@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 # torch/csrc/autograd/engine.cpp and function.h: the engine's range round each node.
 ENGINE = "autograd::engine::evaluate_function: "
@@ -54,7 +58,12 @@ COLLECTIVE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
 # Bookkeeping that costs nothing and that a checkpoint itself adds or leaves out.
 NEUTRAL = re.compile(
     r"(aten::)?(detach|detach_|alias|requires_grad_|set_|lift_fresh)$|_NoopSaveInputs$"
+    r"|TorchDynamo Cache Lookup$"
 )
+
+# Compiled code number `frame/version`. A reentrant checkpoint runs its block without gradients
+# first and with them in the replay: two versions of one frame.
+COMPILED_REGION = re.compile(r"(Torch-Compiled Region: \d+)/\d+$")
 
 COMPILED_NODE = re.compile(r".*CompiledFunctionBackward")
 
@@ -96,9 +105,26 @@ _FAMILIES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
 OTHER_FAMILY = ("other", "other")
 
 
+def alike(names: Sequence[str]) -> NDArray[np.int64]:
+    """For each name: the place of the first that means the same work, in another version."""
+    first: dict[str, int] = {}
+    same = (COMPILED_REGION.sub(r"\1", name) for name in names)
+    return np.array([first.setdefault(name, at) for at, name in enumerate(same)], np.int64)
+
+
 def family_of(name: str) -> tuple[str, str]:
     """Family and kind of an operator by its name; ``("other", "other")`` where none fits."""
     for family, kind, pattern in _FAMILIES:
         if pattern.match(name):
             return family, kind
     return OTHER_FAMILY
+
+
+def only_forward(name: str) -> bool:
+    """Is it costly forward work that never stands in an ordinary backward pass?
+
+    A backward pass multiplies matrices too, but by ``mm`` and ``bmm``.
+    """
+    if name in {"aten::linear", "aten::addmm"}:
+        return True
+    return family_of(name)[1] in {"attention", "conv"} and "backward" not in name

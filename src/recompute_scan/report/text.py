@@ -180,7 +180,6 @@ def _finding(page: _Page, finding: Finding) -> None:
 
 def _worth_knowing(page: _Page, result: Result) -> None:
     notes = list(result.warnings)
-    notes += [f"{name}: {words.count(number)}" for name, number in summary.health_counters(result)]
     notes += [
         f"{rule.code} could not be checked: {rule.why or 'no reason given'}"
         for rule in result.checked

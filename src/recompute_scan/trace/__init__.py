@@ -1,6 +1,18 @@
 """Traces in: files to columns. Nothing above this package knows a file format."""
 
 from recompute_scan.trace.columns import Kind, Trace
-from recompute_scan.trace.store import find, load
+from recompute_scan.trace.health import sentences
+from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
+from recompute_scan.trace.sources import Address, find, load, name_of
 
-__all__ = ["Kind", "Trace", "find", "load"]
+__all__ = [
+    "DEFAULT_LIMITS",
+    "Address",
+    "Kind",
+    "Limits",
+    "Trace",
+    "find",
+    "load",
+    "name_of",
+    "sentences",
+]

@@ -17,7 +17,8 @@ import numpy as np
 from recompute_scan.trace.columns import Kind, Trace
 from recompute_scan.trace.health import count
 from recompute_scan.trace.limits import Limits, refuse_distinct, refuse_events
-from recompute_scan.trace.schema import NO_ARGS, Args, Event, Ns
+from recompute_scan.trace.schema import NO_ARGS, Args, Event
+from recompute_scan.trace.times import NO_TIME, Times, nanoseconds
 
 _KINDS = {
     "cpu_op": Kind.OP,
@@ -38,13 +39,6 @@ _KINDS = {
 _HOST = (Kind.OP, Kind.ANNOTATION)
 # Before torch 1.11 user ranges had the category of operators.
 _ANNOTATION_PREFIXES = ("ProfilerStep#", "Optimizer.")
-# No clock goes there: 140 years in µs. Start and end in ns fit into 63 bits below it.
-_LATEST_US = 2.0**52
-# Below this a double holds nanoseconds; 101 days in µs.
-EXACT_US = 2.0**43
-_NO_TIME = np.iinfo(np.int64).min
-# Rows whose times wait as doubles before they become nanoseconds together.
-_BLOCK = 1 << 15
 _MISFIT = (struct.error, TypeError, AttributeError, OverflowError, ValueError)
 
 
@@ -93,8 +87,8 @@ class Builder:
         self._name = bytearray()
         self._kind = bytearray()
         self._thread = bytearray()
-        self._ts = _Times()
-        self._dur = _Times()
+        self._ts = Times()
+        self._dur = Times()
         self._sequence = bytearray()
         self._correlation = bytearray()
         self._stream = bytearray()
@@ -155,8 +149,8 @@ class Builder:
         starts = [event.ts for event in events]
         durations = [event.dur for event in events]
         if self.exact:
-            ts: bytes | list[Any] = [_nanoseconds(value) for value in starts]
-            dur: bytes | list[Any] = [_nanoseconds(value) for value in durations]
+            ts: bytes | list[Any] = [nanoseconds(value) for value in starts]
+            dur: bytes | list[Any] = [nanoseconds(value) for value in durations]
         else:
             ts, dur = times(*starts), times(*durations)
         sequence = longs(*[a.sequence for a in args])
@@ -233,9 +227,9 @@ class Builder:
             kind[(kind == Kind.OP) & annotations[name]] = Kind.ANNOTATION
         thread, threads = _merge_threads(np.frombuffer(self._thread, np.int32), self._threads)
         ts, dur = self._ts.finish(), self._dur.finish()
-        if unknown := int((dur == _NO_TIME).sum()):
+        if unknown := int((dur == NO_TIME).sum()):
             count(self._health, "events_without_duration", unknown)
-            dur[dur == _NO_TIME] = 0
+            dur[dur == NO_TIME] = 0
         if negative := int((dur < 0).sum()):
             count(self._health, "negative_durations", negative)
             dur[dur < 0] = 0
@@ -259,7 +253,7 @@ class Builder:
         )
         if cut and not self._after_python and kind[-1] in _HOST:
             trace = replace(trace, cut_at=int(ts[-1]))
-        missing = ts == _NO_TIME
+        missing = ts == NO_TIME
         if not missing.any():
             return trace
         count(self._health, "events_without_time", int(missing.sum()))
@@ -272,51 +266,6 @@ class Builder:
             count(self._health, "numbers_out_of_range", int(odd.sum()))
             numbers[odd] = -1
         return numbers
-
-
-class _Times:
-    """A column of times: doubles in µs that become ns a block at a time, or ns as they are."""
-
-    def __init__(self) -> None:
-        self._ns = bytearray()
-        self._us = bytearray()
-
-    def add(self, times: bytes | list[Any]) -> None:
-        if isinstance(times, list):
-            self._flush()
-            self._ns += np.array(times, np.int64).tobytes()
-            return
-        self._us += times
-        if len(self._us) >= 8 * _BLOCK:
-            self._flush()
-
-    def finish(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        self._flush()
-        return np.frombuffer(self._ns, np.int64)
-
-    def _flush(self) -> None:
-        if not self._us:
-            return
-        us = np.frombuffer(self._us, np.float64)
-        usable = np.abs(us) < _LATEST_US
-        if not usable.all():
-            us = np.where(usable, us, 0.0)
-        whole = np.floor(us)
-        # In two parts: microseconds since 1970 times 1000 do not fit into a double.
-        ns = whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
-        ns[~usable] = _NO_TIME
-        self._ns += ns.tobytes()
-        self._us = bytearray()
-
-
-def _nanoseconds(value: Any) -> int:
-    if isinstance(value, Ns):
-        ns = int(value)
-    elif isinstance(value, (int, float)) and abs(value) < _LATEST_US:
-        ns = round(value * 1000)  # exact for an int, which most are
-    else:
-        return int(_NO_TIME)
-    return ns if abs(ns) < _LATEST_US * 1000 else int(_NO_TIME)
 
 
 def _thread_part(value: Any) -> Any:

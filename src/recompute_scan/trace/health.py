@@ -25,6 +25,13 @@ SENTENCES: dict[str, str] = {
     "events_without_duration": "{n} events have no usable duration; they count as instants.",
     "negative_durations": "{n} events have a negative duration; they count as instants.",
     "numbers_out_of_range": "{n} numbers are too large for their field and count as unknown.",
+    "tables_damaged": "{n} tables of the database are damaged; what comes before was read.",
+    "events_of_other_processes": (
+        "{n} events belong to other processes of the same recording and were left out: only the "
+        "process with the most operators was read."
+    ),
+    "ranges_without_end": "{n} NVTX ranges were still open when recording ended; left out.",
+    "events_without_name": "{n} events have names that the file does not hold.",
     "names_shortened": "{n} names were too long and were cut.",
 }
 

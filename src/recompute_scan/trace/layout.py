@@ -80,12 +80,14 @@ class Separator:
         text: The bytes looked for; they cannot stand inside a sound string.
         comma: Where the comma stands in ``text``.
         brace: Where the next event's brace stands in ``text``.
+        short: The part of ``text`` that all events share, whatever their first key.
         python: Bytes that each ``python_function`` event of this file has once.
     """
 
     text: bytes
     comma: int
     brace: int
+    short: bytes
     python: bytes
 
 
@@ -131,6 +133,7 @@ def _separator(text: bytes, colon: bytes) -> Separator:
         text=text,
         comma=text.index(b","),
         brace=text.index(b"{"),
+        short=text[: text.index(b'"') + 1],
         python=b'"cat' + colon + b'python_function"',
     )
 

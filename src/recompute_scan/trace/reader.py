@@ -3,20 +3,19 @@
 The events are taken in chunks cut at the separator that the file itself uses. A chunk decodes
 as an array only if it was cut between two events, so with the start of each proven by the chunk
 before it no wrong cut passes silently; a chunk that does not decode goes event by event through
-:mod:`recompute_scan.trace.repair`, and what cannot be repaired is left out and counted.
+:mod:`recompute_scan.trace.mender`, and what cannot be repaired is left out and counted.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from recompute_scan.errors import InputError
-from recompute_scan.trace.builder import EXACT_US, Builder
+from recompute_scan.trace.builder import Builder
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.health import count
 from recompute_scan.trace.layout import (
@@ -27,8 +26,10 @@ from recompute_scan.trace.layout import (
     find_separator,
     loose_cut,
 )
-from recompute_scan.trace.limits import Limits, refuse_depth
-from recompute_scan.trace.repair import BETWEEN_EVENTS, mend, mend_text, nesting, object_end
+from recompute_scan.trace.limits import Limits
+from recompute_scan.trace.mender import Mender
+from recompute_scan.trace.nothing import nothing_kept, without_events
+from recompute_scan.trace.repair import mend, object_end
 from recompute_scan.trace.schema import (
     UNREADABLE,
     Decode,
@@ -39,23 +40,18 @@ from recompute_scan.trace.schema import (
     decode_events,
     decode_events_exactly,
 )
-from recompute_scan.trace.sniff import broken_archive, no_events, no_json, no_trace
 from recompute_scan.trace.streams import Stream
+from recompute_scan.trace.times import EXACT_US
 from recompute_scan.trace.window import Window
 
 CHUNK = 256 * 1024
 # A cut at a false separator makes pieces that only decode together.
 _JOINED = 4
-# How much of what follows the events is looked at, and how many ends of a broken event are tried.
+# How much of what follows the events is looked at.
 _TAIL = 4 << 20
-_ENDS = 8
 _CLOSES = re.compile(rb"\s*(?:,\s*)*\]")
 _CLOSED = re.compile(rb"\}\s*(?:,\s*)*\]")
-_NEXT = re.compile(rb"\s*,[\s,]*(?=\S)")
-_MAY_END = re.compile(rb"\}(?=\s*(?:,\s*)*(?:[\]{]|\Z))")
 _FINISHED = -1
-# A longer event is none.
-_LONGEST = 1 << 20
 _PYTHON_LOOKED_AT = 256
 
 
@@ -90,6 +86,7 @@ class Reader:
         # Whether the file was cut among its events.
         self._cut = False
         self._decode: Decode = decode_events
+        self._mender = Mender(source, limits, health)
         self._decode_document = decode_document
         self._documents: list[Document] = []
         # Where the last decoding stopped for want of bytes: it must not stop there twice.
@@ -109,7 +106,9 @@ class Reader:
             window.drop(window.FIRST + len(BOM))
         head = find_head(window)
         if head is None:
-            raise self._without_events(window.rest())
+            raise without_events(
+                self._source, window.rest(), window.ended, self._limits, self._health
+            )
         count(self._health, "commas_dropped", head.commas)
         self._bare = head.bare
         if not head.bare:
@@ -117,7 +116,7 @@ class Reader:
         window.drop(head.first)
         self._read_events(find_separator(window))
         if not self._builder.rows:
-            raise self._nothing_kept()
+            raise nothing_kept(self._source, self._health)
         return self._builder.finish(*_facts(self._documents), cut=self._cut)
 
     # The chunks
@@ -166,7 +165,12 @@ class Reader:
         if data.find(separator.python, first, first + _PYTHON_LOOKED_AT) < 0:
             return False
         frames = data.count(separator.python, first, comma)
-        if data.count(separator.text, first, comma) != frames - 1:
+        if data.count(separator.short, first, comma) != frames - 1:
+            return False
+        # A frame and its args take a brace each: an event that opens unlike its neighbours,
+        # which the count of separators misses, would add one.
+        braces = np.count_nonzero(np.frombuffer(data, np.uint8, comma - first, first) == ord("{"))
+        if braces != 2 * frames:
             return False
         self._builder.pass_over(frames)
         return True
@@ -203,6 +207,7 @@ class Reader:
         ):
             return False
         self._decode, self._decode_document = decode_events_exactly, decode_document_exactly
+        self._mender.decode = self._decode
         self._builder.exact = True
         return True
 
@@ -223,7 +228,7 @@ class Reader:
             start = starts[position]
             event = None
             for last in range(position, min(len(starts), position + joined)):
-                event = self._decoded(chunk[start : ends[last]])
+                event = self._mender.decoded(chunk[start : ends[last]])
                 if event:
                     break
             if event:
@@ -236,91 +241,10 @@ class Reader:
             elif position == len(starts) - 1 and not self._waiting:
                 undone = start
             else:
-                taken += self._mended(piece)
+                taken += self._mender.mended(piece)
             position += 1
         self._builder.add(taken)
         return undone
-
-    def _decoded(self, piece: bytes) -> Event | None:
-        """The one event that the bytes are, or nothing.
-
-        Raises:
-            InputError: They are nested too deep (``E312``).
-        """
-        try:
-            return self._decode_one(piece)
-        except RecursionError:
-            depth = self._limits.depth
-            if nesting(piece, depth + 1) > depth:
-                raise refuse_depth(self._source, depth) from None
-        except UNREADABLE:
-            pass
-        return None
-
-    def _decode_one(self, piece: bytes) -> Event:
-        events = self._decode(b"[" + piece + b"]")
-        if len(events) != 1:
-            raise msgspec.DecodeError("not one event")
-        return events[0]
-
-    def _mended(self, piece: bytes) -> list[Event]:
-        """The events of a piece that is not one sound event, repaired where they need it."""
-        events: list[Event] = []
-        if mended := mend(piece, self._decode_one, UNREADABLE, whole=True):
-            count(self._health, mended[1])
-            return [mended[0]]
-        position = 0
-        while position < len(piece):
-            found = self._event_at(piece, position)
-            if not found:
-                count(self._health, "events_dropped", 1 + len(BETWEEN_EVENTS.findall(piece)))
-                break
-            events += found[0]
-            position = self._next(piece, found[1])
-        return events
-
-    def _event_at(
-        self, data: bytes, start: int, cut: bool = False
-    ) -> tuple[list[Event], int] | None:
-        """The event that begins at ``start``, repaired if need be, and where it ends.
-
-        What cannot be repaired is left out; either is counted.
-
-        Args:
-            data: Events.
-            start: Where to begin.
-            cut: Whether ``data`` may end inside an event, where a brace alone proves no end.
-
-        Returns:
-            ``None`` where no event ends.
-        """
-        if not data.startswith(b"{", start):
-            brace = data.find(b"{", start)
-            count(self._health, "events_dropped")
-            return [], brace if brace >= 0 else len(data)
-        # No further than to where the next event seems to begin: the end may be missing.
-        border = BETWEEN_EVENTS.search(data, start, start + _LONGEST)
-        end = object_end(data, start, (border.start() + 1 if border else start + _LONGEST) - start)
-        if end > 0 and (event := self._decoded(data[start:end])):
-            return [event], end
-        ends = [found.end() for found in islice(_MAY_END.finditer(data, start), _ENDS)]
-        for end in ends:
-            whole = cut and end == len(data)
-            if mended := mend(data[start:end], self._decode_one, UNREADABLE, whole=whole):
-                count(self._health, mended[1])
-                return [mended[0]], end
-        if not ends or (cut and ends[0] == len(data)):
-            return None
-        count(self._health, "events_dropped")
-        return [], ends[0]
-
-    def _next(self, data: bytes, end: int) -> int:
-        """Where the event after the one that ends at ``end`` begins, if there is one."""
-        following = _NEXT.match(data, end)
-        if not following:
-            return end if data.startswith(b"{", end) else len(data)
-        count(self._health, "commas_dropped", following[0].count(b",") - 1)
-        return following.end()
 
     # The end
 
@@ -329,7 +253,7 @@ class Reader:
         behind = start - self._window.FIRST
         end = object_end(piece) if _CLOSED.search(piece) else -1
         closed = _CLOSES.match(piece, end) if end > 0 else None
-        event = self._decoded(piece[:end]) if closed else None
+        event = self._mender.decoded(piece[:end]) if closed else None
         if closed and event:
             taken.append(event)
             self._finish_document(self._window.rest()[behind + closed.end() :])
@@ -364,12 +288,12 @@ class Reader:
         position = 0
         closed = None
         rest = rest.rstrip()
-        while position < len(rest) and (found := self._event_at(rest, position, cut=True)):
+        while position < len(rest) and (found := self._mender.event_at(rest, position, cut=True)):
             taken += found[0]
             position = found[1]
             if closed := _CLOSES.match(rest, position):
                 break
-            position = self._next(rest, position)
+            position = self._mender.next(rest, position)
         self._builder.add(taken)
         if closed:
             count(self._health, "commas_dropped", closed[0].count(b","))
@@ -414,41 +338,6 @@ class Reader:
         count(self._health, "bytes_after_end", len(beyond) + self._window.drain())
         if EVENTS_BEGIN.search(beyond):
             count(self._health, "documents_after_first")
-
-    def _nothing_kept(self) -> InputError:
-        """Why not one event could be kept, for a file that has a first one."""
-        if self._health.get("archive_damaged"):
-            return broken_archive(self._source)
-        if self._health.get("cut_short"):
-            return no_json(self._source, b"{", "it is cut before its first event ends")
-        if self._health.get("events_dropped"):
-            return no_json(self._source, b"{", "not one of its events can be read")
-        return no_events(self._source)
-
-    def _without_events(self, data: bytes) -> InputError:
-        """Why there is nothing to read, for a file without a first event."""
-        if self._health.get("archive_damaged"):
-            return broken_archive(self._source)
-        depth = self._limits.depth
-        if nesting(data[: 1 << 20], depth + 1) > depth:
-            return refuse_depth(self._source, depth)
-        if not self._window.ended:
-            if data.lstrip()[:1] not in (b"{", b"[", b'"'):
-                return no_json(self._source, data, "it does not begin as JSON does")
-            return no_trace(self._source, data, "it does not begin as a trace does")
-        error: Exception | None = None
-        for attempt in (data, mend_text(data)):
-            try:
-                if attempt.lstrip().startswith(b"["):
-                    decode_events(attempt)
-                elif decode_document(attempt).traceEvents is None:
-                    return no_trace(self._source, data, 'it has no "traceEvents"')
-                return no_events(self._source)
-            except msgspec.ValidationError as found:
-                return no_trace(self._source, data, str(found))
-            except UNREADABLE as found:
-                error = error or found
-        return no_json(self._source, data, str(error))
 
 
 def _starts(chunk: bytes, separator: Separator, first: int) -> Iterator[int]:

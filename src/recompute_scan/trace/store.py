@@ -14,6 +14,7 @@ from recompute_scan.trace.kineto import read
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 
 _SUFFIXES = (".json", ".json.gz", ".json.zst")
+_DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
 # What `run` writes beside its traces, and other JSON that is never a trace.
 _NOT_A_TRACE = re.compile(r"(result|run-rank\d+)\.json$|stacks-rank\d+\.json(\.gz|\.zst)?$")
 
@@ -86,7 +87,7 @@ def _matches(path: Path) -> list[Path]:
 
 def _in_folder(folder: Path, limits: Limits) -> list[Path]:
     names = [file.name for file in folder.iterdir()]
-    if inside := _traces(names):
+    if inside := _traces(names, (*_SUFFIXES, *_DATABASES)):
         return [folder / name for name in inside]
     archives = sorted(name for name in names if name.endswith(".zip"))
     if not archives:
@@ -114,8 +115,8 @@ def _only_trace(path: Path, limits: Limits) -> str:
     return inside[0]
 
 
-def _traces(names: Iterable[str]) -> list[str]:
-    kept = [name for name in names if name.endswith(_SUFFIXES) and not _NOT_A_TRACE.search(name)]
+def _traces(names: Iterable[str], suffixes: tuple[str, ...] = _SUFFIXES) -> list[str]:
+    kept = [name for name in names if name.endswith(suffixes) and not _NOT_A_TRACE.search(name)]
     return sorted(kept, key=lambda name: _natural(Path(name)))
 
 
@@ -128,7 +129,7 @@ def _no_trace_in(path: Path) -> InputError:
     return InputError(
         "E308",
         f"{path} holds no trace.",
-        why="no file in it ends in .json, .json.gz, .json.zst or .zip",
+        why="no file in it ends in .json, .json.gz, .json.zst, .sqlite or .zip",
         hint="give the folder that `recompute-scan run` or the profiler wrote",
     )
 

@@ -1,0 +1,77 @@
+"""Where traces come from: files and folders here, addresses elsewhere, Nsight's databases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from recompute_scan.errors import InputError
+from recompute_scan.trace import kineto, nsys, remote, store
+from recompute_scan.trace.columns import Trace
+from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
+
+# A path, or a remote address (`s3://…`): a path would lose one of its slashes.
+Address = Path | str
+
+_HEAD = 16
+
+
+def find(addresses: Sequence[Address], limits: Limits = DEFAULT_LIMITS) -> list[Address]:
+    """The traces that the given files, folders, globs, archives and addresses stand for.
+
+    Raises:
+        InputError: See :func:`recompute_scan.trace.store.find` and
+            :func:`recompute_scan.trace.remote.list_remote`.
+    """
+    found: list[Address] = []
+    for address in addresses:
+        if isinstance(address, str) and remote.is_remote(address):
+            found.extend(remote.list_remote(address, limits))
+        else:
+            found.extend(store.find([Path(address)], limits))
+    return found
+
+
+def load(address: Address, *, python: bool = False, limits: Limits = DEFAULT_LIMITS) -> Trace:
+    """The trace at one address; what it is is told by its first bytes.
+
+    Args:
+        address: A file, a member of an archive, or a remote address.
+        python: Whether ``python_function`` events are kept.
+        limits: What is refused.
+
+    Raises:
+        InputError: See :func:`recompute_scan.trace.store.load`,
+            :func:`recompute_scan.trace.nsys.load_nsys` and
+            :func:`recompute_scan.trace.remote.open_remote`.
+    """
+    if isinstance(address, str) and remote.is_remote(address):
+        return _load_remote(address, python, limits)
+    path = Path(address)
+    if path.suffix in nsys.REPORT_SUFFIXES:
+        raise nsys.refuse_report(path)
+    if path.is_file():
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+        if nsys.is_sqlite(head):
+            return nsys.load_nsys(path, limits)
+    return store.load(path, python=python, limits=limits)
+
+
+def name_of(address: Address) -> str:
+    """The trace's own name, without folders, and without secrets of a remote address."""
+    return remote.shown(str(address)).rstrip("/").rpartition("/")[2] or str(address)
+
+
+def _load_remote(address: str, python: bool, limits: Limits) -> Trace:
+    name = remote.shown(address)
+    with remote.open_remote(address) as stream:
+        # Every stream of `open_remote` is buffered, so that its head can be looked at.
+        peek = getattr(stream, "peek", None)
+        if peek is not None and nsys.is_sqlite(peek(_HEAD)[:_HEAD]):
+            raise InputError(
+                "E324",
+                f"{name} is a database, which cannot be read from afar.",
+                hint="copy it here first",
+            )
+        return kineto.read(stream, name, python=python, limits=limits, health={})
