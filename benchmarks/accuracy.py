@@ -33,18 +33,22 @@ from tests.cases.architectures import ARCHITECTURES
 from tests.cases.bystanders import BYSTANDERS
 from tests.cases.case import Case, record
 from tests.cases.compiled import COMPILED
+from tests.cases.discarded import DISCARDED
 from tests.cases.distributed import DISTRIBUTED, record_ranks
+from tests.cases.hooks import HOOKS
 from tests.cases.huggingface import HUGGING_FACE
 from tests.cases.nesting import CASES
-from tests.cases.schedules import PLACES, SCHEDULES
+from tests.cases.places import PLACES
+from tests.cases.schedules import SCHEDULES
 from tests.cases.truth import Truth, write_truth
 
 GROUPS: dict[str, tuple[Case, ...]] = {
     "core": CASES,
     "huggingface": HUGGING_FACE,
     "architectures": ARCHITECTURES,
-    "bystanders": BYSTANDERS,
-    "schedules": SCHEDULES + PLACES,
+    "bystanders": BYSTANDERS + HOOKS,
+    "schedules": SCHEDULES,
+    "places": PLACES + DISCARDED,
     "distributed": DISTRIBUTED,
     "compiled": COMPILED,
 }

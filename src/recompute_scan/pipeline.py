@@ -67,7 +67,7 @@ def analyse(
             continue
         info = _info_beside(address)
         rank = info.rank if info else trace.rank if trace.rank is not None else number
-        pieces.append(_Piece(traces.name_of(address), rank, _analyse_one(trace, info)))
+        pieces.append(_Piece(traces.name_of(address), rank, result_of(trace, info)))
     if not pieces:
         raise failures[0]
     main = max(pieces, key=lambda piece: (_SEVERITY[piece.result.verdict], -piece.rank))
@@ -79,7 +79,8 @@ def analyse(
     )
 
 
-def _analyse_one(trace: Trace, info: RunInfo | None) -> Result:
+def result_of(trace: Trace, info: RunInfo | None = None) -> Result:
+    """The result for one loaded trace, with its run's account where there is one."""
     facts = study(trace)
     sources = info.sources if info else {}
     timed = info.timed_steps_ms if info else ()

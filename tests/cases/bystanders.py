@@ -1,22 +1,20 @@
 """Work in the step, or in the backward pass itself, that belongs to no checkpoint.
 
-Moving averages, reference models, evaluation, optimizers that step inside the backward pass,
-and gradient hooks that run modules. None of it is recompute, whatever it looks like.
+Moving averages, reference models, evaluation, and optimizers that step inside the backward
+pass. None of it is recompute, whatever it looks like.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
 from .case import Build, Case, TrainingStep
 from .loops import batch, next_token_loss
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Model, Oracle
-from .watch import unwatched
 
 N, R = NON_REENTRANT, REENTRANT
 ONCE, DOUBLED = Checkpoints(outer=N), Checkpoints(outer=N, inner=R)
@@ -160,94 +158,6 @@ def two_optimizers(asked: Checkpoints | None = None) -> Build:
     return build
 
 
-Where = Literal["output", "parameter", "module"]
-
-
-def hook_runs_a_layer(
-    asked: Checkpoints | None = None,
-    *,
-    where: Where = "output",
-    gradients: bool = False,
-    same: bool = False,
-) -> Build:
-    """A gradient hook runs a layer, as probes and loggers of features do.
-
-    Args:
-        asked: Checkpoints of the trained model.
-        where: Hooked on each layer's output, on a parameter of each layer when its gradient
-            has been added, or on the module.
-        gradients: The hook's run records a graph.
-        same: It runs the very layer that it hangs on, on the input that this had; else a layer
-            of the same shape that is no part of the model.
-    """
-
-    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        model = Model(oracle, asked).to(device)
-        stranger = Model(oracle, prefix="stranger.").layers[0].to(device)
-        adamw = torch.optim.AdamW(model.parameters())
-        tokens = batch(device)
-        inputs: dict[nn.Module, Tensor] = {}
-
-        def probe(layer: nn.Module) -> None:
-            with unwatched(oracle), torch.set_grad_enabled(gradients):
-                attention, mlp = (layer if same else stranger).children()
-                mlp(attention(inputs[layer])).mean()
-
-        for layer in model.layers:
-            _hang_on(layer, where, probe, inputs)
-
-        def step() -> None:
-            next_token_loss(model(tokens), tokens).backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
-
-    return build
-
-
-def _hang_on(
-    layer: nn.Module,
-    where: Where,
-    probe: Callable[[nn.Module], None],
-    inputs: dict[nn.Module, Tensor],
-) -> None:
-    def keep_input(module: nn.Module, args: tuple[Tensor]) -> None:
-        if torch._C._current_graph_task_id() == -1:
-            inputs[module] = args[0].detach()
-
-    def hook_output(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
-        if output.requires_grad and torch._C._current_graph_task_id() == -1:
-            output.register_hook(lambda grad: probe(module))
-
-    layer.register_forward_pre_hook(keep_input)
-    if where == "output":
-        layer.register_forward_hook(hook_output)
-    elif where == "module":
-        layer.register_full_backward_hook(lambda module, before, after: probe(module))
-    else:
-        weight = layer.get_parameter("mlp.up.weight")
-        weight.register_post_accumulate_grad_hook(lambda parameter: probe(layer))
-
-
-def _hook_cases() -> tuple[Case, ...]:
-    cases = []
-    places: tuple[Where, ...] = ("output", "parameter", "module")
-    for where in places:
-        for gradients in (False, True):
-            for same in (False, True):
-                what = "its own layer" if same else "another layer"
-                cases.append(
-                    Case(
-                        f"hook_{where}{'_grad' if gradients else ''}{'_same' if same else ''}",
-                        f"A hook on each {where} runs {what} in the backward pass.",
-                        "none",
-                        hook_runs_a_layer(where=where, gradients=gradients, same=same),
-                    )
-                )
-    return tuple(cases)
-
-
 BYSTANDERS = (
     Case("ema_none", "A moving average as teacher.", "none", moving_average_teacher()),
     Case("ema_once", "The same, student checkpointed.", "full", moving_average_teacher(ONCE)),
@@ -306,24 +216,5 @@ BYSTANDERS = (
         "full",
         two_optimizers(ONCE),
         scheduled=False,
-    ),
-    *_hook_cases(),
-    Case(
-        "hook_output_once",
-        "A hook runs another layer; the model is checkpointed once.",
-        "full",
-        hook_runs_a_layer(ONCE),
-    ),
-    Case(
-        "hook_output_grad_same_once",
-        "A hook runs its own layer with gradients on; the model is checkpointed once.",
-        "full",
-        hook_runs_a_layer(ONCE, gradients=True, same=True),
-    ),
-    Case(
-        "hook_parameter_grad_same_r",
-        "The same on a parameter, reentrant.",
-        "full",
-        hook_runs_a_layer(Checkpoints(outer=R), where="parameter", gradients=True, same=True),
     ),
 )

@@ -13,8 +13,8 @@ import pytest
 import zstandard
 
 from recompute_scan.errors import InputError
-from recompute_scan.trace import find, load
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
+from recompute_scan.trace.store import find, load
 
 from .make_corpus import FOLDER, event, sound, trace, zipped
 

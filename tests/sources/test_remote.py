@@ -165,7 +165,7 @@ def test_a_file_over_http(site: str, folder: Path) -> None:
     with closing(open_remote(f"{site}/one.json.gz")) as stream:
         assert stream.read(2) == b"\x1f\x8b"
         buffer = bytearray(100)
-        assert stream.readinto(buffer) == 100  # type: ignore[attr-defined]
+        assert stream.readinto(buffer) == 100
         rest = stream.read()
     assert b"\x1f\x8b" + bytes(buffer) + rest == (folder / "one.json.gz").read_bytes()
 
@@ -183,7 +183,7 @@ def test_a_large_file_is_never_held_whole(odd: str) -> None:
             buffer = bytearray(1 << 18)
             total = 1 << 16
             while total < 60 << 20:
-                total += stream.readinto(buffer)  # type: ignore[attr-defined]
+                total += stream.readinto(buffer)
             _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

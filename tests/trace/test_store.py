@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.errors import InputError
-from recompute_scan.trace import find, load
+from recompute_scan.trace.store import find, load
 from tests.trace_builder import as_bytes, document, op, thread
 
 TRACE = as_bytes(document(thread(op("aten::mm"))))

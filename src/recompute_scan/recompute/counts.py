@@ -153,10 +153,23 @@ def join_steps(calls: Calls, structure: Structure, steps: list[StepSpan]) -> lis
     return joined
 
 
-def complete_steps(calls: Calls, alignment: Alignment, steps: list[StepSpan]) -> Bool:
-    """For each step: does it hold a forward pass with its backward?"""
+def complete_steps(
+    calls: Calls, alignment: Alignment, steps: list[StepSpan], cut_at: int | None = None
+) -> Bool:
+    """For each step: does it hold a forward pass with its backward, and was it read to its end?
+
+    Args:
+        calls: The trace's calls.
+        alignment: What ran backward.
+        steps: The steps.
+        cut_at: Where a trace that was cut short ends, ns. A step's own range can stand in the
+            file before all that ran in it.
+    """
     step = step_of(steps, calls.start[alignment.forward[alignment.backwards > 0]])
-    return np.bincount(step[step >= 0], minlength=len(steps)) > 0
+    trained = np.bincount(step[step >= 0], minlength=len(steps)) > 0
+    if cut_at is None:
+        return trained
+    return trained & np.array([span.end <= cut_at for span in steps], np.bool_)
 
 
 def _typical(time: Int64, name: Int32, dims: Int32) -> Float64:

@@ -69,7 +69,7 @@ def study(trace: Trace) -> Recompute:
     steps = join_steps(calls, structure, find_steps(calls))
     starts = np.sort(np.array([step.start for step in steps], np.int64))
     alignment = align(calls, structure, work, starts)
-    complete = complete_steps(calls, alignment, steps)
+    complete = complete_steps(calls, alignment, steps, trace.cut_at)
     counts = count(calls, structure, work, alignment, steps, complete)
     marks = read_marks(calls, structure, alignment)
     if marks is not None:

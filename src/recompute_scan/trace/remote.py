@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import io
 import re
-from typing import Any, BinaryIO
+from typing import Any
 
 from recompute_scan.errors import InputError, MissingExtra
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_members
@@ -55,7 +55,7 @@ def shown(address: str) -> str:
     return re.sub(r"(://)[^/\s@]*@", r"\1", re.sub(r"\?[^\s'\")]*", "", address))
 
 
-def open_remote(address: str) -> BinaryIO:
+def open_remote(address: str) -> io.BufferedReader:
     """The file's bytes as a stream, to be closed by the caller; reading may raise ``E325`` too.
 
     Args:

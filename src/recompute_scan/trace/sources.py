@@ -66,9 +66,7 @@ def name_of(address: Address) -> str:
 def _load_remote(address: str, python: bool, limits: Limits) -> Trace:
     name = remote.shown(address)
     with remote.open_remote(address) as stream:
-        # Every stream of `open_remote` is buffered, so that its head can be looked at.
-        peek = getattr(stream, "peek", None)
-        if peek is not None and nsys.is_sqlite(peek(_HEAD)[:_HEAD]):
+        if nsys.is_sqlite(stream.peek(_HEAD)[:_HEAD]):
             raise InputError(
                 "E324",
                 f"{name} is a database, which cannot be read from afar.",

@@ -1,0 +1,350 @@
+"""Odd places for a checkpoint: offloading, penalties, shared and mixed blocks, one module."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+    offload_wrapper,
+)
+
+from .case import Build, Case, TrainingStep
+from .loops import batch, next_token_loss
+from .model import (
+    NON_REENTRANT,
+    REENTRANT,
+    WIDTH,
+    Checkpoints,
+    Layer,
+    Model,
+    Oracle,
+    Variant,
+    run,
+)
+from .watch import watch, watch_whole_runs
+
+N, R = NON_REENTRANT, REENTRANT
+ONCE = Checkpoints(outer=N)
+
+Offload = Literal["wrapper round checkpoint", "wrapper", "saved round checkpoint", "saved inside"]
+
+
+class SavedOnCpu(nn.Module):
+    """Runs a layer while saved tensors go to host memory."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        with save_on_cpu():
+            result: Tensor = self.layer(x)
+        return result
+
+
+def offload(how: Offload, variant: Variant = N) -> Build:
+    """Activations go to host memory, with checkpoints or without."""
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        asked = Checkpoints(inner=variant if how == "saved round checkpoint" else None)
+        model = Model(oracle, asked).to(device)
+        if how == "wrapper":
+            apply_activation_checkpointing(model, offload_wrapper, lambda m: isinstance(m, Layer))
+        elif how == "wrapper round checkpoint":
+            apply_activation_checkpointing(
+                model,
+                lambda layer: offload_wrapper(checkpoint_wrapper(layer)),
+                lambda m: isinstance(m, Layer),
+            )
+        else:
+            model.layers = nn.ModuleList(SavedOnCpu(layer) for layer in model.layers)
+            if how == "saved inside":
+                model.asked = Checkpoints(outer=variant)
+        adamw = torch.optim.AdamW(model.parameters())
+        tokens = batch(device)
+
+        def step() -> None:
+            next_token_loss(model(tokens), tokens).backward()
+            adamw.step()
+            adamw.zero_grad()
+
+        return step
+
+    return build
+
+
+def penalized(asked: Checkpoints) -> Build:
+    """Gradient penalty over checkpointed layers: ``create_graph`` through every checkpoint."""
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        model = Model(oracle, asked).to(device)
+        adamw = torch.optim.AdamW(model.parameters())
+        tokens = batch(device)
+
+        def step() -> None:
+            # The fused attention kernels have no second derivative.
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                x: Tensor = model.embedding(tokens)
+                logits = model.logits(model.stack(x))
+                (slope,) = torch.autograd.grad(logits.square().sum(), x, create_graph=True)
+                (next_token_loss(logits, tokens) + slope.norm()).backward()
+            adamw.step()
+            adamw.zero_grad()
+
+        return step
+
+    return build
+
+
+class Mixer(nn.Module):
+    """A block of another kind: mixes tokens, then channels."""
+
+    def __init__(self, oracle: Oracle, name: str) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(WIDTH)
+        self.tokens = nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
+        self.channels = nn.Linear(WIDTH, WIDTH)
+        watch(oracle, self.tokens, name, "attention")
+        watch(oracle, self.channels, name, "mlp")
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.tokens(self.norm(x).transpose(1, 2)).transpose(1, 2)
+        return x + F.silu(self.channels(mixed))
+
+
+class Use(nn.Module):
+    """One use of a layer that several uses share."""
+
+    def __init__(self, oracle: Oracle, name: str, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        watch(oracle, self, name, "attention")
+        watch(oracle, self, name, "mlp")
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)
+        return result
+
+
+class Assessed(nn.Module):
+    """A layer and a statistic of it that no gradient needs, within one checkpoint."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.probe = nn.Linear(WIDTH, 8)
+        self.load = nn.Buffer(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.load.lerp_(self.probe(x).softmax(-1).mean((0, 1)), 0.1)
+        result: Tensor = self.layer(x)
+        return result
+
+
+class Unmixed(nn.Module):
+    """Switches autocast off for a layer, as is done for norms and routers."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            result: Tensor = self.layer(x.float())
+        return result
+
+
+Shape = Literal["alternating", "shared", "assessed", "unmixed"]
+
+
+def shaped(shape: Shape, variants: tuple[Variant | None, ...], autocast: bool = False) -> Build:
+    """The model with its stack of layers changed.
+
+    Args:
+        shape: What the stack is made of.
+        variants: Checkpoints of its blocks, in turn.
+        autocast: In mixed precision.
+    """
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        model = Model(oracle)
+        layers: list[nn.Module] = list(model.layers)
+        if shape == "alternating":
+            layers[1::2] = [Mixer(oracle, f"mixers.{i}") for i in range(2)]
+        elif shape == "shared":
+            shared = Model(Oracle()).layers[0]
+            layers = [Use(oracle, f"uses.{i}", shared) for i in range(4)]
+        elif shape == "assessed":
+            layers = [Assessed(layer) for layer in model.layers]
+        else:
+            layers[1::2] = [Unmixed(layer) for layer in layers[1::2]]
+        model.layers = nn.ModuleList(layers)
+        model.to(device)
+        adamw = torch.optim.AdamW(model.parameters())
+        tokens = batch(device)
+        asked = [variants[i % len(variants)] for i in range(len(layers))]
+
+        def step() -> None:
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+                x: Tensor = model.embedding(tokens)
+                for variant, layer in zip(asked, layers, strict=True):
+                    x = run(variant, layer, x)
+                loss = next_token_loss(model.logits(x), tokens)
+            loss.backward()
+            adamw.step()
+            adamw.zero_grad()
+
+        return step
+
+    return build
+
+
+def one_linear(variant: Variant) -> Build:
+    """In each layer a single linear module is checkpointed; only its whole runs count.
+
+    All that a linear module saves is its input: a non-reentrant replay of it has nothing to do.
+    """
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        model = Model(Oracle()).to(device)
+        adamw = torch.optim.AdamW(model.parameters())
+        tokens = batch(device)
+        for number, layer in enumerate(model.layers):
+            assert isinstance(layer, Layer)
+            watch_whole_runs(oracle, layer.mlp.up, f"layers.{number}", "mlp")
+            layer.mlp.up = Checkpointed(layer.mlp.up, variant)  # type: ignore[assignment]
+
+        def step() -> None:
+            next_token_loss(model(tokens), tokens).backward()
+            adamw.step()
+            adamw.zero_grad()
+
+        return step
+
+    return build
+
+
+class Checkpointed(nn.Module):
+    """Any module of one input under a checkpoint."""
+
+    def __init__(self, module: nn.Module, variant: Variant) -> None:
+        super().__init__()
+        self.module = module
+        self.variant = variant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return run(self.variant, self.module, x)
+
+
+PLACES = (
+    Case(
+        "offload_none",
+        "Activations go to the host; none is checkpointed.",
+        "none",
+        offload("wrapper"),
+    ),
+    Case(
+        "offload_round_n",
+        "Offloading round a checkpoint.",
+        "full",
+        offload("wrapper round checkpoint"),
+    ),
+    Case(
+        "offload_saved_round_n",
+        "save_on_cpu round a checkpoint.",
+        "full",
+        offload("saved round checkpoint"),
+    ),
+    Case(
+        "offload_saved_round_r",
+        "The same, reentrant.",
+        "full",
+        offload("saved round checkpoint", R),
+    ),
+    Case(
+        "offload_saved_in_n",
+        "save_on_cpu inside a checkpoint takes its tensors first: nothing runs again.",
+        "none",
+        offload("saved inside"),
+    ),
+    Case("offload_saved_in_r", "The same, reentrant.", "full", offload("saved inside", R)),
+    Case(
+        "penalty_n",
+        "Gradient penalty through checkpoints.",
+        "full",
+        penalized(ONCE),
+        backwards_per_forward=2,
+    ),
+    Case(
+        "penalty_halves_n",
+        "The same, one checkpoint per half.",
+        "full",
+        penalized(Checkpoints(attention=N, mlp=N)),
+        backwards_per_forward=2,
+    ),
+    Case(
+        "alternating_n",
+        "Two kinds of block in turn, all checkpointed.",
+        "full",
+        shaped("alternating", (N,)),
+    ),
+    Case("alternating_r", "The same, reentrant.", "full", shaped("alternating", (R,))),
+    Case(
+        "alternating_first_kind",
+        "Only blocks of the first kind are checkpointed.",
+        None,
+        shaped("alternating", (N, None)),
+    ),
+    Case(
+        "alternating_variants",
+        "One kind reentrant, the other not.",
+        "full",
+        shaped("alternating", (N, R)),
+    ),
+    Case("shared_none", "One layer used four times.", "none", shaped("shared", (None,))),
+    Case("shared_n", "The same, checkpointed at each use.", "full", shaped("shared", (N,))),
+    Case("shared_r", "The same, reentrant.", "full", shaped("shared", (R,))),
+    Case(
+        "shared_some",
+        "One layer used four times, checkpointed at every other use.",
+        "partial",
+        shaped("shared", (N, None)),
+    ),
+    Case(
+        "no_grad_part_none",
+        "Each block has a part without gradients.",
+        "none",
+        shaped("assessed", (None,)),
+    ),
+    Case("no_grad_part_n", "The same, checkpointed.", "full", shaped("assessed", (N,))),
+    Case("no_grad_part_r", "The same, reentrant.", "full", shaped("assessed", (R,))),
+    Case(
+        "nested_autocast_none",
+        "Every other layer leaves mixed precision.",
+        "none",
+        shaped("unmixed", (None,), autocast=True),
+    ),
+    Case(
+        "nested_autocast_n",
+        "The same, checkpointed.",
+        "full",
+        shaped("unmixed", (N,), autocast=True),
+    ),
+    Case(
+        "nested_autocast_r", "The same, reentrant.", "full", shaped("unmixed", (R,), autocast=True)
+    ),
+    Case(
+        "linear_n",
+        "One linear module per layer is checkpointed: nothing runs again.",
+        "none",
+        one_linear(N),
+    ),
+    Case("linear_r", "The same, reentrant: the modules are the regions.", None, one_linear(R)),
+)
