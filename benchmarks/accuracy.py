@@ -40,6 +40,7 @@ from tests.cases.huggingface import HUGGING_FACE
 from tests.cases.nesting import CASES
 from tests.cases.places import PLACES
 from tests.cases.schedules import SCHEDULES
+from tests.cases.stacks import STACKS
 from tests.cases.truth import Truth, write_truth
 
 GROUPS: dict[str, tuple[Case, ...]] = {
@@ -48,7 +49,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "architectures": ARCHITECTURES,
     "bystanders": BYSTANDERS + HOOKS,
     "schedules": SCHEDULES,
-    "places": PLACES + DISCARDED,
+    "places": PLACES + STACKS + DISCARDED,
     "distributed": DISTRIBUTED,
     "compiled": COMPILED,
 }

@@ -15,7 +15,6 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing.spawn as multiprocessing
 from torch import nn
 from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
@@ -31,6 +30,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from .case import Build, Case, TrainingStep, record
@@ -151,9 +151,7 @@ def record_ranks(name: str, folder: Path, processes: int = 2) -> list[tuple[Path
         processes: How many ranks.
     """
     with tempfile.TemporaryDirectory() as meeting:
-        multiprocessing.spawn(
-            _record_rank, (processes, name, folder, Path(meeting) / "store"), nprocs=processes
-        )
+        spawn(_record_rank, (processes, name, folder, Path(meeting) / "store"), nprocs=processes)
     traces = [folder / f"{name}.rank{rank}.json.gz" for rank in range(processes)]
     return [(trace, read_truth(_truth_of(trace))) for trace in traces]
 
