@@ -45,6 +45,7 @@ fix: $(DEV) ## Format, and repair what lint can repair
 	$(BIN)/ruff check --fix
 
 accuracy: $(DEV) ## Truth beside answer for every recorded case, on this machine
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group accuracy
 	$(BIN)/python benchmarks/accuracy.py
 
 bench-load: $(DEV) ## Reading speed and memory, beside other readers

@@ -42,9 +42,9 @@ def headline(facts: Recompute, regions: tuple[Region, ...], cost: Cost | None) -
 def confidence(facts: Recompute) -> Level:
     """How sure the counts are, by written rules.
 
-    ``low``: no verdict; or over 30 % of the kernels have no record of their launch; or half of
-    what could be a replay matches nothing. ``medium``: only one complete step, steps that
-    disagree, or marks that do not agree with the operators. Else ``high``.
+    ``low``: no verdict, or over 30 % of the kernels have no record of their launch. ``medium``:
+    only one complete step, steps that disagree, or marks that do not agree with the operators.
+    Else ``high``.
     """
     if facts.judgement.verdict == "inconclusive":
         return "low"
