@@ -48,7 +48,7 @@ class Source:
     @property
     def statement(self) -> str:
         """The statement's own lines, without common indentation."""
-        lines = self.text.splitlines()[self.begin - self.first : self.end - self.first + 1]
+        lines = self.text.split("\n")[self.begin - self.first : self.end - self.first + 1]
         return dedent("\n".join(lines))
 
 

@@ -11,7 +11,7 @@ def removal_diff(site: str, source: Source) -> str:
     Where the statement is all that its block holds, ``pass`` takes its place.
     """
     path = site.rpartition(":")[0]
-    lines = source.text.splitlines()
+    lines = source.text.split("\n")
     before = lines[: source.begin - source.first]
     removed = lines[source.begin - source.first : source.end - source.first + 1]
     after = lines[source.end - source.first + 1 :]
