@@ -134,10 +134,11 @@ def _join_group() -> None:
     """A group of this process alone, unless it is in one."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-        atexit.register(_leave_group)
+        atexit.register(leave_group)
 
 
-def _leave_group() -> None:
+def leave_group() -> None:
+    """Leave the group that a case made, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -164,7 +165,7 @@ def _record_rank(rank: int, processes: int, name: str, folder: Path, store: Path
     case = next(case for case in DISTRIBUTED if case.name == name)
     trace = folder / f"{name}.rank{rank}.json.gz"
     write_truth(_truth_of(trace), record(case, trace))
-    _leave_group()
+    leave_group()
 
 
 def _truth_of(trace: Path) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from tests.cases.bystanders import BYSTANDERS
 from tests.cases.case import Case, record
 from tests.cases.compiled import COMPILED
 from tests.cases.discarded import DISCARDED
-from tests.cases.distributed import DISTRIBUTED, record_ranks
+from tests.cases.distributed import DISTRIBUTED, leave_group, record_ranks
 from tests.cases.hooks import HOOKS
 from tests.cases.places import PLACES
 from tests.cases.stacks import STACKS
@@ -48,6 +50,15 @@ def check(trace: Path, truth: Truth) -> None:
     result = analyse([trace])
     assert truth.verdict in (None, result.verdict)
     assert result.recompute_per_backward == max(max(layer) for layer in truth.multiplicity())
+
+
+@pytest.fixture(autouse=True)
+def alone_again() -> Iterator[None]:
+    """No process group, and no excepthook of its making, is left to the tests that follow."""
+    hook = sys.excepthook
+    yield
+    leave_group()
+    sys.excepthook = hook
 
 
 @pytest.mark.parametrize("name", TRAPS)
