@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from .case import Build, Case, TrainingStep
 from .model import Oracle
 from .truth import Verdict
+from .watch import watch
 
 VOCABULARY, WIDTH, LAYERS, LENGTH = 128, 32, 3, 16
 _TEXT = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
@@ -160,18 +160,7 @@ def _switch_on(model: Any, layer: str, switches: Switches) -> None:
 def _watch(oracle: Oracle, layer: nn.Module, name: str) -> None:
     children = dict(layer.named_children())
     for part, names in (("attention", _ATTENTION_NAMES), ("mlp", _MLP_NAMES)):
-        module = next(children[child] for child in names if child in children)
-        module.forward = _counted(oracle, module, name, part)
-
-
-def _counted(oracle: Oracle, module: nn.Module, layer: str, part: str) -> Callable[..., Any]:
-    forward = module.forward
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        oracle.enter(layer, part, module.training)
-        return forward(*args, **kwargs)
-
-    return counted
+        watch(oracle, next(children[child] for child in names if child in children), name, part)
 
 
 HUGGING_FACE = tuple(
