@@ -1,10 +1,13 @@
 """Traces whose truth is known without reading them.
 
 ``model`` holds a small transformer that counts, part by part, how often it is entered outside
-and inside a backward pass; ``nesting`` and ``lookalikes`` list the cases; ``record`` trains
+and inside a backward pass, and ``watch`` counts the same on models of others; ``nesting``,
+``huggingface``, ``architectures``, ``bystanders``, ``hooks``, ``schedules``, ``places``,
+``stacks``, ``discarded``, ``distributed`` and ``compiled`` list the cases; ``case.record`` trains
 one of them under plain ``torch.profiler`` and gives the counts back as a ``Truth``.
+``benchmarks/accuracy.py`` records them all and prints truth beside answer.
 
     python -m tests.cases FOLDER [NAME…]
 
-writes ``NAME.json.gz`` (the trace) and ``NAME.truth.json`` for each case.
+writes, for the cases of ``nesting``, ``NAME.json.gz`` (the trace) and ``NAME.truth.json`` for each case.
 """
