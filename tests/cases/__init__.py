@@ -9,5 +9,5 @@ one of them under plain ``torch.profiler`` and gives the counts back as a ``Trut
 
     python -m tests.cases FOLDER [NAME…]
 
-writes, for the cases of ``nesting``, ``NAME.json.gz`` (the trace) and ``NAME.truth.json`` for each case.
+writes ``NAME.json.gz`` (the trace) and ``NAME.truth.json`` for each case of ``nesting``.
 """
