@@ -155,7 +155,10 @@ def test_an_exit_inside_a_layer_keeps_its_trace(tmp_path: Path) -> None:
 def test_an_interrupt_keeps_its_trace(tmp_path: Path) -> None:
     write_script(tmp_path, LOOP.replace("loss.backward()", "loss.backward(); time.sleep(0.1)"))
     with (tmp_path / "train.py").open("a") as file:
-        file.write("import time\ntrain(1000)\n")
+        # A shell without job control starts its background jobs with interrupts ignored.
+        file.write("import signal, time\n")
+        file.write("signal.signal(signal.SIGINT, signal.default_int_handler)\n")
+        file.write("train(1000)\n")
     process = subprocess.Popen(
         recording_command(tmp_path, "train.py", steps=900, warmup=1, timing_steps=0),
         cwd=tmp_path,
@@ -163,8 +166,6 @@ def test_an_interrupt_keeps_its_trace(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=plain_environment(),
-        # A shell without job control starts its background jobs with interrupts ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     while "loss 4" not in process.stdout.readline():
