@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from recompute_scan.advise import title_of
 from recompute_scan.recompute.facts import Recompute
-from recompute_scan.result import Cost, Finding, Level, Region
+from recompute_scan.result import Checkpoint, Cost, Finding, Level, Region
 from recompute_scan.run_info import Source
 
 
@@ -43,3 +44,10 @@ class Rule:
     code: str
     name: str
     check: Callable[[Evidence], list[Finding] | NotApplicable]
+
+
+def describe(checkpoint: Checkpoint) -> str:
+    """One checkpoint as a line of evidence: depth, mechanism, variant and call site."""
+    place = f" at {checkpoint.call_site}" if checkpoint.call_site else ""
+    variant = f", {checkpoint.variant}" if checkpoint.variant else ""
+    return f"depth {checkpoint.depth}: {title_of(checkpoint.mechanism)}{variant}{place}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from recompute_scan.advise import advise_removal, title_of
-from recompute_scan.findings.base import Evidence, NotApplicable, Rule
+from recompute_scan.findings.base import Evidence, NotApplicable, Rule, describe
 from recompute_scan.result import Checkpoint, Finding, Region
 
 DOUBLED = 2.0
@@ -50,7 +50,7 @@ def _finding(evidence: Evidence, stack: _Checkpoints, regions: list[Region]) -> 
         title=title,
         detail=_detail(stack),
         evidence=(
-            *(_describe(checkpoint) for checkpoint in stack),
+            *(describe(checkpoint) for checkpoint in stack),
             *(_counted(region) for region in regions[:3]),
         ),
         fix=advise_removal(stack, evidence.sources),
@@ -72,12 +72,6 @@ def _detail(stack: _Checkpoints) -> str:
         "More than one checkpoint encloses this work, and each runs the forward again in the "
         "backward pass. All but one of these runs are wasted."
     )
-
-
-def _describe(checkpoint: Checkpoint) -> str:
-    place = f" at {checkpoint.call_site}" if checkpoint.call_site else ""
-    variant = f", {checkpoint.variant}" if checkpoint.variant else ""
-    return f"depth {checkpoint.depth}: {title_of(checkpoint.mechanism)}{variant}{place}"
 
 
 def _counted(region: Region) -> str:

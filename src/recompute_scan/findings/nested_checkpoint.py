@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from recompute_scan.advise import advise_removal, title_of
-from recompute_scan.findings.base import Evidence, NotApplicable, Rule
+from recompute_scan.findings.base import Evidence, NotApplicable, Rule, describe
 from recompute_scan.result import Checkpoint, Finding, Region
 
 _AT_MOST_ONCE = 1.5
@@ -42,12 +42,7 @@ def _finding(evidence: Evidence, stack: tuple[Checkpoint, ...], regions: list[Re
             "replay ends before the inner work begins, and today the second one costs nothing. "
             "With a reentrant variant, or with early stop off, every block would run twice."
         ),
-        evidence=tuple(
-            f"depth {c.depth}: {title_of(c.mechanism)}"
-            + (f", {c.variant}" if c.variant else "")
-            + (f" at {c.call_site}" if c.call_site else "")
-            for c in stack
-        ),
+        evidence=tuple(describe(checkpoint) for checkpoint in stack),
         fix=advise_removal(stack, evidence.sources),
         saving_ms=0.0,
         saving_pct=0.0,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompute_scan.model import Calls
-from recompute_scan.recompute.structure import Role, Structure
+from recompute_scan.recompute.structure import Role, Structure, enclosing_engines
 from recompute_scan.trace.columns import Int64
 
 
@@ -49,10 +49,8 @@ class Anchors:
         self._outer_rows = rows[np.argsort(structure.number[rows], kind="stable")]
         self._outer_numbers = structure.number[self._outer_rows]
         engines = structure.rows(Role.BACKWARD)
-        parents = calls.parent[engines]
-        nested = np.where(parents >= 0, structure.engine[parents], -1)
         self._enclosing = np.full(len(calls), -1, np.int64)
-        self._enclosing[engines] = nested
+        self._enclosing[engines] = enclosing_engines(calls, structure, engines)
         self.backwards = self._count_backwards(engines)
 
     def remember(self, again: Int64, original: Int64) -> None:

@@ -146,6 +146,18 @@ def classify(calls: Calls) -> Structure:
     )
 
 
+def enclosing_engines(calls: Calls, structure: Structure, engines: Int64) -> Int64:
+    """Row of the engine range round each of these engine ranges, -1 for the outermost."""
+    parent = calls.parent[engines]
+    return np.where(parent >= 0, structure.engine[np.maximum(parent, 0)], -1)
+
+
+def root_engines(calls: Calls, structure: Structure) -> Int64:
+    """Rows of the engine ranges that stand in no other, in order."""
+    engines = structure.rows(Role.BACKWARD)
+    return engines[enclosing_engines(calls, structure, engines) < 0]
+
+
 def _numbers(calls: Calls, role: Int8, engine: Int64, nodes: Int64) -> Int64:
     none = np.iinfo(np.int64).max
     lowest = np.where(calls.sequence >= 0, calls.sequence, none)

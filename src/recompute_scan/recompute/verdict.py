@@ -11,7 +11,7 @@ from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.structure import Role, Structure
+from recompute_scan.recompute.structure import Role, Structure, root_engines
 from recompute_scan.result import Verdict
 from recompute_scan.trace.columns import Int64, Kind
 
@@ -113,18 +113,16 @@ def _lost(structure: Structure, unexplained: Int64) -> str | None:
 def _reason(calls: Calls, structure: Structure, counts: Counts, replayed: bool) -> str | None:
     if not (calls.kind == Kind.OP).any():
         return "The trace has no operators, only device activity."
-    backward = structure.rows(Role.BACKWARD)
-    if not len(backward):
+    if not len(structure.rows(Role.BACKWARD)):
         return "The trace holds no backward pass."
     if not counts.counted.any():
         return "No forward pass in the trace has its own backward pass in it."
     if 2 * counts.runs[~counts.counted].sum() > counts.runs.sum():
         return "Most of what runs again repeats forward work without a backward pass in the trace."
-    compiled = calls.matching(words.COMPILED_NODE)[calls.name[backward]]
-    outermost = structure.engine[np.maximum(calls.parent[backward], 0)] < 0
-    outermost |= calls.parent[backward] < 0
-    time = calls.duration[backward]
-    share = time[compiled & outermost].sum() / max(1, time[outermost].sum())
+    roots = root_engines(calls, structure)
+    compiled = calls.matching(words.COMPILED_NODE)[calls.name[roots]]
+    time = calls.duration[roots]
+    share = time[compiled].sum() / max(1, time.sum())
     if share >= MOSTLY_COMPILED and not replayed:
         return (
             "The backward pass is compiled: what the compiler recomputes inside it cannot be "
