@@ -30,7 +30,7 @@ from recompute_scan.recompute.runs import (
     passes_of,
     until_jump,
 )
-from recompute_scan.recompute.structure import Role, Structure
+from recompute_scan.recompute.structure import Role, Structure, operator_codes
 from recompute_scan.recompute.work import Work
 from recompute_scan.trace.columns import Bool, Int64, Kind
 
@@ -171,8 +171,7 @@ class _Matcher:
         self.work = work
         self.forward = forward
         self.anchors = Anchors(calls, structure, forward)
-        kind = words.alike(calls.names)[calls.name]
-        self.code = kind * (int(calls.dims.max(initial=0)) + 1) + calls.dims
+        self.code = operator_codes(calls)
         self._sequence = ForwardSequence(self.code[forward])
         self._twins = _twins(calls, neutral)
         self._formula_ends = _have_unnumbered_formula(structure)

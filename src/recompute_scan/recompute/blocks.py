@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recompute_scan.model import Calls
-from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.spans import Node, Span, forest
+from recompute_scan.recompute.structure import operator_codes
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int64
 
@@ -44,8 +44,7 @@ class Block:
 
 def find_blocks(calls: Calls, counts: Counts, spans: Sequence[Span]) -> list[Block]:
     """The blocks of every forward pass, in forward order."""
-    kind = words.alike(calls.names)[calls.name]
-    code = (kind * (int(calls.dims.max(initial=0)) + 1) + calls.dims)[counts.rows]
+    code = operator_codes(calls)[counts.rows]
     blocks: list[Block] = []
     for batch in np.unique(counts.batch[counts.counted]):
         mine = [

@@ -146,6 +146,13 @@ def classify(calls: Calls) -> Structure:
     )
 
 
+def operator_codes(calls: Calls) -> Int64:
+    """One number per call, equal for calls of equal (or alike) name, shapes and types."""
+    kind = words.alike(calls.names)[calls.name]
+    codes: Int64 = kind * (int(calls.dims.max(initial=0)) + 1) + calls.dims
+    return codes
+
+
 def enclosing_engines(calls: Calls, structure: Structure, engines: Int64) -> Int64:
     """Row of the engine range round each of these engine ranges, -1 for the outermost."""
     parent = calls.parent[engines]
