@@ -1,0 +1,68 @@
+"""The commands, one module each: parse, call, print. What they do lives in the packages below.
+
+Heavy imports stay inside the commands, so that ``--help`` and errors are instant.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from recompute_scan._version import __version__
+from recompute_scan.cli.analyze import analyze
+from recompute_scan.cli.output import tell
+from recompute_scan.cli.report import report
+from recompute_scan.cli.run import run
+from recompute_scan.errors import ScanError
+
+_BUG = "https://github.com/recompute-scan/recompute-scan/issues"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="recompute-scan")
+def cli() -> None:
+    r"""Find activation checkpointing that runs the forward pass more often than needed.
+
+    \b
+    recompute-scan run train.py          record a few steps of a script and say
+    recompute-scan analyze trace.json    say what a trace of torch.profiler shows
+    """
+
+
+for _command in (run, analyze, report):
+    cli.add_command(_command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; see the table in ``docs/messages.md``."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = cli.main(
+            arguments, prog_name="recompute-scan", standalone_mode=False, obj=arguments
+        )
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except ScanError as error:
+        tell(f"recompute-scan: {error}")
+        return error.exit_status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left; nothing is wrong with it or with us.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if "--debug" in arguments:
+            raise
+        tell(
+            f"recompute-scan: a bug in recompute-scan: {type(error).__name__}: {error} [E701]\n"
+            f"try: run it again with --debug and report the traceback at {_BUG}"
+        )
+        return 70
+    return status if isinstance(status, int) else 0

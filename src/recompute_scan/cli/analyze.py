@@ -1,0 +1,79 @@
+"""``recompute-scan analyze``: what recorded traces show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from recompute_scan.cli.output import Format, debug_option, print_text, progress, rendered, write
+
+_Command = TypeVar("_Command", bound=Callable[..., int])
+# Each names a field of `recompute_scan.trace.Limits`, which has the defaults and the reasons.
+_LIMITS = (
+    *("inflated-bytes", "ratio", "depth", "events", "distinct", "event-bytes", "members"),
+    "name-chars",
+)
+
+
+def _limit_options(command: _Command) -> _Command:
+    """Options that lift the limits on what is read; the errors name them."""
+    for name in reversed(_LIMITS):
+        help_text = "Lift this limit on what is read from a trace."
+        option = click.option(f"--max-{name}", type=click.IntRange(1), hidden=True, help=help_text)
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Say what recorded traces show.")
+@click.argument("traces", nargs=-1, required=True)
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report.")
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["text", "json", "markdown"]),
+    default="text",
+    show_default=True,
+    help="What to print.",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write it to a file instead.",
+)
+@debug_option
+@_limit_options
+def analyze(
+    traces: tuple[str, ...],
+    html: Path | None,
+    style: Format,
+    output: Path | None,
+    debug: bool,
+    **limits: int | None,
+) -> int:
+    """Find what runs again in TRACES: files of torch.profiler, or folders of one a rank.
+
+    A trace is Kineto's JSON (plain, .gz, .zst, .zip), Nsight Systems' SQLite export, or a remote
+    address such as s3://bucket/run/. Needs neither torch nor the script that made them.
+    """
+    # numpy's linear algebra starts idle threads that cost more than reading a small trace.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from recompute_scan.pipeline import analyse
+    from recompute_scan.trace import Limits
+
+    lifted = {name.removeprefix("max_"): n for name, n in limits.items() if n is not None}
+    result = analyse(traces, progress, Limits(**lifted))
+    if html is not None:
+        from recompute_scan.report.html import render_html
+
+        write(html, render_html(result))
+    if output is not None:
+        write(output, rendered(result, style, html))
+    elif style == "text":
+        print_text(result, report=str(html) if html else None, next_command=None)
+    else:
+        click.echo(rendered(result, style, html), nl=False)
+    return 0

@@ -1,0 +1,62 @@
+"""What every command prints and writes with: results, files, progress, notes to the person."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from recompute_scan.errors import UsageError
+
+if TYPE_CHECKING:
+    from recompute_scan.result import Result
+
+Format = Literal["text", "json", "markdown"]
+
+debug_option = click.option(
+    "--debug", is_flag=True, help="Show a traceback for errors of recompute-scan itself."
+)
+
+
+def rendered(result: Result, style: Format, html: Path | None) -> str:
+    if style == "json":
+        from recompute_scan.result import to_json
+
+        return to_json(result)
+    if style == "markdown":
+        from recompute_scan.report.markdown import render_markdown
+
+        return render_markdown(result)
+    from recompute_scan.report.text import render_text
+
+    return render_text(result, color=False, report=str(html) if html else None)
+
+
+def print_text(result: Result, *, report: str | None, next_command: str | None) -> None:
+    from recompute_scan.report.text import render_text
+
+    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    text = render_text(result, color=color, report=report, next_command=next_command)
+    click.echo(text, nl=False, color=color)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a whole file or none."""
+    partial = path.with_name(path.name + ".part")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise UsageError("E208", f"Cannot write {path}.", why=error.strerror) from None
+
+
+def progress(message: str) -> None:
+    if sys.stderr.isatty():
+        tell(f"recompute-scan: {message}")
+
+
+def tell(message: str) -> None:
+    click.echo(message, err=True)

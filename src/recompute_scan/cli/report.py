@@ -1,0 +1,33 @@
+"""``recompute-scan report``: the page again, from a result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from recompute_scan.cli.output import debug_option, write
+
+
+@click.command(short_help="Make the HTML report again from a result.")
+@click.argument("result", type=click.Path(path_type=Path))
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where to write it.  [default: report.html beside the result]",
+)
+@debug_option
+def report(result: Path, html: Path | None, debug: bool) -> int:
+    """Make the HTML report again from RESULT, the JSON that `run` or `analyze` wrote."""
+    from recompute_scan.errors import InputError
+    from recompute_scan.report.html import render_html
+    from recompute_scan.result import from_json
+
+    try:
+        text = result.read_bytes()
+    except OSError as error:
+        raise InputError("E301", f"Cannot read {result}.", why=error.strerror) from None
+    target = html or result.with_name("report.html")
+    write(target, render_html(from_json(text)))
+    click.echo(str(target))
+    return 0
