@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 from recompute_scan.recompute.facts import Recompute
-from recompute_scan.result import Cost, Level, Region
+from recompute_scan.result import Level, Result
+from recompute_scan.units import ms
 
 _DOUBTFUL_SHARE = 0.02
 _DOUBTFUL_NUMBER = 3
 _MANY_UNLAUNCHED = 0.3
 
 
-def headline(facts: Recompute, regions: tuple[Region, ...], cost: Cost | None) -> str:
-    """The verdict in one sentence, with the number that matters most."""
-    judgement = facts.judgement
-    highest = judgement.highest or 0.0
-    if judgement.verdict == "inconclusive":
-        return f"This trace cannot tell: {_decapitalised(judgement.reason or 'no reason known')}"
-    if judgement.verdict == "none":
+def headline(result: Result) -> str:
+    """The verdict in one sentence, with the number that matters most: measured, else predicted."""
+    highest = result.recompute_per_backward or 0.0
+    if result.verdict == "inconclusive":
+        return f"This trace cannot tell: {_decapitalised(result.reason or 'no reason known')}"
+    if result.verdict == "none":
         return "No forward work runs again in the backward pass: nothing is recomputed."
-    if judgement.verdict == "full":
+    if result.verdict == "full":
         return "Every block runs its forward once more in the backward pass: checkpointed once."
-    if judgement.verdict == "partial":
-        share = 100 * (judgement.share or 0.0)
+    if result.verdict == "partial":
+        share = 100 * (result.recomputed_share or 0.0)
         return f"{share:.0f} % of the forward work runs once more in the backward pass."
-    doubled = [r for r in regions if r.recompute_runs_per_backward >= 2]
+    doubled = [r for r in result.regions if r.recompute_runs_per_backward >= 2]
     which = (
         "Every block"
-        if doubled and len(doubled) == len(regions)
-        else f"{len(doubled)} of {len(regions)} blocks"
+        if doubled and len(doubled) == len(result.regions)
+        else f"{len(doubled)} of {len(result.regions)} blocks"
         if doubled
         else "Part of the forward"
     )
-    verb = "run their" if doubled and len(doubled) < len(regions) else "runs its"
-    saving = f" and {cost.saving_pct:.0f} % of the step is wasted" if cost else ""
+    verb = "run their" if doubled and len(doubled) < len(result.regions) else "runs its"
     return (
         f"Checkpointing is doubled: {_decapitalised(which)} {verb} forward {highest:g} more times "
-        f"in each backward pass{saving}."
+        f"in each backward pass{_gain(result)}."
     )
+
+
+def _gain(result: Result) -> str:
+    verified = result.verified
+    if verified is None or verified.outcome in ("not-tried", "not-applied", "failed"):
+        return f" and {result.cost.saving_pct:.0f} % of the step is wasted" if result.cost else ""
+    if verified.outcome == "losses-differ":
+        return "; the fix was tried, and it changes the losses"
+    before, after = ms(verified.before_step_ms), ms(verified.after_step_ms)
+    if verified.outcome == "helps":
+        return f"; a step takes {before}, and with the fix {after}, measured"
+    if verified.outcome == "slower":
+        return f"; the fix was tried, and a step takes {after} instead of {before}"
+    return f"; the fix was tried, and a step takes as long as before ({before})"
 
 
 def confidence(facts: Recompute) -> Level:

@@ -91,13 +91,13 @@ def result_of(trace: Trace, info: RunInfo | None = None) -> Result:
     findings, checked = check_all(Evidence(facts, regions, cost, sure, sources))
     families = count_families(facts, scale)
     judgement = facts.judgement
-    return Result(
+    result = Result(
         tool_version=__version__,
         verdict=judgement.verdict,
         evidence_level="annotated" if facts.marks is not None else "autograd",
         confidence=sure,
         reason=judgement.reason,
-        headline=headline(facts, regions, cost),
+        headline="",
         recompute_per_backward=judgement.highest,
         mean_recompute=judgement.mean,
         recomputed_share=judgement.share,
@@ -114,6 +114,7 @@ def result_of(trace: Trace, info: RunInfo | None = None) -> Result:
         warnings=_warnings(facts, info),
         proof=show_proof(facts, regions),
     )
+    return replace(result, headline=headline(result))
 
 
 def _info_beside(address: Address) -> RunInfo | None:

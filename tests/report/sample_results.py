@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from recompute_scan.result import (
+    Arm,
     Attention,
     Breakdown,
     Checked,
@@ -13,6 +14,7 @@ from recompute_scan.result import (
     Family,
     Finding,
     Fix,
+    Losses,
     Proof,
     ProofLane,
     ProofOp,
@@ -20,6 +22,7 @@ from recompute_scan.result import (
     Region,
     Result,
     Step,
+    Verified,
 )
 
 OUTER = Checkpoint(
@@ -235,6 +238,36 @@ def doubled() -> Result:
     )
 
 
+def measurement() -> Verified:
+    """What `run --verify` might have found of the doubled result."""
+    before = Arm("measured", None, 2, 20, 296.1, 294.0, 299.5, None, None, 912_000_000)
+    before = dataclasses.replace(before, verdict="doubled", recompute_per_backward=2.0)
+    after = Arm("measured", None, 2, 20, 246.9, 245.1, 248.8, None, None, 911_000_000)
+    after = dataclasses.replace(after, verdict="full", recompute_per_backward=1.0)
+    return Verified(
+        outcome="helps",
+        removed=(INNER,),
+        before_step_ms=296.1,
+        after_step_ms=246.9,
+        saving_ms=49.2,
+        saving_low_ms=45.2,
+        saving_high_ms=54.4,
+        saving_pct=100 * 49.2 / 296.1,
+        more_time_pct=100 * 49.2 / 246.9,
+        before_peak_bytes=912_000_000,
+        after_peak_bytes=911_000_000,
+        losses_equal=True,
+        losses=Losses("equal", 13, 0.0, 0.0, True),
+        before=before,
+        after=after,
+    )
+
+
+def verified() -> Result:
+    """The doubled result with its fix measured."""
+    return dataclasses.replace(doubled(), verified=measurement())
+
+
 def full() -> Result:
     """The repaired twin: every layer replayed once."""
     return dataclasses.replace(
@@ -387,5 +420,5 @@ def hostile(name: str) -> Result:
         environment={name: name, "target": f"{name}.py"},
         warnings=(name,),
         proof=Proof(region=3, step=2, lanes=lanes),
-        verified={name: name, "losses_equal": True, "before_step_ms": None},
+        verified=dataclasses.replace(measurement(), removed=(checkpoint,)),
     )

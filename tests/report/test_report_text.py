@@ -20,9 +20,10 @@ from tests.report.sample_results import (
     inconclusive,
     many,
     partial,
+    verified,
 )
 
-CASES = [doubled, full, clean, partial, inconclusive, lambda: many(200)]
+CASES = [doubled, verified, full, clean, partial, inconclusive, lambda: many(200)]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -49,6 +49,7 @@ def advise_removal(checkpoints: Sequence[Checkpoint], sources: Mapping[str, Sour
         keep=_keep(kept, mechanism.caution),
         remove=f"{mechanism.title}{place}",
         docs=mechanism.docs,
+        removes=dropped,
     )
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recompute_scan.report.summary import saving, total
-from recompute_scan.report.words import PART_WORDS, ms, share
+from recompute_scan.report.summary import StepAfter, saving, step_after, total
+from recompute_scan.report.words import PART_WORDS
 from recompute_scan.result import Cost, Result
+from recompute_scan.units import ms, share
 
 PARTS = ("forward", "recompute", "surplus", "backward", "optimizer", "other")
 
@@ -43,11 +44,13 @@ class CostBars:
 
     summary: str
     saves: bool
+    measured: bool
     before: tuple[Part, ...]
     after: tuple[Part, ...]
     low: float
     middle: float
     high: float
+    range: str
     table: tuple[Row, ...]
     total_before: str
     total_after: str
@@ -60,17 +63,22 @@ def cost_bars(result: Result) -> CostBars | None:
         return None
     now = {kind: max(0.0, float(getattr(cost.breakdown, kind))) for kind in PARTS}
     whole = total(cost.breakdown)
+    step = step_after(result)
+    if step is None:
+        return None
     saves = saving(result) is not None
-    then = _after(now, cost.predicted_step_ms) if saves else {}
-    scale = max(whole, cost.step_ms, cost.predicted_high_ms if saves else 0.0, 1e-9)
+    then = _after(now, step.after_ms) if saves else {}
+    scale = max(whole, cost.step_ms, step.high_ms if saves else 0.0, 1e-9)
     return CostBars(
-        summary=_summary(cost, whole, saves=saves),
+        summary=_summary(cost, step, whole, saves=saves),
         saves=saves,
+        measured=step.measured,
         before=_parts(now, scale),
         after=_parts(then, scale),
-        low=round(100 * cost.predicted_low_ms / scale, 3),
-        middle=round(100 * cost.predicted_step_ms / scale, 3),
-        high=round(100 * cost.predicted_high_ms / scale, 3),
+        low=round(100 * step.low_ms / scale, 3),
+        middle=round(100 * step.after_ms / scale, 3),
+        high=round(100 * step.high_ms / scale, 3),
+        range=f"{ms(step.low_ms)} to {ms(step.high_ms)}",
         table=tuple(
             Row(
                 kind,
@@ -82,18 +90,18 @@ def cost_bars(result: Result) -> CostBars | None:
             for kind in PARTS
         ),
         total_before=ms(cost.step_ms),
-        total_after=ms(cost.predicted_step_ms) if saves else "-",
+        total_after=ms(step.after_ms) if saves else "-",
     )
 
 
-def _after(now: dict[str, float], predicted: float) -> dict[str, float]:
-    """The parts without the surplus; what they differ by from the prediction goes to "other".
+def _after(now: dict[str, float], step_ms: float) -> dict[str, float]:
+    """The parts without the surplus; what they differ by from that step goes to "other".
 
-    The prediction may save less than the surplus (overlap) or more (collectives), so parts
+    The fix may save less than the surplus (overlap) or more (collectives), so parts
     that do not fit into it at all are left undrawn rather than invented.
     """
     kept = {kind: value for kind, value in now.items() if kind not in ("surplus", "other")}
-    rest = predicted - sum(kept.values())
+    rest = step_ms - sum(kept.values())
     return {**kept, "other": rest} if rest >= 0 else {}
 
 
@@ -120,14 +128,15 @@ def _parts(values: dict[str, float], scale: float) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _summary(cost: Cost, whole: float, *, saves: bool) -> str:
+def _summary(cost: Cost, step: StepAfter, whole: float, *, saves: bool) -> str:
     parts = cost.breakdown
     if parts.surplus > 0 and saves:
         return (
             f"Of a step of {ms(cost.step_ms)}, {ms(parts.surplus)} "
             f"({share(parts.surplus / whole) if whole > 0 else share(None)}) repeat forward work "
-            f"that had been repeated already; without it a step is predicted to take "
-            f"{ms(cost.predicted_step_ms)}."
+            f"that had been repeated already; without it a step "
+            f"{'was measured at' if step.measured else 'is predicted to take'} "
+            f"{ms(step.after_ms)}."
         )
     replays = parts.recompute + parts.surplus
     if replays > 0:

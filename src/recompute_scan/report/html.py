@@ -16,9 +16,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined
 from markupsafe import Markup
 
+from recompute_scan import units
 from recompute_scan.report import summary, words
 from recompute_scan.report.bars import cost_bars
 from recompute_scan.report.escape import inert, lines, script_json, shorten, visible
+from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
 from recompute_scan.report.proof import family_table, timeline
 from recompute_scan.result import Checkpoint, Region, Result, to_json
 
@@ -64,6 +66,9 @@ def render_html(result: Result) -> str:
             policy=policy,
             numbers=summary.key_numbers(result),
             waste=summary.waste_sentences(result),
+            measured=measured_table(result),
+            measured_says=measured_sentences(result),
+            removed=removed_words,
             bars=cost_bars(result),
             proof=timeline(result),
             proof_families=family_table(result.proof) if result.proof else [],
@@ -75,6 +80,7 @@ def render_html(result: Result) -> str:
             health=summary.health_counters(result),
             own_command=summary.run_again(result) is not None,
             words=words,
+            units=units,
             json=Markup(_text(json)) if len(json) <= MOST_JSON else None,  # noqa: S704 - quoted
         )
     )
@@ -127,13 +133,12 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         name=visible,
-        ms=words.ms,
-        clock=words.microseconds,
-        pct=words.pct,
-        share=words.share,
-        times=words.times,
-        count=words.count,
-        plain=words.plain,
+        ms=units.ms,
+        clock=units.microseconds,
+        pct=units.pct,
+        share=units.share,
+        times=units.times,
+        count=units.count,
         lines=lines,
         source_line=lambda line: shorten(line, 200),
         diff=diff_lines,
@@ -146,7 +151,7 @@ def _environment() -> Environment:
 def _finalize(value: Any) -> Any:
     """The last word on every value that a template prints, should a filter be forgotten."""
     if value is None:
-        return words.UNKNOWN
+        return units.UNKNOWN
     if isinstance(value, str) and not isinstance(value, Markup | Undefined):
         return inert(value, keep="\n\t")
     return value

@@ -5,10 +5,12 @@ Nothing from the result can close a fence, start markup, mention a person or ref
 
 from __future__ import annotations
 
+from recompute_scan import units
 from recompute_scan.report import summary, words
 from recompute_scan.report.escape import markdown_code as code
 from recompute_scan.report.escape import markdown_fence as fence
 from recompute_scan.report.escape import markdown_prose as prose
+from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
 from recompute_scan.result import Checkpoint, Finding, Result
 
 _MOST_GROUPS = 12
@@ -27,6 +29,7 @@ def render_markdown(result: Result) -> str:
     if result.verdict == "inconclusive":
         parts += [f"Why: {prose(result.reason)}"] if result.reason else []
         parts.append(words.HOW_TO_RECORD)
+    parts.append(_measured(result))
     parts += [" ".join(summary.waste_sentences(result)), _blocks(result), _who(result)]
     parts += [_finding(finding) for finding in result.findings]
     parts += [_warnings(result), _environment(result)]
@@ -46,20 +49,38 @@ def _numbers(result: Result) -> str:
     return "\n".join(["| | | |", "| --- | --- | --- |", *rows])
 
 
+def _measured(result: Result) -> str:
+    table = measured_table(result)
+    if table is None or result.verified is None:
+        return ""
+    first, *others = measured_sentences(result)
+    rows = [f"| {label.strip()} | {' | '.join(cells)} |" for label, cells in table.rows]
+    head = f"| | {' | '.join(table.columns)} |"
+    taken = [f"- {prose(removed_words(removed)[:300])}" for removed in result.verified.removed]
+    parts = [
+        "#### Measured with the fix applied",
+        prose(first),
+        "\n".join(["Taken out in memory:", "", *taken]) if taken else "",
+        "\n".join([head, "| --- |" + " ---: |" * len(table.columns), *rows]),
+        prose(" ".join(others)),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
 def _blocks(result: Result) -> str:
     groups = summary.block_groups(result.regions)
     if not groups:
         return ""
     rows = [
         f"| {code(group.label, 80)} | {len(group.regions)} "
-        f"| **{words.times(group.first.recompute_runs_per_backward)}** "
-        f"| {words.ms(group.recompute_ms)} | {words.ms(group.surplus_ms)} |"
+        f"| **{units.times(group.first.recompute_runs_per_backward)}** "
+        f"| {units.ms(group.recompute_ms)} | {units.ms(group.surplus_ms)} |"
         for group in groups[:_MOST_GROUPS]
     ]
     head = ["| Block | Number | Replays each | Replays a step | Surplus a step |"]
     table = "\n".join([*head, "| --- | ---: | ---: | ---: | ---: |", *rows])
     more = len(groups) - _MOST_GROUPS
-    return table + (f"\n\n{words.plural(more, 'more kind')} of block left out." if more > 0 else "")
+    return table + (f"\n\n{units.plural(more, 'more kind')} of block left out." if more > 0 else "")
 
 
 def _who(result: Result) -> str:

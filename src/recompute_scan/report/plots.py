@@ -10,6 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from recompute_scan import units
 from recompute_scan.report import summary, words
 from recompute_scan.report.bars import PARTS, cost_bars
 from recompute_scan.report.escape import visible
@@ -59,7 +60,7 @@ def timeline_figure(result: Result) -> go.Figure:
             base=[at for _, at, _ in found],
             x=[op.duration_us / 1000 for _, _, op in found],
             customdata=[
-                [label(op.name, 100), words.ms(op.duration_us / 1000), f"{op.start_us:.1f} µs"]
+                [label(op.name, 100), units.ms(op.duration_us / 1000), f"{op.start_us:.1f} µs"]
                 for _, _, op in found
             ],
             hovertemplate="%{customdata[0]}<br>%{customdata[1]}"
@@ -74,7 +75,7 @@ def timeline_figure(result: Result) -> go.Figure:
     name = label(summary.block_label(region)) if region else f"block {proof.region}"
     figure.update_layout(barmode="overlay", height=180 + 2 * _HEIGHT_OF_ROW * len(lanes))
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=lanes[::-1])
-    title = f"{name}: one forward pass and {words.plural(again, 'replay')} of it in step"
+    title = f"{name}: one forward pass and {units.plural(again, 'replay')} of it in step"
     return _finish(figure, f"{title} {proof.step}", "ms since the start of each run")
 
 
@@ -103,9 +104,9 @@ def cost_figure(result: Result) -> go.Figure:
     figure.update_layout(barmode="stack", height=260, legend={"traceorder": "normal"})
     figure.update_yaxes(type="category")
     waste = summary.saving(result)
-    title = f"A step takes {words.ms(result.cost.step_ms)}"
+    title = f"A step takes {units.ms(result.cost.step_ms)}"
     if waste is not None:
-        title += f", {words.pct(waste.more_time_pct)} more than needed"
+        title += f", {units.pct(waste.more_time_pct)} more than needed"
     return _finish(figure, title, "ms in one step")
 
 
@@ -120,9 +121,9 @@ def regions_figure(result: Result) -> go.Figure:
     rows = [
         [
             label(summary.block_label(region), 100),
-            words.times(region.recompute_runs_per_backward),
-            words.ms(region.recompute_ms_per_step),
-            words.ms(region.surplus_ms_per_step),
+            units.times(region.recompute_runs_per_backward),
+            units.ms(region.recompute_ms_per_step),
+            units.ms(region.surplus_ms_per_step),
         ]
         for region in result.regions
     ]
@@ -145,7 +146,7 @@ def regions_figure(result: Result) -> go.Figure:
     if len(places) <= 40:
         texts = [label(summary.block_label(region), 30) for region in result.regions]
         figure.update_xaxes(tickmode="array", tickvals=places, ticktext=texts)
-    highest = words.times(max(replays))
+    highest = units.times(max(replays))
     return _finish(figure, f"Replays of each block: up to {highest}", "block, in forward order")
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from recompute_scan.report.escape import shorten, visible
-from recompute_scan.report.words import microseconds, ms, plural
 from recompute_scan.result import Proof, ProofLane, ProofOp, Result
+from recompute_scan.units import microseconds, ms, plural
 
 # Enough to see a block's shape; beyond it boxes are thinner than a line and weigh megabytes.
 MOST_BOXES = 600

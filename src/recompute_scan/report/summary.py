@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from recompute_scan.report.words import UNKNOWN, ms, pct, share, times
-from recompute_scan.result import Breakdown, Checkpoint, Cost, Finding, Region, Result
+from recompute_scan.result import Breakdown, Checkpoint, Finding, Region, Result
+from recompute_scan.units import UNKNOWN, ms, pct, share, times
 
 _LAST_NUMBER = re.compile(r"^(.*?)(\d{1,9})(\D*)$", re.DOTALL)
 _MOST_RANGES = 6
@@ -42,6 +42,17 @@ class Waste:
     saved_ms: float
     more_time_pct: float
     throughput_pct: float
+
+
+@dataclass(frozen=True)
+class StepAfter:
+    """A step now and after the fix, in ms, with the range it may lie in: measured or predicted."""
+
+    now_ms: float
+    after_ms: float
+    low_ms: float
+    high_ms: float
+    measured: bool
 
 
 @dataclass(frozen=True)
@@ -77,23 +88,40 @@ class Stack:
     checkpoints: tuple[Checkpoint, ...]
 
 
-def waste(cost: Cost | None) -> Waste | None:
-    """What the surplus costs, or ``None`` where the fix is predicted to save nothing."""
-    if cost is None or cost.step_ms <= 0 or cost.predicted_step_ms <= 0:
+def step_after(result: Result) -> StepAfter | None:
+    """The step after the fix: as measured where it was, else as predicted."""
+    verified, cost = result.verified, result.cost
+    if verified is not None and verified.after is not None and verified.after.step_ms is not None:
+        after = verified.after
+        assert after.step_ms is not None
+        low = after.step_low_ms if after.step_low_ms is not None else after.step_ms
+        high = after.step_high_ms if after.step_high_ms is not None else after.step_ms
+        now = verified.before_step_ms
+        return StepAfter(now, after.step_ms, low, high, measured=True) if now else None
+    if cost is None:
         return None
-    saved = cost.step_ms - cost.predicted_step_ms
-    if saved <= 0:
-        return None
-    return Waste(
-        saved_ms=saved,
-        more_time_pct=100 * saved / cost.predicted_step_ms,
-        throughput_pct=100 * saved / cost.step_ms,
+    return StepAfter(
+        cost.step_ms,
+        cost.predicted_step_ms,
+        cost.predicted_low_ms,
+        cost.predicted_high_ms,
+        measured=False,
     )
 
 
 def saving(result: Result) -> Waste | None:
-    """What can be saved: :func:`waste`, where the verdict says that surplus matters."""
-    return waste(result.cost) if result.verdict == "doubled" else None
+    """What the surplus costs, where the verdict says that it matters and the fix saves time."""
+    step = step_after(result)
+    if result.verdict != "doubled" or step is None or step.now_ms <= 0 or step.after_ms <= 0:
+        return None
+    saved = step.now_ms - step.after_ms
+    if saved <= 0:
+        return None
+    return Waste(
+        saved_ms=saved,
+        more_time_pct=100 * saved / step.after_ms,
+        throughput_pct=100 * saved / step.now_ms,
+    )
 
 
 def rank_words(result: Result) -> str:
@@ -147,27 +175,39 @@ def _share(result: Result) -> KeyNumber:
 
 
 def _step_after(result: Result) -> KeyNumber:
-    cost = result.cost
-    if cost is None:
-        return KeyNumber("Step time after", UNKNOWN, "the trace gave no step time")
+    label = "Step time after"
+    step = step_after(result)
+    if step is None:
+        return KeyNumber(label, UNKNOWN, "the trace gave no step time")
+    if step.measured:
+        return KeyNumber(label, ms(step.after_ms), _measured_note(result, step))
     if saving(result) is not None:
         note = (
-            f"{ms(cost.step_ms)} now; likely {ms(cost.predicted_low_ms)} "
-            f"to {ms(cost.predicted_high_ms)} after the fix"
+            f"{ms(step.now_ms)} now; likely {ms(step.low_ms)} to {ms(step.high_ms)} after the fix"
         )
-        return KeyNumber("Step time after", ms(cost.predicted_step_ms), note)
+        return KeyNumber(label, ms(step.after_ms), note)
     note = "the same as now: there is no surplus to remove"
     if result.verdict == "doubled":
         note = "the same as now: no saving is predicted"
     elif result.verdict == "inconclusive":
-        return KeyNumber("Step time after", UNKNOWN, f"{ms(cost.step_ms)} now")
-    return KeyNumber("Step time after", ms(cost.step_ms), note)
+        return KeyNumber(label, UNKNOWN, f"{ms(step.now_ms)} now")
+    return KeyNumber(label, ms(step.now_ms), note)
+
+
+def _measured_note(result: Result, step: StepAfter) -> str:
+    note = f"measured with the fix applied; {ms(step.now_ms)} now"
+    if result.cost is None:
+        return note
+    return f"{note}; {ms(result.cost.predicted_step_ms)} was predicted"
 
 
 def waste_sentences(result: Result) -> list[str]:
-    """What the surplus costs in whole sentences, time first and throughput apart from it."""
-    found = saving(result)
-    if found is None:
+    """What the surplus is predicted to cost, in whole sentences: time first, throughput apart.
+
+    None where the fix was measured: :mod:`recompute_scan.report.measured` has better ones.
+    """
+    found, step = saving(result), step_after(result)
+    if found is None or step is None or step.measured:
         return []
     return [
         f"A step takes {pct(found.more_time_pct)} more time than needed "

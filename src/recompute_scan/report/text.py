@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 import click
 
+from recompute_scan import units
 from recompute_scan.report import summary, words
 from recompute_scan.report.escape import lines, visible
+from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
 from recompute_scan.result import Finding, Result
 
 WIDTH = 80
@@ -41,6 +43,7 @@ def render_text(
     """
     page = _Page(color)
     _verdict(page, result)
+    _measured(page, result)
     _cost(page, result)
     _blocks(page, result)
     _who(page, result)
@@ -104,6 +107,24 @@ def _verdict(page: _Page, result: Result) -> None:
         page.prose(words.VERDICT_MEANING[result.verdict])
 
 
+def _measured(page: _Page, result: Result) -> None:
+    table = measured_table(result)
+    if table is None or result.verified is None:
+        return
+    page.title("Measured with the fix applied")
+    first, *others = measured_sentences(result)
+    page.prose(first)
+    for removed in result.verified.removed:
+        page.prose(f"Taken out: {visible(removed_words(removed), 300)}", "    ", "  ")
+    page.written.append("")
+    lines_of_table = [("", table.columns), *table.rows]
+    for label, cells in lines_of_table:
+        page.written.append(f"  {label:<24}" + "".join(f"{cell:>16}" for cell in cells))
+    page.written.append("")
+    for sentence in others:
+        page.prose(sentence)
+
+
 def _cost(page: _Page, result: Result) -> None:
     sentences = summary.waste_sentences(result)
     if not sentences or result.cost is None:
@@ -124,8 +145,8 @@ def _blocks(page: _Page, result: Result) -> None:
         replays = group.first.recompute_runs_per_backward
         each = " each" if len(group.regions) > 1 else ""
         kind = f" ({visible(group.first.module_class, 30)})" if group.first.module_class else ""
-        surplus = f", {words.ms(group.surplus_ms)} surplus a step" if replays >= 1.005 else ""
-        text = f"{words.times(replays)} replays{each}{surplus}"
+        surplus = f", {units.ms(group.surplus_ms)} surplus a step" if replays >= 1.005 else ""
+        text = f"{units.times(replays)} replays{each}{surplus}"
         page.prose(
             f"{visible(group.label, 60)}{kind}: {text}",
             "    ",

@@ -1,0 +1,184 @@
+"""What `run --verify` measured, as one table and a few sentences for every rendering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from recompute_scan.report.words import mechanism_words
+from recompute_scan.result import Arm, Checkpoint, Losses, Result, Verified
+from recompute_scan.units import UNKNOWN, ms, pct, plural, size, times
+
+_NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class MeasuredTable:
+    """Columns from the unchanged script on; each row has a label and one cell a column."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def measured_table(result: Result) -> MeasuredTable | None:
+    """The measured figures side by side, the prediction among them; ``None`` without any."""
+    verified = result.verified
+    if verified is None:
+        return None
+    arms = [("Unchanged", verified.before)]
+    arms += [("With the fix", verified.after)] if verified.after else []
+    without = verified.without_checkpointing
+    arms += [("No checkpoints", without)] if without else []
+    measured = [arm for _, arm in arms]
+    rows = [
+        _row("Step time", measured, lambda arm: ms(arm.step_ms)),
+        _row("  at least", measured, lambda arm: ms(arm.step_low_ms)),
+        _row("  at most", measured, lambda arm: ms(arm.step_high_ms)),
+        _predicted(result, measured, verified.after),
+        _bytes("GPU memory, allocated", measured, lambda arm: arm.peak_allocated_bytes),
+        _bytes("GPU memory, reserved", measured, lambda arm: arm.peak_reserved_bytes),
+        _bytes("Process memory", measured, lambda arm: arm.peak_rss_bytes),
+        _row("Replays per layer", measured, lambda arm: times(arm.recompute_per_backward)),
+    ]
+    return MeasuredTable(tuple(name for name, _ in arms), tuple(row for row in rows if row))
+
+
+def measured_sentences(result: Result) -> list[str]:
+    """What the figures say: the step, the losses, the prediction, and how it was measured."""
+    verified = result.verified
+    if verified is None:
+        return []
+    found = [_outcome(verified)]
+    if verified.after is not None and verified.after.status == "measured":
+        found.append(_losses(verified.losses))
+        found += _against_prediction(result, verified)
+    if verified.without_checkpointing is not None:
+        found.append(_without(verified, verified.without_checkpointing))
+    found.append(_how(verified))
+    return found
+
+
+def removed_words(checkpoint: Checkpoint) -> str:
+    """One checkpoint that was taken out: what it is and where it was switched on."""
+    place = f" at {checkpoint.call_site}" if checkpoint.call_site else ""
+    return f"{mechanism_words(checkpoint)}{place}"
+
+
+def _row(
+    label: str, arms: list[Arm], cell: Callable[[Arm], str]
+) -> tuple[str, tuple[str, ...]] | None:
+    cells = tuple(cell(arm) if arm.status == "measured" else _NOTHING for arm in arms)
+    return (label, cells) if any(text not in (UNKNOWN, _NOTHING) for text in cells) else None
+
+
+def _bytes(
+    label: str, arms: list[Arm], value: Callable[[Arm], int | None]
+) -> tuple[str, tuple[str, ...]] | None:
+    return _row(label, arms, lambda arm: size(value(arm)))
+
+
+def _predicted(
+    result: Result, arms: list[Arm], after: Arm | None
+) -> tuple[str, tuple[str, ...]] | None:
+    cost = result.cost
+    if cost is None or after is None:
+        return None
+    return (
+        "  predicted",
+        tuple(ms(cost.predicted_step_ms) if arm is after else _NOTHING for arm in arms),
+    )
+
+
+def _outcome(verified: Verified) -> str:
+    after = verified.after
+    if verified.outcome == "not-tried":
+        return "There was no fix to try: no finding names a checkpoint to take out."
+    if verified.outcome == "not-applied":
+        return (
+            "The fix could not be applied in memory: no call of the checkpoint that it takes out "
+            "goes through torch.utils.checkpoint, so nothing was measured."
+        )
+    if verified.outcome == "failed" or after is None:
+        why = f" {after.message}" if after and after.message else ""
+        return f"The script did not come through with the fix applied.{why}"
+    if verified.outcome == "losses-differ":
+        return (
+            "With the fix applied the losses are others than without it, so it is no mere saving: "
+            "look into that before you apply it."
+        )
+    saved = _range(verified.saving_low_ms, verified.saving_high_ms)
+    if verified.outcome == "no-gain":
+        return f"The fix does not help measurably: it saves {ms(verified.saving_ms)} ({saved})."
+    if verified.outcome == "slower":
+        lost = ms(-(verified.saving_ms or 0.0))
+        return f"The fix does not help: a step takes {lost} longer with it."
+    return (
+        f"The fix saves {ms(verified.saving_ms)} a step ({saved}). Today a step takes "
+        f"{pct(verified.more_time_pct)} more time than with it; put as throughput, "
+        f"{pct(verified.saving_pct)} of it is lost."
+    )
+
+
+def _range(low: float | None, high: float | None) -> str:
+    return f"between {ms(low)} and {ms(high)}"
+
+
+def _losses(losses: Losses) -> str:
+    if losses.status == "not-seen":
+        return "No loss was seen: nothing with one element went through backward()."
+    if losses.status == "not-repeatable":
+        return (
+            "The unchanged script does not give the same losses twice (they differ by up to "
+            f"{_number(losses.repeat_difference)}), so they say nothing of the fix, with which "
+            f"they differ by up to {_number(losses.largest_difference)}."
+        )
+    seed = ""
+    if losses.seeded_by_script is False:
+        seed = " The script sets no seed of its own; every run was given the same one."
+    if losses.status == "different":
+        return f"Losses differ by up to {_number(losses.largest_difference)}.{seed}"
+    which = "the one loss is" if losses.compared == 1 else f"all {losses.compared} losses are"
+    return f"With the fix {which} equal to the last bit.{seed}"
+
+
+def _against_prediction(result: Result, verified: Verified) -> list[str]:
+    cost, after = result.cost, verified.after_step_ms
+    if cost is None or after is None:
+        return []
+    likely = f"{ms(cost.predicted_low_ms)} to {ms(cost.predicted_high_ms)}"
+    if cost.predicted_low_ms <= after <= cost.predicted_high_ms:
+        return [f"The measured step lies in the predicted range, {likely}."]
+    return [f"The measured step lies outside the predicted range, {likely}; it stands."]
+
+
+def _without(verified: Verified, arm: Arm) -> str:
+    why = f" {arm.message}" if arm.message else ""
+    if arm.status == "out-of-memory":
+        return f"Without any checkpoint it does not fit into memory.{why}"
+    if arm.status == "failed":
+        return f"Without any checkpoint the script did not come through.{why}"
+    best = verified.after_step_ms or verified.before_step_ms
+    if best is None or arm.step_ms is None:
+        return "Without any checkpoint the script came through, but no step could be timed."
+    fits = "Without any checkpoint it fits into memory, and a step takes"
+    less = 100 * (best - arm.step_ms) / best
+    than = "with the fix" if verified.after_step_ms else "today"
+    if less <= 0:
+        return f"{fits} {ms(arm.step_ms)}: no less than {than}."
+    return f"{fits} {ms(arm.step_ms)}: {pct(less)} less time than {than}."
+
+
+def _how(verified: Verified) -> str:
+    order = ["unchanged"]
+    order += ["with the fix"] if verified.after else []
+    order += ["without checkpoints"] if verified.without_checkpointing else []
+    rounds = verified.before.runs
+    each = verified.before.timed_steps // rounds if rounds else 0
+    return (
+        f"The same command ran {plural(rounds, 'time')} each way, in turn ({', '.join(order)}), "
+        f"{plural(each, 'step')} timed in each run, without the profiler."
+    )
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3g}"

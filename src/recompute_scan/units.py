@@ -1,0 +1,74 @@
+"""Numbers with their units, as a person reads them.
+
+Unknown values read "not known", never 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+UNKNOWN = "not known"
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def ms(value: float | None) -> str:
+    """``512.3 ms``: three to four significant digits, grouped thousands."""
+    if not _known(value):
+        return UNKNOWN
+    assert value is not None
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f} ms"
+    if size >= 10 or value == 0:
+        return f"{value:.1f} ms"
+    return f"{value:.2f} ms" if size >= 0.1 else f"{value:.3f} ms"
+
+
+def microseconds(value: float | None) -> str:
+    """``1234567.8 µs``: a point on the trace's own clock, in the digits of the file's ``ts``."""
+    return f"{value:.1f} µs" if value is not None and _known(value) else UNKNOWN
+
+
+def pct(value: float | None) -> str:
+    """``17.3 %`` from 17.3."""
+    return f"{value:.1f} %" if value is not None and _known(value) else UNKNOWN
+
+
+def share(value: float | None) -> str:
+    """``17.3 %`` from 0.173."""
+    return pct(None if value is None else 100 * value)
+
+
+def times(value: float | None) -> str:
+    """``2.0``, ``1.5``, ``1.97``: a count or mean with no more digits than it has."""
+    if value is None or not _known(value):
+        return UNKNOWN
+    text = f"{value:,.2f}"
+    return text[:-1] if text.endswith("0") else text
+
+
+def count(value: float | None) -> str:
+    """``32`` or ``32.5``: calls in one step."""
+    if value is None or not _known(value):
+        return UNKNOWN
+    return f"{value:,.0f}" if float(value).is_integer() else times(value)
+
+
+def plural(number: float, word: str) -> str:
+    """``1 block``, ``8 blocks``, ``1.5 replays``."""
+    return f"{count(number)} {word}{'' if number == 1 else 's'}"
+
+
+def size(value: float | None) -> str:
+    """``812.4 MiB`` from bytes."""
+    if value is None or not _known(value):
+        return UNKNOWN
+    power = 0
+    while abs(value) >= 1024 and power < len(_BYTE_UNITS) - 1:
+        value, power = value / 1024, power + 1
+    return f"{value:.1f} {_BYTE_UNITS[power]}" if power else f"{value:.0f} B"
+
+
+def _known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
