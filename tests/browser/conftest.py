@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Dialog, Page, Request, sync_playwright
 
 from recompute_scan.report.html import render_html
 from recompute_scan.result import Result
@@ -64,7 +64,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     """Opens a report of a result; keywords go to Playwright's ``new_context``."""
-    contexts = []
+    contexts: list[BrowserContext] = []
 
     def open_page(result: Result, **options: Any) -> Watched:
         path = tmp_path / f"report-{len(contexts)}.html"
@@ -76,6 +76,10 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
 
         def note_request(request: Request) -> None:
             watched.requests.append(request.url)
+
+        def note_dialog(dialog: Dialog) -> None:
+            watched.dialogs.append(dialog.message)
+            dialog.dismiss()
 
         page.on("request", note_request)
         page.on("pageerror", lambda error: watched.console.append(str(error)))
