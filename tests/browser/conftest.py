@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Dialog, Page, Request, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Dialog,
+    Page,
+    Request,
+    sync_playwright,
+)
 
 from recompute_scan.report.html import render_html
 from recompute_scan.result import Result
@@ -77,14 +85,20 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         def note_request(request: Request) -> None:
             watched.requests.append(request.url)
 
+        def note_error(error: Exception) -> None:
+            watched.console.append(str(error))
+
+        def note_line(line: ConsoleMessage) -> None:
+            watched.console.append(f"{line.type}: {line.text}")
+
         def note_dialog(dialog: Dialog) -> None:
             watched.dialogs.append(dialog.message)
             dialog.dismiss()
 
         page.on("request", note_request)
-        page.on("pageerror", lambda error: watched.console.append(str(error)))
-        page.on("console", lambda line: watched.console.append(f"{line.type}: {line.text}"))
-        page.on("dialog", lambda dialog: (watched.dialogs.append(dialog.message), dialog.dismiss()))
+        page.on("pageerror", note_error)
+        page.on("console", note_line)
+        page.on("dialog", note_dialog)
         page.goto(watched.address)
         return watched
 
