@@ -15,7 +15,7 @@ DEV := $(VENV)/.can-test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser check fix venv clean accuracy bench-load
+.PHONY: help demo test check fix venv clean accuracy bench-load
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,10 +33,6 @@ demo: $(RUN) ## Find the doubled checkpointing in an example, then look at its r
 
 test: check ## Everything: check, then all tests
 	$(BIN)/python -m pytest
-
-browser: $(DEV) ## The report in a real Chromium (Debian's package, or CHROMIUM=PATH)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
-	$(BIN)/python -m pytest tests/browser
 
 check: $(DEV) ## Formatting, lint, types and import rules; changes nothing
 	$(BIN)/ruff format --check

@@ -32,6 +32,7 @@ class RegionMark:
         module_class: Its class name.
         mechanism: Which API asked for the checkpoint; a name from ``advise``.
         site: ``file:line`` of the user's code that switched it on.
+        options: Of :class:`recompute_scan.result.Checkpoint`, with commas between.
     """
 
     call: int
@@ -41,6 +42,7 @@ class RegionMark:
     module_class: str = ""
     mechanism: str = ""
     site: str = ""
+    options: str = ""
 
 
 def region_name(mark: RegionMark) -> str:
@@ -69,6 +71,7 @@ def parse_region(name: str) -> RegionMark | None:
         module_class=fields.get("module_class", ""),
         mechanism=fields.get("mechanism", ""),
         site=fields.get("site", ""),
+        options=fields.get("options", ""),
     )
 
 

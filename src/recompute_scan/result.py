@@ -62,7 +62,9 @@ class Checkpoint:
     """One checkpoint around a region; ``depth`` 0 is the outermost.
 
     ``variant`` is ``None`` where the trace cannot tell. ``call_site`` is ``file:line`` of the
-    code that asked for the checkpoint, ``source`` that line's text.
+    code that asked for the checkpoint, ``source`` that line's text. ``options`` are what a
+    recorded run saw of the call: ``early-stop-off``; ``selective`` (it has a ``context_fn``);
+    ``counts-runs`` (a module inside keeps running statistics).
     """
 
     depth: int
@@ -70,6 +72,7 @@ class Checkpoint:
     mechanism: str | None = None
     call_site: str | None = None
     source: str | None = None
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,8 @@ class Cost:
 class Fix:
     """What to change. ``disposition`` is ``safe`` only where results cannot change.
 
-    ``removes`` is the checkpoint that the fix takes out, ``None`` where it takes out none or
-    it is not known which.
+    ``removes`` is the checkpoint that the change takes out, where one can be told. ``reason``
+    says why the change needs a look where it is ``review``.
     """
 
     summary: str
@@ -138,6 +141,7 @@ class Fix:
     remove: str
     docs: str
     removes: Checkpoint | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,13 @@
 """What to change: one file a framework, and the choice between two of them."""
 
-from recompute_scan.advise.choose import advise_removal
-from recompute_scan.advise.registry import title_of
+from recompute_scan.advise.choose import advise_removal, keep_and_drop, switch_of, take_out
+from recompute_scan.advise.registry import find_mechanism, title_of
 
-__all__ = ["advise_removal", "title_of"]
+__all__ = [
+    "advise_removal",
+    "find_mechanism",
+    "keep_and_drop",
+    "switch_of",
+    "take_out",
+    "title_of",
+]

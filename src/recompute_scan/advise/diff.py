@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from recompute_scan.run_info import Source
 
 
-def removal_diff(site: str, source: Source) -> str:
-    """A diff that deletes one statement from the file of ``site`` (``file:line``).
+def change_diff(site: str, source: Source, new: Sequence[str]) -> str:
+    """A diff that puts ``new`` lines in the place of one statement of the file of ``site``.
 
-    Where the statement is all that its block holds, ``pass`` takes its place.
+    Args:
+        site: The call site, ``file:line``.
+        source: The statement there, with the lines round it.
+        new: The lines that take its place; none to delete it.
     """
     path = site.rpartition(":")[0]
     lines = source.text.split("\n")
     before = lines[: source.begin - source.first]
     removed = lines[source.begin - source.first : source.end - source.first + 1]
     after = lines[source.end - source.first + 1 :]
-    indent = removed[0][: len(removed[0]) - len(removed[0].lstrip())]
-    added = [f"{indent}pass"] if source.alone else []
-    old, new = len(lines), len(lines) - len(removed) + len(added)
+    old, left = len(lines), len(lines) - len(removed) + len(new)
     # A range of no lines is given by the line before it.
-    new_first = source.first if new else source.first - 1
+    new_first = source.first if left else source.first - 1
     body = (
         [f" {line}" for line in before]
         + [f"-{line}" for line in removed]
-        + [f"+{line}" for line in added]
+        + [f"+{line}" for line in new]
         + [f" {line}" for line in after]
     )
     # An absolute path stays as it is; `a/` and `b/` are for paths below the current folder.
@@ -31,6 +34,6 @@ def removal_diff(site: str, source: Source) -> str:
     header = [
         f"--- {old_name}",
         f"+++ {new_name}",
-        f"@@ -{source.first},{old} +{new_first},{new} @@",
+        f"@@ -{source.first},{old} +{new_first},{left} @@",
     ]
     return "\n".join([*header, *body]) + "\n"

@@ -1,10 +1,10 @@
-"""PyTorch FSDP's checkpoint wrapper.
+"""PyTorch's checkpoint wrapper, made for FSDP, applied by the user's own code.
 
-``torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py``: non-reentrant by default
-since torch 2.2, reentrant before.
+``torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py``. The wrapper's state is a
+module of class ``CheckpointWrapper``; a second application wraps again, nothing guards it.
 """
 
-from recompute_scan.advise.mechanism import Mechanism
+from recompute_scan.advise.mechanism import Edit, Mechanism
 
 MECHANISM = Mechanism(
     name="fsdp-wrapper",
@@ -15,7 +15,9 @@ MECHANISM = Mechanism(
         "being non-reentrant it checks the recomputed tensors and stops early"
     ),
     remove="delete the apply_activation_checkpointing(…) or checkpoint_wrapper(…) call",
-    removable_call=True,
-    caution=None,
     docs="https://docs.pytorch.org/docs/stable/fsdp.html",
+    checked="ran here (torch 2.13.0)",
+    variants=("torch < 2.2: reentrant", "torch >= 2.2: non-reentrant"),
+    asks=("torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py:*",),
+    edits=(Edit("apply_activation_checkpointing", "delete"), Edit("checkpoint_wrapper", "unwrap")),
 )

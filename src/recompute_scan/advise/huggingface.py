@@ -1,21 +1,42 @@
-"""Hugging Face transformers' own checkpointing.
+"""Hugging Face transformers' own checkpointing, switched on by the user's own code.
 
 ``PreTrainedModel.gradient_checkpointing_enable`` (since 5.23 ``activation_checkpointing_enable``,
-of which the former is an alias): reentrant by default up to 4.57, non-reentrant from 5.0.
+of which the former is an alias). Up to 4.51 the model's loop over its layers asks, outside a
+wrapper round the layer; from 4.52 ``GradientCheckpointingLayer`` does, inside it.
 """
 
-from recompute_scan.advise.mechanism import Mechanism
+from recompute_scan.advise.mechanism import Edit, Mechanism
 
 MECHANISM = Mechanism(
     name="hf-gradient-checkpointing",
     title="Hugging Face's own checkpointing",
     keep=50,
     why_keep="it is the model's own, and nothing else checkpoints its layers",
-    remove="delete the gradient_checkpointing_enable(…) call",
-    removable_call=True,
+    remove=(
+        "delete the gradient_checkpointing_enable(…) call "
+        "(activation_checkpointing_enable from transformers 5.23)"
+    ),
+    docs="https://huggingface.co/docs/transformers/main/en/fsdp",
+    checked="ran here (transformers 5.23.0)",
+    variants=(
+        "transformers < 5.0: reentrant (explicit from 4.38, by torch's default before)",
+        "transformers >= 5.0: non-reentrant",
+    ),
     caution=(
         "Also keep use_cache=False: the removed switch turned the KV cache off, and a replay "
         "fails on a cache that grew."
     ),
-    docs="https://huggingface.co/docs/transformers/main/en/fsdp",
+    asks=(
+        "transformers/modeling_layers.py:*",
+        "transformers/models/*/modeling_*.py:*",
+        "transformers_modules/*modeling_*.py:*",
+    ),
+    switches=(
+        "transformers.modeling_utils:PreTrainedModel.gradient_checkpointing_enable",
+        "transformers.modeling_utils:PreTrainedModel.activation_checkpointing_enable",
+    ),
+    edits=(
+        Edit("gradient_checkpointing_enable", "delete"),
+        Edit("activation_checkpointing_enable", "delete"),
+    ),
 )

@@ -3,9 +3,10 @@
 ``torch/utils/checkpoint.py`` and ``torch/distributed/_composable/checkpoint_activation.py``.
 """
 
-from recompute_scan.advise.mechanism import Mechanism
+from recompute_scan.advise.mechanism import Edit, Mechanism
 
 _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+_VARIANTS = ("use_reentrant as passed; without it reentrant, up to torch 2.15",)
 
 COMPOSABLE = Mechanism(
     name="composable-checkpoint",
@@ -13,9 +14,11 @@ COMPOSABLE = Mechanism(
     keep=90,
     why_keep="it is non-reentrant and leaves the module's class and names as they are",
     remove="delete the checkpoint(module) call",
-    removable_call=True,
-    caution=None,
     docs=_DOCS,
+    checked="ran here (torch 2.13.0)",
+    variants=("non-reentrant only",),
+    asks=("torch/distributed/_composable/checkpoint_activation.py:*",),
+    edits=(Edit("checkpoint", "delete"), Edit("checkpoint", "unwrap")),
 )
 SEQUENTIAL = Mechanism(
     name="checkpoint-sequential",
@@ -23,9 +26,23 @@ SEQUENTIAL = Mechanism(
     keep=40,
     why_keep="it checkpoints whole segments and is the code's own choice",
     remove="run the modules one after the other instead of through checkpoint_sequential(…)",
-    removable_call=False,
-    caution=None,
     docs=_DOCS,
+    checked="ran here (torch 2.13.0)",
+    variants=_VARIANTS,
+    asks=("torch/utils/checkpoint.py:checkpoint_sequential",),
+)
+SELECTIVE = Mechanism(
+    name="selective-checkpoint",
+    title="selective checkpointing (context_fn)",
+    keep=95,
+    why_keep="it saves what is dear to compute and replays only the rest",
+    remove="call the function itself: checkpoint(f, x, …) becomes f(x)",
+    docs=_DOCS,
+    checked="ran here (torch 2.13.0)",
+    variants=("non-reentrant only; public since torch 2.5",),
+    asks=("*",),
+    selective=True,
+    edits=(Edit("checkpoint", "call"),),
 )
 DIRECT = Mechanism(
     name="torch-checkpoint",
@@ -33,7 +50,9 @@ DIRECT = Mechanism(
     keep=30,
     why_keep="it is the code's own choice of what to checkpoint",
     remove="call the function itself: checkpoint(f, x, …) becomes f(x)",
-    removable_call=False,
-    caution=None,
     docs=_DOCS,
+    checked="ran here (torch 2.13.0)",
+    variants=_VARIANTS,
+    asks=("*",),
+    edits=(Edit("checkpoint", "call"),),
 )

@@ -1,13 +1,64 @@
-"""Every known mechanism, most specific first."""
+"""Every known mechanism, most specific first, and which of them a stack shows."""
 
-from recompute_scan.advise import fsdp, huggingface, pytorch
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import translate
+from functools import lru_cache
+
+from recompute_scan.advise import (
+    accelerate,
+    axolotl,
+    compiler,
+    composer,
+    deepspeed,
+    diffusers,
+    fairscale,
+    fsdp,
+    huggingface,
+    lightning,
+    llamafactory,
+    megatron,
+    nemo,
+    peft,
+    pytorch,
+    timm,
+    torchtitan,
+    torchtune,
+    trainer,
+    transformer_engine,
+    trl,
+    unsloth,
+)
 from recompute_scan.advise.mechanism import Mechanism
 
 MECHANISMS = (
+    unsloth.MECHANISM,
+    llamafactory.MECHANISM,
+    axolotl.MECHANISM,
+    peft.MECHANISM,
+    trl.MECHANISM,
+    nemo.MECHANISM,
+    torchtitan.MECHANISM,
+    torchtune.MECHANISM,
+    composer.MECHANISM,
+    lightning.MECHANISM,
+    trainer.SHARDED,
+    trainer.MECHANISM,
+    accelerate.MECHANISM,
+    megatron.MECHANISM,
+    deepspeed.MECHANISM,
+    transformer_engine.MECHANISM,
+    fairscale.MECHANISM,
+    timm.MECHANISM,
+    diffusers.MECHANISM,
     fsdp.MECHANISM,
     huggingface.MECHANISM,
+    compiler.MECHANISM,
     pytorch.COMPOSABLE,
     pytorch.SEQUENTIAL,
+    pytorch.SELECTIVE,
     pytorch.DIRECT,
 )
 
@@ -21,3 +72,33 @@ def title_of(name: str | None) -> str:
     """What a person calls the mechanism; says so when it is not known."""
     mechanism = find_mechanism(name)
     return mechanism.title if mechanism else (name or "a checkpoint of unknown origin")
+
+
+def recognise(asking: str, switching: Sequence[str] = (), *, selective: bool = False) -> Mechanism:
+    """The mechanism behind a checkpoint call.
+
+    Args:
+        asking: Place (``path:function``) of the frame that called the checkpoint function.
+        switching: Places of the stack on which checkpointing was switched on, where known.
+        selective: Whether the call has a ``context_fn``.
+    """
+    for mechanism in MECHANISMS:
+        if (
+            matches(mechanism.asks, (asking,))
+            and (not mechanism.switched_by or matches(mechanism.switched_by, switching))
+            and mechanism.selective in (None, selective)
+        ):
+            return mechanism
+    return pytorch.DIRECT
+
+
+def matches(patterns: tuple[str, ...], places: Iterable[str]) -> bool:
+    """Does any place fit any pattern? A path may have more folders in front of the pattern's."""
+    expression = _compiled(patterns)
+    return any(expression.fullmatch(place) for place in places)
+
+
+@lru_cache
+def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    alternatives = "|".join(translate(pattern) for pattern in patterns)
+    return re.compile(rf"(?:.*/)?(?:{alternatives or '(?!)'})")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recompute_scan.model import Calls
+from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment, Replay
 from recompute_scan.recompute.marks import Marks
 from recompute_scan.recompute.structure import Structure
@@ -58,6 +59,7 @@ def spans_from_marks(marks: Marks) -> list[Span]:
                     variant=_variant(call.mark.variant),
                     mechanism=call.mark.mechanism or None,
                     call_site=call.mark.site or None,
+                    options=tuple(filter(None, call.mark.options.split(","))),
                 ),
             ),
             module=call.mark.module or None,
@@ -85,15 +87,20 @@ def spans_from_replays(calls: Calls, structure: Structure, alignment: Alignment)
             groups.append([interval])
     spans = []
     for group in groups:
-        variants = _variants(calls, structure, [replay for _, _, replay in group])
+        replays = [replay for _, _, replay in group]
+        checkpoints = [
+            Checkpoint(depth=depth, variant=variant)
+            for depth, variant in enumerate(_variants(calls, structure, replays))
+        ]
+        mechanism = _mechanism(calls, structure, replays)
+        if mechanism:
+            own = [c.depth for c in checkpoints if c.variant == "reentrant"] or [-1]
+            checkpoints[own[-1]] = replace(checkpoints[own[-1]], mechanism=mechanism)
         spans.append(
             Span(
                 first=min(first for first, _, _ in group),
                 last=max(last for _, last, _ in group),
-                checkpoints=tuple(
-                    Checkpoint(depth=depth, variant=variant)
-                    for depth, variant in enumerate(variants)
-                ),
+                checkpoints=tuple(checkpoints),
             )
         )
     return spans
@@ -179,6 +186,13 @@ def _variants(
         same_pass = replays[0].engine == replays[1].engine or _close(calls, replays)
         return ("non-reentrant", "non-reentrant") if same_pass else ("non-reentrant",)
     return ("reentrant", "non-reentrant")
+
+
+def _mechanism(calls: Calls, structure: Structure, replays: list[Replay]) -> str | None:
+    """The mechanism whose own function holds the first run, where its name tells."""
+    functions = np.unique(np.concatenate([structure.function[r.original] for r in replays]))
+    names = (calls.names[calls.name[row]] for row in functions[functions >= 0])
+    return next(filter(None, (words.CHECKPOINT_FUNCTIONS[name] for name in names)), None)
 
 
 def _close(calls: Calls, replays: list[Replay]) -> bool:

@@ -19,6 +19,7 @@ Source: ``torch/utils/checkpoint.py`` (``CheckpointFunction.backward``, ``unpack
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -234,7 +235,7 @@ def _classify_names(calls: Calls) -> _NameClasses:
         engine = calls.matching(words.BARE_NODE)
         node[engine] = np.flatnonzero(engine)
 
-    def among(known: frozenset[str]) -> Bool:
+    def among(known: Collection[str]) -> Bool:
         return np.array([name in known for name in calls.names], np.bool_)
 
     return _NameClasses(

@@ -14,22 +14,21 @@ ENGINE = "autograd::engine::evaluate_function: "
 # Traces of torch 1.8 to 1.10 have the nodes themselves only.
 BARE_NODE = re.compile(r"[A-Z_]\w*Backward\d*$")
 
-# Checkpoint functions whose forward holds the block and whose backward runs it again. Each is a
-# torch.autograd.Function, so the profiler names its node after it.
-CHECKPOINT_FUNCTIONS = frozenset(
-    {
-        "CheckpointFunction",  # torch, DeepSpeed, Megatron-core, fairscale, ColossalAI, Habana
-        "_CheckpointFunction",  # Transformer Engine
-        "CheckpointWithoutOutputFunction",  # Megatron-core, selective
-        "UnslothCheckpointFunction",
-        "Unsloth_Gradient_Checkpointer",
-        "Unsloth_Offloaded_Gradient_Checkpointer",
-        "UnslothGradientCheckpointing",  # LLaMA-Factory
-        "CPU_Offloaded_Gradient_Checkpointer",  # axolotl
-        "HiddenStatesOffloadCheckpoint",
-        "Disco",
-    }
-)
+# Checkpoint functions whose forward holds the block and whose backward runs it again, with the
+# mechanism that the name alone tells. Each is a torch.autograd.Function, so the profiler names
+# its node after it.
+CHECKPOINT_FUNCTIONS = {
+    "CheckpointFunction": None,  # torch, DeepSpeed, Megatron-core, fairscale, ColossalAI, Habana
+    "_CheckpointFunction": "transformer-engine",
+    "CheckpointWithoutOutputFunction": "megatron-recompute",  # selective
+    "UnslothCheckpointFunction": "unsloth",
+    "Unsloth_Gradient_Checkpointer": "unsloth",
+    "Unsloth_Offloaded_Gradient_Checkpointer": "unsloth",
+    "UnslothGradientCheckpointing": "llama-factory",
+    "CPU_Offloaded_Gradient_Checkpointer": "axolotl",
+    "HiddenStatesOffloadCheckpoint": "axolotl",
+    "Disco": "axolotl",
+}
 CHECKPOINT_NODES = frozenset(f"{name}Backward" for name in CHECKPOINT_FUNCTIONS)
 
 # Its replay is started by a gradient hook, not by a node that asks for a saved tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -17,23 +18,30 @@ from recompute_scan.run_info import Source
 _FRAMEWORKS = frozenset(
     {
         "accelerate",
+        "axolotl",
         "composer",
         "deepspeed",
         "diffusers",
         "fairscale",
         "lightning",
         "lightning_fabric",
+        "llamafactory",
         "megatron",
+        "nemo",
+        "nemo_automodel",
         "peft",
         "pytorch_lightning",
         "recompute_scan",
         "sentence_transformers",
         "timm",
         "torch",
+        "torchtitan",
         "torchtune",
         "transformer_engine",
         "transformers",
         "trl",
+        "unsloth",
+        "unsloth_zoo",
         "wrapt",
     }
 )
@@ -98,9 +106,41 @@ def is_user_code(frame: FrameType) -> bool:
     return not _is_generated(frame) and not _is_installed(frame)
 
 
+def place_of(frame: FrameType) -> str:
+    """``path:function`` of the frame's code, the path as below ``site-packages``."""
+    name = str(frame.f_globals.get("__name__") or "")
+    return f"{_path(name, frame.f_code.co_filename)}:{frame.f_code.co_name}"
+
+
+def places_of(frame: FrameType | None) -> Iterator[str]:
+    """Places of this frame and all above it, innermost first.
+
+    A method has a second place where its object's class is defined elsewhere: a trainer of one
+    library is often a subclass of another's.
+    """
+    while frame is not None:
+        place = place_of(frame)
+        yield place
+        owner = type(frame.f_locals.get("self"))
+        other = f"{owner.__module__.replace('.', '/')}.py:{frame.f_code.co_name}"
+        if owner is not type(None) and other != place:
+            yield other
+        frame = frame.f_back
+
+
 def top_package(frame: FrameType) -> str:
     """Name of the package that the frame's code belongs to."""
     return str(frame.f_globals.get("__name__") or "").partition(".")[0]
+
+
+def _path(module: str, file: str) -> str:
+    """Where the module's file is below the folder that it is imported from."""
+    path = file.replace(os.sep, "/")
+    below = module.replace(".", "/")
+    for ending in (f"{below}.py", f"{below}/__init__.py"):
+        if module and path.endswith(f"/{ending}"):
+            return ending
+    return path
 
 
 def _is_generated(frame: FrameType) -> bool:

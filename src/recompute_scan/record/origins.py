@@ -8,7 +8,8 @@ from types import FrameType
 
 from torch import nn
 
-from recompute_scan.record.call_sites import CallSites, top_package
+from recompute_scan.advise.registry import recognise
+from recompute_scan.record.call_sites import CallSites, place_of, top_package
 from recompute_scan.record.module_names import (
     UNKNOWN,
     ModuleIndex,
@@ -16,9 +17,11 @@ from recompute_scan.record.module_names import (
     covered_modules,
     unwrapped,
 )
-from recompute_scan.record.switches import COMPOSABLE_MODULE, WRAPPER_MODULE, Switches
+from recompute_scan.record.options import COUNTS_RUNS, SELECTIVE, counts_runs
+from recompute_scan.record.switches import COMPOSABLE_MODULE, NOWHERE, WRAPPER_MODULE, Switches
 
 _CHECKPOINT_MODULE = "torch.utils.checkpoint"
+_SEQUENTIAL = "torch/utils/checkpoint.py:checkpoint_sequential"
 _ASKING = (WRAPPER_MODULE, COMPOSABLE_MODULE)  # torch's own code that asks for checkpoints
 
 
@@ -29,6 +32,7 @@ class Origin:
     module: ModuleName = UNKNOWN
     mechanism: str = ""
     site: str = ""
+    options: tuple[str, ...] = ()
 
 
 class Origins:
@@ -39,34 +43,45 @@ class Origins:
         self._switches = switches
         self._index = index
 
-    def of(self, function: object, args: Sequence[object], frame: FrameType | None) -> Origin:
+    def of(
+        self,
+        function: object,
+        args: Sequence[object],
+        frame: FrameType | None,
+        options: Sequence[str] = (),
+    ) -> Origin:
         """The origin of the call whose innermost frame this is.
 
         Args:
             function: What is checkpointed.
             args: The arguments it is called with.
-            frame: A frame inside ``torch.utils.checkpoint``, or the composable one's hook.
+            frame: A frame inside the checkpoint function, or the composable one's hook.
+            options: What the call's own arguments say.
         """
         covered = covered_modules(function, args)
         sequential, caller = _caller(frame)
-        if caller is None:
-            return Origin(self._index.look_up(covered), "torch-checkpoint")
-        name = str(caller.f_globals.get("__name__") or "")
-        if name == WRAPPER_MODULE:
-            wrapper = caller.f_locals.get("self")
-            if isinstance(wrapper, nn.Module):
-                covered = [unwrapped(wrapper)]
-            mechanism, site = "fsdp-wrapper", self._switches.of_wrapper(wrapper)
-        elif name == COMPOSABLE_MODULE:
-            mechanism, site = "composable-checkpoint", self._switches.of_composable(function)
-        elif _is_transformers_model(caller):
-            mechanism = "hf-gradient-checkpointing"
-            site = self._switches.of_model_with(covered[0]) if covered else ""
-        else:
-            mechanism = "checkpoint-sequential" if sequential else "torch-checkpoint"
-            site = ""
+        asking, switched = "", NOWHERE
+        if caller is not None:
+            name = str(caller.f_globals.get("__name__") or "")
+            asking = _SEQUENTIAL if sequential else place_of(caller)
+            if name == WRAPPER_MODULE:
+                wrapper = caller.f_locals.get("self")
+                if isinstance(wrapper, nn.Module):
+                    covered = [unwrapped(wrapper)]
+                switched = self._switches.of_wrapper(wrapper)
+            elif name == COMPOSABLE_MODULE:
+                switched = self._switches.of_composable(function)
+            elif covered:
+                switched = self._switches.of_model_with(covered[0])
+        mechanism = recognise(asking, switched.places, selective=SELECTIVE in options)
+        site = self._switches.of_settings(mechanism.settings)
+        if not site and (mechanism.switches or (caller and name in _ASKING)):
+            site = switched.site
         return Origin(
-            self._index.look_up(covered), mechanism, site or self._sites.called_at(caller)
+            module=self._index.look_up(covered),
+            mechanism=mechanism.name,
+            site=site or self._sites.called_at(caller),
+            options=(*options, *([COUNTS_RUNS] if counts_runs(covered) else [])),
         )
 
 
@@ -81,13 +96,3 @@ def _caller(frame: FrameType | None) -> tuple[bool, FrameType | None]:
             return sequential, frame
         frame = frame.f_back
     return sequential, None
-
-
-def _is_transformers_model(frame: FrameType) -> bool:
-    name = str(frame.f_globals.get("__name__") or "")
-    package, _, rest = name.partition(".")
-    file = rest.rpartition(".")[2]
-    # transformers_modules: models whose code comes with their weights.
-    return package in ("transformers", "transformers_modules") and (
-        file == "modeling_layers" or file.startswith("modeling_")
-    )

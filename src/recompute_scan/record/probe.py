@@ -4,6 +4,7 @@
 identity and others have imported it by name. What it looks up when called is replaced instead:
 ``CheckpointFunction.forward`` for the reentrant variant and
 ``_checkpoint_without_reentrant_generator`` for the other (both as in torch 2.1 to 2.13).
+Checkpoint functions of other libraries are watched like torch's own reentrant one.
 Ranges are opened only while a profiler records, and never change what is computed.
 """
 
@@ -13,17 +14,21 @@ import functools
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
+import wrapt
 
+from recompute_scan.advise.registry import MECHANISMS
 from recompute_scan.annotations import RegionMark, region_name, replay_name
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.module_names import ModuleIndex
+from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origins
 from recompute_scan.record.switches import COMPOSABLE_MODULE, Switches
 
@@ -54,6 +59,7 @@ class Probe:
         self._thread = threading.local()
         self._undo: list[Callable[[], None]] = []
         self._warnings: list[str] = []
+        self._installed = False
 
     @property
     def warnings(self) -> list[str]:
@@ -67,11 +73,15 @@ class Probe:
             self._cannot_watch("non-reentrant")
             return
         self._switches.install()
+        self._installed = True
         self._watch_reentrant()
         self._watch_non_reentrant()
+        for entry in dict.fromkeys(e for m in MECHANISMS for e in m.watched):
+            self._watch_others(entry)
 
     def remove(self) -> None:
-        """Put torch's own functions back."""
+        """Put torch's own functions back, and the libraries'."""
+        self._installed = False
         self._switches.remove()
         while self._undo:
             self._undo.pop()()
@@ -85,17 +95,38 @@ class Probe:
 
     def _watch_reentrant(self) -> None:
         function = getattr(torch_checkpoint, "CheckpointFunction", None)
-        original = getattr(function, "forward", None)
-        if function is None or original is None:
+        if getattr(function, "forward", None) is None:
             self._cannot_watch("reentrant")
-            return
+        else:
+            self._watch_function(function)
+
+    def _watch_others(self, entry: str) -> None:
+        """Watch a library's own checkpoint function, ``module:Class``, once it is imported."""
+        name, _, class_name = entry.partition(":")
+
+        def hook(module: ModuleType) -> None:
+            function = getattr(module, class_name, None)
+            if self._installed and getattr(function, "forward", None) is not None:
+                self._watch_function(function)
+
+        wrapt.register_post_import_hook(hook, name)
+
+    def _watch_function(self, function: Any) -> None:
+        """Mark what an autograd function of the reentrant kind runs.
+
+        Its forward takes the checkpointed function as the first argument that can be called,
+        and keeps it for the replay.
+        """
+        original = function.forward
 
         @functools.wraps(original)
-        def forward(ctx: Any, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
-            if _recording() and not torch.compiler.is_compiling():
-                mark = self._mark("reentrant", run_function, args)
-                run_function = self._both_runs(run_function, mark)
-            return original(ctx, run_function, preserve_rng_state, *args)
+        def forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+            place = next((n for n, arg in enumerate(args) if callable(arg)), None)
+            if place is not None and _recording() and not torch.compiler.is_compiling():
+                mark = self._mark("reentrant", args[place], args[place + 1 :])
+                both = self._both_runs(args[place], mark)
+                args = (*args[:place], both, *args[place + 1 :])
+            return original(ctx, *args, **kwargs)
 
         function.forward = staticmethod(forward)
         self._undo.append(lambda: setattr(function, "forward", staticmethod(original)))
@@ -105,12 +136,14 @@ class Probe:
         if original is None:
             self._cannot_watch("non-reentrant")
             return
+        arguments = Arguments(original)
 
         @functools.wraps(original)
         def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
             if not _recording() or torch.compiler.is_compiling():
                 return original(function, *args, **kwargs)
-            mark = self._mark("non-reentrant", function, args)
+            options = arguments.options((function, *args), kwargs)
+            mark = self._mark("non-reentrant", function, args, options)
             return self._marked(original(self._replay(function, mark), *args, **kwargs), mark)
 
         # The composable checkpoint imports the generator by name.
@@ -129,11 +162,17 @@ class Probe:
         if text not in self._warnings:
             self._warnings.append(text)
 
-    def _mark(self, variant: Variant, function: object, args: tuple[object, ...]) -> RegionMark:
+    def _mark(
+        self,
+        variant: Variant,
+        function: object,
+        args: tuple[object, ...],
+        options: Sequence[str] = (),
+    ) -> RegionMark:
         depth = getattr(self._thread, "depth", 0)
         call = next(self._calls)
         try:
-            origin = self._origins.of(function, args, sys._getframe(2))
+            origin = self._origins.of(function, args, sys._getframe(2), options)
         except Exception as error:  # a name less is no reason to stop somebody's training
             self._warn(f"Checkpoint calls could not be named: {type(error).__name__}: {error}")
             return RegionMark(call, depth, variant)
@@ -145,6 +184,7 @@ class Probe:
             module_class=origin.module.class_name,
             mechanism=origin.mechanism,
             site=origin.site,
+            options=",".join(origin.options),
         )
 
     def _both_runs(self, function: Any, mark: RegionMark) -> Callable[..., Any]:

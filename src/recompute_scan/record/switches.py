@@ -1,8 +1,9 @@
 """Remembers where checkpointing was switched on, for the ways that are not a direct call.
 
-torch's checkpoint wrapper, composable checkpoint and transformers' enable methods are switched
-on once and act later, in library code. Their entry points are wrapped right after their module
-is imported; nothing is imported here for their sake.
+torch's checkpoint wrapper, composable checkpoint and the libraries' enable methods are switched
+on once and act later, in library code; others read a settings object that the script made. The
+entry points are wrapped right after their module is imported; nothing is imported here for
+their sake.
 """
 
 from __future__ import annotations
@@ -11,72 +12,92 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import wrapt
 from torch import nn
 
-from recompute_scan.record.call_sites import CallSites
+from recompute_scan.advise.registry import MECHANISMS
+from recompute_scan.record.call_sites import CallSites, places_of
 from recompute_scan.record.module_names import unwrapped
 
 WRAPPER_MODULE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 COMPOSABLE_MODULE = "torch.distributed._composable.checkpoint_activation"
-_TRANSFORMERS_MODULE = "transformers.modeling_utils"
-_ENABLE_METHODS = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 
-_Sites = weakref.WeakKeyDictionary[nn.Module, str]
+
+@dataclass(frozen=True)
+class Switched:
+    """Where checkpointing was switched on; empty where that is not known.
+
+    Attributes:
+        site: The line, as shown to a person.
+        places: ``path:function`` of the frames that led there, innermost first.
+    """
+
+    site: str = ""
+    places: tuple[str, ...] = ()
+
+
+NOWHERE = Switched()
+_ByModule = weakref.WeakKeyDictionary[nn.Module, Switched]
 
 
 class Switches:
-    """Sites by module: each wrapper's own, a composable checkpoint's module, a whole HF model."""
+    """By module: each wrapper, each module with a composable checkpoint, each whole model."""
 
     def __init__(self, sites: CallSites) -> None:
         self._sites = sites
-        self._wrappers: _Sites = weakref.WeakKeyDictionary()
-        self._composable: _Sites = weakref.WeakKeyDictionary()
-        self._models: _Sites = weakref.WeakKeyDictionary()
-        self._model_sites: _Sites = weakref.WeakKeyDictionary()  # of layers, once looked up
+        self._wrappers: _ByModule = weakref.WeakKeyDictionary()
+        self._composable: _ByModule = weakref.WeakKeyDictionary()
+        self._models: _ByModule = weakref.WeakKeyDictionary()
+        self._parts: _ByModule = weakref.WeakKeyDictionary()  # of models, once looked up
+        self._settings: dict[str, str] = {}
         self._active = False
         self.warnings: list[str] = []
 
     def install(self) -> None:
         """Watch the entry points, those of modules imported already too."""
         self._active = True
-        for name, watch in (
-            (WRAPPER_MODULE, self._watch_wrapper),
-            (COMPOSABLE_MODULE, self._watch_composable),
-            (_TRANSFORMERS_MODULE, self._watch_transformers),
-        ):
-            wrapt.register_post_import_hook(self._guarded(watch), name)
+        self._after_import(WRAPPER_MODULE, self._watch_wrapper)
+        self._after_import(COMPOSABLE_MODULE, self._watch_composable)
+        for entry in dict.fromkeys(e for m in MECHANISMS for e in m.switches):
+            self._watch_method(entry, self._model_switched)
+        for entry in dict.fromkeys(e for m in MECHANISMS for e in m.settings):
+            self._watch_method(entry, functools.partial(self._set, entry))
 
     def remove(self) -> None:
         """Remember nothing more. What was wrapped stays and passes calls through."""
         self._active = False
 
-    def of_wrapper(self, wrapper: object) -> str:
+    def of_wrapper(self, wrapper: object) -> Switched:
         """Where this ``CheckpointWrapper`` was made."""
         return _get(self._wrappers, wrapper)
 
-    def of_composable(self, module: object) -> str:
+    def of_composable(self, module: object) -> Switched:
         """Where composable ``checkpoint`` was applied to this module."""
         return _get(self._composable, module)
 
-    def of_model_with(self, module: object) -> str:
+    def of_model_with(self, module: object) -> Switched:
         """Where the enable method of the model that holds this module was called."""
-        if not isinstance(module, nn.Module):
-            return ""
-        site = self._model_sites.get(module)
-        if site is None:
+        if not isinstance(module, nn.Module) or not self._models:
+            return NOWHERE
+        switched = self._parts.get(module)
+        if switched is None:
             holding = (
-                site
-                for model, site in self._models.items()
+                switched
+                for model, switched in self._models.items()
                 if any(unwrapped(part) is module for part in model.modules())
             )
-            site = self._model_sites[module] = next(holding, "")
-        return site
+            switched = self._parts[module] = next(holding, NOWHERE)
+        return switched
 
-    def _guarded(self, watch: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def of_settings(self, entries: tuple[str, ...]) -> str:
+        """The line that last made one of these settings objects; empty where none did."""
+        return next((self._settings[entry] for entry in entries if entry in self._settings), "")
+
+    def _after_import(self, name: str, watch: Callable[[ModuleType], None]) -> None:
         def hook(module: ModuleType) -> None:
             if not self._active:
                 return
@@ -87,7 +108,7 @@ class Switches:
                     f"Call sites of {module.__name__} are not known in this version: {error}"
                 )
 
-        return hook
+        wrapt.register_post_import_hook(hook, name)
 
     def _watch_wrapper(self, module: ModuleType) -> None:
         kind = module.CheckpointWrapper
@@ -114,26 +135,40 @@ class Switches:
         if parent is not None and getattr(parent, "checkpoint", None) is original:
             parent.__dict__["checkpoint"] = checkpoint
 
-    def _watch_transformers(self, module: ModuleType) -> None:
-        kind = module.PreTrainedModel
-        for name in _ENABLE_METHODS:
-            original = vars(kind).get(name)
-            if original is not None:
-                setattr(kind, name, self._remembering_model(original))
+    def _watch_method(self, entry: str, called: Callable[[object], None]) -> None:
+        name, _, path = entry.partition(":")
+        class_name, _, method = path.partition(".")
 
-    def _remembering_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def enable(model: Any, *args: Any, **kwargs: Any) -> Any:
+        def watch(module: ModuleType) -> None:
+            kind = getattr(module, class_name)
+            original = vars(kind).get(method)
+            if original is None:  # under another name in this version
+                return
+
+            @functools.wraps(original)
+            def watched(target: Any, *args: Any, **kwargs: Any) -> Any:
+                called(target)
+                return original(target, *args, **kwargs)
+
+            setattr(kind, method, watched)
+
+        self._after_import(name, watch)
+
+    def _model_switched(self, model: object) -> None:
+        # The outermost of the methods that call each other is the user's; it comes first.
+        if isinstance(model, nn.Module):
             self._remember(self._models, model)
-            self._model_sites.clear()
-            return original(model, *args, **kwargs)
+            self._parts.clear()
 
-        return enable
+    def _set(self, entry: str, _: object) -> None:
+        if self._active:
+            self._settings[entry] = self._sites.switched_on_at(sys._getframe(2))
 
-    def _remember(self, where: _Sites, module: object) -> None:
+    def _remember(self, where: _ByModule, module: object) -> None:
         if self._active and isinstance(module, nn.Module):
-            where[module] = self._sites.switched_on_at(sys._getframe(1))
+            frame = sys._getframe(1)
+            where[module] = Switched(self._sites.switched_on_at(frame), tuple(places_of(frame)))
 
 
-def _get(sites: Mapping[nn.Module, str], module: object) -> str:
-    return sites.get(module, "") if isinstance(module, nn.Module) else ""
+def _get(known: Mapping[nn.Module, Switched], module: object) -> Switched:
+    return known.get(module, NOWHERE) if isinstance(module, nn.Module) else NOWHERE

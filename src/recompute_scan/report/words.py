@@ -56,10 +56,31 @@ EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
 
 # What each mechanism is called in its own documentation; unknown ones are shown as they stand.
 MECHANISM_WORDS = {
+    "unsloth": "unsloth's own checkpointing (use_gradient_checkpointing)",
+    "llama-factory": "LLaMA-Factory's own switch (disable_gradient_checkpointing turns it off)",
+    "axolotl": "axolotl's gradient_checkpointing",
+    "peft-kbit": "PEFT's prepare_model_for_kbit_training",
+    "trl-trainer": "TRL's gradient_checkpointing, on by default",
+    "nemo-automodel": "NeMo Automodel's activation_checkpointing",
+    "torchtitan": "torchtitan's activation checkpointing",
+    "torchtune": "torchtune's enable_activation_checkpointing",
+    "composer-fsdp": "Composer's fsdp_config activation_checkpointing",
+    "lightning-fsdp": "Lightning's activation_checkpointing_policy",
+    "hf-trainer-fsdp": "the Trainer's fsdp_config activation_checkpointing",
+    "hf-trainer": "the Trainer's gradient_checkpointing",
+    "accelerate-fsdp": "accelerate's fsdp_activation_checkpointing",
+    "megatron-recompute": "Megatron-core's recompute_granularity",
+    "deepspeed-checkpoint": "deepspeed.checkpointing.checkpoint",
+    "transformer-engine": "Transformer Engine's te.checkpoint",
+    "fairscale-wrapper": "fairscale's checkpoint_wrapper",
+    "timm": "timm's set_grad_checkpointing",
+    "diffusers": "diffusers' enable_gradient_checkpointing",
     "fsdp-wrapper": "FSDP's checkpoint wrapper (checkpoint_wrapper)",
     "hf-gradient-checkpointing": "Hugging Face's gradient_checkpointing_enable",
+    "compile-memory-budget": "torch.compile's activation_memory_budget",
     "composable-checkpoint": "PyTorch's composable checkpoint",
     "checkpoint-sequential": "torch.utils.checkpoint.checkpoint_sequential",
+    "selective-checkpoint": "selective checkpointing (a context_fn)",
     "torch-checkpoint": "a direct call of torch.utils.checkpoint.checkpoint",
 }
 

@@ -1,0 +1,23 @@
+"""torchtitan's policies: ``FullAC``, ``SelectiveAC`` and ``MemoryBudgetAC``.
+
+``torchtitan/distributed/activation_checkpoint.py`` wraps each block with early stop off, so that
+a second non-reentrant checkpoint round a block would double it.
+"""
+
+from dataclasses import replace
+
+from recompute_scan.advise import fsdp
+
+MECHANISM = replace(
+    fsdp.MECHANISM,
+    name="torchtitan",
+    title="torchtitan's activation checkpointing",
+    keep=110,
+    remove="set the activation checkpointing of the trainer's configuration to None",
+    docs="https://github.com/pytorch/torchtitan/tree/main/docs",
+    checked="read (torchtitan 0.3.0)",
+    variants=("0.3: non-reentrant, early stop off",),
+    caution="Look whether the configuration is shared with other jobs.",
+    switched_by=("torchtitan/distributed/activation_checkpoint.py:*",),
+    edits=(),
+)

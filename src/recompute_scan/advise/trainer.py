@@ -1,0 +1,46 @@
+"""Hugging Face's ``Trainer``: its own argument, and the one for FSDP's wrapper.
+
+``transformers/trainer.py`` enables the model's checkpointing when training begins. Since 4.33 it
+refuses both arguments together, and sees nothing that the script switched on itself.
+"""
+
+from dataclasses import replace
+
+from recompute_scan.advise import fsdp, huggingface
+from recompute_scan.advise.mechanism import Edit
+
+_TRAINER = ("transformers/trainer.py:*",)
+_ARGUMENTS = ("transformers.training_args:TrainingArguments.__post_init__",)
+_DOCS = "https://huggingface.co/docs/transformers/main/en/main_classes/trainer"
+
+MECHANISM = replace(
+    huggingface.MECHANISM,
+    name="hf-trainer",
+    title="the Trainer's gradient_checkpointing argument",
+    keep=60,
+    remove=(
+        "set gradient_checkpointing=False in TrainingArguments (activation_checkpointing from "
+        "transformers 5.23)"
+    ),
+    docs=_DOCS,
+    switched_by=_TRAINER,
+    settings=_ARGUMENTS,
+    edits=(
+        Edit("*", "keyword", "gradient_checkpointing"),
+        Edit("*", "keyword", "activation_checkpointing"),
+    ),
+)
+SHARDED = replace(
+    fsdp.MECHANISM,
+    name="hf-trainer-fsdp",
+    title="the Trainer's fsdp_config activation_checkpointing",
+    keep=110,
+    remove='set "activation_checkpointing": false in the Trainer\'s fsdp_config',
+    docs=_DOCS,
+    checked="ran here (transformers 5.23.0, accelerate 1.15.0)",
+    variants=("transformers >= 4.33: non-reentrant",),
+    caution="Look whether anything else reads the same fsdp_config.",
+    switched_by=_TRAINER,
+    settings=_ARGUMENTS,
+    edits=(Edit("*", "entry", "activation_checkpointing"),),
+)

@@ -1,0 +1,23 @@
+"""TRL's trainers, whose configurations checkpoint by default.
+
+``gradient_checkpointing`` is true in ``trl/trainer/base_config.py``; the ``Trainer`` below them
+switches it on.
+"""
+
+from dataclasses import replace
+
+from recompute_scan.advise import trainer
+
+MECHANISM = replace(
+    trainer.MECHANISM,
+    name="trl-trainer",
+    title="TRL's gradient_checkpointing, on by default",
+    remove="pass gradient_checkpointing=False to the TRL configuration (SFTConfig and others)",
+    docs="https://huggingface.co/docs/trl/main/en/reducing_memory_usage",
+    checked="read (trl 1.16.0)",
+    variants=(
+        "SFT: non-reentrant (set below transformers 5.0)",
+        "SFT with PEFT and ZeRO-3: reentrant, forced",
+    ),
+    switched_by=("trl/*:*",),
+)
