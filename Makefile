@@ -15,7 +15,7 @@ DEV := $(VENV)/.can-test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check fix venv clean accuracy bench-load
+.PHONY: help demo test browser docs check fix venv clean accuracy bench-load
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,14 @@ demo: $(RUN) ## Find the doubled checkpointing in an example, then look at its r
 
 test: check ## Everything: check, then all tests
 	$(BIN)/python -m pytest
+
+browser: $(DEV) ## The report in a real Chromium (Debian's package, or CHROMIUM=PATH)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
+	$(BIN)/python -m pytest tests/browser
+
+docs: $(DEV) ## The documentation as a site in build/docs; a warning is an error
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
+	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going docs build/docs
 
 check: $(DEV) ## Formatting, lint, types and import rules; changes nothing
 	$(BIN)/ruff format --check
@@ -54,7 +62,7 @@ bench-load: $(DEV) ## Reading speed and memory, beside other readers
 venv: $(DEV) ## Make the virtual environment, with the tools for tests
 
 clean: ## Remove the virtual environment, caches and the demo's output
-	rm -rf $(VENV) $(OUT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OUT) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # torch goes first, so that its pin is met before another package can ask for a torch of its own.
 $(RUN): pyproject.toml constraints.txt

@@ -1,0 +1,182 @@
+"""What a reader's browser does with a report: nothing behind their back, and all of it usable."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from importlib import resources
+from typing import Any, Literal
+
+import pytest
+from pypdf import PdfReader
+
+from tests.browser.conftest import CASES, Open
+from tests.report.sample_results import HOSTILE, doubled, hostile
+
+THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+WIDTHS = (360, 768, 1280)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_page_asks_for_nothing_and_complains_of_nothing(case: str, show: Open) -> None:
+    watched = show(CASES[case]())
+    page = watched.page
+    for button in page.locator("button:visible").all():
+        button.click()
+    for box in page.locator("details").all():
+        box.evaluate("box => box.open = true")
+    page.wait_for_timeout(50)
+    assert watched.complaints == []
+    assert page.evaluate("performance.getEntriesByType('resource').length") == 0
+
+
+def test_the_content_policy_refuses_what_is_not_ours(show: Open) -> None:
+    watched = show(doubled())
+    refused = watched.page.evaluate(
+        """() => new Promise(done => {
+            const seen = [];
+            document.addEventListener('securitypolicyviolation', event => {
+                seen.push(event.effectiveDirective);
+                if (seen.length === 3) done(seen.sort());
+            });
+            const script = document.createElement('script');
+            script.textContent = 'window.ran = true';
+            document.body.append(script);
+            const style = document.createElement('style');
+            style.textContent = 'body { color: red }';
+            document.body.append(style);
+            const image = document.createElement('img');
+            image.src = 'https://example.invalid/x.png';
+            document.body.append(image);
+        })"""
+    )
+    assert refused == ["img-src", "script-src-elem", "style-src-elem"]
+    assert watched.page.evaluate("window.ran") is None
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    source = resources.files("axe_playwright_python") / "axe.min.js"
+    return source.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("case", CASES)
+def test_axe_finds_no_violation(
+    case: str, theme: Literal["light", "dark"], show: Open, axe: str
+) -> None:
+    page = show(CASES[case](), color_scheme=theme, bypass_csp=True).page
+    page.evaluate("document.querySelectorAll('details').forEach(box => { box.open = true })")
+    page.evaluate(axe)
+    found: dict[str, Any] = page.evaluate("axe.run(document)")
+    assert found["passes"], "axe looked at nothing"
+    assert [
+        (item["id"], node["html"], node["failureSummary"])
+        for item in found["violations"]
+        for node in item["nodes"]
+    ] == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("case", CASES)
+def test_no_width_scrolls_sideways(case: str, width: int, show: Open) -> None:
+    page = show(CASES[case](), viewport={"width": width, "height": 800}).page
+    page.evaluate("document.querySelectorAll('details').forEach(box => { box.open = true })")
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    assert page.evaluate("document.scrollingElement.clientWidth") > width - 30
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_names_do_nothing(name: str, show: Open) -> None:
+    watched = show(hostile(name), viewport={"width": 360, "height": 800})
+    page = watched.page
+    for button in page.locator("button:visible").all():
+        button.click()
+    page.evaluate("document.querySelectorAll('details').forEach(box => { box.open = true })")
+    page.mouse.move(180, 400)
+    page.wait_for_timeout(50)
+    assert watched.complaints == []
+    assert page.locator("img, iframe, object, embed, [onload], [onerror], [onfocus]").count() == 0
+    links = page.eval_on_selector_all("a", "all => all.map(link => link.getAttribute('href'))")
+    assert [link for link in links if not link.startswith("#")] == []
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_script_the_answer_is_there(case: str, show: Open) -> None:
+    result = CASES[case]()
+    page = show(result, java_script_enabled=False).page
+    assert page.get_by_role("heading", level=1).inner_text().startswith(result.headline[:20])
+    if result.cost is not None:
+        assert page.locator("#cost table").first.is_visible()
+    if result.regions:
+        assert page.locator("#modules table").first.is_visible()
+    for finding in result.findings:
+        assert finding.fix is not None
+        assert finding.fix.diff is not None
+        taken = page.locator("#findings pre").all_text_contents()
+        assert finding.fix.diff.rstrip("\n") in [text.rstrip("\n") for text in taken]
+    assert not page.locator("button:visible").count(), "a button that can do nothing"
+
+
+def test_printed_paper_holds_every_section(show: Open) -> None:
+    page = show(doubled()).page
+    headings = [" ".join(text.split()) for text in page.locator("h1, h2").all_inner_texts()]
+    folded = page.locator("details table td").all_text_contents()
+    sheets = PdfReader(io.BytesIO(page.pdf())).pages
+    printed = _letters("".join(sheet.extract_text() for sheet in sheets))
+    assert len(headings) > 6
+    assert [text for text in headings if _letters(text) not in printed] == []
+    assert folded
+    assert [text for text in folded if _letters(text) not in printed] == []
+
+
+def _letters(text: str) -> str:
+    """Text as paper holds it: without spaces, and with ligatures taken apart."""
+    return "".join(unicodedata.normalize("NFKC", text).split())
+
+
+def test_the_keyboard_reaches_everything_that_can_be_done(show: Open) -> None:
+    page = show(doubled()).page
+    everything = "[...document.querySelectorAll('a[href], button, summary')]"
+    wanted = set(
+        page.evaluate(
+            f"{everything}.map((one, at) => [one.checkVisibility(), at])"
+            ".filter(one => one[0]).map(one => one[1])"
+        )
+    )
+    seen = set()
+    for _ in range(2 * len(wanted)):  # boxes that scroll take a turn too
+        page.keyboard.press("Tab")
+        index, ring = page.evaluate(
+            f"""() => {{
+                const on = document.activeElement;
+                const style = getComputedStyle(on);
+                const ring = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0;
+                return [{everything}.indexOf(on), ring];
+            }}"""
+        )
+        assert ring or index < 0, "the place of the focus cannot be seen"
+        seen.add(index)
+    assert [page.evaluate(f"{everything}[{index}].outerHTML") for index in wanted - seen] == []
+
+
+def test_enter_opens_what_is_folded(show: Open) -> None:
+    page = show(doubled()).page
+    summary = page.locator("summary:visible").first
+    summary.focus()
+    page.keyboard.press("Enter")
+    assert summary.evaluate("summary => summary.parentElement.open")
+
+
+def test_the_theme_can_be_turned_and_a_link_opens_its_place(show: Open) -> None:
+    page = show(doubled(), color_scheme="light").page
+    background = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(background)
+    page.get_by_role("button", name="Dark or light").click()
+    assert page.evaluate(background) != before
+
+    places = page.eval_on_selector_all("[id]", "all => all.map(place => place.id)")
+    assert len(places) == len(set(places))
+    for link in page.locator("a[href^='#']").all():
+        assert (link.get_attribute("href") or "")[1:] in places
