@@ -48,9 +48,10 @@ check: $(DEV) ## Formatting, lint, types and import rules; changes nothing
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-fix: $(DEV) ## Format, and repair what lint can repair
+fix: $(DEV) ## Format, repair what lint can repair, write the generated pages
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+	$(BIN)/python docs/generate.py
 
 accuracy: $(DEV) ## Truth beside answer for every recorded case, on this machine
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group accuracy

@@ -24,12 +24,12 @@ _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="recompute-scan")
 def cli() -> None:
-    r"""Find activation checkpointing that runs the forward pass more often than needed.
+    """Find activation checkpointing that runs the forward pass more often than needed.
 
     \b
     recompute-scan run train.py          record a few steps of a script and say
     recompute-scan analyze trace.json    say what a trace of torch.profiler shows
-    """
+    """  # noqa: D301 - \\b is the character by which click keeps lines as they are
 
 
 for _command in (run, analyze, report):

@@ -1,0 +1,27 @@
+"""The pages that follow from the code are what the code gives."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", ["commands.md", "result-fields.md"])
+def test_a_generated_page_is_true(page: str, generator: ModuleType) -> None:
+    written = (DOCS / page).read_text(encoding="utf-8")
+    assert written == generator.PAGES[page](), "run: python docs/generate.py (make fix does)"
