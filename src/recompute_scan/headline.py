@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from recompute_scan.recompute.agreement import disagreeing_steps
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.result import Level, Result
 from recompute_scan.units import ms
@@ -9,6 +10,8 @@ from recompute_scan.units import ms
 _DOUBTFUL_SHARE = 0.02
 _DOUBTFUL_NUMBER = 3
 _MANY_UNLAUNCHED = 0.3
+# Counters of a trace's health that say that something of it is lost.
+_LOSSES = ("cut_short", "archive_damaged", "events_dropped", "args_dropped", "tables_damaged")
 
 
 def headline(result: Result) -> str:
@@ -16,6 +19,8 @@ def headline(result: Result) -> str:
     highest = result.recompute_per_backward or 0.0
     if result.verdict == "inconclusive":
         return f"This trace cannot tell: {_decapitalised(result.reason or 'no reason known')}"
+    if result.evidence_level == "kernels":
+        return _headline_of_attention(result)
     if result.verdict == "none":
         return "No forward work runs again in the backward pass: nothing is recomputed."
     if result.verdict == "full":
@@ -52,21 +57,38 @@ def _gain(result: Result) -> str:
     return f"; the fix was tried, and a step takes as long as before ({before})"
 
 
-def confidence(facts: Recompute) -> Level:
-    """How sure the counts are, by written rules.
+def _headline_of_attention(result: Result) -> str:
+    """The same where attention's kernels are all there is to go by."""
+    verdict, highest = result.verdict, result.recompute_per_backward or 0.0
+    if verdict == "none":
+        return "No attention forward runs again in the backward pass; nothing else could be seen."
+    if verdict == "full":
+        return "Every attention forward runs once more in the backward pass: checkpointed once."
+    if verdict == "partial":
+        return "Some attention forwards run once more in the backward pass."
+    return (
+        f"Checkpointing is doubled: attention's forward runs {highest:g} more times in each "
+        "backward pass."
+    )
 
-    ``low``: no verdict, or over 30 % of the kernels have no record of their launch. ``medium``:
-    only one complete step, steps that disagree, or marks that do not agree with the operators.
-    Else ``high``.
+
+def confidence(facts: Recompute) -> Level:
+    """How sure the counts are, by written rules (``docs/design.md``).
+
+    ``low``: no verdict; over 30 % of the kernels without a record of their launch; or attention's
+    kernels alone, and no launching thread tells replays apart, nothing marks the steps, or steps
+    differ. ``medium``: attention's kernels alone; only one complete step; steps that differ; marks
+    that disagree with the operators; part of the trace lost. Else ``high``.
     """
-    if facts.judgement.verdict == "inconclusive":
+    attention = facts.attention if facts.level == "kernels" else None
+    if facts.judgement.verdict == "inconclusive" or _many_unlaunched(facts):
         return "low"
-    kernels = len(facts.kernels.event)
-    if kernels and facts.work.unlaunched > _MANY_UNLAUNCHED * kernels:
-        return "low"
-    if marks_disagree(facts) or facts.complete_count < 2 or not _steps_agree(facts):
-        return "medium"
-    return "high"
+    if attention is not None:
+        told = attention.by_thread and attention.steps_marked and not disagreeing_steps(facts)
+        return "medium" if told else "low"
+    lost = any(facts.trace.health.get(counter) for counter in _LOSSES)
+    doubtful = marks_disagree(facts) or facts.complete_count < 2 or disagreeing_steps(facts)
+    return "medium" if lost or doubtful else "high"
 
 
 def marks_disagree(facts: Recompute) -> bool:
@@ -78,14 +100,8 @@ def marks_disagree(facts: Recompute) -> bool:
     return marks.disagreeing > allowed
 
 
-def _steps_agree(facts: Recompute) -> bool:
-    counts = facts.counts
-    values = set()
-    for step in range(len(facts.steps)):
-        mine = counts.counted & (counts.step == step)
-        if mine.any():
-            values.add(counts.highest(mine))
-    return len(values) <= 1
+def _many_unlaunched(facts: Recompute) -> bool:
+    return facts.work.unlaunched > _MANY_UNLAUNCHED * max(1, len(facts.kernels.event))
 
 
 def _decapitalised(sentence: str) -> str:

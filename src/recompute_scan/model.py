@@ -182,6 +182,11 @@ def find_steps(calls: Calls) -> list[StepSpan]:
     ]
 
 
+def marks_steps(calls: Calls) -> bool:
+    """Does the trace mark its steps, so that :func:`find_steps` need not take it for one?"""
+    return bool(len(calls.named(_STEP)) or len(calls.named(_OPTIMIZER_STEP)))
+
+
 def step_of(steps: list[StepSpan], times: Int64) -> Int64:
     """Position in ``steps`` of the step that holds each time, -1 for none."""
     if not steps:

@@ -14,8 +14,10 @@ from recompute_scan.errors import InputError
 from recompute_scan.findings.base import Evidence
 from recompute_scan.findings.registry import check_all
 from recompute_scan.headline import confidence, headline, marks_disagree
+from recompute_scan.recompute.agreement import disagreeing_steps
 from recompute_scan.recompute.facts import Recompute, study
-from recompute_scan.recompute.families import attention_of, count_families
+from recompute_scan.recompute.families import attention_of, count_families, count_kernels
+from recompute_scan.recompute.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.proof import show_proof
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Checkpoint, Rank, Region, Result, Step, Verdict
@@ -90,11 +92,13 @@ def result_of(trace: Trace, info: RunInfo | None = None) -> Result:
     sure = confidence(facts)
     findings, checked = check_all(Evidence(facts, regions, cost, sure, sources))
     families = count_families(facts, scale)
+    if facts.attention is not None and attention_of(families) is None:
+        families += count_kernels(facts.attention)
     judgement = facts.judgement
     result = Result(
         tool_version=__version__,
         verdict=judgement.verdict,
-        evidence_level="annotated" if facts.marks is not None else "autograd",
+        evidence_level=facts.level,
         confidence=sure,
         reason=judgement.reason,
         headline="",
@@ -141,6 +145,8 @@ def _with_sources(regions: tuple[Region, ...], sources: Mapping[str, Source]) ->
 
 
 def _steps(facts: Recompute) -> tuple[Step, ...]:
+    if facts.attention is not None and facts.level == "kernels":
+        return _attention_steps(facts.attention)
     counts = facts.counts
     trained = facts.alignment.backwards > 0
     steps = []
@@ -158,6 +164,22 @@ def _steps(facts: Recompute) -> tuple[Step, ...]:
             )
         )
     return tuple(steps)
+
+
+def _attention_steps(evidence: KernelEvidence) -> tuple[Step, ...]:
+    """Steps in which attention's main kernels stand for the forward pass's operators."""
+    return tuple(
+        Step(
+            index=step.span.index,
+            start_us=step.span.start / 1000,
+            duration_ms=(step.span.end - step.span.start) / 1e6,
+            complete=bool(step.passes),
+            micro_batches=len(step.passes or ()),
+            forward_ops=sum(each.layers for each in step.passes or ()),
+            recomputed_ops=sum(each.again for each in step.passes or ()),
+        )
+        for step in evidence.steps
+    )
 
 
 def _health(facts: Recompute) -> dict[str, int]:
@@ -192,17 +214,27 @@ def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
     if info is not None and info.message:
         found.append(info.message)
     found.extend(traces.sentences(facts.trace.health))
+    if facts.attention is not None and facts.level == "kernels":
+        found.extend(facts.attention.notes)
+    if differing := disagreeing_steps(facts):
+        said = ", ".join(
+            f"{step} ({'not known' if runs is None else f'{runs:g}'})"
+            for step, runs in differing.items()
+        )
+        found.append(f"Steps differ from the others in how often work runs again: {said}.")
     if facts.marks is not None and marks_disagree(facts):
         found.append(
             f"The marks of the recorded checkpoints and the operators disagree on "
             f"{facts.marks.disagreeing} of {facts.marks.replayed} replayed operators; the counts "
             "are those of the operators."
         )
-    if facts.work.unlaunched:
+    if unlaunched := facts.work.unlaunched:
+        every = len(facts.kernels.event)
         found.append(
-            f"{facts.work.unlaunched} of {len(facts.kernels.event)} device activities have no "
-            "record of their launch and belong to no operator: recording began while the GPU "
-            "still had a queue."
+            "No device activity has a record of its launch, so none belongs to an operator."
+            if unlaunched == every
+            else f"{unlaunched} of {every} device activities have no record of their launch and "
+            "belong to no operator: recording began while the GPU still had a queue."
         )
     return tuple(found)
 

@@ -10,12 +10,18 @@ from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, link_kern
 from recompute_scan.recompute.align import Alignment, align
 from recompute_scan.recompute.blocks import Block, find_blocks
 from recompute_scan.recompute.counts import Counts, complete_steps, count, join_steps
+from recompute_scan.recompute.kernel_evidence import (
+    KernelEvidence,
+    hides_backward,
+    read_kernels,
+)
 from recompute_scan.recompute.marks import Marks, read_marks
 from recompute_scan.recompute.spans import spans_from_marks, spans_from_replays
-from recompute_scan.recompute.structure import Structure, classify
+from recompute_scan.recompute.structure import Role, Structure, classify
 from recompute_scan.recompute.verdict import Judgement, judge
 from recompute_scan.recompute.work import Work, measure
-from recompute_scan.trace.columns import Bool, Int64, Trace
+from recompute_scan.result import EvidenceLevel
+from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,9 @@ class Recompute:
         marks: The run wrapper's annotations, or ``None``.
         blocks: Blocks of every forward pass, in forward order.
         judgement: The verdict.
+        level: What the verdict rests on.
+        attention: What attention's kernels say, where operators alone could not answer; the
+            verdict rests on it only where ``level`` is ``kernels``.
     """
 
     trace: Trace
@@ -49,6 +58,8 @@ class Recompute:
     marks: Marks | None
     blocks: tuple[Block, ...]
     judgement: Judgement
+    level: EvidenceLevel
+    attention: KernelEvidence | None
 
     @property
     def complete_count(self) -> int:
@@ -77,6 +88,13 @@ def study(trace: Trace) -> Recompute:
     else:
         spans = spans_from_replays(calls, structure, alignment)
     blocks = find_blocks(calls, counts, spans)
+    judgement = judge(calls, structure, counts, blocks, alignment.unexplained)
+    hidden = hides_backward(trace, calls, structure, kernels)
+    attention = None
+    if hidden or judgement.verdict == "inconclusive":
+        attention = read_kernels(trace, calls, kernels)
+    by_operators: EvidenceLevel = "annotated" if marks is not None else "autograd"
+    level, judgement = _weigh(by_operators, judgement, attention, hidden, calls, structure)
     return Recompute(
         trace=trace,
         calls=calls,
@@ -89,5 +107,38 @@ def study(trace: Trace) -> Recompute:
         counts=counts,
         marks=marks,
         blocks=tuple(blocks),
-        judgement=judge(calls, structure, counts, blocks, alignment.unexplained),
+        judgement=judgement,
+        level=level,
+        attention=attention,
     )
+
+
+def _weigh(
+    by_operators: EvidenceLevel,
+    judgement: Judgement,
+    attention: KernelEvidence | None,
+    hidden: bool,
+    calls: Calls,
+    structure: Structure,
+) -> tuple[EvidenceLevel, Judgement]:
+    """The verdict by operators, or by attention's kernels where operators do not show the work.
+
+    Beside a backward pass that operators show in part, attention that does not run again proves
+    nothing: a compiler, like a selective checkpoint, may recompute all but attention.
+    """
+    nothing_else = not len(structure.rows(Role.BACKWARD))
+    if not (calls.kind == Kind.OP).any():
+        by_operators = "kernels"
+    if hidden and judgement.verdict != "doubled":
+        if attention is None or attention.judgement.verdict == "inconclusive":
+            return by_operators, Judgement(
+                "inconclusive",
+                "Most of the backward pass runs in graph launches, whose operators are not in "
+                "the trace.",
+            )
+        return "kernels", attention.judgement
+    if judgement.verdict != "inconclusive" or attention is None:
+        return by_operators, judgement
+    if nothing_else or attention.judgement.highest:
+        return "kernels", attention.judgement
+    return by_operators, judgement

@@ -10,6 +10,7 @@ import numpy as np
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Attention, Family
 from recompute_scan.trace.columns import Int64
@@ -59,7 +60,7 @@ def count_families(facts: Recompute, scale: float = 1.0) -> tuple[Family, ...]:
 
 
 def attention_of(families: tuple[Family, ...]) -> Attention | None:
-    """All attention families together, ``None`` where the model has none."""
+    """All attention families together, ``None`` where there are none."""
     mine = [family for family in families if family.kind == "attention"]
     if not mine:
         return None
@@ -67,6 +68,25 @@ def attention_of(families: tuple[Family, ...]) -> Attention | None:
         forward_per_step=sum(family.forward_per_step for family in mine),
         recomputed_per_step=sum(family.recomputed_per_step for family in mine),
         backward_per_step=sum(family.backward_per_step for family in mine),
+    )
+
+
+def count_kernels(evidence: KernelEvidence) -> tuple[Family, ...]:
+    """Families of attention by their main kernels, per step that holds a backward of attention.
+
+    Their times are those of the main kernels alone.
+    """
+    steps = max(1, len(evidence.steps))
+    return tuple(
+        Family(
+            family=family.name,
+            kind="attention",
+            forward_per_step=family.forward / steps,
+            recomputed_per_step=family.again / steps,
+            backward_per_step=family.backward / steps,
+            recompute_ms_per_step=family.again_ns / 1e6 / steps,
+        )
+        for family in evidence.families
     )
 
 

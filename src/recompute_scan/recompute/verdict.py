@@ -112,7 +112,10 @@ def _lost(structure: Structure, unexplained: Int64) -> str | None:
 
 def _reason(calls: Calls, structure: Structure, counts: Counts, replayed: bool) -> str | None:
     if not (calls.kind == Kind.OP).any():
-        return "The trace has no operators, only device activity."
+        return (
+            "The trace has no operators, only device activity, in which no kernel is known as "
+            "the backward of attention."
+        )
     if not len(structure.rows(Role.BACKWARD)):
         return "The trace holds no backward pass."
     if not counts.counted.any():

@@ -51,7 +51,7 @@ HOW_TO_RECORD = (
 EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
     "annotated": "the run marked every checkpointed call in the trace",
     "autograd": "operators and autograd nodes in the trace were matched; no marks were needed",
-    "kernels": "only kernel names were counted; the trace holds no operators",
+    "kernels": "attention was counted by the names of its kernels; operators do not show the model",
 }
 
 # What each mechanism is called in its own documentation; unknown ones are shown as they stand.

@@ -1,0 +1,216 @@
+"""Device activity of training steps whose replays are known, because they are laid out here.
+
+The layout knows how checkpoints work and nothing of the analyser: a backward pass goes through
+the layers from the last to the first, and at the last layer of each checkpointed stretch it runs
+that stretch's forward again, outer stretches first. How often a layer ran again is how many
+stretches hold it.
+
+Kernel names are real ones, see ``test_attention_kernels``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Stretch = tuple[int, int]  # first and last layer
+Event = dict[str, Any]
+Kind = Literal["forward", "replay", "backward"]
+
+
+@dataclass(frozen=True)
+class Names:
+    """Main kernels and helpers of one family."""
+
+    forward: str
+    backward: str
+    before: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
+
+
+FLASH_2 = Names(
+    "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4, "
+    "false, false, cutlass::bfloat16_t, pytorch_flash::Flash_kernel_traits<64, 128, 128, 4, "
+    "cutlass::bfloat16_t> >, false, true, false, false, false, true, false>"
+    "(pytorch_flash::Flash_fwd_params)",
+    "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<"
+    "pytorch_flash::Flash_bwd_kernel_traits<64, 128, 128, 8, 4, 4, 4, false, false, "
+    "cutlass::bfloat16_t, pytorch_flash::Flash_kernel_traits<64, 128, 128, 8, "
+    "cutlass::bfloat16_t> >, false, true, false, false, true, true>"
+    "(pytorch_flash::Flash_bwd_params)",
+    before=("void pytorch_flash::flash_bwd_dot_do_o_kernel<true, pytorch_flash::"
+            "Flash_bwd_kernel_traits<64, 128, 128, 8, 4> >(pytorch_flash::Flash_bwd_params)",),
+    behind=("void pytorch_flash::flash_bwd_convert_dq_kernel<pytorch_flash::"
+            "Flash_bwd_kernel_traits<64, 128, 128, 8, 4, 4, 4> >(pytorch_flash::Flash_bwd_params, "
+            "int)",),
+)  # fmt: skip
+FLASH_3 = Names(
+    "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<"
+    "flash::CollectiveMainloopFwdSm90<2> > > >()",
+    "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnBwdSm90<"
+    "flash::CollectiveMainloopBwdSm90<2, 2, 2> > > >()",
+    before=("void cutlass::device_kernel<flash::FlashAttnBwdPreprocess<cute::C<64> > >()",),
+    behind=("void cutlass::device_kernel<flash::FlashAttnBwdPostprocessConvertdQ<cute::C<64> > >",),
+)  # fmt: skip
+CUDNN = Names(
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x4x1_cga1x1x1",
+    before=("void cudnn::fusion::compute_dot_do_o_specialized<true, 128>()",),
+    behind=("void cudnn::fusion::convert_dq_to_16bits<true>()",),
+)
+EFFICIENT = Names(
+    "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<"
+    "cutlass::bfloat16_t, cutlass::arch::Sm80, true, 64, 128, 128, true, true>::Params)",
+    "fmha_cutlassB_bf16_aligned_128x64_k65536_sm80(PyTorchMemEffAttention::AttentionBackwardKernel<"
+    "cutlass::arch::Sm80, cutlass::bfloat16_t, true, false, true, 128, 64, 65536>::Params)",
+)
+AITER = Names(
+    "aiter::fmha_fwd_hd128_bf16_causal",
+    "aiter::fmha_bwd_hd128_bf16_causal_a32_rtna_psskddv",
+    before=("aiter::fmha_bwd_hd128_odo_bf16",),
+    behind=("aiter::fmha_bwd_hd128_dq_convert_bf16",),
+)
+AOTRITON = Names(
+    "attn_fwd.kd",
+    "bwd_kernel_dk_dv.kd",
+    before=("bwd_preprocess.kd",),
+    behind=("bwd_kernel_dq.kd",),
+)
+ALL = {
+    "flash_attention_2": FLASH_2,
+    "flash_attention_3": FLASH_3,
+    "cudnn_attention": CUDNN,
+    "efficient_attention": EFFICIENT,
+    "aiter_attention": AITER,
+    "triton_attention": AOTRITON,
+}
+
+
+def each_layer(layers: int, levels: int = 1) -> list[Stretch]:
+    """So many checkpoints round each layer."""
+    return [(layer, layer) for layer in range(layers)] * levels
+
+
+def backward_pass(layers: int, stretches: Iterable[Stretch]) -> list[Kind]:
+    """Attention in one backward pass, in order."""
+    stretches = sorted(stretches, key=lambda each: each[0] - each[1])
+    events: list[Kind] = []
+    for layer in reversed(range(layers)):
+        for first, last in stretches:
+            if last == layer:
+                events += ["replay"] * (last - first + 1)
+        events.append("backward")
+    return events
+
+
+def multiplicity(layers: int, stretches: Iterable[Stretch]) -> list[int]:
+    """The truth: how often each layer runs again."""
+    held = list(stretches)
+    return [sum(first <= layer <= last for first, last in held) for layer in range(layers)]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a recording looks.
+
+    Attributes:
+        layers: Attention layers.
+        stretches: Checkpointed stretches.
+        names: Family of the kernels.
+        steps: How many.
+        micro_batches: Per step.
+        evaluations: Forward passes without a backward, at the end of each step.
+        threads: ``two``: autograd launches from its own thread; ``one``: from the forward's;
+            ``none``: no record of any launch.
+        graphs: Launch each pass (``passes``) or each step (``steps``) as one graph.
+        marks: Name of the range round each step, with the number in it; empty for none.
+        missing: Kernels at the beginning whose launch was not recorded.
+    """
+
+    layers: int
+    stretches: Sequence[Stretch] = ()
+    names: Names = FLASH_2
+    steps: int = 3
+    micro_batches: int = 1
+    evaluations: int = 0
+    threads: Literal["two", "one", "none"] = "two"
+    graphs: Literal["", "passes", "steps"] = ""
+    marks: str = "ProfilerStep#{}"
+    missing: int = 0
+
+
+def recorded(layout: Layout) -> list[Event]:
+    """The events of such a recording, GEMMs between the attention kernels."""
+    recording = _Recording(layout)
+    for number in range(layout.steps):
+        recording.step(number)
+    return recording.events
+
+
+class _Recording:
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.events: list[Event] = []
+        self._clock = itertools.count(1000, 20)
+        self._correlation = itertools.count(1)
+        self._left_out = layout.missing
+
+    def step(self, number: int) -> None:
+        layout = self.layout
+        begin = next(self._clock)
+        graph = next(self._correlation) if layout.graphs == "steps" else None
+        if graph is not None:
+            self._launch("cudaGraphLaunch", graph, 1)
+        for _ in range(layout.micro_batches):
+            self._pass(["forward"] * layout.layers, graph)
+            self._pass(backward_pass(layout.layers, layout.stretches), graph)
+        for _ in range(layout.evaluations):
+            self._pass(["forward"] * layout.layers, graph)
+        end = next(self._clock)
+        if layout.marks:
+            self._add("user_annotation", layout.marks.format(number + 7), 1, begin, end - begin)
+
+    def _pass(self, kinds: Sequence[Kind], graph: int | None) -> None:
+        own = "backward" in kinds and self.layout.threads == "two"
+        thread = 2 if own else 1
+        if self.layout.graphs == "passes":
+            graph = next(self._correlation)
+            self._launch("cudaGraphLaunch", graph, thread)
+        for kind in kinds:
+            for name in self._kernels(kind):
+                correlation = next(self._correlation) if graph is None else graph
+                if graph is None:
+                    self._launch("cudaLaunchKernel", correlation, thread)
+                self._add(
+                    "kernel", name, 7, next(self._clock) + 9, 8, pid=0,
+                    args={"correlation": correlation, "stream": 7},
+                )  # fmt: skip
+
+    def _kernels(self, kind: Kind) -> Iterator[str]:
+        names = self.layout.names
+        yield "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"
+        if kind == "backward":
+            yield from (*names.before, names.backward, *names.behind)
+        else:
+            yield names.forward
+        yield "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn"
+
+    def _launch(self, name: str, correlation: int, thread: int) -> None:
+        if self.layout.threads == "none":
+            return
+        if self._left_out:
+            self._left_out -= 1
+            return
+        args = {"correlation": correlation}
+        self._add("cuda_runtime", name, thread, next(self._clock), 2, args=args)
+
+    def _add(
+        self, category: str, name: str, thread: int, start: int, length: int, pid: int = 100,
+        args: dict[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.events.append(
+            {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": thread}
+            | {"ts": start, "dur": length, "args": args or {}}
+        )

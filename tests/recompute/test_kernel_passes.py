@@ -1,0 +1,126 @@
+"""Replays read off the order of attention's kernels, held against layouts of known checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recompute_scan.recompute.kernel_passes import Pass, passes_by_order, passes_by_thread
+from tests.recompute.attention_traces import Stretch, backward_pass, each_layer, multiplicity
+
+SPELLED = {"forward": "F", "replay": "R", "backward": "B"}
+
+
+def by_thread(layers: int, stretches: list[Stretch], times: int = 1) -> list[str]:
+    one = ["F"] * layers + [SPELLED[kind] for kind in backward_pass(layers, stretches)]
+    return one * times
+
+
+def by_order(layers: int, stretches: list[Stretch], times: int = 1) -> list[str]:
+    return ["F" if event == "R" else event for event in by_thread(layers, stretches, times)]
+
+
+@pytest.mark.parametrize("layers", [2, 3, 12])
+@pytest.mark.parametrize("levels", [0, 1, 2, 3])
+@pytest.mark.parametrize("times", [1, 4])
+def test_checkpoints_round_each_layer(layers: int, levels: int, times: int) -> None:
+    stretches = each_layer(layers, levels)
+    expected = [Pass((levels,) * layers)] * times
+    assert passes_by_thread(by_thread(layers, stretches, times)) == expected
+    assert passes_by_order(by_order(layers, stretches, times)) == expected
+    assert {(one.highest, one.whole) for one in expected} == {(levels, levels > 0)}
+
+
+@pytest.mark.parametrize(
+    ("layers", "stretches", "highest", "whole"),
+    [
+        (4, [(0, 1), (2, 3)], 1, True),  # checkpoint_sequential, all segments
+        (4, [(0, 1)], 1, False),  # the last segment is not checkpointed
+        (4, [(0, 3)], 1, True),  # the whole model
+        (4, [(0, 3), *each_layer(4)], 2, True),  # the whole model, and each layer
+        (4, [(0, 1), (2, 3), *each_layer(4)], 2, True),
+        (4, [(2, 2)], 1, False),
+        (4, [*each_layer(4), (1, 1)], 2, True),
+        (4, [(2, 2), (2, 2), (3, 3), (3, 3)], 2, False),
+        (32, each_layer(16, 2), 2, False),
+    ],
+)
+def test_other_stretches_by_thread(
+    layers: int, stretches: list[Stretch], highest: int, whole: bool
+) -> None:
+    (found,) = passes_by_thread(by_thread(layers, stretches))
+    truth = multiplicity(layers, stretches)
+    assert max(truth) == highest == found.highest
+    assert found.again == sum(truth)
+    if highest < 2:
+        assert found.whole == whole
+
+
+@st.composite
+def checkpoints(draw: st.DrawFn) -> tuple[int, list[Stretch]]:
+    """Layers, and stretches of them that nest or are disjoint."""
+    layers = draw(st.integers(2, 8))
+    stretches: list[Stretch] = []
+    for _ in range(draw(st.integers(0, 5))):
+        first = draw(st.integers(0, layers - 1))
+        one = (first, draw(st.integers(first, layers - 1)))
+        if not any(crosses(one, other) for other in stretches):
+            stretches.append(one)
+    return layers, stretches
+
+
+def crosses(one: Stretch, other: Stretch) -> bool:
+    (a, b), (c, d) = sorted((one, other))
+    return a < c <= b < d
+
+
+@given(checkpoints(), st.integers(1, 3))
+def test_by_thread_never_more_than_the_truth(plan: tuple[int, list[Stretch]], times: int) -> None:
+    layers, stretches = plan
+    truth = multiplicity(layers, stretches)
+    found = passes_by_thread(by_thread(layers, stretches, times))
+    assert len(found) == times
+    for one in found:
+        assert (one.layers, one.again) == (layers, sum(truth))
+        assert one.highest <= max(truth)
+        assert (one.highest == 0) == (max(truth) == 0)
+
+
+@given(checkpoints(), st.integers(1, 3))
+def test_by_order_never_more_than_the_truth(plan: tuple[int, list[Stretch]], times: int) -> None:
+    layers, stretches = plan
+    found = passes_by_order(by_order(layers, stretches, times))
+    truth = multiplicity(layers, stretches)
+    if found is not None:
+        assert sum(one.again for one in found) == times * sum(truth)
+        assert all(one.highest <= max(truth) for one in found)
+
+
+@given(st.integers(2, 9), st.integers(0, 3), st.integers(0, 30), st.integers(0, 30))
+def test_a_recording_cut_within_passes(layers: int, levels: int, head: int, tail: int) -> None:
+    events = by_order(layers, each_layer(layers, levels), 4)
+    length = len(events) // 4
+    cut = events[head % length : len(events) - tail % length]
+    found = passes_by_order(cut, cut=True)
+    assert found is not None
+    assert set(found) == {Pass((levels,) * layers)}
+
+
+@pytest.mark.parametrize(
+    ("events", "why"),
+    [
+        ("FFFFFFFF" "BBBB", "another forward pass, or a checkpoint round the whole model"),
+        ("FFB" * 4, "one layer: its replay, or another forward"),
+        ("FFFFBBBB" "FFBB", "two models"),
+        ("BBBB", "no forward"),
+        ("FBB", "more backwards than forwards"),
+    ],
+)  # fmt: skip
+def test_orders_that_tell_nothing(events: str, why: str) -> None:
+    assert passes_by_order(list(events)) is None, why
+
+
+def test_a_backward_without_its_own_forward_is_no_pass_of_its_own() -> None:
+    assert passes_by_thread(list("FFBBFF")) == [Pass((0, 0))]
+    assert passes_by_thread(list("FFRBRBFFRBRB")) == [Pass((1, 1))] * 2
