@@ -1,0 +1,136 @@
+"""Make a long trace out of a short one: its steps over and over, later each time.
+
+    python benchmarks/long_trace.py SHORT.json LONG.json --megabytes 10000
+
+What torch.profiler cannot record on a small machine (it holds a trace in memory until it is
+written), from what it did record. Each round has times, step numbers and autograd's and Kineto's
+running numbers of its own, so the long trace is what a longer recording would have been: first
+all operators in order of time, then all Python frames. SHORT must be a trace of one host thread
+as ``training_trace.py`` records it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+_MB = 10**6
+_PIECE = 1 << 20
+# One event's end with the next one's beginning, and what stands between the two.
+_BORDER, _GAP = b"\n  },\n  {", b",\n  "
+_FIRST = re.compile(rb'\{\s*"ph": "X",\s*"cat": "(?:user_annotation|cpu_op)"')
+_FRAME = re.compile(rb'\{\s*"ph": "X",\s*"cat": "python_function"')
+_END = re.compile(rb'\{\s*"ph": "X",\s*"cat": "Trace"')
+# Numbers that go on from round to round; what has the same name counts together.
+_RUNNING = re.compile(
+    rb'"(ts|id|Sequence number|External id|Record function id|Ev Idx|Python id|Python parent id)"'
+    rb': (\d+)|"name": "(ProfilerStep)#(\d+)'
+)
+_TOGETHER = {b"Python parent id": b"Python id"}
+# Nobody looks at them, and in these traces they are all 0.
+_ALWAYS_ZERO = b"Record function id"
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Section:
+    """A stretch of whole events, taken apart into text and running numbers.
+
+    Attributes:
+        highest: The highest number of each name.
+        lowest: The lowest.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.highest: dict[bytes, int] = {}
+        self.lowest: dict[bytes, int] = {}
+        self._pieces = [self._take_apart(piece) for piece in _pieces(data)]
+
+    def _take_apart(self, data: bytes) -> tuple[bytes, list[bytes], Numbers]:
+        names: list[bytes] = []
+        values: list[int] = []
+        text: list[bytes] = []
+        position = 0
+        for found in _RUNNING.finditer(data):
+            name, group = (found[1], 2) if found[1] else (found[3], 4)
+            if name == _ALWAYS_ZERO:
+                continue
+            name = _TOGETHER.get(name, name)
+            text += data[position : found.start(group)].replace(b"%", b"%%"), b"%d"
+            position = found.end(group)
+            names.append(name)
+            values.append(int(found[group]))
+        text.append(data[position:].replace(b"%", b"%%"))
+        for name, value in zip(names, values, strict=True):
+            self.highest[name] = max(self.highest.get(name, value), value)
+            self.lowest[name] = min(self.lowest.get(name, value), value)
+        return b"".join(text), names, np.array(values, np.int64)
+
+    def write(self, target: IO[bytes], number: int, shifts: dict[bytes, int]) -> None:
+        """Write the section so many times, with its numbers moved on each time."""
+        by_piece = [
+            (text, values, np.array([shifts[name] for name in names], np.int64))
+            for text, names, values in self._pieces
+        ]
+        for turn in range(number):
+            for at, (text, values, shift) in enumerate(by_piece):
+                target.write(_GAP if turn or at else b"")
+                target.write(text % tuple((values + turn * shift).tolist()))
+
+
+def main() -> None:
+    """Write the trace named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("short", type=Path)
+    parser.add_argument("long", type=Path)
+    parser.add_argument("--megabytes", type=float, required=True)
+    options = parser.parse_args()
+    write(options.short, options.long, options.megabytes * _MB)
+
+
+def write(short: Path, long: Path, size: float) -> None:
+    """Write a trace of at least ``size`` bytes made of ``short``."""
+    data = short.read_bytes()
+    first = _start(_FIRST, data)
+    frames, end = _start(_FRAME, data), _start(_END, data)
+    cuts = (first, frames, end) if frames >= 0 else (first, end)
+    sections = [Section(data[begin : until - len(_GAP)]) for begin, until in pairwise(cuts)]
+    names = {name for section in sections for name in section.highest}
+    highest = {n: max(s.highest.get(n, 0) for s in sections) for n in names}
+    lowest = {n: min(s.lowest.get(n, highest[n]) for s in sections) for n in names}
+    # A ms more, so that the last step of a round ends before the next begins.
+    shifts = {n: highest[n] - lowest[n] + (1000 if n == b"ts" else 1) for n in names}
+    fixed = len(data) - (end - first)
+    number = max(1, -int(-(size - fixed) // (end - first)))
+    with long.open("wb") as target:
+        target.write(data[:first])
+        for section in sections:
+            section.write(target, number, shifts)
+            target.write(_GAP)
+        target.write(data[end:])
+
+
+def _start(pattern: re.Pattern[bytes], data: bytes) -> int:
+    found = pattern.search(data)
+    return found.start() if found else -1
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """The events in pieces of about 1 MB, without the separators between pieces."""
+    position = 0
+    while position < len(data):
+        border = data.find(_BORDER, position + _PIECE)
+        end = border + _BORDER.index(b",") if border >= 0 else len(data)
+        yield data[position:end]
+        position = end + len(_GAP)
+
+
+if __name__ == "__main__":
+    main()
