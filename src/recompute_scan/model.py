@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Kind, Trace
+from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind, Trace
 
 _STEP = re.compile(r"ProfilerStep#(\d+)$")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 # Times written as absolute float microseconds are off by up to a quarter of one.
 _SLACK_NS = 1000
+# Calls taken at once: what is needed on the way to a result is held for so many only.
+_PIECE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -26,39 +30,49 @@ class Calls:
     """Operators, annotations and runtime calls of the host, as one forest.
 
     Rows stand in order of (thread, start); the descendants of row r are the rows
-    ``r + 1 … r + size[r]``. Times are ns on the trace's clock.
+    ``r + 1 … r + size[r]``. Times are ns on the trace's clock. Long traces have millions of
+    rows, so columns are as narrow as they can be, and are the trace's own where its events
+    stand in this order already.
 
     Attributes:
         event: Row of the event in the trace.
         parent: Row of the enclosing call, -1 at the top.
         depth: 0 at the top.
         size: Number of descendants.
-        levels: Rows of each depth, in order.
         overruns: How many intervals were cut because they crossed another.
     """
 
-    event: Int64
+    event: Int32
     name: Int32
     kind: Int8
     thread: Int32
     start: Int64
     end: Int64
-    sequence: Int64
+    sequence: Ints
     dims: Int32
-    parent: Int64
-    depth: Int64
-    size: Int64
-    levels: tuple[Int64, ...]
+    parent: Int32
+    depth: Int32
+    size: Int32
     names: tuple[str, ...]
     overruns: int
 
     def __len__(self) -> int:
         return len(self.start)
 
-    @property
+    @cached_property
     def duration(self) -> Int64:
         """Duration of each call, in ns."""
         return self.end - self.start
+
+    def levels(self) -> Iterator[Int64]:
+        """Rows of one depth, the top first; after a few whole trees the next few from the top."""
+        for piece in _whole_trees(self.depth == 0):
+            yield from _levels(self.depth[piece], piece.start)
+
+    def levels_up(self) -> Iterator[Int64]:
+        """The same from the deepest to those below the top."""
+        for piece in _whole_trees(self.depth == 0):
+            yield from reversed(_levels(self.depth[piece], piece.start)[1:])
 
     def named(self, pattern: re.Pattern[str]) -> Int64:
         """Rows whose name matches from its beginning."""
@@ -96,38 +110,31 @@ class StepSpan:
 
 def nest(trace: Trace) -> Calls:
     """The calls of the host as a forest; see :class:`Calls`."""
-    host = np.isin(trace.kind, (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME))
-    event = np.flatnonzero(host)
-    order = np.lexsort((event, -trace.dur[event], trace.ts[event], trace.thread[event]))
-    event = event[order]
-    thread, start = trace.thread[event], trace.ts[event]
-    end = start + trace.dur[event]
-    depth = np.zeros(len(event), np.int64)
-    parent = np.full(len(event), -1, np.int64)
+    chosen, event = _host_events(trace)
+    thread, start = trace.thread[chosen], trace.ts[chosen]
+    end = start + trace.dur[chosen]
+    depth = np.zeros(len(event), np.int32)
+    parent = np.full(len(event), -1, np.int32)
+    size = np.zeros(len(event), np.int32)
     overruns = 0
-    edges = np.flatnonzero(np.diff(thread)) + 1
-    for first, last in zip((0, *edges), (*edges, len(event)), strict=True):
-        part = slice(int(first), int(last))
-        depth[part], above, cut = _nest_thread(start[part], end[part])
-        parent[part] = np.where(above >= 0, above + first, -1)
+    for piece in _pieces(thread, start, end):
+        own_depth, above, cut = _nest_together(start[piece], end[piece])
+        depth[piece], parent[piece] = own_depth, np.where(above >= 0, above + piece.start, -1)
         overruns += cut
-    levels = _levels(depth)
-    size = np.zeros(len(event), np.int64)
-    for rows in reversed(levels[1:]):
-        np.add.at(size, parent[rows], size[rows] + 1)
+        for rows in reversed(_levels(own_depth, piece.start)[1:]):
+            np.add.at(size, parent[rows], size[rows] + 1)
     return Calls(
         event=event,
-        name=trace.name[event],
-        kind=trace.kind[event],
+        name=trace.name[chosen],
+        kind=trace.kind[chosen],
         thread=thread,
         start=start,
         end=end,
-        sequence=trace.sequence[event],
-        dims=trace.dims[event],
+        sequence=trace.sequence[chosen],
+        dims=trace.dims[chosen],
         parent=parent,
         depth=depth,
         size=size,
-        levels=levels,
         names=trace.names,
         overruns=overruns,
     )
@@ -197,8 +204,50 @@ def step_of(steps: list[StepSpan], times: Int64) -> Int64:
     return np.where((at >= 0) & (times < ends[np.maximum(at, 0)]), at, -1)
 
 
-def _nest_thread(start: Int64, end: Int64) -> tuple[Int64, Int64, int]:
-    """Depth and parent of each interval of one thread; ``end`` is cut in place to nest."""
+def _host_events(trace: Trace) -> tuple[slice | Int32, Int32]:
+    """Rows of the host's calls in order, twice: as a stretch of the trace where they are one."""
+    host = np.isin(trace.kind, (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME))
+    event: Int32 = np.flatnonzero(host).astype(np.int32)
+    if len(event):
+        stretch = slice(int(event[0]), int(event[-1]) + 1)
+        if len(event) == stretch.stop - stretch.start and _in_order(trace, stretch):
+            return stretch, event
+    event = event[np.lexsort((event, -trace.dur[event], trace.ts[event], trace.thread[event]))]
+    return event, event
+
+
+def _in_order(trace: Trace, rows: slice) -> bool:
+    """Do these events stand in order of (thread, start, longest first)?"""
+    thread, start, length = trace.thread[rows], trace.ts[rows], trace.dur[rows]
+    later = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (length[1:] <= length[:-1]))
+    return bool(((thread[1:] > thread[:-1]) | ((thread[1:] == thread[:-1]) & later)).all())
+
+
+def _pieces(thread: Int32, start: Int64, end: Int64) -> Iterator[slice]:
+    """Stretches of intervals of one thread that none of another stretch reaches into."""
+    edges = np.flatnonzero(thread[1:] != thread[:-1]) + 1
+    for first, last in itertools.pairwise((0, *edges.tolist(), len(thread))):
+        alone = np.ones(last - first, np.bool_)
+        alone[1:] = start[first + 1 : last] >= np.maximum.accumulate(end[first : last - 1])
+        for piece in _whole_trees(alone):
+            yield slice(piece.start + first, piece.stop + first)
+
+
+def _whole_trees(first: Bool) -> Iterator[slice]:
+    """Stretches that begin where ``first`` is true, of about a piece's size if that can be."""
+    begin = 0
+    while begin < len(first):
+        end = min(begin + _PIECE, len(first))
+        while end < len(first) and not first[end : end + _PIECE].any():
+            end = min(end + _PIECE, len(first))
+        if end < len(first):
+            end += int(first[end : end + _PIECE].argmax())
+        yield slice(begin, end)
+        begin = end
+
+
+def _nest_together(start: Int64, end: Int64) -> tuple[Int64, Int64, int]:
+    """Depth and parent of each interval of a few trees; ``end`` is cut in place to nest."""
     depth = _depths(start, end)
     parent = _parents(depth)
     limit = np.where(parent >= 0, end[parent], np.iinfo(np.int64).max)
@@ -248,14 +297,15 @@ def _depths(start: Int64, end: Int64) -> Int64:
 
 def _parents(depth: Int64) -> Int64:
     parent = np.full(len(depth), -1, np.int64)
-    levels = _levels(depth)
-    for above, rows in itertools.pairwise(levels):
+    for above, rows in itertools.pairwise(_levels(depth)):
         if len(above):
             parent[rows] = above[np.searchsorted(above, rows) - 1]
     return parent
 
 
-def _levels(depth: Int64) -> tuple[Int64, ...]:
+def _levels(depth: Ints, first: int = 0) -> tuple[Int64, ...]:
+    """Rows of each depth, in order, of calls that begin at row ``first``."""
     by_depth = np.argsort(depth, kind="stable")
-    edges = np.searchsorted(depth[by_depth], np.arange(1, (depth.max() if len(depth) else 0) + 1))
-    return tuple(np.split(by_depth, edges))
+    depths = np.arange(1, (int(depth.max()) if len(depth) else 0) + 1)
+    edges = np.searchsorted(depth[by_depth], depths)
+    return tuple(np.split(by_depth + first, edges))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recompute_scan import model
 from recompute_scan.model import Calls, nest
 from recompute_scan.trace.columns import Kind, Trace
 from tests.trace_builder import launch, loaded, op, thread
@@ -74,26 +76,38 @@ def forests(draw: st.DrawFn, first: int = 0, last: int = 60, depth: int = 0) -> 
     return found
 
 
-@given(st.lists(forests(), min_size=1, max_size=3), st.randoms(use_true_random=False))
+def nested(trace: Trace, piece: int) -> Calls:
+    """The forest, built from so many calls at a time."""
+    with patch.object(model, "_PIECE", piece):
+        calls = nest(trace)
+        assert_consistent(calls)
+    return calls
+
+
+pieces = st.sampled_from([1, 2, 5, 1000])
+
+
+@given(st.lists(forests(), min_size=1, max_size=3), st.randoms(use_true_random=False), pieces)
 def test_nested_intervals_give_the_forest_of_a_stack(
-    threads: list[list[Interval]], chance: random.Random
+    threads: list[list[Interval]], chance: random.Random, piece: int
 ) -> None:
     for one in threads:
         chance.shuffle(one)
-    calls = nest(trace_of(*threads))
+    calls = nested(trace_of(*threads), piece)
     expected: dict[int, int] = {}
     for one in threads:
         base = len(expected)
         expected |= {base + row: up + base if up >= 0 else -1 for row, up in by_stack(one).items()}
     assert parents_of(calls) == expected
     assert calls.overruns == 0
-    assert_consistent(calls)
 
 
-@given(st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 5_000)), max_size=14))
-def test_crossing_intervals_are_cut_until_they_nest(pairs: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 5_000)), max_size=14), pieces)
+def test_crossing_intervals_are_cut_until_they_nest(
+    pairs: list[tuple[int, int]], piece: int
+) -> None:
     intervals = [(start, start + length) for start, length in pairs]
-    calls = nest(trace_of(intervals))
+    calls = nested(trace_of(intervals), piece)
     original = np.array([intervals[event] for event in calls.event]).reshape(-1, 2)
     assert (calls.start == original[:, 0]).all()
     assert (calls.end <= original[:, 1]).all()
@@ -105,17 +119,24 @@ def test_crossing_intervals_are_cut_until_they_nest(pairs: list[tuple[int, int]]
     # Something is counted just when something crossed.
     crossed = any(one[0] < other[0] < one[1] < other[1] for one in intervals for other in intervals)
     assert (calls.overruns > 0) == crossed == bool((calls.end < original[:, 1]).any())
-    assert_consistent(calls)
 
 
 def assert_consistent(calls: Calls) -> None:
-    """Depth, size and levels say the same as the parents; descendants stand behind a call."""
+    """Depth, size and the levels say the same as the parents; descendants stand behind a call."""
     for row, above in enumerate(calls.parent):
         assert calls.depth[row] == (calls.depth[above] + 1 if above >= 0 else 0)
         inside = [other for other in range(len(calls)) if row in ancestors(calls, other)]
         assert inside == list(range(row + 1, row + 1 + int(calls.size[row])))
-    for depth, rows in enumerate(calls.levels):
-        assert rows.tolist() == np.flatnonzero(calls.depth == depth).tolist()
+    # From the top and from the bottom: every call once, after or before all that hold it.
+    down = [int(row) for rows in calls.levels() for row in rows]
+    up = [int(row) for rows in calls.levels_up() for row in rows]
+    assert sorted(down) == list(range(len(calls)))
+    assert sorted(up) == np.flatnonzero(calls.parent >= 0).tolist()
+    for order, before in ((down, 1), (up, -1)):
+        place = {row: at for at, row in enumerate(order)}
+        for row in up:
+            if (above := int(calls.parent[row])) in place:
+                assert before * place[above] < before * place[row]
 
 
 def ancestors(calls: Calls, row: int) -> list[int]:

@@ -30,9 +30,9 @@ from recompute_scan.recompute.runs import (
     passes_of,
     until_jump,
 )
-from recompute_scan.recompute.structure import Role, Structure, operator_codes
+from recompute_scan.recompute.structure import OperatorCodes, Role, Structure
 from recompute_scan.recompute.work import Work
-from recompute_scan.trace.columns import Bool, Int64, Kind
+from recompute_scan.trace.columns import Bool, Int32, Int64, Kind
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _crossings(
         for replay in replays
         for places in (np.searchsorted(matcher.forward, replay.original),)
     )
-    codes = {int(matcher.structure.engine[s[0]]): matcher.code[s].tobytes() for s in stretches}
+    stretch_of = {int(matcher.structure.engine[stretch[0]]): stretch for stretch in stretches}
     heights: dict[bytes, int] = {}
     open_ends: list[int] = []
     for first, minus_last, engine in spans:
@@ -146,7 +146,8 @@ def _crossings(
         crosses = open_ends and open_ends[-1] < last
         anchor = matcher.anchors.find(engine) if crosses else None
         if anchor is not None and not matcher.structure.checkpoint_node[engine]:
-            heights[codes[engine]] = anchor.last - open_ends[-1] - 1
+            code = matcher.code[stretch_of[engine]].tobytes()
+            heights[code] = anchor.last - open_ends[-1] - 1
         open_ends.append(last)
     return heights
 
@@ -171,9 +172,11 @@ class _Matcher:
         self.work = work
         self.forward = forward
         self.anchors = Anchors(calls, structure, forward)
-        self.code = operator_codes(calls)
+        self.code = OperatorCodes(calls)
         self._sequence = ForwardSequence(self.code[forward])
-        self._twins = _twins(calls, neutral)
+        self._starts = calls.start[forward]
+        self._twins_before = _twins_before(calls, neutral)
+        self._typical: dict[int, float] = {}
         self._formula_ends = _have_unnumbered_formula(structure)
         self._one_thread = len(np.unique(calls.thread[forward])) <= 1
 
@@ -192,8 +195,8 @@ class _Matcher:
         anchor = self.anchors.find(engine)
         lowest, highest = 0, len(self.forward)
         if self._one_thread:  # then forward operators stand in order of time
-            times = self.calls.start[self.forward]
-            lowest, highest = np.searchsorted(times, (begin, self.calls.start[engine])).tolist()
+            times = begin, int(self.calls.start[engine])
+            lowest, highest = np.searchsorted(self._starts, times).tolist()
         runs = self._runs(stretch, anchor, lowest, highest)
         height = heights.get(self.code[stretch].tobytes())
         if height is not None and anchor is not None:
@@ -249,22 +252,36 @@ class _Matcher:
 
     def _ran(self, original: Int64, again: Int64, whole: bool) -> Bool:
         """Which replayed operators really ran; see :class:`Replay`."""
-        ran = self._twins[again] >= self._twins[original]
+        ran = self._twins(again) >= self._twins(original)
         if self.work.on_gpu:
             return np.asarray(
                 ran & ((self.work.kernels[original] == 0) | (self.work.kernels[again] > 0))
             )
         if whole or self.calls.name[again[-1]] != self.calls.name[original[-1]]:
             return ran
-        size, duration = self.calls.size, self.calls.duration
+        size = self.calls.size
         last, first_run = int(again[-1]), int(original[-1])
         if size[last] < size[first_run]:
             ran[-1] = False
         elif size[last] == size[first_run] == 0:
-            # Against all first runs of equal operators: one alone may have been held up.
-            equals = self.forward[self.code[self.forward] == self.code[first_run]]
-            ran[-1] &= 4 * duration[last] >= np.median(duration[equals])
+            duration = int(self.calls.end[last] - self.calls.start[last])
+            ran[-1] &= 4 * duration >= self._typical_duration(original[-1:])
         return ran
+
+    def _typical_duration(self, row: Int64) -> float:
+        """Median of all first runs of equal operators: one alone may have been held up."""
+        code = int(self.code[row][0])
+        if code not in self._typical:
+            equals = self.forward[self._sequence.codes == code]
+            durations = self.calls.end[equals] - self.calls.start[equals]
+            self._typical[code] = float(np.median(durations))
+        return self._typical[code]
+
+    def _twins(self, rows: Int64) -> Int32:
+        """For each call: how many operators inside it stand directly in one of the same name."""
+        before = self._twins_before
+        twins: Int32 = before[rows + self.calls.size[rows] + 1] - before[rows + 1]
+        return twins
 
 
 def _have_unnumbered_formula(structure: Structure) -> Bool:
@@ -279,17 +296,18 @@ def _explained(runs: list[Run]) -> int:
     return sum(run.length for run in runs)
 
 
-def _twins(calls: Calls, neutral: Bool) -> Int64:
-    """For each call: how many operators inside it stand directly in one of the same name.
+def _twins_before(calls: Calls, neutral: Bool) -> Int32:
+    """Operators before each row, and before the end, that stand in one of the same name.
 
     A dispatch mode, which selective checkpointing uses, records each operator twice, one in
     the other (since torch 2.13 with a range between); one whose saved result is returned has
     no inner one. Bookkeeping differs between first run and replay and is left out.
     """
     mode = np.array([name == words.DISPATCH_MODE for name in calls.names], np.bool_)[calls.name]
-    above = np.where(calls.parent >= 0, calls.parent, 0)
-    above = np.where(mode[above] & (calls.parent[above] >= 0), calls.parent[above], above)
+    above = np.maximum(calls.parent, 0)
+    beyond = np.flatnonzero(mode[above] & (calls.parent[above] >= 0))
+    above[beyond] = calls.parent[above[beyond]]
     twin = (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)
-    before = np.concatenate(([0], np.cumsum(twin & ~neutral)))
-    rows = np.arange(len(calls))
-    return np.asarray(before[rows + calls.size + 1] - before[rows + 1], np.int64)
+    before = np.zeros(len(calls) + 1, np.int32)
+    np.cumsum(twin & ~neutral, out=before[1:])
+    return before

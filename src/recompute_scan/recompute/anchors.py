@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompute_scan.model import Calls
-from recompute_scan.recompute.structure import Role, Structure, enclosing_engines
-from recompute_scan.trace.columns import Int64
+from recompute_scan.recompute.structure import Role, Structure, enclosing_engines, root_engines
+from recompute_scan.trace.columns import Int64, Ints
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Anchors:
         self._calls = calls
         self._structure = structure
         self._forward = forward
-        self._origin = np.full(len(calls), -1, np.int64)
+        self._origin = np.full(len(calls), -1, np.int32)
         self._origin[forward] = forward
         numbered = structure.number >= 0
         functions = (structure.role == Role.RANGE) & numbered & (structure.function >= 0)
@@ -48,10 +48,7 @@ class Anchors:
         rows = np.flatnonzero(numbered & outside & ((structure.role == Role.FORWARD) | functions))
         self._outer_rows = rows[np.argsort(structure.number[rows], kind="stable")]
         self._outer_numbers = structure.number[self._outer_rows]
-        engines = structure.rows(Role.BACKWARD)
-        self._enclosing = np.full(len(calls), -1, np.int64)
-        self._enclosing[engines] = enclosing_engines(calls, structure, engines)
-        self.backwards = self._count_backwards(engines)
+        self.backwards = self._count_backwards(structure.rows(Role.BACKWARD))
 
     def remember(self, again: Int64, original: Int64) -> None:
         """Keep which forward operator each replayed one repeats, for stretches inside it."""
@@ -63,7 +60,7 @@ class Anchors:
         number = int(structure.number[engine])
         if number < 0:
             return None
-        enclosing = int(self._enclosing[engine])
+        enclosing = int(enclosing_engines(calls, structure, np.array([engine]))[0])
         if enclosing >= 0:
             first, last = enclosing + 1, enclosing + 1 + int(calls.size[enclosing])
             rows = np.arange(first, last)
@@ -98,8 +95,9 @@ class Anchors:
     def _count_backwards(self, engines: Int64) -> Int64:
         """For each forward operator: how often a node of its own, or of its checkpoint, ran."""
         calls, structure = self._calls, self._structure
-        times = np.zeros(len(calls), np.int64)
-        root = engines[(self._enclosing[engines] < 0) & (structure.number[engines] >= 0)]
+        times = np.zeros(len(calls), np.int32)
+        root = root_engines(calls, structure)
+        root = root[structure.number[root] >= 0]
         if len(self._outer_rows) and len(root):
             numbers, counts = np.unique(structure.number[root], return_counts=True)
             if len(np.unique(calls.thread[self._outer_rows])) > 1:
@@ -114,8 +112,8 @@ class Anchors:
         whole = times[np.maximum(outermost, 0)]
         return np.where(outermost >= 0, whole, times[self._forward])
 
-    def _outermost_function(self, function: Int64) -> Int64:
-        outermost: Int64 = function.copy()
+    def _outermost_function(self, function: Ints) -> Ints:
+        outermost: Ints = function.copy()
         for _ in range(64):
             parents = np.where(outermost >= 0, self._calls.parent[outermost], -1)
             above = np.where(parents >= 0, self._structure.function[parents], -1)

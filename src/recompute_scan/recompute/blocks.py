@@ -7,6 +7,7 @@ its layers, a layer round its halves), the blocks are the outermost stretches th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ import numpy as np
 from recompute_scan.model import Calls
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.spans import Node, Span, forest
-from recompute_scan.recompute.structure import operator_codes
+from recompute_scan.recompute.structure import OperatorCodes
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int64
 
@@ -44,31 +45,32 @@ class Block:
 
 def find_blocks(calls: Calls, counts: Counts, spans: Sequence[Span]) -> list[Block]:
     """The blocks of every forward pass, in forward order."""
-    code = operator_codes(calls)[counts.rows]
-    blocks: list[Block] = []
-    for batch in np.unique(counts.batch[counts.counted]):
-        mine = [
-            span
-            for span in spans
-            if counts.batch[span.first] == batch
-            and counts.counted[span.first : span.last + 1].any()
-        ]
-        found = _blocks_of(forest(mine), code, int(batch))
-        blocks.extend(found)
+    code = OperatorCodes(calls)[counts.rows]
+    passes = _forward_passes(counts)
+    spans_of: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        if counts.counted[span.first : span.last + 1].any():
+            spans_of[int(counts.batch[span.first])].append(span)
+    blocks_of = {
+        batch: _blocks_of(forest(spans_of[batch]), code, batch) for batch in sorted(passes)
+    }
+    blocks = [block for found in blocks_of.values() for block in found]
     replayed = bool(blocks)
     patterns = _patterns(blocks, code)
-    for batch in np.unique(counts.batch[counts.counted]):
-        here = np.flatnonzero((counts.batch == batch) & counts.counted)
-        if not len(here):
-            continue
-        mine_blocks = [block for block in blocks if block.batch == batch]
+    for batch, here in passes.items():
         if replayed:
-            blocks.extend(
-                _lookalikes(patterns, mine_blocks, code, counts.counted, here, int(batch))
-            )
+            blocks += _lookalikes(patterns, blocks_of[batch], code, counts.counted, here, batch)
         else:
-            blocks.extend(_repeats(code, here, int(batch)))
+            blocks += _repeats(code, here, batch)
     return sorted(blocks, key=lambda block: block.span.first)
+
+
+def _forward_passes(counts: Counts) -> dict[int, Int64]:
+    """Places of the counted operators of each forward pass, by its number."""
+    counted = np.flatnonzero(counts.counted)
+    counted = counted[np.argsort(counts.batch[counted], kind="stable")]
+    edges = np.flatnonzero(np.diff(counts.batch[counted])) + 1
+    return {int(counts.batch[here[0]]): here for here in np.split(counted, edges) if len(here)}
 
 
 def _blocks_of(nodes: list[Node], code: Int64, batch: int) -> list[Block]:

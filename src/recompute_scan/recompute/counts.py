@@ -87,31 +87,31 @@ def count(
         complete: For each step: was it recorded whole?
     """
     rows = alignment.forward
-    backwards = np.zeros(len(calls), np.int64)
-    backwards[rows] = np.maximum(alignment.backwards, 1)
-    seen = np.zeros(len(calls), np.int64)
-    runs = np.zeros(len(calls), np.int64)
-    again = np.zeros(len(calls), np.float64)
-    surplus = np.zeros(len(calls), np.float64)
+    backwards = np.maximum(alignment.backwards, 1)
+    seen = np.zeros(len(rows), np.int64)
+    runs = np.zeros(len(rows), np.int64)
+    again = np.zeros(len(rows), np.float64)
+    surplus = np.zeros(len(rows), np.float64)
     surplus_rows = [rows[:0]]
     for replay in alignment.replays:
         shares = _shares(calls, work, replay.again)
-        beyond = seen[replay.original] >= backwards[replay.original]
-        np.add.at(seen, replay.original, 1)
-        np.add.at(runs, replay.original[replay.ran], 1)
-        np.add.at(again, replay.original, shares)
-        np.add.at(surplus, replay.original[beyond], shares[beyond])
+        places = np.searchsorted(rows, replay.original)
+        beyond = seen[places] >= backwards[places]
+        np.add.at(seen, places, 1)
+        np.add.at(runs, places[replay.ran], 1)
+        np.add.at(again, places, shares)
+        np.add.at(surplus, places[beyond], shares[beyond])
         surplus_rows.append(replay.again[beyond])
     step = step_of(steps, calls.start[rows])
     inside = step >= 0
     inside[inside] = complete[step[inside]]
     return Counts(
         rows=rows,
-        multiplicity=runs[rows] / backwards[rows],
-        runs=runs[rows],
+        multiplicity=runs / backwards,
+        runs=runs,
         weight=_typical(work.time[rows], calls.name[rows], calls.dims[rows]),
-        again=again[rows],
-        surplus=surplus[rows],
+        again=again,
+        surplus=surplus,
         counted=(alignment.backwards > 0) & inside,
         step=step,
         batch=_batches(calls, structure, alignment),

@@ -65,7 +65,10 @@ def _shown_name(name: str) -> str:
 def _replays(facts: Recompute, rows: Int64) -> list[Int64]:
     """The second runs of these operators, one array per replay, in order of time."""
     found = []
+    first, last = rows.min(), rows.max()
     for replay in facts.alignment.replays:
+        if replay.original.max() < first or replay.original.min() > last:
+            continue
         mine = np.isin(replay.original, rows)
         if mine.any():
             found.append(replay.again[mine])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 
@@ -73,8 +73,7 @@ def list_regions(facts: Recompute, scale: float = 1.0) -> tuple[Region, ...]:
 
 
 def _commonest(blocks: list[Block]) -> tuple[Checkpoint, ...]:
-    alternatives = [block.checkpoints for block in blocks]
-    return max(alternatives, key=alternatives.count)
+    return Counter(block.checkpoints for block in blocks).most_common(1)[0][0]
 
 
 def _operators(facts: Recompute, block: Block) -> str:

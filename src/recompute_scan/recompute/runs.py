@@ -80,7 +80,7 @@ class ForwardSequence:
         left = np.searchsorted(self._sorted, code)
         right = np.searchsorted(self._sorted, code, side="right")
         places = self._places[left:right]
-        places = places[(places >= low) & (places < high)]
+        places = places[slice(*np.searchsorted(places, (low, high)))]
         best: tuple[float, int, int] | None = None
         for position in places[np.argsort(np.abs(places - expected), kind="stable")]:
             length = self._length(wanted, end, int(position), low)

@@ -27,7 +27,7 @@ import numpy as np
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.trace.columns import Bool, Int8, Int64, Kind
+from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
 
 
 class Role(IntEnum):
@@ -60,11 +60,11 @@ class Structure:
     """
 
     role: Int8
-    engine: Int64
-    top: Int64
-    function: Int64
+    engine: Int32
+    top: Int32
+    function: Int32
     checkpoint_node: Bool
-    number: Int64
+    number: Ints
 
     def rows(self, role: Role) -> Int64:
         """Rows with that role, in order."""
@@ -86,15 +86,15 @@ def classify(calls: Calls) -> Structure:
     classes = _classify_names(calls)
     size = len(calls)
     role = np.full(size, Role.INNER, np.int8)
-    engine = np.full(size, -1, np.int64)
-    function = np.full(size, -1, np.int64)
+    engine = np.full(size, -1, np.int32)
+    function = np.full(size, -1, np.int32)
     # The engine range or node whose own formula this call could belong to; -1 in a replay or
     # in the forward pass.
-    owner = np.full(size, -1, np.int64)
+    owner = np.full(size, -1, np.int32)
     node = np.zeros(size, np.bool_)
     is_checkpoint_node = classes.checkpoint_node[calls.name] & (calls.kind == Kind.OP)
     node_of_engine = classes.node[calls.name]
-    for rows in calls.levels:
+    for rows in calls.levels():
         parent = calls.parent[rows]
         inside = parent >= 0
         above_role = np.where(inside, role[parent], Role.RANGE)
@@ -147,14 +147,22 @@ def classify(calls: Calls) -> Structure:
     )
 
 
-def operator_codes(calls: Calls) -> Int64:
-    """One number per call, equal for calls of equal (or alike) name, shapes and types."""
-    kind = words.alike(calls.names)[calls.name]
-    codes: Int64 = kind * (int(calls.dims.max(initial=0)) + 1) + calls.dims
-    return codes
+class OperatorCodes:
+    """One number per call, equal for calls of equal (or alike) name, shapes and types.
+
+    ``codes[rows]`` are those of some rows; they are not kept.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._kind = words.alike(calls.names) * (int(calls.dims.max(initial=0)) + 1)
+
+    def __getitem__(self, rows: Ints) -> Int64:
+        codes: Int64 = self._kind[self._calls.name[rows]] + self._calls.dims[rows]
+        return codes
 
 
-def enclosing_engines(calls: Calls, structure: Structure, engines: Int64) -> Int64:
+def enclosing_engines(calls: Calls, structure: Structure, engines: Int64) -> Ints:
     """Row of the engine range round each of these engine ranges, -1 for the outermost."""
     parent = calls.parent[engines]
     return np.where(parent >= 0, structure.engine[np.maximum(parent, 0)], -1)
@@ -166,13 +174,15 @@ def root_engines(calls: Calls, structure: Structure) -> Int64:
     return engines[enclosing_engines(calls, structure, engines) < 0]
 
 
-def _numbers(calls: Calls, role: Int8, engine: Int64, nodes: Int64) -> Int64:
-    none = np.iinfo(np.int64).max
-    lowest = np.where(calls.sequence >= 0, calls.sequence, none)
-    for rows in reversed(calls.levels[1:]):
+def _numbers(calls: Calls, role: Int8, engine: Int32, nodes: Int64) -> Ints:
+    none = np.iinfo(calls.sequence.dtype).max
+    lowest = calls.sequence.copy()
+    lowest[lowest < 0] = none
+    for rows in calls.levels_up():
         np.minimum.at(lowest, calls.parent[rows], lowest[rows])
     unnumbered = np.isin(role, (Role.FORWARD, Role.CANDIDATE)) & (calls.sequence < 0)
-    number = np.where(unnumbered & (lowest < none), lowest, calls.sequence)
+    number: Ints = calls.sequence.copy()
+    np.copyto(number, lowest, where=unnumbered & (lowest < none))
     # A node with tensor hooks (FSDP's, say) has its number while its engine range has none, or
     # that of another node.
     nodes = nodes[calls.sequence[nodes] >= 0]
@@ -180,7 +190,7 @@ def _numbers(calls: Calls, role: Int8, engine: Int64, nodes: Int64) -> Int64:
     return number
 
 
-def _settle_hooks(calls: Calls, role: Int8, engine: Int64, owner: Int64, node: Bool) -> None:
+def _settle_hooks(calls: Calls, role: Int8, engine: Int32, owner: Int32, node: Bool) -> None:
     """Turn candidates that a gradient hook ran into FORMULA, in place."""
     holds_node = np.zeros(len(calls), np.bool_)
     holds_node[engine[node]] = True
@@ -191,7 +201,7 @@ def _settle_hooks(calls: Calls, role: Int8, engine: Int64, owner: Int64, node: B
     role[candidates[hooked | accumulates[calls.name[around]]]] = Role.FORMULA
 
 
-def _settle_formulas(calls: Calls, role: Int8, owner: Int64, number: Int64) -> None:
+def _settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints) -> None:
     """Turn candidates that belong to a node's own formula into FORMULA, in place.
 
     A replay comes before the formula that asked for it, so whatever starts after the last
@@ -210,10 +220,10 @@ def _settle_formulas(calls: Calls, role: Int8, owner: Int64, number: Int64) -> N
     role[late] = Role.FORMULA
 
 
-def _tops(calls: Calls, role: Int8) -> Int64:
+def _tops(calls: Calls, role: Int8) -> Int32:
     """Row of the outermost operator with a role round each call; a node stands for its formula."""
-    top = np.full(len(calls), -1, np.int64)
-    for rows in calls.levels:
+    top = np.full(len(calls), -1, np.int32)
+    for rows in calls.levels():
         parent = calls.parent[rows]
         above = np.where(parent >= 0, top[parent], -1)
         own = role[rows]

@@ -8,7 +8,7 @@ import numpy as np
 
 from recompute_scan.model import Calls, Kernels
 from recompute_scan.recompute.structure import Structure
-from recompute_scan.trace.columns import Int64
+from recompute_scan.trace.columns import Int32, Int64
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,20 @@ class Work:
     """
 
     time: Int64
-    kernels: Int64
+    kernels: Int32
     on_gpu: bool
     unlaunched: int
 
 
 def measure(calls: Calls, structure: Structure, kernels: Kernels) -> Work:
     """The work of every call that is the top of its own (see ``Structure.top``)."""
-    count = np.zeros(len(calls), np.int64)
     launched = kernels.launch >= 0
     unlaunched = int((~launched).sum())
     if not launched.any():
-        return Work(calls.duration, count, False, unlaunched)
+        # One zero, read as many.
+        none = np.broadcast_to(np.int32(0), len(calls))
+        return Work(calls.duration, none, False, unlaunched)
+    count = np.zeros(len(calls), np.int32)
     time = np.zeros(len(calls), np.int64)
     top = structure.top[kernels.launch[launched]]
     known = top >= 0

@@ -12,6 +12,8 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Int8 = npt.NDArray[np.int8]
+# Whole numbers of any width.
+Ints = npt.NDArray[np.signedinteger[Any]]
 Bool = npt.NDArray[np.bool_]
 
 
