@@ -15,10 +15,10 @@ DEV := $(VENV)/.can-test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser docs check fix venv clean accuracy bench-load
+.PHONY: help demo test browser docs check fix venv clean accuracy bench-load share-check
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RUN) ## Find the doubled checkpointing in an example, then look at its repaired twin
 	@mkdir -p $(OUT)/doubled $(OUT)/repaired $(OUT)/plain
@@ -59,6 +59,10 @@ accuracy: $(DEV) ## Truth beside answer for every recorded case, on this machine
 
 bench-load: $(DEV) ## Reading speed and memory, beside other readers
 	$(BIN)/python benchmarks/load.py $(BENCH)
+
+share-check: $(DEV) ## Bundle every trace: the same answer, sizes, and no canary
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group accuracy
+	$(BIN)/python benchmarks/share.py
 
 venv: $(DEV) ## Make the virtual environment, with the tools for tests
 

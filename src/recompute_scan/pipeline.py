@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from recompute_scan.recompute.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.proof import show_proof
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Checkpoint, Rank, Region, Result, Step, Verdict
-from recompute_scan.run_info import RunInfo, Source, read_run_info, run_info_name
+from recompute_scan.run_info import RunInfo, Source, parse_run_info, run_info_name
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
 
 # Which rank's answer stands for the run when they differ: the worst.
@@ -35,7 +35,26 @@ _SEVERITY: dict[Verdict, int] = {
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Loaded:
+    """One trace of a run, with what is known beside it.
+
+    Attributes:
+        name: The trace's own name, without folders.
+        rank: The rank it is of.
+        trace: The trace.
+        info: The account of its run, where there is one.
+    """
+
+    name: str
+    rank: int
+    trace: Trace
+    info: RunInfo | None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The answer for one rank."""
+
     name: str
     rank: int
     result: Result
@@ -57,22 +76,49 @@ def analyse(
         InputError: Nothing could be read (see :mod:`recompute_scan.trace.store`). Where only
             some of several traces cannot be read, the rest is analysed and a warning says so.
     """
-    found = traces.find(addresses, limits)
-    pieces: list[_Piece] = []
     failures: list[InputError] = []
-    for number, address in enumerate(found):
+    pieces = [
+        Piece(one.name, one.rank, result_of(one.trace, one.info))
+        for one in load_each(addresses, failures, on_progress, limits)
+    ]
+    return merge(pieces, failures)
+
+
+def load_each(
+    addresses: Sequence[Address],
+    failures: list[InputError],
+    on_progress: Callable[[str], None] = lambda _: None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Iterator[Loaded]:
+    """The traces one after the other, so that one at a time is held; see :func:`analyse`.
+
+    Args:
+        addresses: As for :func:`analyse`.
+        failures: What could not be read is added here.
+        on_progress: As for :func:`analyse`.
+        limits: As for :func:`analyse`.
+    """
+    for number, address in enumerate(traces.find(addresses, limits)):
         on_progress(f"reading {traces.name_of(address)}")
         try:
             trace = traces.load(address, limits=limits)
         except InputError as error:
             failures.append(error)
             continue
-        info = _info_beside(address)
+        info = _info_beside(address, limits)
         rank = info.rank if info else trace.rank if trace.rank is not None else number
-        pieces.append(_Piece(traces.name_of(address), rank, result_of(trace, info)))
+        yield Loaded(traces.name_of(address), rank, trace, info)
+
+
+def merge(pieces: Sequence[Piece], failures: Sequence[InputError]) -> Result:
+    """One result for all ranks: that of the worst, and a row for each.
+
+    Raises:
+        InputError: There is no piece; the first failure.
+    """
     if not pieces:
         raise failures[0]
-    main = max(pieces, key=lambda piece: (_SEVERITY[piece.result.verdict], -piece.rank))
+    main = worst(pieces)
     unread = tuple(f"Left out: {error.what} {error.why or ''}".strip() for error in failures)
     return replace(
         main.result,
@@ -81,9 +127,18 @@ def analyse(
     )
 
 
+def worst(pieces: Sequence[Piece]) -> Piece:
+    """The piece whose answer stands for the run."""
+    return max(pieces, key=lambda piece: (_SEVERITY[piece.result.verdict], -piece.rank))
+
+
 def result_of(trace: Trace, info: RunInfo | None = None) -> Result:
     """The result for one loaded trace, with its run's account where there is one."""
-    facts = study(trace)
+    return result_from(study(trace), info)
+
+
+def result_from(facts: Recompute, info: RunInfo | None = None) -> Result:
+    """The result for what was found in one trace; see :func:`result_of`."""
     sources = info.sources if info else {}
     timed = info.timed_steps_ms if info else ()
     cost = price(facts, timed)
@@ -114,23 +169,23 @@ def result_of(trace: Trace, info: RunInfo | None = None) -> Result:
         checked=checked,
         ranks=(),
         health=_health(facts),
-        environment=_environment(trace, info),
+        environment=_environment(facts.trace, info),
         warnings=_warnings(facts, info),
         proof=show_proof(facts, regions),
     )
     return replace(result, headline=headline(result))
 
 
-def _info_beside(address: Address) -> RunInfo | None:
+def _info_beside(address: Address, limits: Limits) -> RunInfo | None:
     """The account that `run` wrote beside ``trace-rank<N>.json.gz``, if there is one."""
     if isinstance(address, str):
         return None
-    path = address
-    rank = path.name.removeprefix("trace-rank").partition(".")[0]
+    rank = address.name.removeprefix("trace-rank").partition(".")[0]
     if not rank.isdigit():
         return None
-    account = path.with_name(run_info_name(int(rank)))
-    return read_run_info(account) if account.exists() else None
+    account = address.with_name(run_info_name(int(rank)))
+    data = traces.read_beside(account, limits)
+    return parse_run_info(data, account.name) if data is not None else None
 
 
 def _with_sources(regions: tuple[Region, ...], sources: Mapping[str, Source]) -> tuple[Region, ...]:
@@ -239,7 +294,7 @@ def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _rank(piece: _Piece) -> Rank:
+def _rank(piece: Piece) -> Rank:
     cost = piece.result.cost
     return Rank(
         rank=piece.rank,
@@ -249,7 +304,7 @@ def _rank(piece: _Piece) -> Rank:
     )
 
 
-def _rank_warnings(pieces: Sequence[_Piece]) -> tuple[str, ...]:
+def _rank_warnings(pieces: Sequence[Piece]) -> tuple[str, ...]:
     verdicts = {piece.result.verdict for piece in pieces}
     if len(verdicts) < 2:
         return ()

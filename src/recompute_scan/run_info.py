@@ -100,8 +100,13 @@ def write_run_info(folder: Path, info: RunInfo) -> None:
     """Write the account beside the trace; the file appears whole or not at all."""
     target = folder / run_info_name(info.rank)
     partial = target.with_suffix(".part")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n")
+    partial.write_bytes(encode_run_info(info))
     partial.replace(target)
+
+
+def encode_run_info(info: RunInfo) -> bytes:
+    """The account as the JSON that :func:`parse_run_info` reads."""
+    return msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
 
 
 def read_run_info(path: Path) -> RunInfo:
@@ -111,9 +116,22 @@ def read_run_info(path: Path) -> RunInfo:
         InputError: The file is missing, unreadable or no account of this version (``E306``).
     """
     try:
-        info = msgspec.json.decode(path.read_bytes(), type=RunInfo)
-    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+        data = path.read_bytes()
+    except OSError as error:
         raise InputError("E306", f"Cannot use {path.name}.", why=str(error)) from None
+    return parse_run_info(data, path.name)
+
+
+def parse_run_info(data: bytes, name: str) -> RunInfo:
+    """An account from its bytes.
+
+    Raises:
+        InputError: It is no account of this version (``E306``).
+    """
+    try:
+        info = msgspec.json.decode(data, type=RunInfo)
+    except (UnicodeDecodeError, msgspec.MsgspecError) as error:
+        raise InputError("E306", f"Cannot use {name}.", why=str(error)) from None
     if info.schema != RUN_SCHEMA:
-        raise InputError("E306", f"Cannot use {path.name}.", why=f"its schema is {info.schema!r}")
+        raise InputError("E306", f"Cannot use {name}.", why=f"its schema is {info.schema!r}")
     return info

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from recompute_scan.cli.output import Format, debug_option, print_text, progress, rendered, write
+from recompute_scan.cli.output import (
+    Format,
+    debug_option,
+    force_option,
+    print_text,
+    progress,
+    refuse_existing,
+    rendered,
+    write,
+)
+
+if TYPE_CHECKING:
+    from recompute_scan.trace import Limits
 
 _Command = TypeVar("_Command", bound=Callable[..., int])
 # Each names a field of `recompute_scan.trace.Limits`, which has the defaults and the reasons.
@@ -19,13 +31,20 @@ _LIMITS = (
 )
 
 
-def _limit_options(command: _Command) -> _Command:
+def limit_options(command: _Command) -> _Command:
     """Options that lift the limits on what is read; the errors name them."""
     for name in reversed(_LIMITS):
         help_text = "Lift this limit on what is read from a trace."
         option = click.option(f"--max-{name}", type=click.IntRange(1), hidden=True, help=help_text)
         command = option(command)
     return command
+
+
+def lifted(given: Mapping[str, int | None]) -> Limits:
+    """The limits with those that :func:`limit_options` were given."""
+    from recompute_scan.trace import Limits
+
+    return Limits(**{name.removeprefix("max_"): n for name, n in given.items() if n is not None})
 
 
 @click.command(short_help="Say what recorded traces show.")
@@ -44,13 +63,15 @@ def _limit_options(command: _Command) -> _Command:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write it to a file instead.",
 )
+@force_option
 @debug_option
-@_limit_options
+@limit_options
 def analyze(
     traces: tuple[str, ...],
     html: Path | None,
     style: Format,
     output: Path | None,
+    force: bool,
     debug: bool,
     **limits: int | None,
 ) -> int:
@@ -62,16 +83,17 @@ def analyze(
     # numpy's linear algebra starts idle threads that cost more than reading a small trace.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.pipeline import analyse
-    from recompute_scan.trace import Limits
 
-    lifted = {name.removeprefix("max_"): n for name, n in limits.items() if n is not None}
-    result = analyse(traces, progress, Limits(**lifted))
+    for target in (html, output):
+        if target is not None:
+            refuse_existing(target, force=force)
+    result = analyse(traces, progress, lifted(limits))
     if html is not None:
         from recompute_scan.report.html import render_html
 
-        write(html, render_html(result))
+        write(html, render_html(result), force=force)
     if output is not None:
-        write(output, rendered(result, style, html))
+        write(output, rendered(result, style, html), force=force)
     elif style == "text":
         print_text(result, report=str(html) if html else None, next_command=None)
     else:

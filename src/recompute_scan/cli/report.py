@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from recompute_scan.cli.output import debug_option, write
+from recompute_scan.cli.output import debug_option, force_option, write
 
 
 @click.command(short_help="Make the HTML report again from a result.")
@@ -16,8 +16,9 @@ from recompute_scan.cli.output import debug_option, write
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where to write it.  [default: report.html beside the result]",
 )
+@force_option
 @debug_option
-def report(result: Path, html: Path | None, debug: bool) -> int:
+def report(result: Path, html: Path | None, force: bool, debug: bool) -> int:
     """Make the HTML report again from RESULT, the JSON that `run` or `analyze` wrote."""
     from recompute_scan.errors import InputError
     from recompute_scan.report.html import render_html
@@ -28,6 +29,7 @@ def report(result: Path, html: Path | None, debug: bool) -> int:
     except OSError as error:
         raise InputError("E301", f"Cannot read {result}.", why=error.strerror) from None
     target = html or result.with_name("report.html")
-    write(target, render_html(from_json(text)))
+    # The page beside a result is ours to make again.
+    write(target, render_html(from_json(text)), force=force or html is None)
     click.echo(str(target))
     return 0

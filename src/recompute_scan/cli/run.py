@@ -119,7 +119,7 @@ def _report_run(folder: Path, info: RunInfo, command: str) -> None:
         tell(f"recompute-scan: {error}")
         return
     result = analyse([folder], progress)
-    write(folder / "result.json", to_json(result))
+    write(folder / "result.json", to_json(result), force=True)
     report = folder / "report.html"
-    write(report, render_html(result))
+    write(report, render_html(result), force=True)
     print_text(result, report=str(report), next_command=command if result.findings else None)

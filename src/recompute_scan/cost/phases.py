@@ -37,18 +37,21 @@ def host_phases(facts: Recompute) -> Phases:
     calls, counts = facts.calls, facts.counts
     surplus_of = np.zeros(len(calls), np.bool_)
     surplus_of[counts.surplus_rows] = True
-    replays = np.zeros((len(facts.alignment.replays), 3))
+    replays = np.zeros((len(facts.alignment.replays), 2))
+    # Nanoseconds since 1970 do not fit into a double.
+    begins = np.zeros(len(facts.alignment.replays), np.int64)
     for row, replay in enumerate(facts.alignment.replays):
         length = float(calls.end[replay.again].max() - calls.start[replay.again].min())
         time = calls.duration[replay.again]
         beyond = float(time[surplus_of[replay.again]].sum() / max(1, time.sum()))
-        replays[row] = (calls.start[replay.again[0]], length * (1 - beyond), length * beyond)
+        begins[row] = calls.start[replay.again[0]]
+        replays[row] = (length * (1 - beyond), length * beyond)
     optimizer = facts.structure.rows(Role.OPTIMIZER)
     passes = _passes(facts)
     rows: list[tuple[float, ...]] = []
     for span in _complete(facts):
-        here = (replays[:, 0] >= span.start) & (replays[:, 0] < span.end)
-        needed, surplus = replays[here, 1].sum(), replays[here, 2].sum()
+        here = (begins >= span.start) & (begins < span.end)
+        needed, surplus = replays[here].sum(axis=0)
         inside = (passes[:, 0] >= span.start) & (passes[:, 2] <= span.end)
         forward = (passes[inside, 1] - passes[inside, 0]).sum()
         backward = (passes[inside, 2] - passes[inside, 1]).sum() - needed - surplus
@@ -144,7 +147,7 @@ def _complete(facts: Recompute) -> list[StepSpan]:
     return [step for step, whole in zip(facts.steps, facts.complete, strict=True) if whole]
 
 
-def _passes(facts: Recompute) -> Float64:
+def _passes(facts: Recompute) -> Int64:
     """Forward and backward of each batch: forward's start, backward's start, backward's end."""
     calls, counts = facts.calls, facts.counts
     trained = facts.alignment.backwards > 0
@@ -159,7 +162,7 @@ def _passes(facts: Recompute) -> Float64:
         mine = roots[(calls.start[roots] >= begin) & (calls.start[roots] < following)]
         if len(mine):
             found.append((begin, calls.start[mine].min(), calls.end[mine].max()))
-    return np.array(found, np.float64).reshape(-1, 3)
+    return np.array(found, np.int64).reshape(-1, 3)
 
 
 def _phases(rows: list[tuple[float, ...]]) -> Phases:

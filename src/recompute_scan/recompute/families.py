@@ -112,11 +112,11 @@ def _backward_nodes(facts: Recompute) -> dict[tuple[str, str], int]:
     engines = engines[(step >= 0) & facts.complete[np.maximum(step, 0)]]
     numbers: dict[tuple[str, str], int] = defaultdict(int)
     for code, times in zip(*np.unique(calls.name[engines], return_counts=True), strict=True):
-        numbers[_family_of_node(calls.names[code])] += int(times)
+        numbers[family_of_node(calls.names[code])] += int(times)
     return numbers
 
 
-def _family_of_node(name: str) -> tuple[str, str]:
+def family_of_node(name: str) -> tuple[str, str]:
     """Family of a node by its operator's name: ``ScaledDotProduct…Backward0`` is attention's."""
     node = name.removeprefix(words.ENGINE).rstrip("0123456789").removesuffix("Backward")
     spelled = "".join("_" + c.lower() if c.isupper() else c for c in node).lstrip("_")

@@ -4,6 +4,7 @@ from recompute_scan.trace.columns import Kind, Trace
 from recompute_scan.trace.health import sentences
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 from recompute_scan.trace.sources import Address, find, load, name_of
+from recompute_scan.trace.store import read_beside
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -14,5 +15,6 @@ __all__ = [
     "find",
     "load",
     "name_of",
+    "read_beside",
     "sentences",
 ]

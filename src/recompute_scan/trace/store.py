@@ -11,7 +11,7 @@ from recompute_scan.errors import InputError
 from recompute_scan.trace.archive import is_zip, members, open_member, split_member
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.kineto import read
-from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
+from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_event_size
 
 _SUFFIXES = (".json", ".json.gz", ".json.zst")
 _DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
@@ -52,6 +52,39 @@ def load(path: Path, *, python: bool = False, limits: Limits = DEFAULT_LIMITS) -
         raise _unreadable(path, error) from None
 
 
+def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
+    """A small file beside a trace, in a folder or in an archive; ``None`` if it is not there.
+
+    Raises:
+        InputError: It cannot be read (``E301``), leads out of the folder (``E317``), or is
+            longer than an event may be (``E315``); for an archive as :func:`load`.
+    """
+    inside = split_member(path)
+    most = limits.event_bytes
+    try:
+        if inside is not None:
+            archive, name = inside
+            if name not in members(archive, limits):
+                return None
+            buffer = memoryview(bytearray(most + 1))
+            filled = 0
+            with open_member(archive, name, str(path), limits, {}) as stream:
+                while filled <= most and (number := stream.readinto(buffer[filled:])):
+                    filled += number
+            data = bytes(buffer[:filled])
+        elif path.exists():
+            _refuse_links(path.parent, [path.name])
+            with path.open("rb") as file:
+                data = file.read(most + 1)
+        else:
+            return None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if len(data) > most:
+        raise refuse_event_size(str(path), most)
+    return data
+
+
 def find(paths: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> list[Path]:
     """The trace files that the given files, folders, globs and archives stand for, in order.
 
@@ -88,11 +121,27 @@ def _matches(path: Path) -> list[Path]:
 def _in_folder(folder: Path, limits: Limits) -> list[Path]:
     names = [file.name for file in folder.iterdir()]
     if inside := _traces(names, (*_SUFFIXES, *_DATABASES)):
+        _refuse_links(folder, inside)
         return [folder / name for name in inside]
     archives = sorted(name for name in names if name.endswith(".zip"))
     if not archives:
         raise _no_trace_in(folder)
+    _refuse_links(folder, archives)
     return [trace for name in archives for trace in _in_archive(folder / name, limits)]
+
+
+def _refuse_links(folder: Path, names: Iterable[str]) -> None:
+    """Somebody else's folder must not stand for files of this machine's owner."""
+    home = folder.resolve()
+    for name in names:
+        path = folder / name
+        if path.is_symlink() and not path.resolve().is_relative_to(home):
+            raise InputError(
+                "E317",
+                f"{folder} is refused: it holds a link that leads out of it.",
+                why=f"the link is {name[:200]!r}",
+                hint="copy the file there, or name it itself",
+            )
 
 
 def _in_archive(path: Path, limits: Limits) -> list[Path]:

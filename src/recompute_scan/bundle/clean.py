@@ -1,0 +1,256 @@
+"""A trace and its run's account, built anew from the fields that a stranger may have.
+
+Nothing is taken out of a file here. What comes in are the columns that the analysis reads;
+what goes out are columns and an account made of numbers that were counted anew and of names
+that passed :class:`~recompute_scan.bundle.names.Names`. A field that nobody wrote down here
+does not exist in the archive.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from recompute_scan.bundle.names import Names
+from recompute_scan.run_info import RunInfo
+from recompute_scan.trace import Kind, Trace
+from recompute_scan.trace.columns import Int32, Int64
+
+# Categories that go into an archive, as torch writes them today.
+CATEGORIES = {
+    Kind.OP: "cpu_op",
+    Kind.ANNOTATION: "user_annotation",
+    Kind.RUNTIME: "cuda_runtime",
+    Kind.KERNEL: "kernel",
+    Kind.COPY: "gpu_memcpy",
+}
+_ON_DEVICE = (Kind.KERNEL, Kind.COPY)
+_HOST_PROCESS, _DEVICE_PROCESS = 1, 1000
+
+# Types as torch's profiler names them.
+_TYPES = frozenset(
+    "|float|double|int|long int|long|short int|short|unsigned char|signed char|char|bool|c10::Half"
+    "|c10::BFloat16|c10::complex<float>|c10::complex<double>|c10::complex<c10::Half>"
+    "|c10::Float8_e4m3fn|c10::Float8_e5m2|c10::Float8_e4m3fnuz|c10::Float8_e5m2fnuz"
+    "|c10::Float8_e8m0fnu|c10::Float4_e2m1fn_x2|c10::qint8|c10::quint8|c10::qint32|unsigned short"
+    "|unsigned int|unsigned long|Scalar|ScalarList|TensorList|GenericList|Tensor|Bool|Int|Double"
+    "|Device|String|None|Tuple|Dict|List|Generator|Stream|Object|SymInt|ComplexDouble|Float".split(
+        "|"
+    )
+)
+_LONGEST_SHAPE = 64
+
+_VERSION = re.compile(
+    r"\d{1,5}(\.\d{1,5}){0,3}((a|b|rc|dev|post|\.dev|\.post)\d{1,8})?"
+    r"(\+(cpu|cu\d{2,4}|rocm\d(\.\d){1,2}|xpu))?"
+)
+_PACKAGES = frozenset(
+    "python torch cuda transformers accelerate lightning pytorch-lightning deepspeed peft trl "
+    "torchtitan transformer-engine flash-attn nccl".split()
+)
+_WORDS: dict[str, frozenset[str]] = {
+    "platform": frozenset(
+        f"{system} {machine}"
+        for system in ("Linux", "Darwin", "Windows")
+        for machine in ("x86_64", "aarch64", "arm64", "AMD64", "ppc64le")
+    ),
+    "device": frozenset({"cpu", "cuda"}),
+    "torch_compile": frozenset({"used", "not used"}),
+    "backend": frozenset({"nccl", "gloo", "mpi", "ucc", "cpu:gloo,cuda:nccl", "undefined"}),
+}
+_NUMBERS = frozenset({"world_size", "threads"})
+_GPU = re.compile(
+    r"NVIDIA|AMD|Intel|Tesla|Quadro|GeForce|RTX|GTX|TITAN|Instinct|Radeon|Graphics|Ada|Generation"
+    r"|Data|Center|GPU|Max|SXM\d?|PCIe|NVL|OAM|Ti|SUPER|Super|Laptop|Pro|PRO|XTX?|Blackwell|Xp|V"
+    r"|[A-Z]{1,2}\d{1,4}[A-Z]{0,2}|MI\d{1,3}[AX]{0,2}|GH200|GB\d{3}|\d{3,4}|\d{1,3} ?GB|HBM\de?"
+)
+
+
+def clean_trace(trace: Trace, names: Names) -> Trace:
+    """The same trace to the analysis: its rows in their order, with nothing else to tell.
+
+    Times begin at 0; processes, threads, streams, launches and autograd's numbers are counted
+    anew, in their order.
+    """
+    kept = np.flatnonzero(np.isin(trace.kind, tuple(CATEGORIES)))
+    kind = trace.kind[kept]
+    names.reserve(trace.names)
+    name, texts = _names(trace, kept, names)
+    ts = trace.ts[kept]
+    dims, signatures = _signatures(trace.dims[kept], trace.signatures)
+    thread, threads = _threads(trace.thread[kept], kind)
+    return Trace(
+        name=name,
+        kind=kind,
+        thread=thread,
+        ts=ts - (ts.min() if len(ts) else 0),
+        dur=trace.dur[kept],
+        sequence=_counted_anew(trace.sequence[kept]),
+        correlation=_counted_anew(trace.correlation[kept]),
+        stream=_counted_anew(trace.stream[kept]).astype(np.int32),
+        dims=dims,
+        names=texts,
+        threads=threads,
+        signatures=signatures,
+        rank=trace.rank,
+        metadata=_metadata(trace.metadata),
+    )
+
+
+def clean_account(info: RunInfo, trace: str) -> RunInfo:
+    """The account of a run, without the script, its lines and what it said.
+
+    Args:
+        info: The account.
+        trace: Name of its trace in the archive.
+    """
+    messages = {
+        "complete": None,
+        "ended-early": "The script ended before every wanted step was recorded.",
+        "failed": "The script failed.",
+    }
+    return RunInfo(
+        rank=info.rank,
+        world_size=info.world_size,
+        status=info.status,
+        exit_status=info.exit_status,
+        device=info.device,
+        warmup_steps=info.warmup_steps,
+        timed_steps_ms=info.timed_steps_ms,
+        profiled_steps=info.profiled_steps,
+        trace=trace,
+        stacks=None,
+        message=messages[info.status],
+        environment=clean_environment(info.environment),
+    )
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Versions and devices; a setting that nobody listed stays out, and so does an odd value."""
+    return {
+        name: shown for name, value in environment.items() if (shown := _environment(name, value))
+    }
+
+
+def device_name(name: str) -> str:
+    """The parts of a device's name that vendors use."""
+    return " ".join(part for part in re.split(r"[\s\-_]+", name[:200]) if _GPU.fullmatch(part))
+
+
+def _environment(name: str, value: str) -> str:
+    if name in _PACKAGES:
+        version = value if _VERSION.fullmatch(value) else value.partition("+")[0]
+        return version if _VERSION.fullmatch(version) else ""
+    if name in _NUMBERS:
+        return value if value.isascii() and value.isdigit() and len(value) < 8 else ""
+    if name == "device_name":
+        return device_name(value)
+    return value if value in _WORDS.get(name, ()) else ""
+
+
+def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    devices = metadata.get("deviceProperties")
+    if isinstance(devices, list):
+        found["deviceProperties"] = [
+            {"id": number, "name": device_name(name) if isinstance(name, str) else ""}
+            for number, device in enumerate(devices[:1024])
+            if isinstance(device, dict)
+            for name in [device.get("name")]
+        ]
+    distributed = metadata.get("distributedInfo")
+    if isinstance(distributed, dict):
+        backend, size = distributed.get("backend"), distributed.get("world_size")
+        found["distributedInfo"] = {
+            **({"backend": backend} if backend in _WORDS["backend"] else {}),
+            **({"world_size": size} if _is_small(size) else {}),
+        }
+    for name in ("cuda_runtime_version", "hip_runtime_version"):
+        if _is_small(metadata.get(name)):
+            found[name] = metadata[name]
+    return found
+
+
+def _is_small(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9
+
+
+def _names(trace: Trace, kept: Int64, names: Names) -> tuple[Int32, tuple[str, ...]]:
+    pairs = trace.name[kept].astype(np.int64) * len(Kind) + trace.kind[kept]
+    # In the order in which they first appear, so that aliases follow the file.
+    unique, first, place = np.unique(pairs, return_index=True, return_inverse=True)
+    codes: dict[str, int] = {}
+    code = np.zeros(len(unique), np.int32)
+    for at in np.argsort(first):
+        pair = int(unique[at])
+        shown = names.event(trace.names[pair // len(Kind)], Kind(pair % len(Kind)))
+        code[at] = codes.setdefault(shown, len(codes))
+    return code[place], tuple(codes)
+
+
+def _counted_anew(numbers: Any) -> Int64:
+    """Ranks instead of the numbers, in the same order; what is below 0 is unknown."""
+    known = numbers >= 0
+    anew = np.full(len(numbers), -1, np.int64)
+    anew[known] = np.unique(numbers[known], return_inverse=True)[1]
+    return anew
+
+
+def _threads(codes: Int32, kind: Any) -> tuple[Int32, tuple[tuple[str, str], ...]]:
+    """Threads numbered as they appear, those of the device apart from those of the host."""
+    unique, first, place = np.unique(codes, return_index=True, return_inverse=True)
+    anew = np.zeros(len(unique), np.int32)
+    threads = []
+    for number, at in enumerate(np.argsort(first)):
+        device = Kind(int(kind[first[at]])) in _ON_DEVICE
+        threads.append((str(_DEVICE_PROCESS if device else _HOST_PROCESS), str(number + 1)))
+        anew[at] = number
+    return anew[place], tuple(threads)
+
+
+def _signatures(codes: Int32, signatures: Sequence[str]) -> tuple[Int32, tuple[str, ...]]:
+    unique, place = np.unique(codes, return_inverse=True)
+    anew: dict[str, int] = {"": 0}
+    types: dict[str, str] = {}
+    code = np.array(
+        [anew.setdefault(_signature(signatures[at], types), len(anew)) for at in unique], np.int32
+    )
+    return code[place] if len(code) else codes, tuple(anew)
+
+
+def _signature(text: str, types: dict[str, str]) -> str:
+    """Shapes and types written anew: numbers, and types that torch knows."""
+    if not text:
+        return ""
+    dims: list[Any] | None = None
+    kinds: list[str] | None = None
+    decoder = json.JSONDecoder()
+    at = 0
+    try:
+        while at < len(text):
+            value, at = decoder.raw_decode(text, at)
+            at += len(text[at:]) - len(text[at:].lstrip())
+            if any(isinstance(item, str) for item in value):
+                kinds = [_type(item, types) for item in value]
+            else:
+                dims = [_shape(item) for item in value]
+    except (ValueError, TypeError, RecursionError):
+        # Equal ones stay equal, and others different; what they held stays out.
+        kinds = [types.setdefault(text, f"unknown{len(types) + 1}")]
+        dims = None
+    return json.dumps([dims, kinds], separators=(",", ":"))
+
+
+def _type(item: Any, types: dict[str, str]) -> str:
+    text = item if isinstance(item, str) else ""
+    return text if text in _TYPES else types.setdefault(text, f"unknown{len(types) + 1}")
+
+
+def _shape(item: Any) -> Any:
+    if isinstance(item, list):
+        return [_shape(part) for part in item[:_LONGEST_SHAPE]]
+    return item if isinstance(item, int) and not isinstance(item, bool) else -1

@@ -1,0 +1,162 @@
+"""Which rows of a trace prove its verdict: the complete steps; if those are too many, less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from recompute_scan.model import StepSpan
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.regions import group_blocks
+from recompute_scan.recompute.structure import Role
+from recompute_scan.trace import Kind
+from recompute_scan.trace.columns import Bool, Int64
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How much of each trace goes in.
+
+    Attributes:
+        steps: Number of complete steps; ``None`` for the whole recording.
+        inner: Whether operators that others called go in.
+        blocks: Number of blocks with their replays; ``None`` for all that the steps hold.
+        all_ranks: Whether every rank's trace goes in, or only the one that the verdict is of.
+    """
+
+    steps: int | None
+    inner: bool = True
+    blocks: int | None = None
+    all_ranks: bool = True
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing that the result counts is left out on purpose."""
+        return self.inner and self.blocks is None and self.all_ranks
+
+    def dropped(self, complete: int, ranks: int) -> list[str]:
+        """What is left out, one phrase each; ``complete`` steps and ``ranks`` were there."""
+        found = []
+        if self.steps is not None and self.steps < complete:
+            found.append(f"{complete - self.steps} of {complete} complete steps")
+        if not self.all_ranks and ranks > 1:
+            found.append(f"the traces of {ranks - 1} of {ranks} ranks")
+        if not self.inner:
+            found.append("operators called by other operators")
+        if self.blocks is not None:
+            found.append(f"all but {self.blocks} of the blocks and what belongs to them")
+        return found
+
+
+def smaller_and_smaller(complete: int, blocks: int, ranks: int) -> Iterator[Cut]:
+    """Cuts to try one after the other until one fits.
+
+    Args:
+        complete: Most complete steps of any trace.
+        blocks: Blocks in one step.
+        ranks: Number of traces.
+    """
+    if not complete:
+        yield Cut(None)
+    steps = complete
+    while steps:
+        yield Cut(steps)
+        steps //= 2
+    if ranks > 1:
+        yield Cut(1, all_ranks=False)
+    yield Cut(1, inner=False, all_ranks=False)
+    while blocks > 1:
+        blocks //= 2
+        yield Cut(1, inner=False, blocks=blocks, all_ranks=False)
+
+
+def rows_of(facts: Recompute, cut: Cut) -> Int64:
+    """Rows of the trace that go in, in file order."""
+    if cut.steps is None or not facts.complete.any():
+        return np.arange(len(facts.trace))
+    spans = _spans(facts, cut.steps)
+    begin, end = spans[0].start, spans[-1].end
+    calls, kernels = facts.calls, facts.kernels
+    host = (calls.start >= begin) & (calls.start < end)
+    if cut.blocks is not None:
+        host &= _belonging(facts, cut.blocks, begin, end)
+    if not cut.inner:
+        host &= _outline(facts)
+    launched = kernels.launch >= 0
+    mine = launched & host[kernels.launch]
+    if cut.blocks is None:
+        # What still ran when the first step began kept the device busy in it.
+        running = (kernels.end > begin) & (kernels.start < end)
+        mine |= running
+        host[kernels.launch[running & launched]] = True
+    return np.sort(np.concatenate((calls.event[host], kernels.event[mine])))
+
+
+def _spans(facts: Recompute, most: int) -> list[StepSpan]:
+    """From the first to the last of ``most`` complete steps, the middle ones."""
+    complete = np.flatnonzero(facts.complete)
+    first = max(0, (len(complete) - most) // 2)
+    chosen = complete[first : first + most]
+    return list(facts.steps[int(chosen[0]) : int(chosen[-1]) + 1])
+
+
+def _outline(facts: Recompute) -> Bool:
+    """The calls by which roles, counts and times are told, without what is inside them."""
+    calls, structure = facts.calls, facts.structure
+    keep: Bool = structure.role != Role.INNER
+    launches = np.zeros(len(calls), np.bool_)
+    launches[facts.kernels.launch[facts.kernels.launch >= 0]] = True
+    attention = np.array(
+        [words.family_of(name)[1] == "attention" for name in calls.names], np.bool_
+    )
+    # An operator without a number of its own has that of the first inside it.
+    top = np.maximum(structure.top, 0)
+    lends = (calls.sequence >= 0) & (structure.top >= 0) & (calls.sequence[top] < 0)
+    within = calls.kind == Kind.OP
+    keep |= launches | (within & (attention[calls.name] | lends))
+    return keep
+
+
+def _belonging(facts: Recompute, blocks: int, begin: int, end: int) -> Bool:
+    """Calls of some blocks: forward, replays, backward, and all that these stand in."""
+    calls, structure, counts = facts.calls, facts.structure, facts.counts
+    layers = group_blocks(facts)
+    most = max((counts.highest(facts.places(layer[0])) for layer in layers), default=0.0)
+    worst = [layer for layer in layers if counts.highest(facts.places(layer[0])) == most]
+    first = max(0, (len(worst) - blocks) // 2)
+    forward = np.concatenate(
+        [
+            counts.rows[facts.places(block)]
+            for layer in worst[first : first + blocks]
+            for block in layer
+        ]
+        or [counts.rows[:0]]
+    )
+    here = (calls.start[forward] >= begin) & (calls.start[forward] < end)
+    forward = forward[here]
+    chosen = np.zeros(len(calls), np.bool_)
+    chosen[forward] = True
+    numbers = structure.number[forward]
+    numbers = numbers[numbers >= 0]
+    for replay in facts.alignment.replays:
+        again = replay.again[np.isin(replay.original, forward)]
+        chosen[again] = True
+    engines = structure.rows(Role.BACKWARD)
+    chosen[engines[np.isin(structure.number[engines], numbers)]] = True
+    inside = _with_all_inside(facts, chosen)
+    for row in np.flatnonzero(chosen):
+        above = int(calls.parent[row])
+        while above >= 0 and not inside[above]:
+            inside[above] = True
+            above = int(calls.parent[above])
+    return inside
+
+
+def _with_all_inside(facts: Recompute, chosen: Bool) -> Bool:
+    inside: Bool = chosen.copy()
+    for rows in facts.calls.levels[1:]:
+        inside[rows] |= inside[facts.calls.parent[rows]]
+    return inside

@@ -1,0 +1,266 @@
+"""Names fit for a stranger: what is known to be harmless stays, everything else gets an alias.
+
+A name stays only where it has the form of something that frameworks name: an operator, a
+node, a kernel, a runtime call, one of the profiler's own ranges. Ranges that a script named
+itself are free text and never stay. An alias says what the name stood for
+(``private_range_3``), is the same wherever the name stands, and keeps words that tell what
+kind of work it is (``private_kernel_7_flash_fwd``), because the analysis goes by them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+
+from recompute_scan.advise.registry import MECHANISMS
+from recompute_scan.annotations import (
+    REGION,
+    REPLAY,
+    RegionMark,
+    parse_region,
+    parse_replay,
+    region_name,
+    replay_name,
+)
+from recompute_scan.bundle.places import Places
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.families import family_of_node
+from recompute_scan.trace import Kind
+
+_ALIAS = re.compile(r"[Pp]rivate_([a-z]+)_(\d{1,9})\w*")
+_LONGEST = 2000
+
+_WORD = r"[A-Za-z_]\w{0,99}"
+_OPERATOR = re.compile(
+    rf"{_WORD}(::({_WORD}|\(anonymous namespace\)))*(<{_WORD}>)?(\.\w{{1,40}})?"
+    r"|torch\.distributed\.[a-z_.:]{1,60}"
+    r"|Torch-Compiled Region(: \d{1,6}/\d{1,6})?|TorchDynamo Cache Lookup|Pregraph bytecode"
+    r"|AOTDispatcher Runtime Wrapper (Prologue|Epilogue)|<(forward|backward) op>"
+    r"|enumerate\(DataLoader\)#_(SingleProcess|MultiProcessing)DataLoaderIter\.__next__"
+)
+# What compilers make of C++: templates, casts, lambdas. No slash, so no path; words stand apart
+# only where the language puts them.
+_KERNEL = re.compile(
+    r"(?!.*--)[A-Za-z_(](?:[\w:<>,()*&~\[\]{}.#+\-!]|(?<=[,>*&)}]) | (?=[>*&({]|const\b)"
+    r"|(?<=\bvoid) |(?<=\bunsigned) |(?<=\bsigned) |(?<=\blong) |(?<=\bshort) |(?<=\bconst) "
+    r"|(?<=\bint) |(?<=\bchar) |(?<=\bbool) |(?<=\btype) |(?<=\(anonymous) (?=namespace\))"
+    r"){0,2000}"
+)
+_RUNTIME = re.compile(r"(cuda|cu|hip|hsa|nccl|rccl)_?[A-Z]\w{1,60}")
+_PLACE = r"(Device|Host|Pageable|Pinned|Managed|Unified|Array|Unknown)"
+_COPY = re.compile(
+    rf"Memcpy [A-Z]to[A-Z] \({_PLACE} -> {_PLACE}\)|Memset \({_PLACE}\)|Memcpy|Memset"
+)
+_STEP = re.compile(r"ProfilerStep#\d{1,9}")
+_OPTIMIZER = re.compile(rf"Optimizer\.(step|zero_grad)#({_WORD})\.(step|zero_grad)")
+# Ranges of torch's own code. What follows in brackets is a module's name.
+_RANGE = re.compile(
+    r"((?:FSDP|FSDP2)::[a-z_]{1,60}|FullyShardedDataParallel\.[a-z_]{1,60}"
+    r"|DistributedDataParallel\.[a-z_]{1,60}|(?:nccl|gloo|mpi|ucc):[a-z0-9_]{1,60}"
+    r"|PyTorch Profiler \(\d\))(?: \(([\w.]{1,300})\))?"
+)
+_OPTIMIZERS = frozenset(
+    "Adadelta Adafactor Adagrad Adam AdamW Adamax ASGD LBFGS Muon NAdam RAdam RMSprop Rprop SGD "
+    "SparseAdam".split()
+)
+# Words by which operators and kernels are told apart. The longer of two comes first.
+_TELLING = re.compile(
+    r"scaled_dot_product_flash|scaled_dot_product|flash_attention|flash_attn|flashattn|flash"
+    r"|efficient_attention|cudnn_attention|flex_attention|attention|attn|fmha|xformers"
+    r"|forward|fwd|backward|bwd|wgrad|dgrad|gemm|conv|norm|softmax|dropout|nccl|rccl"
+    r"|allgather|allreduce|reducescatter|triton|cutlass|cublas|cudnn|nvjet|cijk",
+    re.IGNORECASE,
+)
+# What some families of operators are known by; the second keeps a name out of a family.
+_ENDINGS = ("", "_x", "_norm", "_loss", "_softmax", "_dropout", "_convolution", "_pool")
+_NODE = re.compile(r"(.*?)(Backward\d*)")
+
+
+class Names:
+    """The same alias for the same name, over all traces and accounts of one archive.
+
+    Args:
+        strict: Whether names of modules, classes, kernels, files, and of operators that are
+            not torch's own get aliases too.
+
+    Attributes:
+        places: The call sites' own mapping.
+        kept: Names that stay and are not torch's own, for the person to look through.
+        given: Aliases by what they stand for; never written into the archive.
+    """
+
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
+        self.places = Places(strict)
+        self.kept: set[str] = set()
+        self.given: dict[tuple[str, str], str] = {}
+        self._numbers: dict[str, int] = {}
+        self._calls: dict[int, int] = {}
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep clear of aliases that stand in these names: they are from an earlier bundle."""
+        for name in names:
+            for kind, number in _ALIAS.findall(name):
+                self._numbers[kind] = max(self._numbers.get(kind, 0), int(number))
+        self.places.reserve(self._numbers.get("file", 0))
+
+    def event(self, name: str, kind: Kind) -> str:
+        """The name of an event, for the archive."""
+        if name.startswith(REGION) and (mark := parse_region(name)):
+            return region_name(self._mark(mark))
+        if name.startswith(REPLAY) and (call := parse_replay(name)) is not None:
+            return replay_name(self._call(call))
+        if _ALIAS.fullmatch(name):
+            return name
+        if kind == Kind.OP:
+            return self._operator(name)
+        if kind == Kind.ANNOTATION:
+            return self._range(name)
+        if kind == Kind.KERNEL:
+            return self._kernel(name)
+        known = _RUNTIME if kind == Kind.RUNTIME else _COPY
+        return name if known.fullmatch(name) else self._alias("call", name)
+
+    def module(self, path: str) -> str:
+        """A module's name, part by part; numbers of layers stay."""
+        if not self.strict and re.fullmatch(r"[\w.\-]{0,400}", path):
+            return self._keep(path)
+        return ".".join(
+            part if part.isascii() and part.isdigit() else self._alias("module", part)
+            for part in path.split(".")
+            if part
+        )
+
+    def module_class(self, name: str) -> str:
+        """The name of a module's class."""
+        if not name or (not self.strict and re.fullmatch(_WORD, name)):
+            return self._keep(name)
+        return self._alias("Class", name)
+
+    def _mark(self, mark: RegionMark) -> RegionMark:
+        return replace(
+            mark,
+            call=self._call(mark.call),
+            depth=min(mark.depth, 99),
+            variant=mark.variant if mark.variant in ("reentrant", "non-reentrant") else "",
+            module=self.module(mark.module),
+            module_class=self.module_class(mark.module_class),
+            mechanism=mark.mechanism if mark.mechanism in {m.name for m in MECHANISMS} else "",
+            site=self.places.site(mark.site),
+        )
+
+    def _call(self, number: int) -> int:
+        return self._calls.setdefault(number, len(self._calls) + 1)
+
+    def _operator(self, name: str) -> str:
+        if name.startswith(words.ENGINE):
+            return words.ENGINE + self.event(name[len(words.ENGINE) :], Kind.OP)
+        if _RANGE.fullmatch(name) or _OPTIMIZER.fullmatch(name):
+            return self._range(name)  # torch before 1.11 writes ranges as operators
+        form = len(name) <= _LONGEST and bool(_OPERATOR.fullmatch(name))
+        if form and (not self.strict or _is_torchs_own(name)):
+            return self._keep(name) if not _is_torchs_own(name) else name
+        return self._plumbing(name) or self._alias("op", name)
+
+    def _range(self, name: str) -> str:
+        if _STEP.fullmatch(name) or name in _OTHERS:
+            return name
+        if found := _OPTIMIZER.fullmatch(name):
+            if not self.strict or found[2] in _OPTIMIZERS:
+                return self._keep(name) if found[2] not in _OPTIMIZERS else name
+            return f"Optimizer.{found[1]}#{self._alias('Class', found[2])}.{found[3]}"
+        if found := _RANGE.fullmatch(name):
+            return f"{found[1]} ({self.module(found[2])})" if found[2] else name
+        if words.OPTIMIZER.match(name):
+            return words.OPTIMIZER.match(name)[0] + self._alias("range", name)  # type: ignore[index]
+        return self._plumbing(name) or self._alias("range", name)
+
+    def _plumbing(self, name: str) -> str:
+        """An alias that still counts as communication, where the name did; else empty."""
+        found = words.PLUMBING.match(name)
+        return found[0] + self._alias("range", name) if found else ""
+
+    def _kernel(self, name: str) -> str:
+        if not self.strict and _KERNEL.fullmatch(name):
+            return self._keep(name)
+        return self._alias("kernel", name)
+
+    def _keep(self, name: str) -> str:
+        if name:
+            self.kept.add(name)
+        return name
+
+    def _alias(self, kind: str, name: str) -> str:
+        if _ALIAS.fullmatch(name):
+            return name
+        known = self.given.get((kind, name))
+        if known is None:
+            slot = kind.lower()
+            number = self._numbers[slot] = self._numbers.get(slot, 0) + 1
+            known = self.given[kind, name] = _spell(kind, number, name)
+        return known
+
+
+def _spell(kind: str, number: int, name: str) -> str:
+    if kind in ("module", "range", "call", "Class"):
+        return f"private_{kind.lower()}_{number}"
+    stem, node = name, ""
+    if kind == "op" and (found := _NODE.fullmatch(name)):
+        stem, node = found[1], found[2][:12]
+    telling = dict.fromkeys(word.lower() for word in _TELLING.findall(stem))
+    # A node without the engine's range round it is known by its capital letter.
+    first = "P" if name[:1].isupper() else "p"
+    plain = "_".join([f"{first}rivate_{kind}_{number}", *telling])
+    spellings = [plain + ending + node for ending in _ENDINGS]
+    wanted = _families(name)
+    return next((text for text in spellings if _families(text) == wanted), spellings[0])
+
+
+def _families(name: str) -> tuple[object, object]:
+    return words.family_of(name), family_of_node(words.ENGINE + name)
+
+
+def _is_torchs_own(name: str) -> bool:
+    operators, nodes = _torchs_own()
+    if "::" not in name or name.startswith("torch::autograd::"):
+        stem = name.removeprefix("torch::autograd::").rstrip("0123456789")
+        return (
+            stem in nodes
+            or name in words.CHECKPOINT_FUNCTIONS
+            or name in words.CHECKPOINT_NODES
+            or name in _OTHERS
+            or bool(words.COMPILED_REGION.fullmatch(name))
+        )
+    return name.partition(".")[0] in operators
+
+
+_OTHERS = frozenset(
+    "Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|<forward op>|<backward op>"
+    "|AOTDispatcher Runtime Wrapper Prologue|AOTDispatcher Runtime Wrapper Epilogue"
+    "|enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    "|enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    "|record_param_comms|PythonDispatchMode|_NoopSaveInputs|GraphRoot|detach|detach_"
+    "|CompiledFunction|NoopSaveInputs".split("|")
+)
+_NODES = (
+    "AccumulateGrad CopySlices CopyBackwards Error Identity DelayedError UndefinedGrad Scatter "
+    "Gather CompiledFunctionBackward CheckpointHookBackward _NoopSaveInputsBackward "
+    "NoopSaveInputsBackward"
+)
+
+
+@cache
+def _torchs_own() -> tuple[frozenset[str], frozenset[str]]:
+    """Operators that torch defines, and the nodes named after them."""
+    text = files("recompute_scan.bundle").joinpath("operators.txt").read_text(encoding="ascii")
+    operators = frozenset(line for line in text.splitlines() if not line.startswith("#"))
+    nodes = {_camel(name.partition("::")[2]) + "Backward" for name in operators}
+    return operators, frozenset(nodes) | frozenset(_NODES.split())
+
+
+def _camel(name: str) -> str:
+    # As torch's code generator does, so that `pool2d` gives `Pool2D`.
+    return "".join(part.title() for part in name.split("_"))

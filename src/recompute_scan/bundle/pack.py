@@ -1,0 +1,218 @@
+"""The archive: packed, looked at again, and packed smaller until it fits.
+
+What is written is analysed as its receiver would, and the answer compared with that on the
+original: whatever differs is said. The result, the page and the bug report in the archive are
+made from what the archive holds, so they can tell no more than it does.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from recompute_scan.bundle.clean import clean_account, clean_trace
+from recompute_scan.bundle.cut import Cut, rows_of, smaller_and_smaller
+from recompute_scan.bundle.issue import issue_text
+from recompute_scan.bundle.names import Names
+from recompute_scan.bundle.same import differences
+from recompute_scan.bundle.writing import trace_json
+from recompute_scan.errors import InputError
+from recompute_scan.pipeline import Piece, analyse, load_each, merge, result_from, worst
+from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.report.html import render_html
+from recompute_scan.result import Result, to_json
+from recompute_scan.run_info import RunInfo, encode_run_info, run_info_name
+from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
+from recompute_scan.trace.columns import Int64
+
+# What GitHub takes as an attachment to an issue, in its smaller reading:
+# https://docs.github.com/en/get-started/writing-on-github/working-with-advanced-formatting/attaching-files
+GITHUB_LIMIT = 25_000_000
+# The epoch of the format: when an archive was packed is nobody's business.
+_WHEN = (1980, 1, 1, 0, 0, 0)
+# What the document, the page and the report take at most, kept free for them.
+_DOCUMENTS = 0.2
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an archive holds, for the person who is about to give it away.
+
+    Attributes:
+        members: Name, packed and unpacked size in bytes of each file.
+        before: The result for the original.
+        after: The result for the archive, as its receiver will see it.
+        differences: What is not the same in both, one sentence each.
+        dropped: What was left out to make it small, one phrase each.
+        kept: Names that stay and are not torch's own.
+        aliases: What was replaced, and by what; not in the archive.
+    """
+
+    members: tuple[tuple[str, int, int], ...]
+    before: Result
+    after: Result
+    differences: tuple[str, ...]
+    dropped: tuple[str, ...]
+    kept: tuple[str, ...]
+    aliases: tuple[tuple[str, str], ...]
+
+    @property
+    def size(self) -> int:
+        """Size of the archive's files in bytes, packed."""
+        return sum(packed for _, packed, _ in self.members)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One rank's share of the archive, clean."""
+
+    rank: int
+    facts: Recompute
+    info: RunInfo | None
+
+    @property
+    def member(self) -> str:
+        return f"trace-rank{self.rank}.json"
+
+
+class _TooLarge(Exception):
+    """This much does not fit."""
+
+
+def pack(
+    addresses: Sequence[Address],
+    target: Path,
+    *,
+    strict: bool = False,
+    limit: int = GITHUB_LIMIT,
+    on_progress: Callable[[str], None] = lambda _: None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Contents:
+    """Write the archive for the given traces, and say what is in it.
+
+    Args:
+        addresses: As for :func:`recompute_scan.pipeline.analyse`.
+        target: The file to write; its folder must be there. It is overwritten.
+        strict: Whether modules, kernels, files and own operators get aliases.
+        limit: Most bytes that the archive may have.
+        on_progress: Called with a line for the person before each long piece of work.
+        limits: What is refused as too large when reading.
+
+    Raises:
+        InputError: As :func:`recompute_scan.pipeline.analyse`; or not even one block of one
+            step fits (``E327``).
+        OSError: The archive cannot be written.
+    """
+    names = Names(strict)
+    failures: list[InputError] = []
+    pieces: list[Piece] = []
+    parts: list[_Part] = []
+    for one in load_each(addresses, failures, on_progress, limits):
+        facts = study(one.trace)
+        pieces.append(Piece(one.name, one.rank, result_from(facts, one.info)))
+        taken = {part.rank for part in parts}
+        rank = one.rank if one.rank not in taken else max(taken) + 1
+        on_progress(f"building {one.name} anew")
+        info = clean_account(one.info, f"trace-rank{rank}.json") if one.info else None
+        clean = replace(clean_trace(one.trace, names), rank=rank)
+        parts.append(_Part(rank, study(clean), replace(info, rank=rank) if info else None))
+    before = merge(pieces, failures)
+    main = parts[pieces.index(worst(pieces))]
+    complete = max(part.facts.complete_count for part in parts)
+    batches = {block.batch for block in main.facts.blocks}
+    blocks = len(main.facts.blocks) // max(1, len(batches))
+    for cut in smaller_and_smaller(complete, blocks, len(parts)):
+        on_progress("packing")
+        chosen = parts if cut.all_ranks else [main]
+        try:
+            contents = _try(chosen, before, cut, target, limit, complete, len(parts))
+            if contents.differences and cut == Cut(complete):
+                # Something outside the complete steps counts as well.
+                contents = _whole_instead(contents, chosen, before, target, limit)
+        except _TooLarge:
+            continue
+        return replace(
+            contents,
+            kept=tuple(sorted(names.kept | names.places.kept)),
+            aliases=tuple(
+                [(name, alias) for (_, name), alias in names.given.items()]
+                + list(names.places.given.items())
+            ),
+        )
+    raise InputError(
+        "E327",
+        f"No proof of this verdict fits into {limit:,} bytes.",
+        hint="share the result.json alone, or lift the limit with --max-bytes",
+    )
+
+
+def _whole_instead(
+    contents: Contents, parts: Sequence[_Part], before: Result, target: Path, limit: int
+) -> Contents:
+    packed = target.read_bytes()
+    try:
+        whole = _try(parts, before, Cut(None), target, limit, 0, len(parts))
+        if len(whole.differences) < len(contents.differences):
+            return whole
+    except _TooLarge:
+        pass
+    target.write_bytes(packed)
+    return contents
+
+
+def _try(
+    parts: Sequence[_Part],
+    before: Result,
+    cut: Cut,
+    target: Path,
+    limit: int,
+    complete: int,
+    ranks: int,
+) -> Contents:
+    """Write the archive with this much of each trace.
+
+    Raises:
+        _TooLarge: It does not fit.
+    """
+    most = limit - min(int(limit * _DOCUMENTS), 5_000_000)
+    with target.open("w+b") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for part in parts:
+            _write_trace(archive, file, part, rows_of(part.facts, cut), most)
+            if part.info is not None:
+                _write(archive, run_info_name(part.rank), encode_run_info(part.info))
+    after = analyse([target])
+    found = tuple(differences(before, after))
+    dropped = tuple(cut.dropped(complete, ranks))
+    with zipfile.ZipFile(target, "a", zipfile.ZIP_DEFLATED) as archive:
+        _write(archive, "result.json", to_json(after).encode())
+        _write(archive, "report.html", render_html(after).encode())
+        _write(archive, "issue.md", issue_text(after, found, dropped).encode())
+        members = [(info.filename, info.compress_size, info.file_size) for info in archive.filelist]
+    if target.stat().st_size > limit:
+        raise _TooLarge
+    return Contents(tuple(members), before, after, found, dropped, (), ())
+
+
+def _write_trace(
+    archive: zipfile.ZipFile, file: IO[bytes], part: _Part, rows: Int64, most: int
+) -> None:
+    with archive.open(_member(part.member), "w", force_zip64=True) as member:
+        for piece in trace_json(part.facts.trace, rows):
+            member.write(piece)
+            if file.tell() > most:
+                raise _TooLarge
+
+
+def _write(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+    archive.writestr(_member(name), data)
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name, _WHEN)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    info.create_system = 3
+    info.external_attr = 0o644 << 16
+    return info

@@ -1,0 +1,129 @@
+"""``recompute-scan bundle``: one archive that a stranger may have."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from recompute_scan.cli.analyze import lifted, limit_options
+from recompute_scan.cli.output import (
+    debug_option,
+    force_option,
+    progress,
+    refuse_existing,
+    tell,
+    written,
+)
+from recompute_scan.errors import UsageError
+
+if TYPE_CHECKING:
+    from recompute_scan.bundle import Contents
+
+
+@click.command(short_help="Pack a cleaned archive for a bug report.")
+@click.argument("traces", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The archive to write, a .zip file.",
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Replace the names of modules, kernels, files and own operators as well.",
+)
+@click.option("--show", is_flag=True, help="Only list what would go in, with every name.")
+@click.option(
+    "--max-bytes",
+    "size",
+    type=click.IntRange(10_000),
+    help="Largest archive.  [default: 25,000,000, what GitHub takes]",
+)
+@force_option
+@debug_option
+@limit_options
+def bundle(
+    traces: tuple[str, ...],
+    output: Path | None,
+    strict: bool,
+    show: bool,
+    size: int | None,
+    force: bool,
+    debug: bool,
+    **limits: int | None,
+) -> int:
+    """Pack what TRACES show into one archive that a stranger may have.
+
+    It holds the result, the report, a filled-in bug report and the trace, cut to what proves the
+    verdict and built anew from listed fields: no paths, no host or user names, no values, no
+    source lines. What goes in is listed before the archive is written. TRACES are as for
+    `analyze`; `recompute-scan analyze FILE.zip` gives the same answer from the archive.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from recompute_scan.bundle import GITHUB_LIMIT, pack
+
+    def make(target: Path) -> Contents:
+        return pack(
+            traces,
+            target,
+            strict=strict,
+            limit=size or GITHUB_LIMIT,
+            on_progress=progress,
+            limits=lifted(limits),
+        )
+
+    if show:
+        with tempfile.TemporaryDirectory() as folder:
+            contents = make(Path(folder) / "bundle.zip")
+        click.echo("\n".join(_listing(contents, every_name=True)))
+        return 0
+    if output is None:
+        raise UsageError("E210", "Where the archive should go is not given.", hint="-o FILE.zip")
+    if output.suffix != ".zip":
+        raise UsageError(
+            "E210",
+            f"{output} does not end in .zip.",
+            why="issue trackers take an archive by its name",
+        )
+    refuse_existing(output, force=force)
+    with written(output, force=force) as partial:
+        contents = make(partial)
+        click.echo("\n".join(_listing(contents, every_name=False)))
+    tell(f"recompute-scan: wrote {output}")
+    return 0
+
+
+def _listing(contents: Contents, *, every_name: bool) -> Iterator[str]:
+    from recompute_scan.report.escape import visible
+
+    yield f"What goes in ({contents.size:,} bytes packed):"
+    for name, packed, unpacked in contents.members:
+        yield f"  {name:20} {packed:>12,} bytes packed {unpacked:>14,} unpacked"
+    result = contents.after
+    runs = result.recompute_per_backward
+    counted = "" if runs is None else f", {runs:g} replays per backward"
+    yield f"Verdict of the archive: {result.verdict}{counted}"
+    for sentence in contents.differences:
+        yield f"  differs from the original: {visible(sentence, 300)}"
+    for phrase in contents.dropped:
+        yield f"  left out to make it small: {phrase}"
+    if result.environment:
+        yield "Versions and devices that go in:"
+        for name, value in result.environment.items():
+            yield f"  {visible(name)}: {visible(value)}"
+    for title, names in (
+        ("Names that stay", contents.kept),
+        ("Names that are replaced", [f"{name} -> {alias}" for name, alias in contents.aliases]),
+    ):
+        if every_name and names:
+            yield f"{title} ({len(names)}):"
+            for name in names:
+                yield f"  {visible(name, 200)}"
+        else:
+            yield f"{title}: {len(names)}" + (" (--show lists them)" if names else "")

@@ -1,0 +1,231 @@
+"""``bundle``: the archive gives the answer of the original, fits, and tells nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recompute_scan.bundle import Contents, pack
+from recompute_scan.cli import main
+from recompute_scan.pipeline import analyse
+from tests.share.canaries import WORD, as_json, found_in, planted, planted_account
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDED = sorted(
+    path for path in (ROOT / "traces").iterdir() if (path / "run-rank0.json").exists()
+)
+PUBLIC = sorted((ROOT / "traces" / "public").glob("*.json.gz"))
+DOUBLED = ROOT / "traces" / "doubled_llama_fsdp"
+GPU = ROOT / "traces" / "public" / "mi300x-resnet-checkpointed.json.gz"
+Output = pytest.CaptureFixture[str]
+
+
+def packed(source: Path, folder: Path, **options: Any) -> tuple[Path, Contents]:
+    target = folder / "share.zip"
+    return target, pack([source], target, **options)
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
+@pytest.mark.parametrize("source", [*RECORDED, *PUBLIC], ids=lambda path: path.name)
+def test_the_archive_gives_the_answer_of_the_original(
+    source: Path, strict: bool, tmp_path: Path
+) -> None:
+    archive, contents = packed(source, tmp_path, strict=strict)
+    assert contents.differences == ()
+    assert contents.dropped == ()
+    # Once more, without the comparison that the archive itself was made with.
+    before, after = analyse([source]), analyse([archive])
+    assert (after.verdict, after.reason) == (before.verdict, before.reason)
+    assert after.recompute_per_backward == before.recompute_per_backward
+    assert after.attention == before.attention
+    assert [f.code for f in after.findings] == [f.code for f in before.findings]
+    if before.cost is not None:
+        assert after.cost is not None
+        assert after.cost.saving_pct == pytest.approx(before.cost.saving_pct, rel=1e-9)
+        assert after.cost.step_ms == pytest.approx(before.cost.step_ms, rel=1e-9)
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    first, _ = packed(DOUBLED, tmp_path)
+    data = first.read_bytes()
+    again, _ = packed(DOUBLED, tmp_path)
+    assert again.read_bytes() == data
+
+
+def test_a_bundle_of_a_bundle_is_the_same_again(tmp_path: Path) -> None:
+    first, _ = packed(DOUBLED, tmp_path, strict=True)
+    (tmp_path / "again").mkdir()
+    second, contents = packed(first, tmp_path / "again", strict=True)
+    assert contents.differences == ()
+    with zipfile.ZipFile(first) as one, zipfile.ZipFile(second) as other:
+        assert one.read("result.json") == other.read("result.json")
+
+
+def test_what_is_in_the_archive(tmp_path: Path) -> None:
+    archive, contents = packed(DOUBLED, tmp_path)
+    with zipfile.ZipFile(archive) as opened:
+        assert opened.testzip() is None
+        names = opened.namelist()
+        issue = opened.read("issue.md").decode()
+        page = opened.read("report.html").decode()
+        result = json.loads(opened.read("result.json"))
+    expected = ["trace-rank0.json", "run-rank0.json", "result.json", "report.html", "issue.md"]
+    assert names == expected == [name for name, _, _ in contents.members]
+    assert "examples/doubled_llama_fsdp.py:79" in issue
+    assert "gradient_checkpointing_enable()" not in issue  # a line of the script
+    assert result["verdict"] == "doubled"
+    assert all(c["source"] is None for r in result["regions"] for c in r["checkpoints"])
+    assert "<html" in page
+
+
+def test_viewers_find_what_they_need(tmp_path: Path) -> None:
+    """The trace event format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU"""
+    archive, _ = packed(GPU, tmp_path)
+    with zipfile.ZipFile(archive) as opened:
+        document = json.loads(opened.read("trace-rank0.json"))
+    events = document["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+    for event in events:
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] == "X":
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+    assert min(event["ts"] for event in events if event["ph"] == "X") == 0
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert named >= {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"}
+
+
+# Only what is written down goes out.
+
+
+def with_canaries(folder: Path, *, names: bool) -> Path:
+    """A run's folder in which everything that can hold a text holds a canary."""
+    source = folder / f"{WORD}-run"
+    source.mkdir()
+    document = json.loads(gzip.decompress((DOUBLED / "trace-rank0.json.gz").read_bytes()))
+    account = json.loads((DOUBLED / "run-rank0.json").read_bytes())
+    trace = gzip.compress(as_json(planted(document, names=names)), 1)
+    (source / "trace-rank0.json.gz").write_bytes(trace)
+    (source / "run-rank0.json").write_bytes(as_json(planted_account(account)))
+    return source
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
+def test_no_canary_comes_out(strict: bool, tmp_path: Path) -> None:
+    source = with_canaries(tmp_path, names=strict)
+    archive = tmp_path / "share.zip"
+    options = ["--strict"] if strict else []
+    command = [sys.executable, "-m", "recompute_scan", "bundle", str(source), "-o", str(archive)]
+    done = subprocess.run(
+        [*command, *options],
+        env={**os.environ, "SECRET_TOKEN": WORD, "HOSTNAME": f"node-{WORD}", "USER": WORD},
+        cwd=source,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert found_in(archive) == []
+    before, after = analyse([source]), analyse([archive])
+    assert before.verdict == after.verdict == "doubled"
+    assert before.cost is not None
+    assert after.cost is not None
+    assert after.cost.saving_pct == pytest.approx(before.cost.saving_pct, rel=1e-9)
+    assert [len(r.checkpoints) for r in after.regions] == [
+        len(r.checkpoints) for r in before.regions
+    ]
+
+
+def test_the_canaries_are_there_to_be_found(tmp_path: Path) -> None:
+    """They are in what went in, so a field copied through would be seen."""
+    source = with_canaries(tmp_path, names=True)
+    archive = tmp_path / "raw.zip"
+    with zipfile.ZipFile(archive, "w") as opened:
+        opened.write(source / "run-rank0.json", f"{WORD}.json")
+        opened.writestr(
+            "trace.json", gzip.decompress((source / "trace-rank0.json.gz").read_bytes())
+        )
+    assert len(found_in(archive)) >= 3
+    text = gzip.decompress((source / "trace-rank0.json.gz").read_bytes()).decode()
+    assert text.count(WORD) > 10_000
+
+
+def test_names_of_a_damaged_trace_are_no_way_out(tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    for file in sorted((ROOT / "tests" / "damage" / "corpus").iterdir()):
+        target = tmp_path / "share.zip"
+        status = main(["bundle", str(file), "-o", str(target), "--force"])
+        assert status in (0, 3), file.name
+        if status == 0:
+            assert analyse([target]).verdict == analyse([file]).verdict, file.name
+
+
+# Size
+
+
+@pytest.mark.parametrize("limit", [230_000, 150_000, 60_000, 45_000])
+def test_it_is_trimmed_until_it_fits(limit: int, tmp_path: Path) -> None:
+    archive, contents = packed(DOUBLED, tmp_path, limit=limit)
+    assert archive.stat().st_size <= limit
+    assert contents.dropped
+    result = analyse([archive])
+    assert result.verdict == "doubled"
+    assert result.recompute_per_backward == 2
+    with zipfile.ZipFile(archive) as opened:
+        issue = opened.read("issue.md").decode()
+    assert all(phrase in issue.replace("\\", "") for phrase in contents.dropped)
+
+
+def test_too_small_a_limit_is_refused(tmp_path: Path, capsys: Output) -> None:
+    target = tmp_path / "share.zip"
+    assert main(["bundle", str(DOUBLED), "-o", str(target), "--max-bytes", "10000"]) == 3
+    assert "[E327]" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+# The command
+
+
+def test_it_lists_before_it_writes(tmp_path: Path, capsys: Output) -> None:
+    target = tmp_path / "share.zip"
+    assert main(["bundle", str(DOUBLED), "-o", str(target)]) == 0
+    printed = capsys.readouterr()
+    for name in ("trace-rank0.json", "run-rank0.json", "result.json", "report.html", "issue.md"):
+        assert name in printed.out
+    assert "Verdict of the archive: doubled, 2 replays" in printed.out
+    assert f"wrote {target}" in printed.err
+
+
+def test_show_writes_nothing(tmp_path: Path, capsys: Output, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bundle", str(DOUBLED), "--show"]) == 0
+    assert "LlamaDecoderLayer" in capsys.readouterr().out
+    assert main(["bundle", str(DOUBLED), "--show", "--strict"]) == 0
+    assert "LlamaDecoderLayer -> private_class_1" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_not_overwritten(tmp_path: Path, capsys: Output) -> None:
+    target = tmp_path / "share.zip"
+    target.write_text("mine")
+    assert main(["bundle", str(DOUBLED), "-o", str(target)]) == 2
+    assert "[E209]" in capsys.readouterr().err
+    assert target.read_text() == "mine"
+    assert main(["bundle", str(DOUBLED), "-o", str(target), "--force"]) == 0
+    assert zipfile.is_zipfile(target)
+
+
+@pytest.mark.parametrize("arguments", [[], ["-o", "share.tar"]])
+def test_where_it_goes_must_be_said(arguments: list[str], capsys: Output) -> None:
+    assert main(["bundle", str(DOUBLED), *arguments]) == 2
+    assert "[E210]" in capsys.readouterr().err

@@ -1,0 +1,165 @@
+"""Which names stay, and what becomes of the others."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import pytest
+
+from recompute_scan.annotations import RegionMark, parse_region, region_name
+from recompute_scan.bundle.clean import clean_environment, device_name
+from recompute_scan.bundle.names import Names
+from recompute_scan.bundle.places import Places
+from recompute_scan.recompute.families import family_of_node
+from recompute_scan.recompute.vocabulary import ENGINE, family_of
+from recompute_scan.trace import Kind
+from tests.share.operators import operators
+
+STAY = [
+    (Kind.OP, "aten::addmm"),
+    (Kind.OP, "CheckpointFunction"),
+    (Kind.OP, "torch::autograd::AccumulateGrad"),
+    (Kind.OP, "MaxPool2DWithIndicesBackward0"),
+    (Kind.OP, ENGINE + "AddmmBackward0"),
+    (Kind.OP, "Torch-Compiled Region: 0/1"),
+    (Kind.ANNOTATION, "ProfilerStep#12"),
+    (Kind.ANNOTATION, "Optimizer.step#AdamW.step"),
+    (Kind.ANNOTATION, "FullyShardedDataParallel._pre_forward"),
+    (Kind.ANNOTATION, "nccl:all_reduce"),
+    (Kind.RUNTIME, "cudaLaunchKernel"),
+    (Kind.COPY, "Memcpy HtoD (Pinned -> Device)"),
+]
+PRIVATE = [
+    (Kind.OP, "/home/alice/op", "op"),
+    (Kind.OP, "op with spaces", "op"),
+    (Kind.ANNOTATION, "forward of customer 7", "range"),
+    (Kind.ANNOTATION, "attention", "range"),
+    (Kind.KERNEL, "/home/alice/kernel.cu", "kernel"),
+    (Kind.KERNEL, "--password=alice", "kernel"),
+    (Kind.KERNEL, "alice works here", "kernel"),
+    (Kind.RUNTIME, "alice", "call"),
+    (Kind.COPY, "Memcpy of alice", "call"),
+]
+OWN = [
+    (Kind.OP, "mine::flash_attn_forward"),
+    (Kind.OP, "FlashAttnFunc"),
+    (Kind.OP, "FlashAttnFuncBackward"),
+    (Kind.OP, "FusedLayerNormAffineFunctionBackward"),
+    (Kind.OP, "_LayerNorm"),
+    (Kind.OP, "MyLossBackward"),
+    (Kind.OP, "Mine"),
+    (Kind.KERNEL, "void pytorch_flash::flash_fwd_kernel<float>(int)"),
+]
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
+@pytest.mark.parametrize(("kind", "name"), STAY)
+def test_names_of_frameworks_stay(kind: Kind, name: str, strict: bool) -> None:
+    assert Names(strict).event(name, kind) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void at::native::(anonymous namespace)::softmax<float const*, 4, unsigned long>(bool)",
+        "triton_poi_fused_add_0",
+        "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int>(int)",
+    ],
+)
+def test_names_of_kernels_stay_unless_strict(name: str) -> None:
+    assert Names(strict=False).event(name, Kind.KERNEL) == name
+    assert Names(strict=True).event(name, Kind.KERNEL).startswith("private_kernel_1")
+
+
+@pytest.mark.parametrize(("kind", "name", "what"), PRIVATE)
+def test_other_names_become_aliases(kind: Kind, name: str, what: str) -> None:
+    names = Names(strict=False)
+    assert names.event(name, kind).startswith((f"private_{what}_1", f"Private_{what}_1"))
+    assert names.event(name, kind) == names.event(name, kind)
+
+
+@pytest.mark.parametrize(("kind", "name"), OWN)
+def test_own_names_become_aliases_of_the_same_family_when_strict(kind: Kind, name: str) -> None:
+    assert Names(strict=False).event(name, kind) == name
+    alias = Names(strict=True).event(name, kind)
+    assert alias.lower().startswith("private_")
+    assert family_of(alias) == family_of(name)
+    assert family_of_node(ENGINE + alias) == family_of_node(ENGINE + name)
+    if name.endswith("Backward"):
+        assert alias.endswith("Backward")
+
+
+def test_a_node_and_its_range_keep_to_each_other() -> None:
+    names = Names(strict=True)
+    assert names.event(ENGINE + "MineBackward", Kind.OP) == ENGINE + names.event(
+        "MineBackward", Kind.OP
+    )
+
+
+def test_a_mark_is_written_anew() -> None:
+    mark = RegionMark(
+        call=900, depth=0, variant="alice", module="net.3", module_class="Net", mechanism="alice",
+        site="/home/alice/train.py:31",
+    )  # fmt: skip
+    name = region_name(mark) + "&alice=1"
+    plain = parse_region(Names(strict=False).event(name, Kind.ANNOTATION))
+    assert plain == RegionMark(1, 0, "", "net.3", "Net", "", "train.py:31")
+    strict = parse_region(Names(strict=True).event(name, Kind.ANNOTATION))
+    assert strict is not None
+    assert strict.module == "private_module_1.3"
+    assert strict.module_class == "private_class_1"
+    assert strict.site == "private_file_1.py:31"
+
+
+@pytest.mark.parametrize(
+    ("site", "shown"),
+    [
+        ("/home/alice/project/train.py:31", "train.py:31"),
+        ("C:\\Users\\alice\\train.py:31", "train.py:31"),
+        ("../../alice/train.py:31", "train.py:31"),
+        ("~alice/train.py:31", "train.py:31"),
+        ("src/net/train.py:31", "src/net/train.py:31"),
+        ("/usr/lib/python3/dist-packages/trl/sft.py:7", "trl/sft.py:7"),
+        ("/home/alice/venv/lib/site-packages/transformers/x.py:7", "transformers/x.py:7"),
+        ("/home/alice/my secrets.py:7", "private_file_1.py:7"),
+        ("train.py", ""),
+        ("", ""),
+    ],
+)
+def test_call_sites_are_relative_to_their_package(site: str, shown: str) -> None:
+    assert Places(strict=False).site(site) == shown
+
+
+def test_versions_without_what_was_built_in() -> None:
+    given = {
+        "torch": "2.13.0+cu126",
+        "transformers": "5.23.0+alice",
+        "python": "3.11.7",
+        "platform": "Linux alice",
+        "target": "train.py",
+        "threads": "8",
+        "backend": "alice",
+        "HOME": "/home/alice",
+        "device_name": "NVIDIA A100-SXM4-80GB of alice",
+    }
+    assert clean_environment(given) == {
+        "torch": "2.13.0+cu126",
+        "transformers": "5.23.0",
+        "python": "3.11.7",
+        "threads": "8",
+        "device_name": "NVIDIA A100 SXM4 80GB",
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA H100 80GB HBM3", "Tesla V100 SXM2 16GB", "AMD Instinct MI300X", "NVIDIA L40S",
+     "NVIDIA GeForce RTX 2080 Ti", "NVIDIA GH200 480GB", "NVIDIA B200"],
+)  # fmt: skip
+def test_names_of_gpus_stay(name: str) -> None:
+    assert device_name(name) == name
+
+
+def test_the_list_of_operators_is_that_of_this_torch() -> None:
+    text = files("recompute_scan.bundle").joinpath("operators.txt").read_text(encoding="ascii")
+    assert text.splitlines()[1:] == operators()
