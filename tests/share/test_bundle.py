@@ -186,6 +186,15 @@ def test_it_is_trimmed_until_it_fits(limit: int, tmp_path: Path) -> None:
     assert all(phrase in issue.replace("\\", "") for phrase in contents.dropped)
 
 
+@pytest.mark.parametrize("limit", [150_000, 60_000])
+def test_a_recording_without_steps_is_trimmed_too(limit: int, tmp_path: Path) -> None:
+    source = ROOT / "traces" / "public" / "a100-segment-anything-inference.json.gz"
+    archive, contents = packed(source, tmp_path, limit=limit)
+    assert archive.stat().st_size <= limit
+    assert "of the recording" in contents.dropped[0]
+    assert analyse([archive]).reason == contents.before.reason
+
+
 def test_too_small_a_limit_is_refused(tmp_path: Path, capsys: Output) -> None:
     target = tmp_path / "share.zip"
     assert main(["bundle", str(DOUBLED), "-o", str(target), "--max-bytes", "10000"]) == 3

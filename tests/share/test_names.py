@@ -8,8 +8,9 @@ import pytest
 
 from recompute_scan.annotations import RegionMark, parse_region, region_name
 from recompute_scan.bundle.clean import clean_environment, device_name
-from recompute_scan.bundle.names import Names
+from recompute_scan.bundle.names import ATTENTION, Names
 from recompute_scan.bundle.places import Places
+from recompute_scan.recompute.attention_kernels import FAMILIES, attention_role
 from recompute_scan.recompute.families import family_of_node
 from recompute_scan.recompute.vocabulary import ENGINE, family_of
 from recompute_scan.trace import Kind
@@ -48,7 +49,6 @@ OWN = [
     (Kind.OP, "_LayerNorm"),
     (Kind.OP, "MyLossBackward"),
     (Kind.OP, "Mine"),
-    (Kind.KERNEL, "void pytorch_flash::flash_fwd_kernel<float>(int)"),
 ]
 
 
@@ -87,6 +87,17 @@ def test_own_names_become_aliases_of_the_same_family_when_strict(kind: Kind, nam
     assert family_of_node(ENGINE + alias) == family_of_node(ENGINE + name)
     if name.endswith("Backward"):
         assert alias.endswith("Backward")
+
+
+def test_attention_kernels_stay_evidence_when_strict() -> None:
+    assert set(ATTENTION) == {family.name for family in FAMILIES}
+    for family, spellings in ATTENTION.items():
+        for direction, spelling in zip(("forward", "backward"), spellings, strict=True):
+            name = spelling.format("alice")
+            assert attention_role(name) == (family, direction)
+            alias = Names(strict=True).event(name, Kind.KERNEL)
+            assert attention_role(alias) == (family, direction)
+            assert "alice" not in alias
 
 
 def test_a_node_and_its_range_keep_to_each_other() -> None:

@@ -24,18 +24,15 @@ class Cut:
         steps: Number of complete steps; ``None`` for the whole recording.
         inner: Whether operators that others called go in.
         blocks: Number of blocks with their replays; ``None`` for all that the steps hold.
+        share: Share of the recording's time, for one without a complete step.
         all_ranks: Whether every rank's trace goes in, or only the one that the verdict is of.
     """
 
     steps: int | None
     inner: bool = True
     blocks: int | None = None
+    share: float = 1.0
     all_ranks: bool = True
-
-    @property
-    def exact(self) -> bool:
-        """Whether nothing that the result counts is left out on purpose."""
-        return self.inner and self.blocks is None and self.all_ranks
 
     def dropped(self, complete: int, ranks: int) -> list[str]:
         """What is left out, one phrase each; ``complete`` steps and ``ranks`` were there."""
@@ -46,6 +43,8 @@ class Cut:
             found.append(f"the traces of {ranks - 1} of {ranks} ranks")
         if not self.inner:
             found.append("operators called by other operators")
+        if self.share < 1:
+            found.append(f"all but the first {self.share:.2%} of the recording")
         if self.blocks is not None:
             found.append(f"all but {self.blocks} of the blocks and what belongs to them")
         return found
@@ -61,6 +60,10 @@ def smaller_and_smaller(complete: int, blocks: int, ranks: int) -> Iterator[Cut]
     """
     if not complete:
         yield Cut(None)
+        for halvings in range(1, 20):
+            yield Cut(None, share=0.5**halvings)
+            yield Cut(None, share=0.5**halvings, all_ranks=False)
+        return
     steps = complete
     while steps:
         yield Cut(steps)
@@ -76,7 +79,10 @@ def smaller_and_smaller(complete: int, blocks: int, ranks: int) -> Iterator[Cut]
 def rows_of(facts: Recompute, cut: Cut) -> Int64:
     """Rows of the trace that go in, in file order."""
     if cut.steps is None or not facts.complete.any():
-        return np.arange(len(facts.trace))
+        start = facts.trace.ts
+        end = start.min() + cut.share * (start.max() - start.min())
+        rows: Int64 = np.flatnonzero(start <= end)
+        return rows
     spans = _spans(facts, cut.steps)
     begin, end = spans[0].start, spans[-1].end
     calls, kernels = facts.calls, facts.kernels
@@ -156,7 +162,9 @@ def _belonging(facts: Recompute, blocks: int, begin: int, end: int) -> Bool:
 
 
 def _with_all_inside(facts: Recompute, chosen: Bool) -> Bool:
-    inside: Bool = chosen.copy()
-    for rows in facts.calls.levels[1:]:
-        inside[rows] |= inside[facts.calls.parent[rows]]
+    rows = np.flatnonzero(chosen)
+    edges = np.zeros(len(chosen) + 1, np.int64)
+    np.add.at(edges, rows, 1)
+    np.add.at(edges, rows + 1 + facts.calls.size[rows], -1)
+    inside: Bool = np.cumsum(edges)[:-1] > 0
     return inside

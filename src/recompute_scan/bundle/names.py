@@ -27,7 +27,9 @@ from recompute_scan.annotations import (
 )
 from recompute_scan.bundle.places import Places
 from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.attention_kernels import attention_role
 from recompute_scan.recompute.families import family_of_node
+from recompute_scan.recompute.kernel_evidence import NAMED_STEP
 from recompute_scan.trace import Kind
 
 _ALIAS = re.compile(r"[Pp]rivate_([a-z]+)_(\d{1,9})\w*")
@@ -77,6 +79,28 @@ _TELLING = re.compile(
 # What some families of operators are known by; the second keeps a name out of a family.
 _ENDINGS = ("", "_x", "_norm", "_loss", "_softmax", "_dropout", "_convolution", "_pool")
 _NODE = re.compile(r"(.*?)(Backward\d*)")
+
+
+# Names of attention's kernels, forward and backward, that are known as the family's own.
+ATTENTION = {
+    "flash_attention_1": ("fmha_fwd_loop_kernel<{}>", "fmha_bwd_dq_dk_dv_loop_kernel<{}>"),
+    "flash_attention_2": ("flash_fwd_kernel<{}>", "flash_bwd_dq_dk_dv_loop_kernel<{}>"),
+    "flash_attention_3": ("FlashAttnFwd<{}>", "FlashAttnBwd<{}>"),
+    "flash_attention_4": ("FlashAttentionForwardSm90_{}", "FlashAttentionBackwardSm90_{}"),
+    "cudnn_attention": ("cudnn_generated_sdpa_fprop_{}", "cudnn_generated_sdpa_bprop_{}"),
+    "efficient_attention": ("fmha_cutlassF_{}", "fmha_cutlassB_{}"),
+    "fused_softmax_attention": (
+        "scaled_masked_softmax_warp_forward<{}>",
+        "scaled_masked_softmax_warp_backward<{}>",
+    ),
+    "flex_attention": (
+        "triton_tem_fused_flex_attention_{}",
+        "triton_tem_fused_flex_attention_backward_{}",
+    ),
+    "triton_attention": ("_attn_fwd_0_{}", "_attn_bwd_0_{}"),
+    "composable_kernel_attention": ("FmhaFwdKernel<{}>", "FmhaBwdDQDKDVKernel<{}>"),
+    "aiter_attention": ("fmha_fwd_hd128_bf16_{}", "fmha_bwd_hd128_bf16_{}"),
+}
 
 
 class Names:
@@ -168,6 +192,8 @@ class Names:
     def _range(self, name: str) -> str:
         if _STEP.fullmatch(name) or name in _OTHERS:
             return name
+        if NAMED_STEP.fullmatch(name) and len(name) < 40:
+            return name
         if found := _OPTIMIZER.fullmatch(name):
             if not self.strict or found[2] in _OPTIMIZERS:
                 return self._keep(name) if found[2] not in _OPTIMIZERS else name
@@ -186,7 +212,12 @@ class Names:
     def _kernel(self, name: str) -> str:
         if not self.strict and _KERNEL.fullmatch(name):
             return self._keep(name)
-        return self._alias("kernel", name)
+        alias = self._alias("kernel", name)
+        if role := attention_role(name):
+            # Attention's kernels are proof, so their names stay readable.
+            family, direction = role
+            return ATTENTION[family][direction == "backward"].format(f"private_{alias[8:]}")
+        return alias
 
     def _keep(self, name: str) -> str:
         if name:

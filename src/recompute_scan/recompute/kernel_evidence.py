@@ -32,7 +32,7 @@ from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")
 # Ranges that people put round a training step by hand, in NVTX or `record_function`.
-_NAMED_STEP = re.compile(r"(train(ing)?[ _]?)?(step|iter|iteration)[ _#:=]*(\d+)$", re.I)
+NAMED_STEP = re.compile(r"(train(ing)?[ _]?)?(step|iter|iteration)[ _#:=]*(\d+)$", re.I)
 
 
 @dataclass(frozen=True)
@@ -214,11 +214,11 @@ def _marked_steps(calls: Calls) -> list[StepSpan]:
 
 def _named_steps(calls: Calls) -> list[StepSpan]:
     """Steps marked by ranges of the user's own, where these follow each other."""
-    rows = calls.named(_NAMED_STEP)
+    rows = calls.named(NAMED_STEP)
     rows = rows[np.argsort(calls.start[rows], kind="stable")]
     if not len(rows) or (calls.start[rows[1:]] < calls.end[rows[:-1]]).any():
         return []
-    numbers = (_NAMED_STEP.match(calls.names[calls.name[row]]) for row in rows)
+    numbers = (NAMED_STEP.match(calls.names[calls.name[row]]) for row in rows)
     return [
         StepSpan(int(number[4][-9:]), int(calls.start[row]), int(calls.end[row]))
         for row, number in zip(rows, numbers, strict=True)
