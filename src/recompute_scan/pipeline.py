@@ -10,6 +10,8 @@ import numpy as np
 from recompute_scan import trace as traces
 from recompute_scan._version import __version__
 from recompute_scan.cost.excess import price, time_scale
+from recompute_scan.cost.flops import count_flops
+from recompute_scan.cost.machine import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.errors import InputError
 from recompute_scan.findings.base import Evidence
 from recompute_scan.findings.registry import check_all
@@ -64,6 +66,7 @@ def analyse(
     addresses: Sequence[Address],
     on_progress: Callable[[str], None] = lambda _: None,
     limits: Limits = DEFAULT_LIMITS,
+    machine: Machine = UNKNOWN_MACHINE,
 ) -> Result:
     """The result for the given traces: files, folders of one trace a rank, remote addresses.
 
@@ -71,6 +74,7 @@ def analyse(
         addresses: Files, folders, globs, archives; remote addresses as text.
         on_progress: Called with a line for the person before each long piece of work.
         limits: What is refused as too large.
+        machine: What is known of the device beside what the traces say.
 
     Raises:
         InputError: Nothing could be read (see :mod:`recompute_scan.trace.store`). Where only
@@ -78,7 +82,7 @@ def analyse(
     """
     failures: list[InputError] = []
     pieces = [
-        Piece(one.name, one.rank, result_of(one.trace, one.info))
+        Piece(one.name, one.rank, result_of(one.trace, one.info, machine))
         for one in load_each(addresses, failures, on_progress, limits)
     ]
     return merge(pieces, failures)
@@ -132,12 +136,16 @@ def worst(pieces: Sequence[Piece]) -> Piece:
     return max(pieces, key=lambda piece: (_SEVERITY[piece.result.verdict], -piece.rank))
 
 
-def result_of(trace: Trace, info: RunInfo | None = None) -> Result:
+def result_of(
+    trace: Trace, info: RunInfo | None = None, machine: Machine = UNKNOWN_MACHINE
+) -> Result:
     """The result for one loaded trace, with its run's account where there is one."""
-    return result_from(study(trace), info)
+    return result_from(study(trace), info, machine)
 
 
-def result_from(facts: Recompute, info: RunInfo | None = None) -> Result:
+def result_from(
+    facts: Recompute, info: RunInfo | None = None, machine: Machine = UNKNOWN_MACHINE
+) -> Result:
     """The result for what was found in one trace; see :func:`result_of`."""
     sources = info.sources if info else {}
     timed = info.timed_steps_ms if info else ()
@@ -150,6 +158,7 @@ def result_from(facts: Recompute, info: RunInfo | None = None) -> Result:
     if facts.attention is not None and attention_of(families) is None:
         families += count_kernels(facts.attention)
     judgement = facts.judgement
+    environment = _environment(facts.trace, info)
     result = Result(
         tool_version=__version__,
         verdict=judgement.verdict,
@@ -169,9 +178,15 @@ def result_from(facts: Recompute, info: RunInfo | None = None) -> Result:
         checked=checked,
         ranks=(),
         health=_health(facts),
-        environment=_environment(facts.trace, info),
+        environment=environment,
         warnings=_warnings(facts, info),
         proof=show_proof(facts, regions),
+        flops=count_flops(
+            facts,
+            cost.step_ms if cost else None,
+            device_name(facts.trace, environment),
+            machine.peak_tflops,
+        ),
     )
     return replace(result, headline=headline(result))
 

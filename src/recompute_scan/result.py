@@ -127,6 +127,30 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of one step, and what share of the device's peak they reach.
+
+    Matrix products, convolutions and attention are counted. ``recompute`` holds all replays,
+    ``surplus`` those beyond the first; the optimizer's own are in none. ``mfu`` and ``hfu`` are
+    shares of ``peak_tflops``, without and with the replays. ``uncounted`` names costly operators
+    that could not be counted, so that the figures are lower bounds; ``reason`` says why there
+    are none.
+    """
+
+    forward_per_step: float | None = None
+    backward_per_step: float | None = None
+    recompute_per_step: float | None = None
+    surplus_per_step: float | None = None
+    hfu_over_mfu: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    peak_tflops: float | None = None
+    peak_source: str | None = None
+    uncounted: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class Fix:
     """What to change. ``disposition`` is ``safe`` only where results cannot change.
 
@@ -309,6 +333,7 @@ class Result:
     warnings: tuple[str, ...]
     proof: Proof | None = None
     verified: Verified | None = None
+    flops: Flops | None = None
     schema: str = field(default=SCHEMA)
 
 

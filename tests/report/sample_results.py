@@ -14,6 +14,7 @@ from recompute_scan.result import (
     Family,
     Finding,
     Fix,
+    Flops,
     Losses,
     Proof,
     ProofLane,
@@ -162,6 +163,19 @@ FAMILIES = (
     Family("gemm", "gemm", 57.0, 112.0, 113.0, 72.4),
     Family("scaled_dot_product_attention", "attention", 8.0, 16.0, 8.0, 20.3),
     Family("elementwise", "pointwise", 120.0, 232.0, 118.5, 6.5),
+)
+
+FLOPS = Flops(
+    forward_per_step=3.77e9,
+    backward_per_step=7.68e9,
+    recompute_per_step=7.01e9,
+    surplus_per_step=3.51e9,
+    hfu_over_mfu=1.612,
+    mfu=0.238,
+    hfu=0.384,
+    peak_tflops=0.18,
+    peak_source="as given",
+    uncounted=("flash_attn::_flash_attn_varlen_forward",),
 )
 
 FINDING = Finding(

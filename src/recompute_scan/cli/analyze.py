@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from recompute_scan.cli.machine import machine_options
 from recompute_scan.cli.output import (
     Format,
     debug_option,
@@ -21,6 +22,7 @@ from recompute_scan.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from recompute_scan.cost.machine import Machine
     from recompute_scan.trace import Limits
 
 _Command = TypeVar("_Command", bound=Callable[..., int])
@@ -64,6 +66,7 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
     help="Write it to a file instead.",
 )
 @force_option
+@machine_options
 @debug_option
 @limit_options
 def analyze(
@@ -72,6 +75,7 @@ def analyze(
     style: Format,
     output: Path | None,
     force: bool,
+    machine: Machine,
     debug: bool,
     **limits: int | None,
 ) -> int:
@@ -87,7 +91,7 @@ def analyze(
     for target in (html, output):
         if target is not None:
             refuse_existing(target, force=force)
-    result = analyse(traces, progress, lifted(limits))
+    result = analyse(traces, progress, lifted(limits), machine)
     if html is not None:
         from recompute_scan.report.html import render_html
 

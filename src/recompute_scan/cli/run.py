@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from recompute_scan.cli.machine import as_arguments, machine_options
 from recompute_scan.cli.output import debug_option, print_text, progress, tell, write
 from recompute_scan.errors import RunError, UsageError
 
 if TYPE_CHECKING:
+    from recompute_scan.cost.machine import Machine
     from recompute_scan.run_info import RunInfo
 
 # How long rank 0 waits for the other ranks' accounts after its own script has ended.
@@ -45,6 +47,7 @@ _COMMAND = "RECOMPUTE_SCAN_COMMAND"
 @click.option("--nproc-per-node", type=int, help="Start that many processes with torchrun.")
 @click.option("--keep-going", is_flag=True, help="Let the script run on after the last step.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
+@machine_options
 @debug_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -57,6 +60,7 @@ def run(
     nproc_per_node: int | None,
     keep_going: bool,
     is_module: bool,
+    machine: Machine,
     debug: bool,
     script: str,
     args: tuple[str, ...],
@@ -82,6 +86,7 @@ def run(
             + ["--keep-going"] * keep_going
             + ["--debug"] * debug
             + ["-m"] * is_module
+            + as_arguments(machine)
             + [script, *args],
         )
     info = record(
@@ -98,11 +103,11 @@ def run(
         )
     )
     if info.rank == 0:
-        _report_run(folder, info, os.environ.get(_COMMAND, command))
+        _report_run(folder, info, os.environ.get(_COMMAND, command), machine)
     return info.exit_status
 
 
-def _report_run(folder: Path, info: RunInfo, command: str) -> None:
+def _report_run(folder: Path, info: RunInfo, command: str, machine: Machine) -> None:
     from recompute_scan.pipeline import analyse
     from recompute_scan.record.launch import wait_for_ranks
     from recompute_scan.report.html import render_html
@@ -118,7 +123,7 @@ def _report_run(folder: Path, info: RunInfo, command: str) -> None:
             raise error
         tell(f"recompute-scan: {error}")
         return
-    result = analyse([folder], progress)
+    result = analyse([folder], progress, machine=machine)
     write(folder / "result.json", to_json(result), force=True)
     report = folder / "report.html"
     write(report, render_html(result), force=True)

@@ -175,6 +175,7 @@ class _Matcher:
         self.code = OperatorCodes(calls)
         self._sequence = ForwardSequence(self.code[forward])
         self._starts = calls.start[forward]
+        self._neutral = neutral
         self._twins_before = _twins_before(calls, neutral)
         self._typical: dict[int, float] = {}
         self._formula_ends = _have_unnumbered_formula(structure)
@@ -259,14 +260,19 @@ class _Matcher:
             )
         if whole or self.calls.name[again[-1]] != self.calls.name[original[-1]]:
             return ran
-        size = self.calls.size
         last, first_run = int(again[-1]), int(original[-1])
-        if size[last] < size[first_run]:
+        inside, inside_first = self._operators_inside(last), self._operators_inside(first_run)
+        if inside < inside_first:
             ran[-1] = False
-        elif size[last] == size[first_run] == 0:
+        elif inside == inside_first == 0:
             duration = int(self.calls.end[last] - self.calls.start[last])
             ran[-1] &= 4 * duration >= self._typical_duration(original[-1:])
         return ran
+
+    def _operators_inside(self, row: int) -> int:
+        """A replay detaches, inside of its operators, what it recomputed: that does not count."""
+        within = slice(row + 1, row + 1 + int(self.calls.size[row]))
+        return int(np.count_nonzero(~self._neutral[within]))
 
     def _typical_duration(self, row: Int64) -> float:
         """Median of all first runs of equal operators: one alone may have been held up."""

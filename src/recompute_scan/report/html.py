@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined
 from markupsafe import Markup
 
 from recompute_scan import units
-from recompute_scan.report import summary, words
+from recompute_scan.report import device, summary, words
 from recompute_scan.report.bars import cost_bars
 from recompute_scan.report.escape import inert, lines, script_json, shorten, visible
 from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
@@ -70,6 +70,9 @@ def render_html(result: Result) -> str:
             measured_says=measured_sentences(result),
             removed=removed_words,
             bars=cost_bars(result),
+            ratio=device.ratio_row(result),
+            flops_rows=device.flops_table(result.flops) if result.flops else [],
+            flops_says=device.flops_sentences(result.flops) if result.flops else [],
             proof=timeline(result),
             proof_families=family_table(result.proof) if result.proof else [],
             rows=region_rows(result.regions),

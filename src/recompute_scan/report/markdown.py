@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from recompute_scan import units
 from recompute_scan.report import summary, words
+from recompute_scan.report.device import ratio_row
 from recompute_scan.report.escape import markdown_code as code
 from recompute_scan.report.escape import markdown_fence as fence
 from recompute_scan.report.escape import markdown_prose as prose
@@ -42,6 +43,8 @@ def _numbers(result: Result) -> str:
         f"| {number.label} | **{number.value}** | {number.note} |"
         for number in summary.key_numbers(result)
     ]
+    if ratio := ratio_row(result):
+        rows.append(f"| HFU over MFU | **{ratio[0]}** | {ratio[1]} |")
     evidence = f"{result.evidence_level}: {words.EVIDENCE_WORDS[result.evidence_level]}"
     rows.append(f"| Confidence | **{result.confidence}** | {evidence} |")
     if len(result.ranks) > 1:

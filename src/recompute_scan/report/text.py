@@ -12,6 +12,7 @@ import click
 
 from recompute_scan import units
 from recompute_scan.report import summary, words
+from recompute_scan.report.device import ratio_row
 from recompute_scan.report.escape import lines, visible
 from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
 from recompute_scan.result import Finding, Result
@@ -93,6 +94,8 @@ def _verdict(page: _Page, result: Result) -> None:
     for number in summary.key_numbers(result):
         how: dict[str, object] = {"fg": "red", "bold": True} if number.alarming else {"bold": True}
         page.row(number.label, number.value, number.note, **how)
+    if ratio := ratio_row(result):
+        page.row("HFU over MFU", *ratio, bold=True)
     evidence = f"{result.evidence_level}: {words.EVIDENCE_WORDS[result.evidence_level]}"
     page.row("Confidence", result.confidence, evidence, bold=True)
     if len(result.ranks) > 1:

@@ -7,6 +7,7 @@ take the slow road, where every event is made to fit first.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -39,6 +40,8 @@ _KINDS = {
 _HOST = (Kind.OP, Kind.ANNOTATION)
 # Before torch 1.11 user ranges had the category of operators.
 _ANNOTATION_PREFIXES = ("ProfilerStep#", "Optimizer.")
+# What a convolution does depends on its stride, padding and the like, not on shapes alone.
+_CONVOLUTION = "convolution"
 _MISFIT = (struct.error, TypeError, AttributeError, OverflowError, ValueError)
 
 
@@ -82,6 +85,8 @@ class Builder:
         self._health = health
         self._kinds = _KindCodes({name: int(kind) for name, kind in _KINDS.items()})
         self._names = _Codes()
+        self._looked_at = 0
+        self._convolutions: set[int] = set()
         self._threads = _Codes()
         self._signatures = _Codes({b"": 0})
         self._name = bytearray()
@@ -157,17 +162,32 @@ class Builder:
         correlation = longs(*[a.correlation for a in args])
         stream = ints(*[a.stream for a in args])
         names = self._names
-        name = ints(*[names[event.name] for event in events])
+        codes = [names[event.name] for event in events]
+        name = ints(*codes)
         pairs = zip([event.pid for event in events], [event.tid for event in events], strict=True)
         thread = ints(*map(self._threads.__getitem__, pairs))
-        shapes = zip(
+        shapes: Iterable[tuple[Any, ...]] = zip(
             [a.input_dims for a in args],
             [a.old_input_dims for a in args],
             [a.input_type for a in args],
             strict=True,
         )
+        convolutions = self._find_convolutions()
+        if not convolutions.isdisjoint(codes):
+            pairs_of = zip(shapes, args, codes, strict=True)
+            shapes = [(*s, a.values) if c in convolutions else s for s, a, c in pairs_of]
         dims = ints(*map(self._signatures.__getitem__, map(b"".join, shapes)))
         return name, thread, ts, dur, sequence, correlation, stream, dims
+
+    def _find_convolutions(self) -> set[int]:
+        """Codes of the names, so far, of what cannot be sized up by its shapes alone."""
+        new = itertools.islice(self._names, self._looked_at, None)
+        found = [
+            code for code, name in enumerate(new, self._looked_at) if _CONVOLUTION in str(name)
+        ]
+        self._looked_at = len(self._names)
+        self._convolutions.update(found)
+        return self._convolutions
 
     def _tame(self, event: Event) -> Event:
         """The event with values that fit its columns; what makes no sense becomes unknown."""
@@ -187,6 +207,7 @@ class Builder:
                 input_dims=args.input_dims,
                 old_input_dims=args.old_input_dims,
                 sequence=self._integer(args.sequence, 2**62),
+                values=args.values,
             ),
         )
 

@@ -25,6 +25,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     input_dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input Dims")
     old_input_dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input dims")
     sequence: Any = msgspec.field(default=-1, name="Sequence number")
+    values: msgspec.Raw = msgspec.field(default=_NOTHING, name="Concrete Inputs")
 
 
 NO_ARGS = Args()

@@ -1,0 +1,36 @@
+"""Options by which a person says what the device is capable of."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from recompute_scan.cost.machine import Machine
+
+_Command = TypeVar("_Command", bound=Callable[..., int])
+
+
+def machine_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options to a command, which gets them as one argument: ``machine``."""
+
+    @click.option(
+        "--peak-tflops",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Peak of one device in TFLOP/s, for MFU.  [default: that of the GPU found]",
+    )
+    @functools.wraps(command)
+    def with_machine(*args: Any, peak_tflops: float | None, **others: Any) -> int:
+        from recompute_scan.cost.machine import Machine
+
+        return command(*args, machine=Machine(peak_tflops=peak_tflops), **others)
+
+    return with_machine
+
+
+def as_arguments(machine: Machine) -> list[str]:
+    """The same options as words of a command line."""
+    return ["--peak-tflops", str(machine.peak_tflops)] if machine.peak_tflops else []
