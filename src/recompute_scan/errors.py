@@ -35,6 +35,10 @@ class ScanError(Exception):
         self.why = why
         self.hint = hint
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # What other processes read stands here again with all its parts.
+        return _revive, (type(self), self.args, self.__dict__)
+
     def __str__(self) -> str:
         parts = [f"{self.what} [{self.code}]"]
         if self.why:
@@ -42,6 +46,12 @@ class ScanError(Exception):
         if self.hint:
             parts.append(f"try: {self.hint}")
         return "\n".join(parts)
+
+
+def _revive(kind: type[ScanError], args: tuple[object, ...], parts: dict[str, object]) -> ScanError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(parts)
+    return error
 
 
 class UsageError(ScanError):

@@ -1,0 +1,166 @@
+"""One function over many jobs: in this process, in a pool of processes, or on a Dask cluster.
+
+Every executor is one of :mod:`concurrent.futures`; Dask's client gives one too. A job whose
+worker died (killed for memory, say) is tried once more, alone, and then handed back as
+:class:`Lost`: it takes no other job with it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from recompute_scan.errors import MissingExtra, UsageError
+
+Job = TypeVar("Job")
+Answer = TypeVar("Answer")
+
+# Seconds in which a Dask scheduler has to answer.
+_DASK_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True)
+class Lost(Generic[Job]):
+    """A job that no worker brought to an end, twice; ``why`` is one sentence."""
+
+    job: Job
+    why: str
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where jobs run.
+
+    Attributes:
+        count: Processes on this machine; 1 is this process itself. Not used with ``dask``.
+        dask: Address of a Dask scheduler (``tcp://host:8786``), or the path of its scheduler
+            file; ``None`` for this machine.
+    """
+
+    count: int = 1
+    dask: str | None = None
+
+
+HERE = Workers()
+
+
+def usable_cores() -> int:
+    """How many cores this process may use, at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run_each(
+    function: Callable[[Job], Answer],
+    jobs: Sequence[Job],
+    workers: Workers = HERE,
+    on_done: Callable[[int], None] = lambda _: None,
+) -> list[Answer | Lost[Job]]:
+    """The function's answers in the order of the jobs, or a :class:`Lost` in a job's place.
+
+    Args:
+        function: A function of a module; for other processes it and its jobs are pickled.
+        jobs: What it is called with, one after the other.
+        workers: Where. The main module must be importable for processes (no work outside of
+            ``if __name__ == "__main__"``).
+        on_done: Called with the number of finished jobs after each.
+
+    Raises:
+        UsageError: The Dask scheduler does not answer (``E219``).
+        MissingExtra: Dask is asked for and not installed (``E201``).
+        Exception: Whatever the function raised.
+    """
+    if workers.dask is None and workers.count <= 1:
+        answers: list[Answer | Lost[Job]] = []
+        for job in jobs:
+            answers.append(function(job))
+            on_done(len(answers))
+        return answers
+    found: dict[int, Answer | Lost[Job]] = {}
+    left = list(range(len(jobs)))
+    with _executor(workers, min(workers.count, len(jobs))) as executor:
+        lost = _gather(executor, function, jobs, left, found, on_done)
+    for place in sorted(lost):  # each alone: the one that kills its worker ends no other
+        with _executor(workers, 1) as executor:
+            again = _gather(executor, function, jobs, [place], found, on_done)
+        for why in again.values():
+            found[place] = Lost(jobs[place], why)
+            on_done(len(found))
+    return [found[place] for place in range(len(jobs))]
+
+
+def _gather(
+    executor: Executor,
+    function: Callable[[Job], Answer],
+    jobs: Sequence[Job],
+    places: Sequence[int],
+    found: dict[int, Answer | Lost[Job]],
+    on_done: Callable[[int], None],
+) -> dict[int, str]:
+    """Fill in answers; returns the places whose worker died, with the reason."""
+    lost: dict[int, str] = {}
+    waiting: dict[Future[Answer], int] = {}
+    for place in places:
+        try:
+            waiting[executor.submit(function, jobs[place])] = place
+        except BrokenExecutor as error:
+            lost[place] = _reason(error)
+    for future in as_completed(waiting):
+        place = waiting[future]
+        failure = future.exception()
+        if failure is None:
+            found[place] = future.result()
+            on_done(len(found))
+        elif _worker_died(failure):
+            lost[place] = _reason(failure)
+        else:
+            raise failure
+    return lost
+
+
+def _worker_died(error: BaseException) -> bool:
+    # Dask's own errors (KilledWorker, closed connections) say so by where they are defined.
+    return isinstance(error, BrokenExecutor) or type(error).__module__.startswith("distributed")
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def _executor(workers: Workers, count: int) -> Iterator[Executor]:
+    if workers.dask is not None:
+        with _dask_executor(workers.dask) as executor:
+            yield executor
+        return
+    # A fresh interpreter each: forking a process with threads is not safe.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=count, mp_context=context) as pool:
+        yield pool
+
+
+@contextmanager
+def _dask_executor(address: str) -> Iterator[Executor]:
+    try:
+        from distributed import Client  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise MissingExtra("distributed", "dask", "Reading on a Dask cluster") from None
+    file = {"scheduler_file": address} if os.path.isfile(address) else {"address": address}  # noqa: PTH113
+    try:
+        client = Client(**file, timeout=_DASK_TIMEOUT_S)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            "E219",
+            f"The Dask scheduler at {address} does not answer.",
+            why=_reason(error),
+            hint="give the address that `dask scheduler` or your cluster prints, "
+            "such as tcp://host:8786",
+        ) from None
+    with client, client.get_executor(pure=False) as executor:
+        yield executor
