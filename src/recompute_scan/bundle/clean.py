@@ -43,6 +43,8 @@ _TYPES = frozenset(
     )
 )
 _LONGEST_SHAPE = 64
+# How a convolution steps: a number, a truth value, or a short list of these.
+_SETTING = re.compile(r"(\d{1,4}|True|False|\[((\d{1,4}|True|False)(, )?){0,8}\])?")
 
 _VERSION = re.compile(
     r"\d{1,5}(\.\d{1,5}){0,3}((a|b|rc|dev|post|\.dev|\.post)\d{1,8})?"
@@ -223,26 +225,29 @@ def _signatures(codes: Int32, signatures: Sequence[str]) -> tuple[Int32, tuple[s
 
 
 def _signature(text: str, types: dict[str, str]) -> str:
-    """Shapes and types written anew: numbers, and types that torch knows."""
+    """Shapes, types and a convolution's settings written anew: only what torch knows."""
     if not text:
         return ""
     dims: list[Any] | None = None
     kinds: list[str] | None = None
+    values: list[str] | None = None
     decoder = json.JSONDecoder()
     at = 0
     try:
         while at < len(text):
             value, at = decoder.raw_decode(text, at)
             at += len(text[at:]) - len(text[at:].lstrip())
-            if any(isinstance(item, str) for item in value):
+            if kinds is not None:
+                values = [item if _SETTING.fullmatch(item) else "" for item in value]
+            elif any(isinstance(item, str) for item in value):
                 kinds = [_type(item, types) for item in value]
             else:
                 dims = [_shape(item) for item in value]
     except (ValueError, TypeError, RecursionError):
         # Equal ones stay equal, and others different; what they held stays out.
         kinds = [types.setdefault(text, f"unknown{len(types) + 1}")]
-        dims = None
-    return json.dumps([dims, kinds], separators=(",", ":"))
+        dims = values = None
+    return json.dumps([dims, kinds, values], separators=(",", ":"))
 
 
 def _type(item: Any, types: dict[str, str]) -> str:

@@ -92,9 +92,10 @@ def _meta(name: str, pid: str, tid: int, text: str) -> str:
 def _shapes(signature: str) -> str:
     if not signature:
         return ""
-    dims, kinds = json.loads(signature)
+    dims, kinds, values = json.loads(signature)
+    fields = (("Input Dims", dims), ("Input type", kinds), ("Concrete Inputs", values))
     return "".join(
         f',"{field}":{json.dumps(value, separators=(",", ":"))}'
-        for field, value in (("Input Dims", dims), ("Input type", kinds))
+        for field, value in fields
         if value is not None
     )
