@@ -1,0 +1,103 @@
+"""How the Python processes that a launcher starts take part in a recording by themselves.
+
+``recompute-scan run -- torchrun train.py`` starts the launcher with :data:`VARIABLE` set. Every
+Python that starts below it reads ``recompute_scan.pth``, one line beside the installed packages,
+which does nothing without the variable. With it, a process that runs a script of the user's is
+replaced, before anything of its own has run, by ``python -m recompute_scan run … SCRIPT``: same
+process id, same environment, same arguments. Launchers themselves, data-loader workers, compile
+workers and other tools run on as they are. Standard library only, and harmless without torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+# The options of `recompute-scan run` for the processes that join, one a line.
+VARIABLE = "RECOMPUTE_SCAN_JOIN"
+
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+# Programs that start or serve training, by the first names of their modules.
+_TOOLS = (
+    "accelerate.commands",
+    "deepspeed.launcher",
+    "torch.distributed",
+    "torch._inductor",
+    "torch.multiprocessing",
+    "multiprocessing",
+    "joblib",
+    "ipykernel",
+    "pip",
+    "recompute_scan",
+)
+
+
+def join() -> None:
+    """Become a recorded run of the same script, where this process is to take part."""
+    options = os.environ.pop(VARIABLE, None)
+    if options is None:
+        return
+    command = joined(sys.orig_argv, options.splitlines(), _tool_folders())
+    if command is None:
+        os.environ[VARIABLE] = options  # for those that this process starts
+    else:
+        os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - the same interpreter
+
+
+def joined(
+    argv: Sequence[str], options: Sequence[str], tool_folders: Sequence[str]
+) -> list[str] | None:
+    """The interpreter's new arguments, or ``None`` where the process is not to take part.
+
+    Args:
+        argv: The process's whole command line, the interpreter first.
+        options: What to give to ``recompute-scan run``.
+        tool_folders: Scripts in these folders are tools: installed packages and programs.
+    """
+    at = 1
+    while at < len(argv) and argv[at].startswith("-") and argv[at] != "-":
+        flag = argv[at]
+        if flag in _WITH_VALUE:
+            at += 2
+            continue
+        # Flags may stand together, and what takes an argument ends them: -um pkg, -c code.
+        letters = flag[1:] if not flag.startswith("--") else ""
+        ends = next((place for place, letter in enumerate(letters) if letter in "cmWX"), None)
+        if ends is not None and letters[ends] in "cm":
+            if letters[ends] == "c":
+                return None
+            module, rest = letters[ends + 1 :], list(argv[at + 1 :])
+            if not module:
+                if not rest:
+                    return None
+                module = rest.pop(0)
+            if _is_tool(module):
+                return None
+            before = ["-" + letters[:ends]] if ends else []
+            return [*argv[1:at], *before, *_run(options), "-m", module, *rest]
+        at += 1
+    if at >= len(argv) or argv[at] == "-" or _lies_in(argv[at], tool_folders):
+        return None
+    return [*argv[1:at], *_run(options), *argv[at:]]
+
+
+def _run(options: Sequence[str]) -> list[str]:
+    return ["-m", "recompute_scan", "run", *options]
+
+
+def _is_tool(module: str) -> bool:
+    return any(module == tool or module.startswith(f"{tool}.") for tool in _TOOLS)
+
+
+def _lies_in(script: str, folders: Sequence[str]) -> bool:
+    path = Path(script).absolute()
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _tool_folders() -> list[str]:
+    names = ("scripts", "purelib", "platlib", "stdlib")
+    own = [sysconfig.get_path(name) for name in names]
+    return [*own, os.path.dirname(sys.executable)]  # noqa: PTH120 - links are not followed
