@@ -54,14 +54,12 @@ fix: $(DEV) ## Format, repair what lint can repair, write the generated pages
 	$(BIN)/python docs/generate.py
 
 accuracy: $(DEV) ## Truth beside answer for every recorded case, on this machine
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group accuracy
 	$(BIN)/python benchmarks/accuracy.py
 
 bench-load: $(DEV) ## Reading speed and memory, beside other readers
 	$(BIN)/python benchmarks/load.py $(BENCH)
 
 share-check: $(DEV) ## Bundle every trace: the same answer, sizes, and no canary
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group accuracy
 	$(BIN)/python benchmarks/share.py
 
 venv: $(DEV) ## Make the virtual environment, with the tools for tests

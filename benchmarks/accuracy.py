@@ -1,11 +1,15 @@
 """Record every case with its oracle, analyse the trace, and print truth beside answer.
 
     python benchmarks/accuracy.py                            on the CPU
+    python benchmarks/accuracy.py --evidence annotated       with the marks of `run`
     python benchmarks/accuracy.py --device cuda --attention flash efficient cudnn math
     python benchmarks/accuracy.py --group distributed --ranks 2
 
 The truth is counted by the model itself while it trains (``tests/cases``); the analyser sees
 nothing but the trace. With ``--keep FOLDER`` the traces and their truths stay there.
+
+Each case is recorded by plain ``torch.profiler`` (evidence ``autograd``), and again with every
+checkpointed call marked (``annotated``): then the marks have to agree with the operators too.
 
 Where a compiler hides what it recomputes, `inconclusive` for that reason is right as well, and
 the table says so. With ``--ranks N`` the distributed cases run in N processes over gloo, and the
@@ -18,14 +22,12 @@ import argparse
 import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from recompute_scan.pipeline import analyse
-from recompute_scan.result import Result
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -37,11 +39,17 @@ from tests.cases.discarded import DISCARDED
 from tests.cases.distributed import DISTRIBUTED, record_ranks
 from tests.cases.hooks import HOOKS
 from tests.cases.huggingface import HUGGING_FACE
+from tests.cases.marked import marks
 from tests.cases.nesting import CASES
 from tests.cases.places import PLACES
 from tests.cases.schedules import SCHEDULES
 from tests.cases.stacks import STACKS
 from tests.cases.truth import Truth, write_truth
+
+from recompute_scan import trace as traces
+from recompute_scan.pipeline import result_of
+from recompute_scan.recompute.facts import study
+from recompute_scan.result import Result
 
 GROUPS: dict[str, tuple[Case, ...]] = {
     "core": CASES,
@@ -64,60 +72,101 @@ BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
+EVIDENCE = ("autograd", "annotated")
 
 
-def main() -> int:
+@dataclass(frozen=True)
+class Recording:
+    """One trace with its truth."""
+
+    title: str
+    attention: str
+    evidence: str
+    trace: Path
+    truth: Truth
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; the status is 1 when an answer is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="CASE", help="cases; all by default")
     parser.add_argument("--group", nargs="*", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--attention", nargs="*", choices=BACKENDS, default=["any"])
+    parser.add_argument("--evidence", nargs="*", choices=EVIDENCE, default=EVIDENCE)
     parser.add_argument("--ranks", type=int, default=1, help="processes of distributed cases")
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     chosen = [
         case
         for group in options.group
         for case in GROUPS[group]
         if not options.names or case.name in options.names
     ]
-    right = total = 0
-    print(f"torch {torch.__version__} on {_device_name(options.device)}")
-    print(f"{'case':34} {'attention':10} {'truth':22} {'answer':22} ok")
     with _folder(options.keep) as folder:
-        for attention in options.attention:
-            for case in chosen:
-                ranks = options.ranks if case in DISTRIBUTED else 1
-                for trace, truth in _record(case, attention, folder, options.device, ranks):
-                    result = analyse([trace])
-                    good = _agrees(truth, result)
-                    right, total = right + good, total + 1
-                    print(
-                        f"{_title(case, trace, ranks):34} {attention:10} {_expected(truth):22} "
-                        f"{_answer(result):22} {'yes' if good else 'NO'}",
-                        flush=True,
-                    )
-    print(f"{right} of {total} right")
+        right, total = print_table(
+            (
+                recording
+                for attention in options.attention
+                for case in chosen
+                for evidence in options.evidence
+                for recording in _record(case, attention, evidence, folder, options)
+            ),
+            options.device,
+        )
     return 0 if right == total else 1
 
 
+def print_table(recordings: Iterator[Recording], device: str) -> tuple[int, int]:
+    """Truth beside answer, a line a recording; how many are right, and how many there are."""
+    right = total = 0
+    where = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
+    print(f"on {where}")
+    head = f"{'case':34} {'torch':12} {'attention':10} {'evidence':10} {'truth':22} {'answer':22}"
+    print(f"{head} right")
+    for recording in recordings:
+        result, good = _answer(recording)
+        right, total = right + good, total + 1
+        print(
+            f"{recording.title:34} {torch.__version__:12} {recording.attention:10} "
+            f"{recording.evidence:10} {_expected(recording.truth):22} {_said(result):22} "
+            f"{'yes' if good else 'NO'}",
+            flush=True,
+        )
+    print(f"{right} of {total} right")
+    return right, total
+
+
 def _record(
-    case: Case, attention: str, folder: Path, device: str, ranks: int
-) -> list[tuple[Path, Truth]]:
-    if ranks > 1:
-        return record_ranks(case.name, folder, ranks)
-    stem = case.name if attention == "any" else f"{case.name}.{attention}"
-    trace = folder / f"{stem}.json.gz"
+    case: Case, attention: str, evidence: str, folder: Path, options: argparse.Namespace
+) -> list[Recording]:
+    if case in DISTRIBUTED and options.ranks > 1:
+        return [
+            Recording(trace.name.removesuffix(".json.gz"), attention, evidence, trace, truth)
+            for trace, truth in record_ranks(
+                case.name, folder, options.ranks, marked=evidence == "annotated"
+            )
+        ]
+    parts = (
+        case.name,
+        *(part for part in (attention, evidence) if part not in ("any", "autograd")),
+    )
+    trace = folder / f"{'.'.join(parts)}.json.gz"
     backend = BACKENDS[attention]
-    with sdpa_kernel(backend) if backend else contextlib.nullcontext():
-        truth = record(case, trace, device)
-    write_truth(folder / f"{stem}.truth.json", truth)
-    return [(trace, truth)]
+    with (
+        sdpa_kernel(backend) if backend else contextlib.nullcontext(),
+        marks() if evidence == "annotated" else contextlib.nullcontext(),
+    ):
+        truth = record(case, trace, options.device)
+    write_truth(trace.with_name(trace.name.replace(".json.gz", ".truth.json")), truth)
+    return [Recording(case.name, attention, evidence, trace, truth)]
 
 
-def _title(case: Case, trace: Path, ranks: int) -> str:
-    return trace.name.removesuffix(".json.gz") if ranks > 1 else case.name
+def _answer(recording: Recording) -> tuple[Result, bool]:
+    trace = traces.load(recording.trace)
+    result, found = result_of(trace), study(trace).marks
+    agree = found is None or found.disagreeing == 0
+    return result, agree and _agrees(recording.truth, result)
 
 
 def _agrees(truth: Truth, result: Result) -> bool:
@@ -136,13 +185,9 @@ def _expected(truth: Truth) -> str:
     return f"{verdict} {_highest(truth):g}"
 
 
-def _answer(result: Result) -> str:
+def _said(result: Result) -> str:
     runs = result.recompute_per_backward
     return f"{result.verdict} {'-' if runs is None else f'{runs:g}'}"
-
-
-def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
 
 
 @contextlib.contextmanager

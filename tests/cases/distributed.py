@@ -7,6 +7,7 @@ collectives are in the trace; with several, parameters really are sharded.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import tempfile
 import warnings
@@ -35,6 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .case import Build, Case, TrainingStep, record
 from .loops import batch, next_token_loss
+from .marked import marks
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Layer, Model, Oracle
 from .truth import Truth, read_truth, write_truth
 
@@ -143,28 +145,35 @@ def leave_group() -> None:
         dist.destroy_process_group()
 
 
-def record_ranks(name: str, folder: Path, processes: int = 2) -> list[tuple[Path, Truth]]:
+def record_ranks(
+    name: str, folder: Path, processes: int = 2, marked: bool = False
+) -> list[tuple[Path, Truth]]:
     """Trace and truth of every rank, in order; the traces are ``folder/NAME.rankI.json.gz``.
 
     Args:
         name: One of the cases below.
         folder: Where the traces and truths go.
         processes: How many ranks.
+        marked: Whether checkpointed calls are marked, as ``recompute-scan run`` marks them.
     """
     with tempfile.TemporaryDirectory() as meeting:
-        spawn(_record_rank, (processes, name, folder, Path(meeting) / "store"), nprocs=processes)
+        meeting_place = Path(meeting) / "store"
+        spawn(_record_rank, (processes, name, folder, meeting_place, marked), nprocs=processes)
     traces = [folder / f"{name}.rank{rank}.json.gz" for rank in range(processes)]
     return [(trace, read_truth(_truth_of(trace))) for trace in traces]
 
 
-def _record_rank(rank: int, processes: int, name: str, folder: Path, store: Path) -> None:
+def _record_rank(
+    rank: int, processes: int, name: str, folder: Path, store: Path, marked: bool
+) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", store=FileStore(str(store), processes), rank=rank, world_size=processes
     )
     case = next(case for case in DISTRIBUTED if case.name == name)
     trace = folder / f"{name}.rank{rank}.json.gz"
-    write_truth(_truth_of(trace), record(case, trace))
+    with marks() if marked else contextlib.nullcontext():
+        write_truth(_truth_of(trace), record(case, trace))
     leave_group()
 
 

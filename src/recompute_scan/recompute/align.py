@@ -178,6 +178,7 @@ class _Matcher:
         self._neutral = neutral
         self._twins_before = _twins_before(calls, neutral)
         self._typical: dict[int, float] = {}
+        self._brings_back = calls.matching(words.BRINGS_BACK)
         self._formula_ends = _have_unnumbered_formula(structure)
         self._one_thread = len(np.unique(calls.thread[forward])) <= 1
 
@@ -193,13 +194,14 @@ class _Matcher:
             heights: How far below its expected end a stretch of these operators may reach,
                 unless that explains less.
         """
+        height = heights.get(self.code[stretch].tobytes())
+        stretch = stretch[self._unpacking(stretch, engine) :]
         anchor = self.anchors.find(engine)
         lowest, highest = 0, len(self.forward)
         if self._one_thread:  # then forward operators stand in order of time
             times = begin, int(self.calls.start[engine])
             lowest, highest = np.searchsorted(self._starts, times).tolist()
         runs = self._runs(stretch, anchor, lowest, highest)
-        height = heights.get(self.code[stretch].tobytes())
         if height is not None and anchor is not None:
             highest = max((run.stop for run in runs), default=highest)
             above = self._runs(stretch, anchor, max(lowest, anchor.last - height), highest)
@@ -216,6 +218,17 @@ class _Matcher:
             own = parts[-1:]
             parts = [part for part in parts[:-1] if not self._unpacks(stretch, part)] + own
         return [self._replay(stretch, engine, part) for part in parts]
+
+    def _unpacking(self, stretch: Int64, engine: int) -> int:
+        """How many operators at the beginning bring back what a checkpoint inside offloading saved.
+
+        They look like those that took it away in the forward pass, but have no gradient.
+        """
+        if self.structure.checkpoint_node[engine]:
+            return 0
+        copies = self._brings_back[self.calls.name[stretch]] & (self.structure.number[stretch] < 0)
+        others = np.flatnonzero(~copies)
+        return int(others[0]) if len(others) else 0
 
     def _unpacks(self, stretch: Int64, part: list[Run]) -> bool:
         function = int(self.structure.function[stretch[part[0].start]])

@@ -60,6 +60,9 @@ NEUTRAL = re.compile(
     r"|TorchDynamo Cache Lookup$"
 )
 
+# What brings a saved tensor back to its device (`torch.autograd.graph.save_on_cpu`).
+BRINGS_BACK = re.compile(r"aten::(to|_to_copy|copy_)$")
+
 # Compiled code number `frame/version`. A reentrant checkpoint runs its block without gradients
 # first and with them in the replay: two versions of one frame.
 COMPILED_REGION = re.compile(r"(Torch-Compiled Region: \d+)/\d+$")

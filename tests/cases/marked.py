@@ -1,0 +1,21 @@
+"""Cases recorded as ``recompute-scan run`` records: every checkpointed call bears a mark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from recompute_scan.record.probe import Probe
+
+
+@contextmanager
+def marks() -> Iterator[Probe]:
+    """Checkpointed calls of what is built and trained in the body are marked in its traces."""
+    probe = Probe(Path.cwd())
+    probe.install()
+    probe.begin()
+    try:
+        yield probe
+    finally:
+        probe.remove()
