@@ -1,0 +1,147 @@
+"""What is refused: thresholds on one result, less what a baseline accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from recompute_scan.check.baseline import Accepted, accepts
+from recompute_scan.check.sites import Site, site_of
+from recompute_scan.result import Finding, Result
+
+_DOUBLED = "RS001"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What not to let through.
+
+    Attributes:
+        doubled: Refuse forward work that runs again twice or more.
+        any: Refuse every finding.
+        codes: Refuse findings with these codes.
+        max_recompute: Highest number of replays per backward to let through.
+        max_cost: Highest share of the step to let replays waste, in percent.
+        max_cost_of: The same for single findings, by code; one below its threshold passes.
+    """
+
+    doubled: bool = True
+    any: bool = False
+    codes: frozenset[str] = frozenset()
+    max_recompute: float | None = None
+    max_cost: float | None = None
+    max_cost_of: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One reason to refuse.
+
+    Attributes:
+        rule: The finding's code, or the option whose threshold was passed.
+        why: One sentence.
+        finding: The finding, where it is one.
+        site: The line to change, where it is known.
+    """
+
+    rule: str
+    why: str
+    finding: Finding | None = None
+    site: Site | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer.
+
+    Attributes:
+        result: What was judged.
+        refused: Reasons to refuse; empty when it passes.
+        accepted: Reasons that the baseline accepts.
+        undecided: What could not be told, one sentence each.
+    """
+
+    result: Result
+    refused: tuple[Refusal, ...]
+    accepted: tuple[Refusal, ...]
+    undecided: tuple[str, ...]
+
+    @property
+    def status(self) -> int:
+        """Exit status: 1 refused, 4 undecided, 0 passed."""
+        return 1 if self.refused else 4 if self.undecided else 0
+
+    @property
+    def word(self) -> str:
+        """``refused``, ``undecided`` or ``passed``."""
+        return {1: "refused", 4: "undecided"}.get(self.status, "passed")
+
+
+def judge(result: Result, policy: Policy, baseline: tuple[Accepted, ...] = ()) -> Outcome:
+    """Refusals, acceptances and doubts; see :class:`Policy`."""
+    refused: list[Refusal] = []
+    accepted: list[Refusal] = []
+    for refusal in _refusals(result, policy):
+        known = refusal.finding is not None and accepts(baseline, refusal.finding, result)
+        (accepted if known else refused).append(refusal)
+    return Outcome(result, tuple(refused), tuple(accepted), tuple(_doubts(result, policy)))
+
+
+def _refusals(result: Result, policy: Policy) -> list[Refusal]:
+    found = [
+        Refusal(finding.code, finding.title, finding, site_of(finding, result))
+        for finding in result.findings
+        if _is_refused(finding, policy)
+    ]
+    doubled = policy.doubled or policy.any
+    if doubled and result.verdict == "doubled" and not _has(result, _DOUBLED):
+        found.append(Refusal("doubled", result.headline))
+    runs = result.recompute_per_backward
+    if policy.max_recompute is not None and runs is not None and runs > policy.max_recompute:
+        found.append(
+            Refusal(
+                "max-recompute",
+                f"Forward work runs again {runs:g} {'time' if runs == 1 else 'times'} in a backward "
+                f"pass; {policy.max_recompute:g} is the most that is let through.",
+            )
+        )
+    if policy.max_cost is not None and result.cost is not None:
+        share = result.cost.saving_pct
+        if share > policy.max_cost:
+            found.append(
+                Refusal(
+                    "max-cost",
+                    f"Surplus replays take {share:.1f} % of the step; {policy.max_cost:g} % is the "
+                    "most that is let through.",
+                )
+            )
+    return found
+
+
+def _is_refused(finding: Finding, policy: Policy) -> bool:
+    tolerated = policy.max_cost_of.get(finding.code)
+    if tolerated is not None:
+        return finding.saving_pct is not None and finding.saving_pct > tolerated
+    return (
+        policy.any or finding.code in policy.codes or (policy.doubled and finding.code == _DOUBLED)
+    )
+
+
+def _doubts(result: Result, policy: Policy) -> list[str]:
+    found = []
+    if result.verdict == "inconclusive":
+        found.append(result.reason or "There is no verdict.")
+    if policy.max_cost is not None and result.cost is None:
+        found.append("The cost of the replays is not known.")
+    asked = policy.codes | set(policy.max_cost_of)
+    for rule in result.checked:
+        if rule.status == "error" or (rule.code in asked and rule.status == "not-applicable"):
+            found.append(f"{rule.code} could not be checked: {rule.why or 'no reason known'}")
+    for finding in result.findings:
+        if finding.code in policy.max_cost_of and finding.saving_pct is None:
+            found.append(f"What {finding.code} costs is not known.")
+    return found
+
+
+def _has(result: Result, code: str) -> bool:
+    return any(finding.code == code for finding in result.findings)

@@ -1,0 +1,171 @@
+"""``recompute-scan check``: refuse what a project does not want, in CI."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from recompute_scan.cli.analyze import lifted, limit_options
+from recompute_scan.cli.output import debug_option, force_option, progress, refuse_existing, write
+from recompute_scan.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from recompute_scan.check import Policy
+    from recompute_scan.result import Result
+    from recompute_scan.trace import Limits
+
+_CODE = re.compile(r"RS\d{3}")
+_RESULT = b'"recompute-scan/'
+
+
+@click.command(short_help="Refuse doubled checkpointing, in CI.")
+@click.argument("traces", nargs=-1, required=True)
+@click.option(
+    "--fail-on",
+    metavar="WHAT,…",
+    help="What to refuse: doubled, any, none, or codes such as RS001.  [default: doubled]",
+)
+@click.option(
+    "--max-recompute",
+    type=click.FloatRange(0),
+    help="Refuse more replays per backward than this.",
+)
+@click.option(
+    "--max-cost",
+    "costs",
+    multiple=True,
+    metavar="PCT|CODE=PCT",
+    help="Refuse surplus replays, or one finding, above this share of the step.",
+)
+@click.option(
+    "--baseline",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Accept what this file lists.",
+)
+@click.option(
+    "--write-baseline",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a file that accepts all that is found now, and pass.",
+)
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["text", "json", "github", "sarif", "junit"]),
+    default="text",
+    show_default=True,
+    help="What to print.",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write it to a file instead.",
+)
+@force_option
+@debug_option
+@limit_options
+def check(
+    traces: tuple[str, ...],
+    fail_on: str | None,
+    max_recompute: float | None,
+    costs: tuple[str, ...],
+    baseline: Path | None,
+    write_baseline: Path | None,
+    style: str,
+    output: Path | None,
+    force: bool,
+    debug: bool,
+    **limits: int | None,
+) -> int:
+    """Refuse TRACES that show what this project does not want.
+
+    TRACES are as for `analyze`, or one result.json. Ends with 0 when they pass, with 1 when
+    something is refused, with 4 when there is no verdict. Without any threshold, doubled
+    checkpointing is refused.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    policy = _policy(fail_on, max_recompute, costs)
+    for target in (output, write_baseline):
+        if target is not None:
+            refuse_existing(target, force=force)
+    from recompute_scan.check import judge
+    from recompute_scan.check.baseline import baseline_json, parse_baseline
+    from recompute_scan.check.render import RENDERINGS
+
+    accepted = parse_baseline(_read(baseline), baseline.name) if baseline else ()
+    result = _result(traces, lifted(limits))
+    if write_baseline is not None:
+        listed = baseline_json(result)
+        write(write_baseline, listed, force=force)
+        accepted = (*accepted, *parse_baseline(listed.encode(), write_baseline.name))
+    outcome = judge(result, policy, accepted)
+    rendered = RENDERINGS[style](outcome)
+    if output is not None:
+        write(output, rendered, force=force)
+    else:
+        click.echo(rendered, nl=False)
+    return outcome.status
+
+
+def _result(traces: tuple[str, ...], limits: Limits) -> Result:
+    """The result of the traces, or the one that was written earlier."""
+    from recompute_scan.pipeline import analyse
+    from recompute_scan.result import from_json
+
+    only = Path(traces[0])
+    if len(traces) == 1 and only.suffix == ".json" and only.is_file():
+        with only.open("rb") as file:
+            if _RESULT in file.read(200):
+                return from_json(_read(only))
+    return analyse(traces, progress, limits)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError("E301", f"Cannot read {path}.", why=error.strerror) from None
+
+
+def _policy(fail_on: str | None, max_recompute: float | None, costs: tuple[str, ...]) -> Policy:
+    from recompute_scan.check import Policy
+
+    total: float | None = None
+    by_code: dict[str, float] = {}
+    for cost in costs:
+        code, given, share = cost.rpartition("=")
+        try:
+            percent = float(share)
+        except ValueError:
+            percent = -1.0
+        if not 0 <= percent <= 100 or (given and not _CODE.fullmatch(code)):
+            raise UsageError(
+                "E211",
+                f"--max-cost {cost} is no threshold.",
+                hint="--max-cost 5 for 5 % of the step, --max-cost RS005=2 for one finding",
+            )
+        if given:
+            by_code[code] = percent
+        else:
+            total = percent
+    thresholds = max_recompute is not None or total is not None
+    default = "none" if thresholds else "doubled"
+    words = [word.strip() for word in (fail_on or default).split(",") if word.strip()]
+    for word in words:
+        if word not in ("doubled", "any", "none") and not _CODE.fullmatch(word):
+            raise UsageError(
+                "E211",
+                f"--fail-on {word} is not known.",
+                hint="doubled, any, none, or codes such as RS001, separated by commas",
+            )
+    return Policy(
+        doubled="doubled" in words,
+        any="any" in words,
+        codes=frozenset(filter(_CODE.fullmatch, words)),
+        max_recompute=max_recompute,
+        max_cost=total,
+        max_cost_of=by_code,
+    )

@@ -1,0 +1,45 @@
+"""A fixture for pytest, so that a model's own tests keep it from recomputing twice.
+
+Loaded by pytest itself (entry point ``pytest11``). Nothing but pytest is imported until a test
+asks for the fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Assert = Callable[..., None]
+
+
+@pytest.fixture
+def assert_no_surplus_recompute(tmp_path: Path) -> Iterator[Assert]:
+    """``assert_no_surplus_recompute(step, max_recompute=1.0)``: fails where work runs again twice.
+
+    ``step`` is a function without arguments that trains one step: a forward pass with its
+    backward. It is called three times, on whatever device the model is; its operators are recorded
+    on the CPU. The test fails with the blocks, the call sites and the fix where forward work runs
+    again more than ``max_recompute`` times in a backward pass (0: not at all), and where that
+    cannot be told. Make the model inside the test, so that the call sites are seen.
+    """
+    from recompute_scan.record.calls import CallRecorder  # noqa: PLC0415 - it imports torch
+
+    with CallRecorder(Path.cwd()) as recorder:
+
+        def check(step: Callable[[], Any], *, max_recompute: float = 1.0) -> None:
+            __tracebackhide__ = True
+            from recompute_scan.check import Policy, judge  # noqa: PLC0415
+            from recompute_scan.check.render import text  # noqa: PLC0415
+            from recompute_scan.pipeline import analyse  # noqa: PLC0415
+
+            trace = tmp_path / "recompute-scan-step.json.gz"
+            recorder.record(step, trace)
+            policy = Policy(doubled=max_recompute < 2, max_recompute=max_recompute)
+            outcome = judge(analyse([trace]), policy)
+            if outcome.status:
+                pytest.fail(text(outcome), pytrace=False)
+
+        yield check

@@ -1,0 +1,60 @@
+"""Record calls of a function, as ``run`` records the steps of a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from recompute_scan.record.probe import Probe
+from recompute_scan.record.profiler import Window
+
+
+class CallRecorder:
+    """Marks checkpointed calls from its beginning to its end, and records steps when told.
+
+    Made before the model is, it sees who switched checkpointing on. On the CPU only: what runs
+    again does not depend on the device.
+
+    Args:
+        folder: Call sites are shown relative to it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._probe = Probe(folder)
+
+    def __enter__(self) -> CallRecorder:
+        self._probe.install()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._probe.remove()
+
+    def record(
+        self, step: Callable[[], object], trace: Path, *, warmup: int = 1, steps: int = 2
+    ) -> None:
+        """Call ``step`` some times and write a trace of the last ones.
+
+        Args:
+            step: One training step: a forward pass and its backward.
+            trace: The file to write, gzipped Kineto JSON.
+            warmup: Calls before anything is recorded.
+            steps: Calls to record.
+        """
+        for _ in range(warmup):
+            step()
+        self._probe.begin()
+        window = Window(lead=0, steps=steps, device="cpu", stacks=False)
+        window.start()
+        try:
+            for _ in range(steps):
+                step()
+                window.step()
+        finally:
+            window.stop()
+        window.export(trace)

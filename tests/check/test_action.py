@@ -1,0 +1,98 @@
+"""``action.yml``, run as GitHub's runner runs it: its steps' scripts, in bash, with its inputs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+DOUBLED = str(ROOT / "traces" / "doubled_llama_fsdp")
+REPAIRED = str(ROOT / "traces" / "repaired_llama_fsdp")
+_INPUT = re.compile(r"\$\{\{ inputs\.([\w-]+) \}\}")
+
+
+def run(folder: Path, **given: str) -> tuple[int, str, dict[str, str]]:
+    """Exit status, output and the step's own outputs of the action with these inputs."""
+    inputs = {name: one.get("default", "") for name, one in ACTION["inputs"].items()}
+    inputs |= {name.replace("_", "-"): value for name, value in given.items()}
+    missing = [n for n, one in ACTION["inputs"].items() if one.get("required") and not inputs[n]]
+    assert not missing
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    command = programs / "recompute-scan"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m recompute_scan "$@"\n')
+    command.chmod(0o755)
+    outputs = folder / "outputs"
+    outputs.touch()
+    printed = ""
+    status = 0
+    for step in ACTION["runs"]["steps"]:
+        if step.get("if") == "inputs.package != ''" and not inputs["package"]:
+            continue
+        assert step["shell"] == "bash"
+        assert "${{" not in step["run"]  # what stands there would be run
+        env = {name: _INPUT.sub(lambda m: inputs[m[1]], v) for name, v in step["env"].items()}
+        bash = shutil.which("bash")
+        assert bash
+        done = subprocess.run(
+            # As the runner does: https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-syntax
+            [bash, "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+            cwd=folder,
+            env={
+                **os.environ,
+                **env,
+                "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+                "GITHUB_OUTPUT": str(outputs),
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        printed += done.stdout + done.stderr
+        status = done.returncode
+        if status:
+            break
+    told = dict(line.split("=", 1) for line in outputs.read_text().splitlines())
+    return status, printed, told
+
+
+def errors_in(printed: str) -> list[str]:
+    return [line for line in printed.splitlines() if line.startswith("::error")]
+
+
+def test_a_doubled_trace_fails_with_one_annotation(tmp_path: Path) -> None:
+    status, printed, told = run(tmp_path, traces=DOUBLED, package="", sarif="out.sarif")
+    assert status == 1
+    assert told == {"outcome": "refused"}
+    (line,) = errors_in(printed)
+    assert line.startswith("::error file=examples/doubled_llama_fsdp.py,line=95,")
+    assert (tmp_path / "out.sarif").exists()
+
+
+def test_the_repaired_trace_passes(tmp_path: Path) -> None:
+    status, printed, told = run(tmp_path, traces=REPAIRED, package="")
+    assert (status, told) == (0, {"outcome": "passed"})
+    assert errors_in(printed) == []
+
+
+def test_thresholds_reach_the_command(tmp_path: Path) -> None:
+    inputs = {"max_cost": "20\nRS001=30\n", "max_recompute": "2", "fail_on": "doubled"}
+    status, _, told = run(tmp_path, traces=f"{DOUBLED}\n", package="", **inputs)
+    assert (status, told["outcome"]) == (0, "passed")
+
+
+@pytest.mark.parametrize("name", ["traces", "fail-on", "max-cost", "baseline", "sarif"])
+def test_inputs_are_never_run(name: str, tmp_path: Path) -> None:
+    attack = f'$(touch {tmp_path}/owned); `touch {tmp_path}/owned` "; touch {tmp_path}/owned #'
+    inputs = {"traces": DOUBLED, "package": "", name.replace("-", "_"): attack}
+    run(tmp_path, **inputs)
+    assert not (tmp_path / "owned").exists()

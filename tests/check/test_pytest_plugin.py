@@ -1,0 +1,103 @@
+"""The fixture ``assert_no_surplus_recompute``, in a test file of a model's own repository."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+MODEL = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+
+    def forward(self, x, times=0):
+        if times == 0:
+            return x + self.body(x)
+        return checkpoint(self.forward, x, times - 1, use_reentrant=True)
+
+
+def step(times):
+    blocks = nn.ModuleList(Block() for _ in range(3))
+    x = torch.randn(4, 32, requires_grad=True)
+
+    def train():
+        y = x
+        for block in blocks:
+            y = block(y, times)
+        y.sum().backward()
+
+    return train
+"""
+TESTS = """
+from model import step
+
+
+def test_repaired(assert_no_surplus_recompute):
+    assert_no_surplus_recompute(step(1))
+
+
+def test_plain(assert_no_surplus_recompute):
+    assert_no_surplus_recompute(step(0), max_recompute=0)
+
+
+def test_doubled(assert_no_surplus_recompute):
+    assert_no_surplus_recompute(step(2))
+
+
+def test_any_recompute_where_none_is_wanted(assert_no_surplus_recompute):
+    assert_no_surplus_recompute(step(1), max_recompute=0)
+
+
+def test_nothing_to_see(assert_no_surplus_recompute):
+    assert_no_surplus_recompute(lambda: None)
+
+
+def test_a_step_that_fails(assert_no_surplus_recompute):
+    assert_no_surplus_recompute(lambda: 1 / 0)
+"""
+
+
+@pytest.mark.slow
+def test_in_a_project_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "test_model.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "recompute_scan.pytest_plugin"],
+        cwd=tmp_path,
+        # Whether this environment knows the entry point is not the question here.
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    printed = done.stdout
+    assert "4 failed, 2 passed" in printed, printed + done.stderr
+    for name in ("doubled", "any_recompute_where_none_is_wanted", "nothing_to_see"):
+        assert f"FAILED test_model.py::test_{name}" in printed
+    assert "refused: RS001" in printed
+    assert "model.py:15" in printed
+    assert "undecided: " in printed
+    assert "ZeroDivisionError" in printed
+    assert time.monotonic() - begin < 60
+
+
+def test_the_entry_point_is_declared() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    (declared,) = re.findall(r'entry-points.pytest11\]\n\w+ = "([\w.]+)"', text)
+    plugin = EntryPoint("recompute_scan", declared, "pytest11").load()
+    assert hasattr(plugin, "assert_no_surplus_recompute")
