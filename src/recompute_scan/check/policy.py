@@ -101,8 +101,8 @@ def _refusals(result: Result, policy: Policy) -> list[Refusal]:
         found.append(
             Refusal(
                 "max-recompute",
-                f"Forward work runs again {runs:g} {'time' if runs == 1 else 'times'} in a backward "
-                f"pass; {policy.max_recompute:g} is the most that is let through.",
+                f"Forward work runs again {runs:g} {'time' if runs == 1 else 'times'} in a "
+                f"backward pass; {policy.max_recompute:g} is the most that is let through.",
             )
         )
     if policy.max_cost is not None and result.cost is not None:
