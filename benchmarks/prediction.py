@@ -17,54 +17,61 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore
+from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from prediction_cases import CASES, Case, Step, build
+from benchmarks.machine import processor
+from benchmarks.prediction_cases import CASES, Case, Step, build
 
+from recompute_scan.cost.phases import Float64
+from recompute_scan.cost.price import keep_last, price
+from recompute_scan.cost.runs import Keep
+from recompute_scan.recompute.facts import study
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.profiler import Window
 from recompute_scan.record.timing import StepTimer
+from recompute_scan.trace import load
 
 WARMUP = 3
-PROFILED = 5
+LEAST_TURNS = 12
+PROFILED = 10
 
 
 @dataclass(frozen=True)
 class Measured:
     """Step times of all turns, in ms: one row a turn, one column a step."""
 
-    before: list[list[float]]
-    after: list[list[float]]
+    before: list[float]
+    after: list[float]
 
 
-def measure(case: Case, trace: Path, device: torch.device, turns: int, steps: int) -> Measured:
+def measure(case: Case, trace: Path, device: torch.device, seconds: float) -> Measured:
     """Train both models in turn, then record the one before the change."""
-    kind = "cuda" if device.type == "cuda" else "cpu"
+    kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     probe = Probe(Path.cwd())
     probe.install()
     before, after = (build(case, asked, device) for asked in (case.before, case.after))
-    for step in (before, after):
-        for _ in range(WARMUP):
-            step()
+    warm = [_timed(step, kind, WARMUP)[-1] for step in (before, after)]
+    turns = _agreed(max(LEAST_TURNS, round(1000 * seconds / (2 * sum(warm)))))
     found = Measured([], [])
     for turn in range(turns):
         pair = ((before, found.before), (after, found.after))
         for step, times in pair if turn % 2 == 0 else reversed(pair):
-            times.append(_timed(step, kind, steps))
+            # The first step after the other model's finds the caches full of that.
+            times.append(_timed(step, kind, 2)[1])
     probe.begin()
     window = Window(lead=1, steps=PROFILED, device=kind, stacks=False)
     before()
@@ -77,18 +84,24 @@ def measure(case: Case, trace: Path, device: torch.device, turns: int, steps: in
     return found
 
 
-def _timed(step: Step, kind: str, steps: int) -> list[float]:
-    step()
-    timer = StepTimer(kind)  # type: ignore[arg-type]
+def _timed(step: Step, kind: Literal["cpu", "cuda"], steps: int) -> list[float]:
+    timer = StepTimer(kind)
     for _ in range(steps):
         step()
         timer.mark()
     return list(timer.milliseconds())
 
 
-def _rank(
-    rank: int, case: Case, trace: Path, device: str, turns: int, steps: int, meeting: str
-) -> None:
+def _agreed(turns: int) -> int:
+    """The number of turns that rank 0 wants."""
+    if not dist.is_initialized():
+        return turns
+    wanted = [turns]
+    dist.broadcast_object_list(wanted)
+    return wanted[0]
+
+
+def _rank(rank: int, case: Case, trace: Path, device: str, seconds: float, meeting: str) -> None:
     torch.set_num_threads(1)
     place = torch.device(device, rank) if device == "cuda" else torch.device(device)
     if device == "cuda":
@@ -100,7 +113,7 @@ def _rank(
         world_size=case.ranks,
     )
     mine = trace.with_name(f"{trace.name}.rank{rank}.json.gz")
-    found = measure(case, mine, place, turns, steps)
+    found = measure(case, mine, place, seconds)
     if rank == 0:
         mine.replace(trace)
         _write(trace, found)
@@ -114,41 +127,134 @@ def _write(trace: Path, found: Measured) -> None:
     trace.with_suffix(".times.json").write_text(json.dumps(times))
 
 
-def record(case: Case, trace: Path, device: str, turns: int, steps: int) -> None:
+def record(case: Case, trace: Path, device: str, seconds: float) -> None:
     """Measure one case; the trace and, beside it, the times are written."""
     if case.ranks == 1:
-        _write(trace, measure(case, trace, torch.device(device), turns, steps))
+        _write(trace, measure(case, trace, torch.device(device), seconds))
         return
     with tempfile.TemporaryDirectory() as folder:
-        spawn(
+        spawn(  # type: ignore[no-untyped-call]
             _rank,
-            (case, trace, device, turns, steps, str(Path(folder) / "store")),
+            (case, trace, device, seconds, str(Path(folder) / "store")),
             nprocs=case.ranks,
         )
 
 
+@dataclass(frozen=True)
+class Row:
+    """One case of the table; times in ms."""
+
+    case: Case
+    before: float
+    measured: float
+    measured_low: float
+    measured_high: float
+    predicted: float
+    predicted_low: float
+    predicted_high: float
+    replay_error: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def inside(self) -> bool:
+        return self.predicted_low <= self.measured <= self.predicted_high
+
+
+def predict(case: Case, trace: Path) -> Row:
+    """The prediction from the trace before the change, beside what was measured."""
+    times = json.loads(trace.with_suffix(".times.json").read_text())
+    before, after = np.array(times["before"]), np.array(times["after"])
+    middle = float(np.median(before))
+    low, ratio, high = (middle * value for value in _median_of_ratios(after / before))
+    facts = study(load(trace))
+    keep = _kept(case)
+    cost = price(facts, before.tolist(), keep or keep_last)
+    if cost is None or cost.bare_step_ms is None or cost.bare_low_ms is None:
+        raise SystemExit(f"{case.name}: nothing was replayed in the trace")
+    predicted = (cost.predicted_step_ms, cost.predicted_low_ms, cost.predicted_high_ms)
+    if keep is None:
+        predicted = (cost.bare_step_ms, cost.bare_low_ms, cost.bare_high_ms or np.inf)
+    error = (cost.replay_error_pct or 0.0) / 100
+    return Row(case, middle, ratio, low, high, *predicted, error)
+
+
+def _median_of_ratios(ratios: Float64) -> tuple[float, float, float]:
+    """Median of the turns' ratios after to before, and its 95 % interval by bootstrap."""
+    drawn = np.random.default_rng(0).choice(ratios, (4000, len(ratios)))
+    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
+    return float(low), float(np.median(ratios)), float(high)
+
+
+def _kept(case: Case) -> Keep | None:
+    """Which checkpoint the change leaves, by its place counted from outside."""
+    before, after = astuple(case.before), astuple(case.after)
+    there = [place for place, variant in enumerate(before) if variant]
+    left = [order for order, place in enumerate(there) if after[place]]
+    if not left:
+        return None
+    return lambda checkpoints: checkpoints[min(left[0], len(checkpoints) - 1)]
+
+
+def show(rows: Sequence[Row]) -> bool:
+    """Print the table and the sums; whether the targets for the CPU are met."""
+    print(
+        f"{'case':40} {'before':>8} {'measured after (95 %)':>25} {'predicted (interval)':>25} "
+        f"{'error':>7}"
+    )
+    for row in rows:
+        measured = f"{row.measured:8.2f} ({row.measured_low:.2f} to {row.measured_high:.2f})"
+        predicted = f"{row.predicted:8.2f} ({row.predicted_low:.2f} to {row.predicted_high:.2f})"
+        print(
+            f"{row.case.name:40} {row.before:8.2f} {measured:>25} {predicted:>25} "
+            f"{100 * row.error:+6.1f}%{'' if row.inside else '  outside'}"
+        )
+    errors = [abs(row.error) for row in rows]
+    doubts = [(row.measured_high - row.measured_low) / (2 * row.measured) for row in rows]
+    inside = sum(row.inside for row in rows)
+    print(
+        f"absolute error: median {100 * np.median(errors):.1f} %, worst {100 * max(errors):.1f} %; "
+        f"inside the interval: {inside} of {len(rows)}; unchanged replay off by at most "
+        f"{100 * max(row.replay_error for row in rows):.3f} %; "
+        f"the measurement itself is known to {100 * np.median(doubts):.1f} % (median)"
+    )
+    return bool(np.median(errors) <= 0.03 and max(errors) <= 0.08 and inside >= 0.9 * len(rows))
+
+
 def main() -> int:
+    """Print the table; the status is 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--turns", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--keep", type=Path)
+    parser.add_argument("names", nargs="*", metavar="CASE", help="parts of names; all by default")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--seconds", type=float, default=10.0, help="training time of each case")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER")
+    parser.add_argument("--again", type=Path, metavar="FOLDER", help="measure nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    options.keep.mkdir(parents=True, exist_ok=True)
-    warnings.filterwarnings("ignore")
-    for number, case in enumerate(CASES):
-        if options.names and not any(n in case.name for n in options.names):
-            continue
-        trace = options.keep / f"{number:02}.json.gz"
-        record(case, trace, options.device, options.turns, options.steps)
-        t = json.loads(trace.with_suffix(".times.json").read_text())
-        b, a = np.array(t["before"]), np.array(t["after"])
-        mb, ma = np.median(b, axis=1), np.median(a, axis=1)
-        r = ma / mb
-        print(f"{number:02} {case.name:40} {np.median(b):8.3f} {np.median(a):8.3f} ratio {np.median(r):.4f} iqr {np.quantile(r,.25):.4f} {np.quantile(r,.75):.4f}", flush=True)
-    return 0
+    warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
+    folder = options.again or options.keep
+    print(f"torch {torch.__version__} on {_machine(options.device)}", flush=True)
+    rows = []
+    with contextlib.nullcontext(folder) if folder else tempfile.TemporaryDirectory() as place:
+        for number, case in enumerate(CASES):
+            if options.names and not any(part in case.name for part in options.names):
+                continue
+            if options.device == "cuda" and case.ranks > torch.cuda.device_count():
+                continue
+            trace = Path(place) / f"{number:02}.json.gz"
+            if options.again is None:
+                trace.parent.mkdir(parents=True, exist_ok=True)
+                print(case.name, file=sys.stderr, flush=True)
+                record(case, trace, options.device, options.seconds)
+            if trace.with_suffix(".times.json").exists():
+                rows.append(predict(case, trace))
+    return 0 if rows and show(rows) else 1
+
+
+def _machine(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else processor()
 
 
 if __name__ == "__main__":

@@ -142,7 +142,14 @@ CASES = (
         2,
     ),
     Case("fsdp2 small, N to none", SMALL, Asked(outer="N"), _NONE, "fsdp2", 2),
-    Case("ddp small, R in N, R removed", SMALL, Asked(outer="N", inner="R"), Asked(outer="N"), "ddp", 2),
+    Case(
+        "ddp small, R in N, R removed",
+        SMALL,
+        Asked(outer="N", inner="R"),
+        Asked(outer="N"),
+        "ddp",
+        2,
+    ),
 )
 
 
@@ -161,7 +168,7 @@ def build(case: Case, asked: Asked, device: torch.device) -> Step:
     def step() -> None:
         logits = model(tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
 
@@ -201,9 +208,7 @@ def _wrap(model: nn.Module, variant: Variant, kind: type[nn.Module]) -> None:
     implementation = CheckpointImpl.REENTRANT if variant == "R" else CheckpointImpl.NO_REENTRANT
     apply_activation_checkpointing(
         model,
-        checkpoint_wrapper_fn=functools.partial(
-            checkpoint_wrapper, checkpoint_impl=implementation
-        ),
+        checkpoint_wrapper_fn=functools.partial(checkpoint_wrapper, checkpoint_impl=implementation),
         check_fn=lambda module: isinstance(module, kind) and module is not model,
     )
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from recompute_scan import trace as traces
 from recompute_scan._version import __version__
-from recompute_scan.cost.excess import price, time_scale
+from recompute_scan.advise.choose import kept
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.machine import UNKNOWN_MACHINE, Machine, device_name
+from recompute_scan.cost.price import price, time_scale
 from recompute_scan.errors import InputError
 from recompute_scan.findings.base import Evidence
 from recompute_scan.findings.registry import check_all
@@ -149,7 +150,7 @@ def result_from(
     """The result for what was found in one trace; see :func:`result_of`."""
     sources = info.sources if info else {}
     timed = info.timed_steps_ms if info else ()
-    cost = price(facts, timed)
+    cost = price(facts, timed, kept)
     scale = time_scale(facts, timed)
     regions = _with_sources(list_regions(facts, scale), sources)
     sure = confidence(facts)

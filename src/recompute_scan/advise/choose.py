@@ -78,6 +78,11 @@ def keep_and_drop(
     return kept, dropped
 
 
+def kept(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
+    """The one that stays of one or more checkpoints round a block."""
+    return keep_and_drop(checkpoints)[0] if len(checkpoints) > 1 else checkpoints[0]
+
+
 def take_out(
     dropped: Checkpoint, mechanism: Mechanism, sources: Mapping[str, Source], *, lost: bool = False
 ) -> Fix:

@@ -114,23 +114,6 @@ def busy_share(facts: Recompute) -> float:
     return busy / sum(span.end - span.start for span in spans)
 
 
-def exposed_surplus(facts: Recompute) -> Float64:
-    """Device time per complete step in which nothing but surplus kernels run, ns."""
-    calls, kernels = facts.calls, facts.kernels
-    surplus = np.zeros(len(calls), np.bool_)
-    surplus[facts.counts.surplus_rows] = True
-    top = np.where(kernels.launch >= 0, facts.structure.top[kernels.launch], -1)
-    wasted = (top >= 0) & surplus[np.maximum(top, 0)]
-    launch_time = np.where(kernels.launch >= 0, calls.start[kernels.launch], kernels.start)
-    exposed = []
-    for span in _complete(facts):
-        here = (launch_time >= span.start) & (launch_time < span.end)
-        everything = covered(kernels.start[here], kernels.end[here])
-        rest = covered(kernels.start[here & ~wasted], kernels.end[here & ~wasted])
-        exposed.append(everything - rest)
-    return np.array(exposed, np.float64)
-
-
 def covered(start: Int64, end: Int64) -> float:
     """Length of the union of intervals."""
     if not len(start):

@@ -25,7 +25,7 @@ import torch.utils.checkpoint as torch_checkpoint
 import wrapt
 
 from recompute_scan.advise.registry import MECHANISMS
-from recompute_scan.annotations import RegionMark, region_name, replay_name
+from recompute_scan.annotations import MARKING, RegionMark, region_name, replay_name
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.module_names import ModuleIndex
 from recompute_scan.record.options import Arguments
@@ -123,8 +123,9 @@ class Probe:
         def forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
             place = next((n for n, arg in enumerate(args) if callable(arg)), None)
             if place is not None and _recording() and not torch.compiler.is_compiling():
-                mark = self._mark("reentrant", args[place], args[place + 1 :])
-                both = self._both_runs(args[place], mark)
+                with _marking():
+                    mark = self._mark("reentrant", args[place], args[place + 1 :])
+                    both = self._both_runs(args[place], mark)
                 args = (*args[:place], both, *args[place + 1 :])
             return original(ctx, *args, **kwargs)
 
@@ -142,9 +143,11 @@ class Probe:
         def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
             if not _recording() or torch.compiler.is_compiling():
                 return original(function, *args, **kwargs)
-            options = arguments.options((function, *args), kwargs)
-            mark = self._mark("non-reentrant", function, args, options)
-            return self._marked(original(self._replay(function, mark), *args, **kwargs), mark)
+            with _marking():
+                options = arguments.options((function, *args), kwargs)
+                mark = self._mark("non-reentrant", function, args, options)
+                name, replay = region_name(mark), self._replay(function, mark)
+            return self._marked(original(replay, *args, **kwargs), name, mark.depth)
 
         # The composable checkpoint imports the generator by name.
         for module in (torch_checkpoint, sys.modules.get(COMPOSABLE_MODULE)):
@@ -209,12 +212,12 @@ class Probe:
         return replay
 
     def _marked(
-        self, inner: Generator[None, None, None], mark: RegionMark
+        self, inner: Generator[None, None, None], name: str, depth: int
     ) -> Generator[None, None, None]:
         """The original generator with a range round its one yield, where the function runs."""
         next(inner)
         try:
-            with self._range(region_name(mark), mark.depth):
+            with self._range(name, depth):
                 yield
         except BaseException as error:
             try:
@@ -235,3 +238,13 @@ class Probe:
         finally:
             _close_range(opened)
             self._thread.depth = before
+
+
+@contextmanager
+def _marking() -> Iterator[None]:
+    """Marks the time that the marks themselves take, which is no part of the step."""
+    opened = _open_range(MARKING)
+    try:
+        yield
+    finally:
+        _close_range(opened)

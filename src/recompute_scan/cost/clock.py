@@ -1,0 +1,132 @@
+"""How the host's time passes once stretches are taken out and the profiler's share with them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from recompute_scan.cost.edits import Edits
+from recompute_scan.cost.phases import Float64
+from recompute_scan.model import Calls
+from recompute_scan.trace.columns import Int64
+
+# The part of a name that differs between calls of one kind: numbers of steps and regions.
+_NUMBERED = re.compile(r"[?#].*", re.DOTALL)
+# Of at least this many stretches of one kind, those that take more than this many times the
+# median, and this much more, were held up by something else.
+_ENOUGH = 5
+_HELD_UP = 2.0
+_HELD_UP_NS = 5_000
+
+
+@dataclass(frozen=True)
+class HostThread:
+    """One thread of a stretch of the trace, cut at every beginning and end of a call.
+
+    Attributes:
+        thread: Its code.
+        times: The cuts, ascending, ns; each distinct time once.
+        marks: How many calls begin or end at each cut.
+        usual: The time between each cut and the next, ns; where it was held up by something
+            that others of its kind were not (another process, a page fault), what they took.
+    """
+
+    thread: int
+    times: Int64
+    marks: Int64
+    usual: Float64
+
+
+def host_threads(calls: Calls, begin: int, end: int) -> tuple[HostThread, ...]:
+    """The threads that ran calls between two times, and the times themselves as cuts."""
+    here = np.flatnonzero((calls.start < end) & (calls.end > begin))
+    threads = calls.thread[here]
+    kinds: dict[str, int] = {}
+    kind_of_name = np.array(
+        [kinds.setdefault(_NUMBERED.sub("", name), len(kinds)) for name in calls.names], np.int64
+    )
+    found = []
+    for code in np.unique(threads):
+        rows = here[threads == code]
+        # A beginning and an end of one kind of call are two kinds of cut.
+        kind = 2 * (kind_of_name[calls.name[rows]] * (int(calls.dims.max()) + 1) + calls.dims[rows])
+        cuts = np.clip(np.concatenate([calls.start[rows], calls.end[rows]]), begin, end)
+        kind = np.concatenate([kind, kind + 1])
+        order = np.argsort(cuts, kind="stable")
+        cuts = np.concatenate(([begin], cuts[order], [end]))
+        kind = np.concatenate(([-1], kind[order], [-1]))
+        times, first, marks = np.unique(cuts, return_index=True, return_counts=True)
+        last = first + marks - 1
+        usual = _usual(np.diff(times).astype(np.float64), kind[last[:-1]], kind[first[1:]])
+        found.append(HostThread(int(code), times, marks.astype(np.int64), usual))
+    return tuple(found)
+
+
+def _usual(length: Float64, before: Int64, after: Int64) -> Float64:
+    """Lengths, with those that stand out among all between the same kinds of cut held down."""
+    order = np.lexsort((length, after, before))
+    same = (np.diff(before[order]) == 0) & (np.diff(after[order]) == 0)
+    first = np.flatnonzero(np.concatenate(([True], ~same)))
+    size = np.diff(np.concatenate((first, [len(order)])))
+    median = np.repeat(length[order[first + (size - 1) // 2]], size)
+    known = np.repeat(size >= _ENOUGH, size)
+    held_up = known & (length[order] > _HELD_UP * median + _HELD_UP_NS)
+    usual: Float64 = length.copy()
+    usual[order[held_up]] = median[held_up]
+    return usual
+
+
+@dataclass(frozen=True)
+class Clock:
+    """New time for old on one thread, counted from the thread's first cut.
+
+    Attributes:
+        old: Times in the trace, ascending, ns.
+        new: What each becomes, ns; never decreasing.
+    """
+
+    old: Int64
+    new: Float64
+
+    def at(self, times: Int64) -> Float64:
+        """The new time of each old one; between two cuts time passes evenly."""
+        return np.asarray(np.interp(times, self.old, self.new), np.float64)
+
+
+def recorded(thread: HostThread) -> Clock:
+    """The clock that shows the trace's own times."""
+    return Clock(thread.times, (thread.times - thread.times[0]).astype(np.float64))
+
+
+def clock(thread: HostThread, edits: Edits, overhead: float) -> Clock:
+    """The clock of one thread.
+
+    Args:
+        thread: The thread.
+        edits: What changes on it (those of other threads are ignored).
+        overhead: What the profiler costs at each beginning or end of a call, ns. A stretch
+            between two cuts gives up that much for each, and never more than it has.
+    """
+    # Half of what a cut costs falls before it, half after.
+    cost = 0.5 * overhead * (thread.marks[:-1] + thread.marks[1:])
+    length = np.maximum(thread.usual - cost, 0.0)
+    passed = np.concatenate(([0.0], np.cumsum(length)))
+    mine = edits.of(thread.thread)
+    if not len(mine.start):
+        return Clock(thread.times, passed)
+    first, last = int(thread.times[0]), int(thread.times[-1])
+    begins, ends = np.clip(mine.start, first, last), np.clip(mine.end, first, last)
+    old = np.unique(np.concatenate([thread.times, begins, ends]))
+    length = np.diff(np.interp(old, thread.times, passed))
+    for begin, end, gone, add in zip(
+        np.searchsorted(old, begins), np.searchsorted(old, ends), mine.gone, mine.add, strict=True
+    ):
+        part = length[begin:end]
+        if not len(part):
+            continue
+        whole = float(part.sum())
+        wanted = max(0.0, add if gone else whole + add)
+        part[:] = part * (wanted / whole) if whole else wanted / len(part)
+    return Clock(old, np.concatenate(([0.0], np.cumsum(length))))

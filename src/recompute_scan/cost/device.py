@@ -1,0 +1,201 @@
+"""Kernels and copies of a stretch of trace, and what each waited for.
+
+A trace does not say on which stream an event was recorded. (``cuda_sync`` rows would, but they
+must be asked for, and CUDA 12.9 and newer leave them empty: pytorch/kineto#1552.) As torch
+records events behind the work that is to be waited for, the stream of the thread's last launch
+is taken. Of the records before a wait, the last is taken whose kernel was done when the waiting
+one began, so that nothing contradicts the trace.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.trace.columns import Int32, Int64
+
+_RECORD = re.compile(r"(cuda|hip)EventRecord|cuEventRecord")
+_WAIT = re.compile(r"(cuda|hip|cu)StreamWaitEvent")
+# A kernel that ends this shortly before another begins is taken for what that one waited for,
+# where nothing else explains that it came so late.
+_AT_ONCE_NS = 15_000
+_LATE_NS = 50_000
+# How many records before a wait are looked at.
+_RECORDS = 64
+# From a launch to its kernel, and from kernel to kernel, where the trace has no example, ns.
+_LAUNCH_NS = 5_000
+_GAP_NS = 1_000
+
+
+@dataclass(frozen=True)
+class Device:
+    """Device work of a stretch of trace, in order of start.
+
+    Attributes:
+        rows: Row in ``Kernels``.
+        start: When it began, ns.
+        end: When it ended.
+        stream: Code of its stream.
+        launched: Start of the launching call; its own start where that is unknown.
+        thread: Code of the launching thread; -1 where it is unknown or the launch came before
+            the stretch.
+        before: Position of the one before on its stream, or -1.
+        order: When it is over in any order that respects streams and launches, ns.
+    """
+
+    rows: Int64
+    start: Int64
+    end: Int64
+    stream: Int64
+    launched: Int64
+    thread: Int64
+    before: Int64
+    order: Int64
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Why each kernel began when it did.
+
+    Attributes:
+        launch: From the launch to the start, ns: what must pass at least.
+        gap: From the end of the one before on the stream to the start, likewise.
+        source: Positions of kernels on other streams that were waited for.
+        target: Positions of those that waited; ascending.
+        lag: From the end of the one to the start of the other.
+        late: How much later than all this explains each began, ns. It is in one of the times
+            above already: that of what came last.
+    """
+
+    launch: Int64
+    gap: Int64
+    source: Int64
+    target: Int64
+    lag: Int64
+    late: Int64
+
+
+def find_device(facts: Recompute, begin: int, end: int) -> Device:
+    """Device work launched before ``end`` and over after ``begin``."""
+    calls, kernels = facts.calls, facts.kernels
+    known = kernels.launch >= 0
+    launched = np.where(known, calls.start[kernels.launch], kernels.start)
+    rows = np.flatnonzero((launched < end) & (kernels.end > begin))
+    start, finish = kernels.start[rows], kernels.end[rows]
+    stream = facts.trace.thread[kernels.event[rows]].astype(np.int64)
+    launched = launched[rows]
+    inside = known[rows] & (launched >= begin)
+    thread = np.where(inside, calls.thread[kernels.launch[rows]], -1).astype(np.int64)
+    before = np.full(len(rows), -1, np.int64)
+    order = np.maximum(finish, launched)
+    for part in _by_stream(stream):
+        before[part[1:]] = part[:-1]
+        order[part] = np.maximum.accumulate(order[part])
+    return Device(rows, start, finish, stream, launched, thread, before, order)
+
+
+def find_waits(facts: Recompute, device: Device) -> Waits:
+    """What each kernel waited for; see :class:`Waits`."""
+    if not len(device):
+        none = np.empty(0, np.int64)
+        return Waits(none, none, none, none, none, none)
+    source, target = _event_waits(facts, device)
+    launched, first = device.thread >= 0, device.before < 0
+    since_launch = device.start - device.launched
+    since_before = np.where(first, 0, device.start - device.end[device.before])
+    idle = launched & (first | (device.end[device.before] < device.launched))
+    launch_ns = _typical(since_launch[idle], 25, _LAUNCH_NS)
+    queued = ~first & (since_launch - since_before > launch_ns)
+    gap_ns = _typical(since_before[queued], 50, _GAP_NS)
+    launch = np.minimum(since_launch, launch_ns)
+    gap = np.minimum(since_before, gap_ns)
+    lag = np.minimum(device.start[target] - device.end[source], gap_ns)
+    by_launch = np.where(launched, device.launched + launch, np.iinfo(np.int64).min)
+    by_stream = np.where(first, np.iinfo(np.int64).min, device.end[device.before] + gap)
+    by_event = np.full(len(device), np.iinfo(np.int64).min)
+    np.maximum.at(by_event, target, device.end[source] + lag)
+    ready = np.maximum(np.maximum(by_launch, by_stream), by_event)
+    bound = ready > np.iinfo(np.int64).min
+    late = np.where(bound, device.start - ready, 0)
+    more_source, more_target = _unseen_waits(device, late)
+    source, target = np.append(source, more_source), np.append(target, more_target)
+    lag = np.append(lag, device.start[more_target] - device.end[more_source])
+    late[more_target] = 0
+    last_is_launch = (by_launch >= by_stream) & (by_launch >= by_event)
+    last_is_stream = ~last_is_launch & (by_stream >= by_event)
+    launch = launch + np.where(last_is_launch, late, 0)
+    gap = gap + np.where(last_is_stream, late, 0)
+    by_its_event = ~(last_is_launch | last_is_stream)[target]
+    lag = lag + np.where(by_its_event, late[target], 0)
+    order = np.argsort(target, kind="stable")
+    return Waits(launch, gap, source[order], target[order], lag[order], late)
+
+
+def _event_waits(facts: Recompute, device: Device) -> tuple[Int64, Int64]:
+    """Pairs of kernels, the second of which was made to wait for the first by an event."""
+    calls = facts.calls
+    waits = calls.named(_WAIT)
+    records = calls.named(_RECORD)
+    records = records[np.argsort(calls.start[records], kind="stable")]
+    last = _neighbour(device, calls.thread[records], calls.start[records], before=True)
+    records, last = records[last >= 0], last[last >= 0]
+    recorded = calls.start[records]
+    following = _neighbour(device, calls.thread[waits], calls.start[waits], before=False)
+    pairs = []
+    for wait, target in zip(waits[following >= 0], following[following >= 0], strict=True):
+        newest = int(np.searchsorted(recorded, calls.start[wait]))
+        for at in range(newest - 1, max(-1, newest - 1 - _RECORDS), -1):
+            source = int(last[at])
+            if device.stream[source] == device.stream[target]:
+                continue
+            if device.end[source] <= device.start[target]:
+                if device.order[source] <= device.order[target]:
+                    pairs.append((source, int(target)))
+                break
+    found = np.array(sorted(set(pairs), key=lambda pair: pair[::-1]), np.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def _neighbour(device: Device, thread: Int32, time: Int64, *, before: bool) -> Int64:
+    """Position of the last kernel launched before each (thread, time), or the first after it."""
+    found = np.full(len(time), -1, np.int64)
+    for code in np.unique(thread):
+        mine = np.flatnonzero(device.thread == code)
+        mine = mine[np.argsort(device.launched[mine], kind="stable")]
+        asked = np.flatnonzero(thread == code)
+        at = np.searchsorted(device.launched[mine], time[asked]) - (1 if before else 0)
+        good = (at >= 0) & (at < len(mine))
+        found[asked[good]] = mine[at[good]]
+    return found
+
+
+def _unseen_waits(device: Device, late: Int64) -> tuple[Int64, Int64]:
+    """Kernels that began late, and at once when one on another stream had ended: those pairs."""
+    target = np.flatnonzero(late > _LATE_NS)
+    by_end = np.argsort(device.end, kind="stable")
+    at = np.searchsorted(device.end[by_end], device.start[target], side="right") - 1
+    source = by_end[np.maximum(at, 0)]
+    good = (
+        (at >= 0)
+        & (device.stream[source] != device.stream[target])
+        & (device.start[target] - device.end[source] <= _AT_ONCE_NS)
+        & (device.order[source] <= device.order[target])
+        & (source != target)
+    )
+    return source[good], target[good]
+
+
+def _typical(times: Int64, percentile: float, otherwise: int) -> int:
+    times = times[times >= 0]
+    return int(np.percentile(times, percentile)) if len(times) else otherwise
+
+
+def _by_stream(stream: Int64) -> list[Int64]:
+    order = np.argsort(stream, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(stream[order])) + 1)

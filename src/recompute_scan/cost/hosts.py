@@ -1,0 +1,144 @@
+"""Where a host thread waits: for the GPU, or for another thread to run the backward pass."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from recompute_scan.cost.clock import HostThread
+from recompute_scan.cost.device import Device
+from recompute_scan.model import StepSpan
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.structure import root_engines
+from recompute_scan.trace.columns import Int32, Int64, Kind
+
+_SYNCHRONIZE = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize")
+_COPY = re.compile(r"(cuda|hip|cu)Memcpy")
+# Another call waits for the GPU (a full launch queue, memory that must be freed) if it takes
+# this many times longer than its kind does, and at least this long.
+_SLOW = 10
+_SLOW_NS = 50_000
+# What a call that waits does besides, at most.
+_OWN_NS = 5_000
+
+
+@dataclass(frozen=True)
+class HostWait:
+    """A moment at which a host thread goes on.
+
+    Attributes:
+        thread: Code of the thread.
+        time: The moment, ns.
+        until: Up to when the thread's own time counts before it; -1 where it only waited.
+        own: Time that it needs for itself after ``until``, ns.
+        call: Row of the call that waits, or -1.
+        kernel: Position in ``Device`` of what it waits for, or -1.
+        other: Code of the thread that it waits for, or -1.
+        at: The moment on that thread, ns.
+        lag: From what is waited for to this moment, ns.
+    """
+
+    thread: int
+    time: int
+    until: int
+    own: int = 0
+    call: int = -1
+    kernel: int = -1
+    other: int = -1
+    at: int = -1
+    lag: int = 0
+
+
+def main_thread(facts: Recompute, step: StepSpan) -> int:
+    """Code of the thread that runs the training loop: most of the forward pass is there."""
+    rows = facts.counts.rows
+    rows = rows if len(rows) else np.arange(len(facts.calls))
+    here = rows[(facts.calls.start[rows] >= step.start) & (facts.calls.start[rows] < step.end)]
+    threads = facts.calls.thread[here if len(here) else rows]
+    codes, times = np.unique(threads, return_counts=True)
+    return int(codes[np.argmax(times)])
+
+
+def gpu_waits(facts: Recompute, device: Device, begin: int, end: int) -> list[HostWait]:
+    """Calls that ended because the GPU had come so far.
+
+    A synchronisation waits for the last kernel that ended while it lasted; a copy for itself;
+    any other call that took unusually long for the last kernel that ended while it lasted.
+    """
+    calls = facts.calls
+    runtime = np.flatnonzero(
+        (calls.kind == Kind.RUNTIME) & (calls.start >= begin) & (calls.start < end)
+    )
+    if not len(device) or not len(runtime):
+        return []
+    duration = calls.duration[runtime]
+    typical = _typical(calls.name[runtime], duration, len(calls.names))
+    synchronizes = calls.matching(_SYNCHRONIZE)[calls.name[runtime]]
+    copies = calls.matching(_COPY)[calls.name[runtime]]
+    slow = (duration > _SLOW_NS) & (duration > _SLOW * typical)
+    own_kernel = {int(row): at for at, row in enumerate(facts.kernels.launch[device.rows])}
+    by_end = np.argsort(device.end, kind="stable")
+    ends = device.end[by_end]
+    found = []
+    for at in np.flatnonzero(synchronizes | copies | slow):
+        row = int(runtime[at])
+        start, finish = int(calls.start[row]), int(calls.end[row])
+        if copies[at]:
+            kernel = own_kernel.get(row, -1)
+            waited = kernel >= 0 and device.end[kernel] <= finish
+        else:
+            place = int(np.searchsorted(ends, finish, side="right")) - 1
+            kernel = int(by_end[place]) if place >= 0 else -1
+            waited = kernel >= 0 and (synchronizes[at] or device.end[kernel] > start)
+        if not waited:
+            continue
+        # The rest of the call is its own, and passes in any case.
+        lag = finish - int(device.end[kernel])
+        own = min(finish - start, _OWN_NS)
+        if lag >= finish - start:  # the GPU had been done before
+            own, lag = finish - start, min(lag, _OWN_NS)
+        found.append(HostWait(int(calls.thread[row]), finish, start, own, row, kernel, lag=lag))
+    return found
+
+
+def hand_overs(facts: Recompute, threads: tuple[HostThread, ...], main: int) -> list[HostWait]:
+    """Backward passes that another thread than the main one ran, which waited for it.
+
+    Autograd has a thread for each GPU; ``backward`` hands the graph to it and waits.
+    """
+    cuts = {thread.thread: thread.times for thread in threads}
+    if main not in cuts:
+        return []
+    calls, times = facts.calls, cuts[main]
+    roots = root_engines(calls, facts.structure)
+    found = []
+    for code in np.unique(calls.thread[roots]):
+        if int(code) == main or int(code) not in cuts:
+            continue
+        rows = np.flatnonzero((calls.thread == code) & (calls.depth == 0))
+        rows = rows[(calls.start[rows] >= times[0]) & (calls.end[rows] <= times[-1])]
+        gap = np.searchsorted(times, calls.start[rows], side="right") - 1
+        for part in np.split(rows, np.flatnonzero(np.diff(gap)) + 1):
+            if not len(part):
+                continue
+            first, last = int(calls.start[part].min()), int(calls.end[part].max())
+            at = int(np.searchsorted(times, first, side="right")) - 1
+            asked, resumed = int(times[at]), int(times[min(at + 1, len(times) - 1)])
+            found.append(HostWait(int(code), first, -1, other=main, at=asked, lag=first - asked))
+            if last <= resumed:
+                found.append(
+                    HostWait(main, resumed, -1, other=int(code), at=last, lag=resumed - last)
+                )
+    return found
+
+
+def _typical(name: Int32, duration: Int64, names: int) -> Int64:
+    """The median duration of each call's kind."""
+    median = np.zeros(names, np.int64)
+    order = np.lexsort((duration, name))
+    edges = np.flatnonzero(np.diff(name[order])) + 1
+    for part in np.split(order, edges):
+        median[name[part[0]]] = duration[part[len(part) // 2]]
+    return median[name]

@@ -1,0 +1,194 @@
+"""The steps of a trace after a change, and how far that could be off.
+
+The profiler slows the host: for every beginning and end of a call, and so more where operators
+are small. How much is found by replaying the steps with ever more of it taken off, until they
+take as long as those timed without it; only then is anything taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recompute_scan.cost.edits import Edit, join
+from recompute_scan.cost.graph import Graph, build_graph
+from recompute_scan.cost.hooks import TYPICAL, Hooks, scaled
+from recompute_scan.cost.phases import Float64
+from recompute_scan.cost.removal import markings, removal
+from recompute_scan.cost.replay import replay, replay_unchanged
+from recompute_scan.cost.runs import Keep, unevenness
+from recompute_scan.model import StepSpan
+from recompute_scan.recompute.facts import Recompute
+
+# Steps that are replayed together, and calls in them; more tell little new and cost memory.
+_MOST_STEPS = 8
+_MOST_CALLS = 1_000_000
+# The profiler can take no longer at a beginning or end of a call than this share of the shortest
+# stretches between two of them take; a trace that is slower yet was slowed by something else.
+_SHORTEST = 25
+_CLOSE = 0.001
+# Half the width of a 95 % interval round a median, in standard deviations, for one value.
+_MEDIAN_95 = 1.96 * 1.2533
+_DEVIATION = 1.4826  # of a normal distribution, in median absolute deviations
+
+
+@dataclass(frozen=True)
+class Base:
+    """Steps of a trace, ready to be replayed.
+
+    Attributes:
+        facts: What is known of the trace.
+        graph: The steps.
+        marks: The run wrapper's own time.
+        overhead: What the profiler costs at each beginning or end of a call, ns.
+        steps: Each step as replayed without that and without the marks, ns.
+        error: How far the unchanged replay is from the trace, as a share of it.
+    """
+
+    facts: Recompute
+    graph: Graph
+    marks: tuple[Edit, ...]
+    overhead: float
+    steps: Float64
+    error: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The step after a change, as a share of the step before.
+
+    Attributes:
+        share: The median over the steps; above 1 where the change costs time.
+        doubts: What it could be off by to either side (95 %), as a share of the step before,
+            by cause.
+    """
+
+    share: float
+    doubts: dict[str, float]
+
+    @property
+    def doubt(self) -> float:
+        """All causes together; they have nothing to do with each other."""
+        return float(np.sqrt(sum(value**2 for value in self.doubts.values())))
+
+
+def prepare(facts: Recompute, timed_ns: float | None) -> Base | None:
+    """The complete steps of a trace; ``None`` where there are none.
+
+    Args:
+        facts: What is known of the trace.
+        timed_ns: The median step without the profiler, where one was timed.
+    """
+    steps = _chosen(facts)
+    if not steps:
+        return None
+    graph = build_graph(facts, steps)
+    whole = replay_unchanged(graph)
+    if not whole.sum() or not graph.measured.sum():
+        return None
+    marks = tuple(markings(facts))
+    overhead = _overhead(facts, graph, marks, timed_ns) if timed_ns else 0.0
+    return Base(
+        facts=facts,
+        graph=graph,
+        marks=marks,
+        overhead=overhead,
+        steps=replay(graph, facts, join(marks), overhead),
+        error=float(abs(whole.sum() / graph.measured.sum() - 1)),
+    )
+
+
+def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction:
+    """The step with all checkpoints gone but those to keep.
+
+    Args:
+        base: The steps before.
+        keep: Of the checkpoints round a block, the one that stays; ``None``: none stays.
+        hooks: What a saved tensor costs.
+    """
+    share = _shares(base, removal(base.facts, keep, hooks), base.overhead)
+    bare = _shares(base, removal(base.facts, keep, scaled(hooks, 0.0)), base.overhead)
+    as_recorded = _shares(base, removal(base.facts, keep, hooks), 0.0)
+    middle = float(np.median(share))
+    saved = abs(1 - middle)
+    work = base.facts.work
+    kernels = max(1, len(base.facts.kernels.event))
+    unknown = base.graph.late / base.graph.measured.sum() + work.unlaunched / kernels
+    return Prediction(
+        share=middle,
+        doubts={
+            "replay": float(base.error),
+            "steps": middle_doubt(share),
+            "profiler": abs(float(np.median(as_recorded)) - middle),
+            "hooks": 0.5 * abs(float(np.median(bare)) - middle),
+            "places": unevenness(base.facts) * saved,
+            "unattributed": min(1.0, float(unknown)) * saved,
+        },
+    )
+
+
+def middle_doubt(values: Float64) -> float:
+    """Half the width of a 95 % interval round the median of these values; 0 for a single one."""
+    if len(values) < 2:
+        return 0.0
+    deviation = _DEVIATION * float(np.median(np.abs(values - np.median(values))))
+    return _MEDIAN_95 * deviation / float(np.sqrt(len(values)))
+
+
+def _shares(base: Base, edits: Sequence[Edit], overhead: float) -> Float64:
+    before = base.steps
+    if overhead != base.overhead:
+        before = replay(base.graph, base.facts, join(base.marks), overhead)
+    after = replay(base.graph, base.facts, join([*base.marks, *edits]), overhead)
+    usable = before > 0
+    return np.asarray(after[usable] / before[usable], np.float64)
+
+
+def _overhead(facts: Recompute, graph: Graph, marks: Sequence[Edit], timed_ns: float) -> float:
+    """With which overhead the replayed steps take as long as the timed ones; see the module."""
+    edits = join(marks)
+
+    def median(overhead: float) -> float:
+        return float(np.median(replay(graph, facts, edits, overhead)))
+
+    lengths = np.concatenate([thread.usual for thread in graph.threads])
+    low, high = 0.0, float(np.percentile(lengths, _SHORTEST))
+    most, least = median(low), median(high)
+    if most <= timed_ns:
+        return low
+    if least >= timed_ns:
+        return high
+    while most - least > _CLOSE * timed_ns:
+        # Halving alone is slow, and a straight line alone gets stuck on one side.
+        line = low + (high - low) * (most - timed_ns) / (most - least)
+        tried = 0.5 * (line + 0.5 * (low + high))
+        found = median(tried)
+        if found > timed_ns:
+            low, most = tried, found
+        else:
+            high, least = tried, found
+        if high - low < 1.0:
+            break
+    return 0.5 * (low + high)
+
+
+def _chosen(facts: Recompute) -> list[StepSpan]:
+    """The longest row of complete steps without a hole, cut where it gets too long."""
+    rows: list[list[StepSpan]] = [[]]
+    for step, whole in zip(facts.steps, facts.complete, strict=True):
+        if whole:
+            rows[-1].append(step)
+        elif rows[-1]:
+            rows.append([])
+    longest = max(rows, key=len)
+    starts = np.sort(facts.calls.start)
+    chosen: list[StepSpan] = []
+    calls = 0
+    for step in longest[:_MOST_STEPS]:
+        calls += int(np.searchsorted(starts, step.end) - np.searchsorted(starts, step.start))
+        if chosen and calls > _MOST_CALLS:
+            break
+        chosen.append(step)
+    return chosen

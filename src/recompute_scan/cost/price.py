@@ -1,0 +1,177 @@
+"""What the replays cost, by replaying the recorded steps without them.
+
+The step time is that of unprofiled steps where the run wrapper timed some, else that of the
+recorded ones. What a change saves is replayed (:mod:`recompute_scan.cost.predict`) and applied to
+the median of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from recompute_scan.cost.phases import (
+    Float64,
+    Phases,
+    busy_share,
+    device_phases,
+    host_phases,
+)
+from recompute_scan.cost.predict import Base, Prediction, middle_doubt, predict, prepare
+from recompute_scan.cost.runs import Keep
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.vocabulary import COLLECTIVE
+from recompute_scan.result import Breakdown, Checkpoint, Cost
+
+# Below this share of busy time the host, not the GPU, limits the step.
+GPU_LIMITS = 0.7
+_NS_PER_MS = 1e6
+
+
+def keep_last(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
+    """The innermost checkpoint, which asks for the last replay."""
+    return checkpoints[-1]
+
+
+def price(facts: Recompute, timed_steps_ms: Sequence[float], keep: Keep = keep_last) -> Cost | None:
+    """The cost of the replays; ``None`` when no step is complete.
+
+    Args:
+        facts: What ran again.
+        timed_steps_ms: Durations of unprofiled steps, ms; empty where there are none.
+        keep: Of the checkpoints round a block, outermost first, the one that the fix leaves.
+    """
+    timed = np.array(timed_steps_ms, np.float64)
+    base = prepare(facts, float(np.median(timed)) * _NS_PER_MS if len(timed) else None)
+    if base is None:
+        return None
+    on_gpu = busy_share(facts) >= GPU_LIMITS
+    phases = device_phases(facts) if on_gpu else host_phases(facts)
+    if not phases.step.sum():
+        return None
+    steps = timed if len(timed) else base.graph.measured / _NS_PER_MS
+    typical = float(np.median(steps))
+    breakdown = _breakdown(phases, typical)
+    wasteful = len(facts.counts.surplus_rows) > 0
+    fixed = predict(base, keep) if wasteful else Prediction(1.0, {})
+    low, high = _interval(fixed, steps) if wasteful else (typical, typical)
+    bare = predict(base, None) if facts.alignment.replays else None
+    bare_low, bare_high = _interval(bare, steps) if bare else (None, None)
+    return Cost(
+        step_ms=typical,
+        step_source="timed" if len(timed) else "trace",
+        device="gpu" if on_gpu else "cpu",
+        recompute_ms=breakdown.recompute + breakdown.surplus,
+        surplus_recompute_ms=breakdown.surplus,
+        repeated_collectives_ms=_repeated_collectives(facts, time_scale(facts, timed_steps_ms)),
+        predicted_step_ms=typical * fixed.share,
+        predicted_low_ms=low,
+        predicted_high_ms=high,
+        saving_pct=100 * (1 - fixed.share),
+        breakdown=breakdown,
+        method="replay",
+        assumptions=_assumptions(base, on_gpu, len(timed), fixed),
+        replay_error_pct=100 * base.error,
+        doubt_ms={cause: typical * share for cause, share in fixed.doubts.items()},
+        bare_step_ms=typical * bare.share if bare else None,
+        bare_low_ms=bare_low,
+        bare_high_ms=bare_high,
+    )
+
+
+def _interval(prediction: Prediction, steps: Float64) -> tuple[float, float]:
+    """The step after the change (95 %), with what the median step itself could be off by."""
+    typical = float(np.median(steps))
+    middle = typical * prediction.share
+    doubt = float(np.hypot(typical * prediction.doubt, prediction.share * middle_doubt(steps)))
+    return max(0.0, middle - doubt), middle + doubt
+
+
+def time_scale(facts: Recompute, timed_steps_ms: Sequence[float]) -> float:
+    """What recorded host times are multiplied with to stand beside the timed step.
+
+    The profiler slows the host down and leaves kernels as they are: 1 where times are kernel
+    times, where no step was timed, or where none is complete.
+    """
+    lengths = [
+        s.end - s.start for s, whole in zip(facts.steps, facts.complete, strict=True) if whole
+    ]
+    if facts.work.on_gpu or not len(timed_steps_ms) or not sum(lengths):
+        return 1.0
+    return float(np.median(timed_steps_ms)) / (float(np.mean(lengths)) / _NS_PER_MS)
+
+
+def _breakdown(phases: Phases, step_ms: float) -> Breakdown:
+    total = phases.step.sum()
+
+    def part(values: Float64) -> float:
+        return float(values.sum() / total) * step_ms
+
+    return Breakdown(
+        forward=part(phases.forward),
+        recompute=part(phases.recompute),
+        surplus=part(phases.surplus),
+        backward=part(phases.backward),
+        optimizer=part(phases.optimizer),
+        other=part(phases.other),
+    )
+
+
+def _repeated_collectives(facts: Recompute, scale: float) -> float | None:
+    """Host time per step of collectives that stand inside a replay; ``None`` without any."""
+    calls = facts.calls
+    collective = calls.named(COLLECTIVE)
+    if not len(collective):
+        return None
+    # Only the outermost range of one collective counts.
+    parent = np.maximum(calls.parent[collective], 0)
+    names = calls.matching(COLLECTIVE)[calls.name[parent]]
+    collective = collective[(calls.parent[collective] < 0) | ~names]
+    total = 0
+    for replay in facts.alignment.replays:
+        first, last = calls.start[replay.again].min(), calls.end[replay.again].max()
+        thread = calls.thread[replay.again[0]]
+        inside = (
+            (calls.thread[collective] == thread)
+            & (calls.start[collective] >= first)
+            & (calls.end[collective] <= last)
+        )
+        total += int(calls.duration[collective[inside]].sum())
+    return total / _NS_PER_MS / facts.complete_count * scale
+
+
+def _assumptions(base: Base, on_gpu: bool, timed: int, fixed: Prediction) -> tuple[str, ...]:
+    count = len(base.steps)
+    found = [
+        f"{count} recorded {'step was' if count == 1 else 'steps were'} replayed as a graph of "
+        "host calls, launches, streams, events and synchronisation, with the surplus runs and all "
+        "they launched taken out.",
+    ]
+    if timed:
+        found.append(
+            f"What is saved is applied to the median of {timed} steps timed without the profiler."
+        )
+    else:
+        found.append(
+            "No step was timed without the profiler, so the recorded steps count, which the "
+            "profiler slows down."
+        )
+    if base.overhead:
+        found.append(
+            f"The profiler took {2 * base.overhead / 1000:.1f} µs a call, which were taken off "
+            "first."
+        )
+    if fixed.doubts.get("hooks"):
+        found.append(
+            "What a non-reentrant checkpoint takes for each saved tensor does not show in this "
+            "trace; a typical time was assumed, give or take half of it."
+        )
+    if base.facts.work.on_gpu and not on_gpu:
+        found.append("The GPU is idle for much of the step, so host time limits it.")
+    if base.facts.alignment.replays:
+        found.append(
+            "Other processes keep the times at which they reached each collective; memory, and "
+            "what it changes, is left as it was."
+        )
+    return tuple(found)

@@ -1,0 +1,240 @@
+"""What becomes of the host's time when a checkpoint is taken out.
+
+Run number k again of a block's operators is asked for by its k-th checkpoint, counted from
+outside, where each of them asks for one: so the run of the one that goes is the one that goes.
+With it goes the checkpoint's own work, which shows as time between operators:
+
+* from whatever came before the replay to its first operator (unpacking, restoring the state of
+  random numbers);
+* after a reentrant replay, up to the nested backward pass;
+* in the forward pass, what lies between the beginning of a checkpoint function and its first
+  operator, and behind the last.
+
+What stays changes too. A run without gradients becomes one with them where no reentrant
+checkpoint is left round it, and a non-reentrant checkpoint keeps a hook at every tensor that
+autograd saves (:mod:`recompute_scan.cost.hooks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from recompute_scan.annotations import MARKING
+from recompute_scan.cost.edits import Edit
+from recompute_scan.cost.hooks import Hooks, saved_tensors
+from recompute_scan.cost.moments import Moments
+from recompute_scan.cost.runs import Keep, Stretch, find_stretches, with_gradients
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.structure import Role, root_engines
+from recompute_scan.result import Checkpoint
+from recompute_scan.trace.columns import Bool, Int64
+
+
+def markings(facts: Recompute) -> list[Edit]:
+    """The time that the run wrapper itself took to name checkpoints: never part of a step."""
+    calls = facts.calls
+    rows = np.flatnonzero(_named(facts, frozenset({MARKING})))
+    return [
+        Edit(int(calls.thread[row]), int(calls.start[row]), int(calls.end[row]), gone=True)
+        for row in rows
+    ]
+
+
+def removal(facts: Recompute, keep: Keep | None, hooks: Hooks) -> list[Edit]:
+    """The edits that leave one checkpoint round each block, or none.
+
+    Args:
+        facts: What ran again.
+        keep: Of the checkpoints round a block, the one that stays; where that is ``None`` every
+            checkpoint goes. Where the checkpoints are not known the last run stays.
+        hooks: What autograd and a non-reentrant checkpoint take for what they save.
+    """
+    return list(_Removal(facts, keep, hooks).edits())
+
+
+class _Removal:
+    def __init__(self, facts: Recompute, keep: Keep | None, hooks: Hooks) -> None:
+        self._facts = facts
+        self._keep = keep
+        self._hooks = hooks
+        self._saved = saved_tensors(facts.calls)
+        calls, role = facts.calls, facts.structure.role
+        replayed = np.zeros(len(calls), np.bool_)
+        for replay in facts.alignment.replays:
+            replayed[replay.again] = True
+        self._replayed = replayed
+        above = np.maximum(calls.parent, 0)
+        node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
+        self._checkpoint_node = _named(facts, words.CHECKPOINT_NODES)
+        work = replayed | np.isin(role, (Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD))
+        ranges = (role == Role.RANGE) & ~_named(facts, frozenset({MARKING}))
+        ranges &= ~self._checkpoint_node
+        # What the time between operators can begin behind, and what it can end before.
+        self._behind = Moments(
+            calls.thread,
+            ((work | ranges, calls.end), (node | self._checkpoint_node, calls.start)),
+        )
+        self._before = Moments(calls.thread, ((work, calls.start),))
+        self._operators = Moments(calls.thread, ((replayed | (role == Role.FORWARD), calls.start),))
+        self._gap = _typical_gap(facts)
+        self._staying = np.zeros(len(calls) + 1, np.int64)
+
+    def edits(self) -> Iterator[Edit]:
+        stretches = find_stretches(self._facts)
+        goes = [self._goes(stretch) for stretch in stretches]
+        staying = self._replayed.copy()
+        for stretch, going in zip(stretches, goes, strict=True):
+            if going:
+                staying[self._rows(stretch)] = False
+        self._staying = np.concatenate(([0], np.cumsum(staying)))
+        changed: set[int] = set()
+        for stretch, going in zip(stretches, goes, strict=True):
+            if not going:
+                if stretch.runs > 1:
+                    yield from self._changed_replay(stretch)
+                continue
+            yield self._gone(stretch)
+            first = int(self._originals(stretch)[0])
+            if first not in changed:
+                changed.add(first)
+                yield from self._changed_forward(stretch)
+
+    # -- what goes ---------------------------------------------------------------------------
+
+    def _goes(self, stretch: Stretch) -> bool:
+        if self._keep is None:
+            return True
+        if stretch.runs < 2:
+            return False
+        kept = self._kept(stretch)
+        if kept is not None and stretch.runs == len(stretch.checkpoints):
+            return stretch.run != stretch.checkpoints.index(kept)
+        return stretch.run < stretch.runs - 1
+
+    def _kept(self, stretch: Stretch) -> Checkpoint | None:
+        if self._keep is None or not stretch.checkpoints:
+            return None
+        return self._keep(stretch.checkpoints)
+
+    def _gone(self, stretch: Stretch) -> Edit:
+        calls = self._facts.calls
+        again = self._facts.alignment.replays[stretch.replay].again
+        rows = self._rows(stretch)
+        thread = int(calls.thread[rows[0]])
+        outer = self._range_of(rows)
+        add = 0.0
+        start, end = int(calls.start[rows[0]]), int(calls.end[rows[-1]])
+        if stretch.first == 0:
+            begin = min(start, int(calls.start[outer]))
+            start, _ = self._behind.last(thread, begin, otherwise=begin)
+            add = self._gap
+        if stretch.stop < len(again):
+            end = int(calls.start[again[stretch.stop]])
+        else:
+            end = max(end, int(calls.end[outer]))
+            moment, row = self._before.next(thread, end, otherwise=end)
+            # Up to another replay: that one's own preparation.
+            if row >= 0 and not self._replayed[row]:
+                end = moment
+        return Edit(thread, start, end, gone=True, add=add)
+
+    def _range_of(self, rows: Int64) -> int:
+        """Row of the outermost range round these operators that holds no replay that stays."""
+        calls, role = self._facts.calls, self._facts.structure.role
+        found = int(rows[0])
+        row = int(calls.parent[found])
+        while row >= 0 and role[row] == Role.RANGE and not self._checkpoint_node[row]:
+            stop = row + int(calls.size[row]) + 1
+            if calls.end[row] < calls.end[rows[-1]] or self._staying[stop] > self._staying[row]:
+                break
+            found, row = row, int(calls.parent[row])
+        return found
+
+    # -- what changes ------------------------------------------------------------------------
+
+    def _changed_forward(self, stretch: Stretch) -> Iterator[Edit]:
+        """The first run of operators whose checkpoint goes."""
+        rows, hooks = self._originals(stretch), self._hooks
+        kept, before = self._kept(stretch), _innermost(stretch)
+        saved = int(self._saved[rows].sum())
+        recorded = with_gradients(self._facts, rows)
+        was = recorded and before == "non-reentrant"
+        known = bool(stretch.checkpoints)
+        records = recorded if not known else kept is None or kept.variant != "reentrant"
+        will = kept is not None and kept.variant == "non-reentrant"
+        add = hooks.pack_ns * saved * (int(will) - int(was))
+        if records and not recorded:
+            add += hooks.gradient_ns * saved
+        if self._keep is None and before == "non-reentrant":
+            add -= hooks.unpack_ns * saved
+        yield self._changed(rows, add)
+        gone = [c for c in stretch.checkpoints if c is not kept]
+        if any(c.variant == "reentrant" for c in gone):
+            yield from self._function(rows)
+
+    def _changed_replay(self, stretch: Stretch) -> Iterator[Edit]:
+        """A run again that stays where another goes."""
+        rows, hooks = self._rows(stretch), self._hooks
+        kept, before = self._kept(stretch), _innermost(stretch)
+        if kept is None:
+            return
+        saved = int(self._saved[rows].sum())
+        recorded = with_gradients(self._facts, rows)
+        was = recorded and before == "non-reentrant"
+        will = kept.variant == "non-reentrant"
+        add = hooks.repack_ns * saved * (int(will) - int(was))
+        add += hooks.unpack_ns * saved * (int(will) - int(before == "non-reentrant"))
+        if not recorded:
+            add += hooks.gradient_ns * saved
+        yield self._changed(rows, add)
+        if any(c.variant == "reentrant" for c in stretch.checkpoints if c is not kept):
+            yield from self._function(rows)
+
+    def _changed(self, rows: Int64, add: float) -> Edit:
+        calls = self._facts.calls
+        thread, start, end = calls.thread[rows[0]], calls.start[rows[0]], calls.end[rows[-1]]
+        return Edit(int(thread), int(start), int(end), gone=False, add=add)
+
+    def _function(self, rows: Int64) -> Iterator[Edit]:
+        """What a checkpoint function does before and behind its operators, which goes with it."""
+        calls = self._facts.calls
+        function = int(self._facts.structure.function[rows[0]])
+        if function < 0 or self._facts.structure.function[rows[-1]] != function:
+            return
+        thread = int(calls.thread[function])
+        first, last = int(calls.start[function]), int(calls.end[function])
+        if self._operators.next(thread, first, otherwise=-1)[0] == calls.start[rows[0]]:
+            yield Edit(thread, first, int(calls.start[rows[0]]), gone=True, add=self._gap)
+        if self._operators.next(thread, int(calls.end[rows[-1]]), otherwise=last)[0] >= last:
+            yield Edit(thread, int(calls.end[rows[-1]]), last, gone=True, add=self._gap)
+
+    def _rows(self, stretch: Stretch) -> Int64:
+        replay = self._facts.alignment.replays[stretch.replay]
+        return replay.again[stretch.first : stretch.stop]
+
+    def _originals(self, stretch: Stretch) -> Int64:
+        replay = self._facts.alignment.replays[stretch.replay]
+        return replay.original[stretch.first : stretch.stop]
+
+
+def _innermost(stretch: Stretch) -> str | None:
+    return stretch.checkpoints[-1].variant if stretch.checkpoints else None
+
+
+def _named(facts: Recompute, names: frozenset[str]) -> Bool:
+    known = np.array([name in names for name in facts.calls.names], np.bool_)
+    return known[facts.calls.name]
+
+
+def _typical_gap(facts: Recompute) -> float:
+    """The time between two nodes of a backward pass, ns."""
+    calls = facts.calls
+    roots = root_engines(calls, facts.structure)
+    if len(roots) < 2:
+        return 0.0
+    between = calls.start[roots[1:]] - calls.end[roots[:-1]]
+    between = between[(calls.thread[roots[1:]] == calls.thread[roots[:-1]]) & (between >= 0)]
+    return float(np.median(between)) if len(between) else 0.0

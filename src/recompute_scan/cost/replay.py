@@ -1,0 +1,82 @@
+"""Running the steps of a graph through again, as they were or with stretches taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from recompute_scan.cost.clock import Clock, clock, recorded
+from recompute_scan.cost.edits import NOTHING, Edits
+from recompute_scan.cost.graph import Graph
+from recompute_scan.cost.phases import Float64
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.trace.columns import Bool
+
+_NEVER = -np.inf
+
+
+def replay_unchanged(graph: Graph) -> Float64:
+    """How long each step takes as recorded, ns: to be held against ``Graph.measured``."""
+    clocks = [recorded(thread) for thread in graph.threads]
+    return _steps(graph, _with_host_time(graph, graph.delay.copy(), clocks))
+
+
+def replay(
+    graph: Graph, facts: Recompute, edits: Edits = NOTHING, overhead: float = 0.0
+) -> Float64:
+    """How long each step takes with changes, ns.
+
+    What is taken out launches nothing and waits for nothing; all else starts as soon as what it
+    waited for is done.
+
+    Args:
+        graph: The steps.
+        facts: The trace that they come from.
+        edits: What becomes of stretches of the host's time.
+        overhead: What the profiler costs at each beginning or end of a call, ns.
+    """
+    delay = graph.delay.copy()
+    away = _gone(graph, facts, edits)[graph.target]
+    # Of what goes, only its place along the stream or thread is left.
+    delay[away] = np.where(graph.along[away], 0.0, _NEVER)
+    clocks = [clock(thread, edits, overhead) for thread in graph.threads]
+    return _steps(graph, _with_host_time(graph, delay, clocks))
+
+
+def _with_host_time(graph: Graph, delay: Float64, clocks: Sequence[Clock]) -> Float64:
+    for at, one in enumerate(clocks):
+        mine = graph.host == at
+        if mine.any():
+            delay[graph.on_host[mine]] += one.at(graph.until[mine]) - one.at(graph.since[mine])
+    return delay
+
+
+def _steps(graph: Graph, delay: Float64) -> Float64:
+    times = _settle(graph, delay)
+    over = np.maximum.accumulate([times[nodes].max() for nodes in graph.step_ends])
+    return np.diff(over, prepend=0.0)
+
+
+def _gone(graph: Graph, facts: Recompute, edits: Edits) -> Bool:
+    """For each node: was it launched, or waited for, in a stretch that goes?"""
+    calls, launches = facts.calls, facts.kernels.launch
+    row = graph.call.copy()
+    kernels = graph.kernel >= 0
+    row[kernels] = launches[graph.kernel[kernels]]
+    known = np.flatnonzero(row >= 0)
+    gone = np.zeros(len(row), np.bool_)
+    gone[known] = edits.removed(calls.thread[row[known]], calls.start[row[known]])
+    return gone
+
+
+def _settle(graph: Graph, delay: Float64) -> Float64:
+    """The time of each node: the latest that its edges ask for."""
+    times: list[float] = graph.floor.tolist()
+    for source, target, wait in zip(
+        graph.source.tolist(), graph.target.tolist(), delay.tolist(), strict=True
+    ):
+        time = times[source] + wait
+        if time > times[target]:
+            times[target] = time
+    return np.array(times)
