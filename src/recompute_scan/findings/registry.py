@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from recompute_scan.findings import doubled_checkpoint, nested_checkpoint
+from recompute_scan.findings import compiled_recompute, doubled_checkpoint, nested_checkpoint
 from recompute_scan.findings.base import Evidence, NotApplicable
 from recompute_scan.result import Checked, Finding
 
-RULES = (doubled_checkpoint.RULE, nested_checkpoint.RULE)
+RULES = (doubled_checkpoint.RULE, nested_checkpoint.RULE, compiled_recompute.RULE)
 
 
 def check_all(evidence: Evidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:

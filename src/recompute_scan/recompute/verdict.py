@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompute_scan.model import Calls
-from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.blocks import Block
+from recompute_scan.recompute.compiled import Compiled, compiled_backward
 from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.structure import Role, Structure, root_engines
+from recompute_scan.recompute.structure import Role, Structure
 from recompute_scan.result import Verdict
 from recompute_scan.trace.columns import Int64, Kind
 
@@ -51,11 +51,13 @@ def judge(
     """The verdict on a whole trace; ``unexplained`` as in ``Alignment``."""
     counted = counts.counted
     replayed = bool((counts.runs[counted] > 0).any())
-    reason = _reason(calls, structure, counts, replayed)
+    compiled = compiled_backward(calls, structure)
+    reason = _reason(calls, structure, counts, replayed, compiled)
     if reason is None and not replayed:
         reason = _lost(structure, unexplained)
     highest, mean = counts.highest(counted), counts.mean(counted)
-    if reason is None and highest < 2 and _recomputes_when_compiled(calls, structure):
+    if reason is None and highest < 2 and compiled is not None and compiled.recomputes:
+        # What operators outside show is then no more than a lower bound.
         reason = (
             "The compiled backward pass runs forward work again: how often, and where, cannot "
             "be told from operators."
@@ -88,18 +90,6 @@ def _whole(counts: Counts, block: Block) -> bool:
     return bool(holes <= HOLES * counts.weight[places].sum())
 
 
-def _recomputes_when_compiled(calls: Calls, structure: Structure) -> bool:
-    """Does the formula of a compiled node hold operators that no gradient's formula has?
-
-    What operators outside show is then no more than a lower bound.
-    """
-    forward = np.array([words.only_forward(name) for name in calls.names], np.bool_)
-    rows = np.flatnonzero(forward[calls.name] & (structure.top >= 0) & (structure.engine >= 0))
-    rows = rows[structure.role[structure.top[rows]] == Role.FORMULA]
-    compiled = calls.matching(words.COMPILED_NODE)
-    return bool(compiled[calls.name[structure.engine[rows]]].any())
-
-
 def _lost(structure: Structure, unexplained: Int64) -> str | None:
     """The reason not to say `none`: a checkpoint function's node exists to replay."""
     if structure.checkpoint_node[structure.engine[unexplained]].any():
@@ -110,7 +100,9 @@ def _lost(structure: Structure, unexplained: Int64) -> str | None:
     return None
 
 
-def _reason(calls: Calls, structure: Structure, counts: Counts, replayed: bool) -> str | None:
+def _reason(
+    calls: Calls, structure: Structure, counts: Counts, replayed: bool, compiled: Compiled | None
+) -> str | None:
     if not (calls.kind == Kind.OP).any():
         return (
             "The trace has no operators, only device activity, in which no kernel is known as "
@@ -122,11 +114,7 @@ def _reason(calls: Calls, structure: Structure, counts: Counts, replayed: bool) 
         return "No forward pass in the trace has its own backward pass in it."
     if 2 * counts.runs[~counts.counted].sum() > counts.runs.sum():
         return "Most of what runs again repeats forward work without a backward pass in the trace."
-    roots = root_engines(calls, structure)
-    compiled = calls.matching(words.COMPILED_NODE)[calls.name[roots]]
-    time = calls.duration[roots]
-    share = time[compiled].sum() / max(1, time.sum())
-    if share >= MOSTLY_COMPILED and not replayed:
+    if compiled is not None and compiled.share >= MOSTLY_COMPILED and not replayed:
         return (
             "The backward pass is compiled: what the compiler recomputes inside it cannot be "
             "told from operators."

@@ -67,6 +67,9 @@ BRINGS_BACK = re.compile(r"aten::(to|_to_copy|copy_)$")
 # first and with them in the replay: two versions of one frame.
 COMPILED_REGION = re.compile(r"(Torch-Compiled Region: \d+)/\d+$")
 
+# A compiled graph's forward, by dynamo's range or by its autograd function.
+COMPILED_CALL = re.compile(r"Torch-Compiled Region: \d+/\d+$|.*CompiledFunction$")
+
 COMPILED_NODE = re.compile(r".*CompiledFunctionBackward")
 
 # First match wins; matched on operator names below `aten::` and on custom functions.
@@ -104,6 +107,8 @@ _FAMILIES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("pooling", "pooling", re.compile(r"aten::.*pool")),
     ("copy", "copy", re.compile(r"aten::(copy_|to|_to_copy|contiguous|clone|cat|stack)$")),
 )
+# `flash_attn_3::bwd` is a backward operator as much as `aten::convolution_backward`.
+_BACKWARD = re.compile(r"bwd|backward", re.I)
 OTHER_FAMILY = ("other", "other")
 
 
@@ -129,4 +134,4 @@ def only_forward(name: str) -> bool:
     """
     if name in {"aten::linear", "aten::addmm"}:
         return True
-    return family_of(name)[1] in {"attention", "conv"} and "backward" not in name
+    return family_of(name)[1] in {"attention", "conv"} and not _BACKWARD.search(name)

@@ -1,0 +1,87 @@
+"""RS007: part of the backward pass is compiled, and what it recomputes cannot be counted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recompute_scan.findings.base import Evidence, NotApplicable, Rule
+from recompute_scan.recompute.compiled import Compiled, compiled_backward
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.vocabulary import COMPILED_CALL
+from recompute_scan.result import Finding
+
+_WHAT_TO_TRY = (
+    "To count, record a few steps with TORCH_COMPILE_DISABLE=1: the checkpoints are the same, and "
+    "every operator shows."
+)
+
+
+def check(evidence: Evidence) -> list[Finding] | NotApplicable:
+    """One finding where compiled nodes run in the backward pass."""
+    facts = evidence.facts
+    if not len(facts.structure.rows(Role.BACKWARD)):
+        return NotApplicable("The trace shows no autograd nodes, so none that is compiled.")
+    compiled = compiled_backward(facts.calls, facts.structure)
+    return [] if compiled is None else [_finding(evidence, compiled)]
+
+
+def _finding(evidence: Evidence, compiled: Compiled) -> Finding:
+    share = f"{100 * compiled.share:.0f} % of the backward pass is compiled"
+    again = _replayed_from_outside(evidence.facts)
+    if compiled.recomputes:
+        title = f"{share} and runs forward work again that operators do not count"
+        detail = (
+            "Operators that no gradient needs run inside compiled backward code: a checkpoint "
+            "inside what was compiled, or the compiler's own choice. How often, and of which "
+            "layers, cannot be told from outside."
+        )
+    else:
+        title = f"{share}: what the compiler recomputes there cannot be seen"
+        detail = (
+            "A compiled backward holds gradients and recomputed forward work in one graph, and "
+            "often in one kernel. Nothing shows that it recomputes more than a compiler always "
+            "does, and nothing rules it out."
+        )
+    if again:
+        detail += (
+            " Replays of compiled code from outside, which checkpoints round it cause, are "
+            "counted; those inside come on top of them."
+        )
+    return Finding(
+        code=RULE.code,
+        name=RULE.name,
+        severity="warning" if compiled.recomputes and again else "info",
+        confidence=evidence.confidence,
+        title=title,
+        detail=f"{detail} {_WHAT_TO_TRY}",
+        evidence=(
+            f"{compiled.nodes} compiled nodes in the backward pass",
+            *((f"{again} compiled calls ran again, outside of them",) if again else ()),
+            *_attention(evidence.facts),
+        ),
+        fix=None,
+        saving_ms=None,
+        saving_pct=None,
+    )
+
+
+def _replayed_from_outside(facts: Recompute) -> int:
+    """Compiled calls of the forward pass that a checkpoint round them ran again."""
+    compiled = facts.calls.matching(COMPILED_CALL)
+    return sum(
+        int(np.count_nonzero(compiled[facts.calls.name[replay.again[replay.ran]]]))
+        for replay in facts.alignment.replays
+    )
+
+
+def _attention(facts: Recompute) -> tuple[str, ...]:
+    """What attention's kernels say, where there are any."""
+    passes = facts.attention.passes if facts.attention is not None else []
+    if not passes:
+        return ()
+    backward, again = sum(p.layers for p in passes), sum(p.again for p in passes)
+    return (f"attention kernels: {backward} backward, {again} forward ones that ran again",)
+
+
+RULE = Rule("RS007", "compiled-recompute", check)

@@ -1,0 +1,115 @@
+"""RS007 fires where the backward pass is compiled, and says what can be seen in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from recompute_scan.findings.base import Evidence, NotApplicable
+from recompute_scan.findings.compiled_recompute import check
+from recompute_scan.headline import confidence
+from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.regions import list_regions
+from recompute_scan.result import Finding
+from recompute_scan.trace.kineto import parse
+from tests.recompute.attention_traces import Layout, each_layer, recorded
+from tests.recompute.training import checkpointed_step, gradients, plain_step, run, study_step
+from tests.trace_builder import Call, as_bytes, document, node, op, step, studied, thread
+
+
+def findings(facts: Recompute) -> list[Finding] | NotApplicable:
+    return check(Evidence(facts, list_regions(facts), None, confidence(facts), {}))
+
+
+def finding(facts: Recompute) -> Finding:
+    found = findings(facts)
+    assert isinstance(found, list)
+    (one,) = found
+    assert (one.code, one.name, one.fix) == ("RS007", "compiled-recompute", None)
+    assert "TORCH_COMPILE_DISABLE=1" in one.detail
+    return one
+
+
+def call(number: int) -> Call:
+    """A compiled layer's forward."""
+    inside = op("CompiledFunction", op("aten::mm"), seq=number)
+    return op("Torch-Compiled Region: 0/0", inside)
+
+
+def backward(number: int, *inside: str, replay: tuple[Call, ...] = ()) -> Call:
+    formula = [op(name) for name in (*inside, "aten::mm")]
+    return node("CompiledFunctionBackward", *replay, *formula, seq=number)
+
+
+@pytest.mark.parametrize("calls", [plain_step(0), checkpointed_step(0)])
+def test_silent_where_nothing_is_compiled(calls: Call) -> None:
+    assert findings(studied(thread(calls))) == []
+
+
+def test_not_applicable_without_a_backward_pass() -> None:
+    assert isinstance(findings(studied(thread(step(0, op("aten::mm"))))), NotApplicable)
+
+
+def test_a_compiled_backward_is_named() -> None:
+    found = finding(study_step(call(0), backward(0)))
+    assert found.severity == "info"
+    assert found.title == (
+        "100 % of the backward pass is compiled: what the compiler recomputes there cannot be seen"
+    )
+    assert found.evidence == ("1 compiled nodes in the backward pass",)
+
+
+def test_its_share_is_that_of_the_backward_pass() -> None:
+    layer = run(10)
+    found = finding(study_step(call(0), *layer, *gradients(layer), backward(0)))
+    assert found.title.startswith("20 % of the backward pass")
+
+
+@pytest.mark.parametrize(
+    ("operator", "recomputes"),
+    [
+        ("aten::_scaled_dot_product_flash_attention", True),
+        ("flash_attn_3::fwd", True),
+        ("aten::convolution", True),
+        ("aten::linear", True),
+        # A product and a sum, made one by Inductor.
+        ("aten::addmm", False),
+        ("aten::bmm", False),
+        ("triton_poi_fused_gelu_0", False),
+        ("flash_attn_3::bwd", False),
+        ("aten::_scaled_dot_product_flash_attention_backward", False),
+        ("aten::convolution_backward", False),
+    ],
+)
+def test_forward_work_inside_is_told_from_a_formula(operator: str, recomputes: bool) -> None:
+    facts = study_step(call(0), backward(0, operator))
+    found = finding(facts)
+    assert ("runs forward work again" in found.title) == recomputes
+    assert found.severity == "info"
+    assert facts.judgement.verdict == "inconclusive"
+    assert "compiled" in (facts.judgement.reason or "")
+
+
+def test_a_replay_of_compiled_code_is_counted_and_named() -> None:
+    facts = study_step(call(0), backward(0, replay=(call(50),)))
+    found = finding(facts)
+    assert facts.judgement.highest == 1.0
+    assert found.severity == "info"
+    assert found.evidence[1] == "1 compiled calls ran again, outside of them"
+    assert "from outside" in found.detail
+
+
+def test_both_at_once_is_a_warning() -> None:
+    attention = "aten::_scaled_dot_product_flash_attention"
+    facts = study_step(call(0), backward(0, attention, replay=(call(50),)))
+    found = finding(facts)
+    assert found.severity == "warning"
+    assert facts.judgement.verdict == "inconclusive"
+
+
+def test_attention_kernels_are_told() -> None:
+    compiled = document(thread(step(99, call(0), backward(0))), tid=1)["traceEvents"]
+    kernels = recorded(Layout(4, each_layer(4)))
+    last = max(event["ts"] + event["dur"] for event in kernels)
+    events = kernels + [{**event, "ts": event["ts"] + last + 50} for event in compiled]
+    found = finding(study(parse(as_bytes({"traceEvents": events}), "kernels")))
+    assert found.evidence[-1] == ("attention kernels: 12 backward, 12 forward ones that ran again")
