@@ -15,7 +15,7 @@ from recompute_scan.cost.machine import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.cost.price import price, time_scale
 from recompute_scan.errors import InputError
 from recompute_scan.findings.base import Evidence
-from recompute_scan.findings.registry import check_all
+from recompute_scan.findings.registry import check_all, check_ranks
 from recompute_scan.headline import confidence, headline, marks_disagree
 from recompute_scan.recompute.agreement import disagreeing_steps
 from recompute_scan.recompute.facts import Recompute, study
@@ -125,11 +125,12 @@ def merge(pieces: Sequence[Piece], failures: Sequence[InputError]) -> Result:
         raise failures[0]
     main = worst(pieces)
     unread = tuple(f"Left out: {error.what} {error.why or ''}".strip() for error in failures)
-    return replace(
+    result = replace(
         main.result,
         ranks=tuple(_rank(piece) for piece in sorted(pieces, key=lambda piece: piece.rank)),
         warnings=main.result.warnings + _rank_warnings(pieces) + unread,
     )
+    return check_ranks(result)
 
 
 def worst(pieces: Sequence[Piece]) -> Piece:
@@ -154,12 +155,15 @@ def result_from(
     scale = time_scale(facts, timed)
     regions = _with_sources(list_regions(facts, scale), sources)
     sure = confidence(facts)
-    findings, checked = check_all(Evidence(facts, regions, cost, sure, sources))
+    environment = _environment(facts.trace, info)
+    switched_on = info.switched_on if info else ()
+    findings, checked = check_all(
+        Evidence(facts, regions, cost, sure, sources, switched_on, environment)
+    )
     families = count_families(facts, scale)
     if facts.attention is not None and attention_of(families) is None:
         families += count_kernels(facts.attention)
     judgement = facts.judgement
-    environment = _environment(facts.trace, info)
     result = Result(
         tool_version=__version__,
         verdict=judgement.verdict,
@@ -317,7 +321,15 @@ def _rank(piece: Piece) -> Rank:
         trace=piece.name,
         verdict=piece.result.verdict,
         step_ms=cost.step_ms if cost else None,
+        replays_per_block=_replays_per_block(piece.result),
+        recompute_ms=cost.recompute_ms if cost else None,
     )
+
+
+def _replays_per_block(result: Result) -> float | None:
+    if result.verdict == "inconclusive" or not result.regions:
+        return None
+    return float(np.mean([region.recompute_runs_per_backward for region in result.regions]))
 
 
 def _rank_warnings(pieces: Sequence[Piece]) -> tuple[str, ...]:

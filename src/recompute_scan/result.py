@@ -239,12 +239,18 @@ class Proof:
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank's own answer."""
+    """One rank's own answer.
+
+    ``replays_per_block`` is the mean over its blocks, ``recompute_ms`` what replays take of a
+    step; ``None`` without a verdict.
+    """
 
     rank: int
     trace: str
     verdict: Verdict
     step_ms: float | None
+    replays_per_block: float | None = None
+    recompute_ms: float | None = None
 
 
 @dataclass(frozen=True)

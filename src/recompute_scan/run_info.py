@@ -53,6 +53,19 @@ class Source:
 
 
 @dataclass(frozen=True)
+class SwitchedOn:
+    """A way of checkpointing that was switched on and still was when recording ended.
+
+    Attributes:
+        mechanism: Its name, as in results.
+        site: ``file:line`` that switched it on; empty where unknown.
+    """
+
+    mechanism: str
+    site: str
+
+
+@dataclass(frozen=True)
 class RunInfo:
     """One rank's account of its run.
 
@@ -72,6 +85,7 @@ class RunInfo:
         sources: The statement at each call site, keyed ``file:line``.
         environment: Versions, device, settings; all values are text.
         warnings: What the person should know, one sentence each.
+        switched_on: Ways of checkpointing that were on, whether or not they did anything.
     """
 
     rank: int
@@ -88,6 +102,7 @@ class RunInfo:
     sources: dict[str, Source] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    switched_on: tuple[SwitchedOn, ...] = ()
     schema: str = RUN_SCHEMA
 
 

@@ -226,6 +226,18 @@ DISTRIBUTED = (
         shard("fsdp2", wrapper=N, wrapper_outside=True),
     ),
     Case(
+        "fsdp1_wrapper_outside_r",
+        "The same, reentrant: its forward leaves nothing for the backward pass to gather for.",
+        "full",
+        shard("fsdp1", wrapper=R, wrapper_outside=True),
+    ),
+    Case(
+        "fsdp2_wrapper_outside_r",
+        "The same with fully_shard.",
+        "full",
+        shard("fsdp2", wrapper=R, wrapper_outside=True),
+    ),
+    Case(
         "fsdp1_mixed",
         "FSDP's mixed precision, checkpointed twice.",
         "doubled",

@@ -95,18 +95,19 @@ def marked_step(
     replays: int,
     variants: tuple[str, str] = ("non-reentrant", "reentrant"),
     marked: int | None = None,
+    options: str = "",
 ) -> Call:
     """Three layers, each under two checkpoints that the run wrapper marked.
 
     Each layer runs again ``replays`` times; the first ``marked`` of them (all by default) bear
-    marks.
+    marks. ``options`` are those of the outer call.
     """
     forward: list[Call] = []
     backward: list[Call] = []
     for layer in range(3):
         own = run(10 * layer)
         first, module = 2 * layer + 1, (f"layers.{layer}", "Layer")
-        outer = RegionMark(first, 0, variants[0], *module, "fsdp-wrapper", "train.py:31")
+        outer = RegionMark(first, 0, variants[0], *module, "fsdp-wrapper", "train.py:31", options)
         inner = RegionMark(
             first + 1, 1, variants[1], *module, "hf-gradient-checkpointing", "train.py:24"
         )

@@ -1,9 +1,16 @@
 """What to change: one file a framework, and the choice between two of them."""
 
-from recompute_scan.advise.choose import advise_removal, keep_and_drop, switch_of, take_out
+from recompute_scan.advise.choose import (
+    Switch,
+    advise_removal,
+    keep_and_drop,
+    switch_of,
+    take_out,
+)
 from recompute_scan.advise.registry import find_mechanism, title_of
 
 __all__ = [
+    "Switch",
     "advise_removal",
     "find_mechanism",
     "keep_and_drop",

@@ -20,8 +20,8 @@ from recompute_scan.cost.phases import (
 )
 from recompute_scan.cost.predict import Base, Prediction, middle_doubt, predict, prepare
 from recompute_scan.cost.runs import Keep
+from recompute_scan.recompute.collectives import find_collectives, time_of
 from recompute_scan.recompute.facts import Recompute
-from recompute_scan.recompute.vocabulary import COLLECTIVE
 from recompute_scan.result import Breakdown, Checkpoint, Cost
 
 # Below this share of busy time the host, not the GPU, limits the step.
@@ -119,25 +119,11 @@ def _breakdown(phases: Phases, step_ms: float) -> Breakdown:
 
 
 def _repeated_collectives(facts: Recompute, scale: float) -> float | None:
-    """Host time per step of collectives that stand inside a replay; ``None`` without any."""
-    calls = facts.calls
-    collective = calls.named(COLLECTIVE)
-    if not len(collective):
+    """Time per step of collectives that stand inside a replay; ``None`` without any at all."""
+    collectives = find_collectives(facts)
+    if not len(collectives.rows):
         return None
-    # Only the outermost range of one collective counts.
-    parent = np.maximum(calls.parent[collective], 0)
-    names = calls.matching(COLLECTIVE)[calls.name[parent]]
-    collective = collective[(calls.parent[collective] < 0) | ~names]
-    total = 0
-    for replay in facts.alignment.replays:
-        first, last = calls.start[replay.again].min(), calls.end[replay.again].max()
-        thread = calls.thread[replay.again[0]]
-        inside = (
-            (calls.thread[collective] == thread)
-            & (calls.start[collective] >= first)
-            & (calls.end[collective] <= last)
-        )
-        total += int(calls.duration[collective[inside]].sum())
+    total = time_of(facts, collectives.repeated)
     return total / _NS_PER_MS / facts.complete_count * scale
 
 

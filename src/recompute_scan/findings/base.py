@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from recompute_scan.advise import title_of
+from recompute_scan.advise import Switch, switch_of, title_of
 from recompute_scan.recompute.facts import Recompute
-from recompute_scan.result import Checkpoint, Cost, Finding, Level, Region
-from recompute_scan.run_info import Source
+from recompute_scan.result import Checkpoint, Cost, Finding, Level, Rank, Region
+from recompute_scan.run_info import Source, SwitchedOn
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Evidence:
         cost: Price of the replays, or ``None``.
         confidence: How sure the counts are.
         sources: Statements at call sites, from the run's own account.
+        switched_on: What was switched on when a recorded run ended; empty without one.
+        environment: Versions and settings of the recorded run; empty without one.
     """
 
     facts: Recompute
@@ -28,6 +30,17 @@ class Evidence:
     cost: Cost | None
     confidence: Level
     sources: Mapping[str, Source]
+    switched_on: tuple[SwitchedOn, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def alone(self) -> frozenset[Switch]:
+        """Switches that are the only checkpoint of some block."""
+        return frozenset(
+            switch_of(region.checkpoints[0])
+            for region in self.regions
+            if len(region.checkpoints) == 1
+        )
 
 
 @dataclass(frozen=True)
@@ -39,15 +52,28 @@ class NotApplicable:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule: a code that never changes its meaning, a name for the bad state, a check."""
+    """One rule: a code that never changes its meaning, a name for the bad state, a check.
+
+    ``check_ranks`` is for what only several ranks together show; it comes after their results.
+    """
 
     code: str
     name: str
     check: Callable[[Evidence], list[Finding] | NotApplicable]
+    check_ranks: Callable[[Sequence[Rank]], list[Finding] | NotApplicable] | None = None
 
 
 def describe(checkpoint: Checkpoint) -> str:
     """One checkpoint as a line of evidence: depth, mechanism, variant and call site."""
     place = f" at {checkpoint.call_site}" if checkpoint.call_site else ""
     variant = f", {checkpoint.variant}" if checkpoint.variant else ""
-    return f"depth {checkpoint.depth}: {title_of(checkpoint.mechanism)}{variant}{place}"
+    options = "".join(f", {option.replace('-', ' ')}" for option in checkpoint.options)
+    return f"depth {checkpoint.depth}: {title_of(checkpoint.mechanism)}{variant}{options}{place}"
+
+
+def no_verdict(evidence: Evidence) -> NotApplicable | None:
+    """Why no rule on replays can look at this trace; ``None`` where one can."""
+    judgement = evidence.facts.judgement
+    if judgement.verdict == "inconclusive":
+        return NotApplicable(judgement.reason or "There is no verdict.")
+    return None

@@ -53,7 +53,7 @@ def _finding(evidence: Evidence, stack: _Checkpoints, regions: list[Region]) -> 
             *(describe(checkpoint) for checkpoint in stack),
             *(_counted(region) for region in regions[:3]),
         ),
-        fix=advise_removal(stack, evidence.sources),
+        fix=advise_removal(stack, evidence.sources, evidence.alone),
         saving_ms=(cost.step_ms - cost.predicted_step_ms) * share if cost else None,
         saving_pct=cost.saving_pct * share if cost else None,
     )

@@ -43,7 +43,7 @@ def _finding(evidence: Evidence, stack: tuple[Checkpoint, ...], regions: list[Re
             "With a reentrant variant, or with early stop off, every block would run twice."
         ),
         evidence=tuple(describe(checkpoint) for checkpoint in stack),
-        fix=advise_removal(stack, evidence.sources),
+        fix=advise_removal(stack, evidence.sources, evidence.alone),
         saving_ms=0.0,
         saving_pct=0.0,
     )

@@ -53,6 +53,11 @@ PLUMBING = re.compile(
 )
 
 COLLECTIVE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
+NO_COLLECTIVE = re.compile(r".*::(wait_tensor|barrier|monitored_barrier_)$")
+GATHER = re.compile(r".*::_?all_?gather")
+
+# Ranges of FSDP1 and FSDP2 (torch/distributed/fsdp).
+SHARDING = re.compile(r"FullyShardedDataParallel\.|FSDP::")
 
 # Bookkeeping that costs nothing and that a checkpoint itself adds or leaves out.
 NEUTRAL = re.compile(

@@ -38,6 +38,9 @@ def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -
         "world_size": str(ranks.world_size),
         "torch_compile": "used" if _compiled_something() else "not used",
     }
+    budget = getattr(sys.modules.get("torch._functorch.config"), "activation_memory_budget", 1.0)
+    if budget != 1.0:  # the compiler recomputes by itself
+        facts["activation_memory_budget"] = str(budget)
     if device == "cuda":
         facts["device_name"] = torch.cuda.get_device_name()
         facts["cuda"] = str(torch.version.cuda or torch.version.hip or "")

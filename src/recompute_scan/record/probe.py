@@ -31,6 +31,7 @@ from recompute_scan.record.module_names import ModuleIndex
 from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origins
 from recompute_scan.record.switches import COMPOSABLE_MODULE, Switches
+from recompute_scan.run_info import SwitchedOn
 
 # The ranges are opened by these and not by `torch.profiler.record_function`: that one is an
 # operator of its own, which a selective checkpoint's dispatch mode would see, count and cache.
@@ -48,6 +49,7 @@ class Probe:
     Attributes:
         sites: Source lines of the call sites that were named.
         warnings: What could not be watched in this version of torch.
+        switched_on: Ways of checkpointing that were on when recording last began.
     """
 
     def __init__(self, start_folder: Path) -> None:
@@ -60,6 +62,7 @@ class Probe:
         self._undo: list[Callable[[], None]] = []
         self._warnings: list[str] = []
         self._installed = False
+        self.switched_on: tuple[SwitchedOn, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
@@ -87,9 +90,10 @@ class Probe:
             self._undo.pop()()
 
     def begin(self) -> None:
-        """Recording is about to start: learn the names of the modules there are now."""
+        """Recording is about to start: learn the modules there are now, and what is on."""
         try:
             self._index.rebuild()
+            self.switched_on = self._switches.still_on()
         except Exception as error:  # some module that cannot be walked; go without names
             self._warn(f"Modules could not be named: {type(error).__name__}: {error}")
 

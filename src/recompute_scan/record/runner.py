@@ -165,6 +165,7 @@ def _account(
         sources=probe.sites.sources(),
         environment=environment(target, recorder.device, ranks),
         warnings=(*recorder.warnings, *probe.warnings),
+        switched_on=probe.switched_on,
     )
 
 

@@ -19,9 +19,11 @@ from typing import Any
 import wrapt
 from torch import nn
 
-from recompute_scan.advise.registry import MECHANISMS
+from recompute_scan.advise import fsdp, pytorch
+from recompute_scan.advise.registry import MECHANISMS, recognise
 from recompute_scan.record.call_sites import CallSites, places_of
 from recompute_scan.record.module_names import unwrapped
+from recompute_scan.run_info import SwitchedOn
 
 WRAPPER_MODULE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 COMPOSABLE_MODULE = "torch.distributed._composable.checkpoint_activation"
@@ -34,10 +36,12 @@ class Switched:
     Attributes:
         site: The line, as shown to a person.
         places: ``path:function`` of the frames that led there, innermost first.
+        asking: Where the checkpoint will be called from; a pattern of the mechanism's.
     """
 
     site: str = ""
     places: tuple[str, ...] = ()
+    asking: str = ""
 
 
 NOWHERE = Switched()
@@ -62,8 +66,9 @@ class Switches:
         self._active = True
         self._after_import(WRAPPER_MODULE, self._watch_wrapper)
         self._after_import(COMPOSABLE_MODULE, self._watch_composable)
-        for entry in dict.fromkeys(e for m in MECHANISMS for e in m.switches):
-            self._watch_method(entry, self._model_switched)
+        # The last that has an entry point is the least specific.
+        for entry, asking in {e: m.asks[0] for m in MECHANISMS for e in m.switches}.items():
+            self._watch_method(entry, functools.partial(self._model_switched, asking))
         for entry in dict.fromkeys(e for m in MECHANISMS for e in m.settings):
             self._watch_method(entry, functools.partial(self._set, entry))
 
@@ -97,6 +102,20 @@ class Switches:
         """The line that last made one of these settings objects; empty where none did."""
         return next((self._settings[entry] for entry in entries if entry in self._settings), "")
 
+    def still_on(self) -> tuple[SwitchedOn, ...]:
+        """What was switched on and is not off again, each switch once."""
+        on = [
+            *self._wrappers.values(),
+            *self._composable.values(),
+            *(switched for model, switched in self._models.items() if _is_on(model)),
+        ]
+        found = {}
+        for switched in on:
+            mechanism = recognise(switched.asking, switched.places)
+            site = self.of_settings(mechanism.settings) or switched.site
+            found[mechanism.name, site] = SwitchedOn(mechanism.name, site)
+        return tuple(found.values())
+
     def _after_import(self, name: str, watch: Callable[[ModuleType], None]) -> None:
         def hook(module: ModuleType) -> None:
             if not self._active:
@@ -117,7 +136,7 @@ class Switches:
         @functools.wraps(original)
         def init(wrapper: Any, *args: Any, **kwargs: Any) -> None:
             original(wrapper, *args, **kwargs)
-            self._remember(self._wrappers, wrapper)
+            self._remember(self._wrappers, wrapper, fsdp.MECHANISM.asks[0])
 
         kind.__init__ = init
 
@@ -127,7 +146,7 @@ class Switches:
         @functools.wraps(original)  # carries over `.state`, which its hooks look up
         def checkpoint(target: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(target, *args, **kwargs)
-            self._remember(self._composable, target)
+            self._remember(self._composable, target, pytorch.COMPOSABLE.asks[0])
             return result
 
         module.__dict__["checkpoint"] = checkpoint
@@ -154,20 +173,25 @@ class Switches:
 
         self._after_import(name, watch)
 
-    def _model_switched(self, model: object) -> None:
-        # The outermost of the methods that call each other is the user's; it comes first.
+    def _model_switched(self, asking: str, model: object) -> None:
         if isinstance(model, nn.Module):
-            self._remember(self._models, model)
+            self._remember(self._models, model, asking)
             self._parts.clear()
 
     def _set(self, entry: str, _: object) -> None:
         if self._active:
             self._settings[entry] = self._sites.switched_on_at(sys._getframe(2))
 
-    def _remember(self, where: _ByModule, module: object) -> None:
+    def _remember(self, where: _ByModule, module: object, asking: str) -> None:
         if self._active and isinstance(module, nn.Module):
             frame = sys._getframe(1)
-            where[module] = Switched(self._sites.switched_on_at(frame), tuple(places_of(frame)))
+            site = self._sites.switched_on_at(frame)
+            where[module] = Switched(site, tuple(places_of(frame)), asking)
+
+
+def _is_on(model: nn.Module) -> bool:
+    """Does a part of the model have its flag set? transformers and diffusers name it alike."""
+    return any(getattr(part, "gradient_checkpointing", False) is True for part in model.modules())
 
 
 def _get(known: Mapping[nn.Module, Switched], module: object) -> Switched:

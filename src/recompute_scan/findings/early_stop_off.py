@@ -1,0 +1,74 @@
+"""RS008: non-reentrant replays run to the end of their block, because early stop is off."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from recompute_scan.advise import title_of
+from recompute_scan.findings.base import Evidence, NotApplicable, Rule, describe, no_verdict
+from recompute_scan.result import Checkpoint, Finding, Fix, Region
+
+OFF = "early-stop-off"
+_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+
+
+def check(evidence: Evidence) -> list[Finding] | NotApplicable:
+    """One finding for each checkpoint that is called with early stop off."""
+    if unknown := no_verdict(evidence):
+        return unknown
+    if evidence.facts.marks is None and evidence.facts.judgement.verdict != "none":
+        return NotApplicable(
+            "Whether early stop was on shows only in a trace that `recompute-scan run` recorded."
+        )
+    off: dict[Checkpoint, list[Region]] = defaultdict(list)
+    for region in evidence.regions:
+        for checkpoint in region.checkpoints:
+            if OFF in checkpoint.options and region.recompute_runs_per_backward:
+                off[checkpoint].append(region)
+    return [_finding(evidence, checkpoint, regions) for checkpoint, regions in off.items()]
+
+
+def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) -> Finding:
+    nested = any(len(region.checkpoints) > 1 for region in regions)
+    return Finding(
+        code=RULE.code,
+        name=RULE.name,
+        severity="warning" if nested else "info",
+        confidence=evidence.confidence,
+        title=f"{len(regions)} of {len(evidence.regions)} blocks are replayed to their end: "
+        "early stop is off",
+        detail=(
+            "A non-reentrant replay may stop as soon as it has the last tensor that the backward "
+            "pass needs, which leaves out a block's last operators. Here it goes on to the end."
+            + (
+                " Round another non-reentrant checkpoint that also makes it replay the block "
+                "a second time."
+                if nested
+                else ""
+            )
+        ),
+        evidence=(
+            describe(checkpoint),
+            *(region.module or region.signature for region in regions[:3]),
+        ),
+        fix=Fix(
+            summary=(
+                "Leave early stop on: no set_checkpoint_early_stop(False) and no "
+                f"early_stop=False in {title_of(checkpoint.mechanism)}."
+            ),
+            disposition="review",
+            diff=None,
+            keep=title_of(checkpoint.mechanism),
+            remove="early_stop=False, or set_checkpoint_early_stop(False)",
+            docs=_DOCS,
+            reason=(
+                "Some frameworks turn it off so that hooks and side effects at the end of a "
+                "block run in each replay."
+            ),
+        ),
+        saving_ms=None,
+        saving_pct=None,
+    )
+
+
+RULE = Rule("RS008", "early-stop-off", check)

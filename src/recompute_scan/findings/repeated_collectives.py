@@ -1,0 +1,123 @@
+"""RS005: replays gather parameters, or communicate otherwise, once more."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from recompute_scan.findings.base import Evidence, NotApplicable, Rule, no_verdict
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.collectives import Collectives, find_collectives, time_of
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.result import Finding, Fix
+from recompute_scan.trace.columns import Int64
+
+_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
+
+
+def check(evidence: Evidence) -> list[Finding] | NotApplicable:
+    """One finding for gathers of parameters inside replays, and one for other communication."""
+    if unknown := no_verdict(evidence):
+        return unknown
+    facts = evidence.facts
+    collectives = find_collectives(facts)
+    if not len(collectives.rows):
+        return NotApplicable("The trace holds no collective communication.")
+    repeated = collectives.repeated
+    gathers = repeated[_is_parameter_gather(facts, repeated)]
+    others = np.setdiff1d(repeated, gathers)
+    found = []
+    if len(gathers):
+        found.append(_gathers(evidence, collectives, gathers))
+    if len(others):
+        found.append(_others(evidence, others))
+    return found
+
+
+def _gathers(evidence: Evidence, collectives: Collectives, gathers: Int64) -> Finding:
+    facts = evidence.facts
+    every = collectives.rows[_is_parameter_gather(facts, collectives.rows)]
+    per_step, total = len(gathers) / facts.complete_count, len(every) / facts.complete_count
+    return Finding(
+        code=RULE.code,
+        name=RULE.name,
+        severity="warning",
+        confidence=evidence.confidence,
+        title=f"Replays gather parameters again: {per_step:g} of {total:g} all-gathers a step",
+        detail=(
+            "The checkpoint stands outside the FSDP unit, so that its replay gathers the unit's "
+            "parameters once more than the forward and the backward pass need. "
+            f"{_time(facts, gathers)} How much of it delays the step depends on what runs beside "
+            "it."
+        ),
+        evidence=_evidence(facts, gathers),
+        fix=Fix(
+            summary=(
+                "Checkpoint inside the FSDP units, non-reentrant: FSDP's own wrapper on the "
+                "layers, or the setting of your framework for it."
+            ),
+            disposition="review",
+            diff=None,
+            keep="one checkpoint inside each FSDP unit",
+            remove="the checkpoint outside",
+            docs=_DOCS,
+            reason="Which units are checkpointed decides what memory is needed.",
+        ),
+        saving_ms=None,
+        saving_pct=None,
+    )
+
+
+def _others(evidence: Evidence, others: Int64) -> Finding:
+    facts = evidence.facts
+    per_step = len(others) / facts.complete_count
+    return Finding(
+        code=RULE.code,
+        name=RULE.name,
+        severity="info",
+        confidence=evidence.confidence,
+        title=f"Replays repeat communication: {per_step:g} collectives a step",
+        detail=(
+            "The replayed blocks communicate in their forward, as tensor-parallel and expert "
+            f"layers do, and so does every replay. {_time(facts, others)} Selective checkpointing "
+            "that saves what is received avoids it, for memory."
+        ),
+        evidence=_evidence(facts, others),
+        fix=None,
+        saving_ms=None,
+        saving_pct=None,
+    )
+
+
+def _is_parameter_gather(
+    facts: Recompute, rows: Int64
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """For each collective: is it a gather that FSDP started?"""
+    calls = facts.calls
+    gather, sharding = calls.matching(words.GATHER), calls.matching(words.SHARDING)
+    found = np.zeros(len(rows), np.bool_)
+    for place in np.flatnonzero(gather[calls.name[rows]]):
+        above = int(calls.parent[rows[place]])
+        while above >= 0 and not sharding[calls.name[above]]:
+            above = int(calls.parent[above])
+        found[place] = above >= 0
+    return found
+
+
+def _evidence(facts: Recompute, rows: Int64) -> tuple[str, ...]:
+    calls = facts.calls
+    names = Counter(calls.names[calls.name[row]] for row in rows)
+    return tuple(
+        f"{name}: {number / facts.complete_count:g} a step inside replays"
+        for name, number in names.most_common()
+    )
+
+
+def _time(facts: Recompute, rows: Int64) -> str:
+    ms = time_of(facts, rows) / 1e6 / facts.complete_count
+    what = "They take" if facts.work.on_gpu else "To start them takes the host"
+    return f"{what} {ms:.3g} ms of a recorded step."
+
+
+RULE = Rule("RS005", "repeated-collectives", check)

@@ -1,0 +1,352 @@
+"""RS003 to RS008 fire on the state that they are named for, and stay silent on the others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recompute_scan.findings.base import Evidence
+from recompute_scan.findings.registry import check_all, check_ranks
+from recompute_scan.headline import confidence
+from recompute_scan.pipeline import analyse, result_of
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.regions import list_regions
+from recompute_scan.result import Finding, Rank, Result
+from recompute_scan.run_info import SwitchedOn
+from tests.cases.distributed import record_ranks
+from tests.recompute.training import (
+    checkpointed_step,
+    gradients,
+    marked_step,
+    no_grad,
+    plain_step,
+    run,
+    training_step,
+)
+from tests.record.runs import LAYERS, record_script
+from tests.trace_builder import (
+    Call,
+    annotation,
+    document,
+    launch,
+    loaded,
+    node,
+    op,
+    studied,
+    thread,
+)
+
+N, R = "non-reentrant", "reentrant"
+
+
+def looked(facts: Recompute, code: str, **more: object) -> tuple[str, list[Finding]]:
+    evidence = Evidence(facts, list_regions(facts), None, confidence(facts), {}, **more)  # type: ignore[arg-type]
+    findings, checked = check_all(evidence)
+    (status,) = [one.status for one in checked if one.code == code]
+    return status, [finding for finding in findings if finding.code == code]
+
+
+def only(facts: Recompute, code: str, **more: object) -> Finding:
+    status, findings = looked(facts, code, **more)
+    assert status == "found"
+    (finding,) = findings
+    return finding
+
+
+def marked(replays: int, variants: tuple[str, str] = (N, N), options: str = "") -> Recompute:
+    return studied(thread(marked_step(0, replays, variants, options=options)))
+
+
+# RS003
+
+ON = (SwitchedOn("hf-gradient-checkpointing", "train.py:24"),)
+
+
+def test_a_marked_block_without_a_replay_is_idle() -> None:
+    finding = only(marked(0), "RS003")
+    assert finding.title.startswith("3 of 3 blocks are checkpointed and none")
+
+
+def test_a_switch_that_no_call_came_from_is_idle() -> None:
+    facts = studied(thread(plain_step(0)))
+    finding = only(facts, "RS003", switched_on=ON)
+    assert "is switched on at train.py:24, and no checkpoint was called" in finding.title
+    assert finding.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("facts", "more", "status"),
+    [
+        (marked(1), {"switched_on": ON}, "clean"),
+        (marked(2), {"switched_on": ON}, "clean"),
+        (studied(thread(plain_step(0))), {}, "not-applicable"),
+        (studied(thread(checkpointed_step(0))), {}, "not-applicable"),
+        # What is compiled calls no checkpoint while it runs.
+        (
+            studied(thread(plain_step(0))),
+            {"switched_on": ON, "environment": {"torch_compile": "used"}},
+            "clean",
+        ),
+    ],
+)
+def test_a_checkpoint_that_works_is_not_idle(
+    facts: Recompute, more: dict[str, object], status: str
+) -> None:
+    assert looked(facts, "RS003", **more)[0] == status
+
+
+# RS004
+
+
+def together(*replays: float | None) -> Result:
+    result = result_of(loaded(thread(checkpointed_step(0))))
+    ranks = tuple(
+        Rank(rank, f"{rank}.json", "full", 10.0, value, 2.0) for rank, value in enumerate(replays)
+    )
+    return check_ranks(replace(result, ranks=ranks))
+
+
+def uneven(result: Result) -> tuple[str, list[Finding]]:
+    (status,) = [one.status for one in result.checked if one.code == "RS004"]
+    return status, [finding for finding in result.findings if finding.code == "RS004"]
+
+
+def test_ranks_that_replay_more_are_named() -> None:
+    status, (finding,) = uneven(together(1.0, 1.0, 0.5, 1.0))
+    assert status == "found"
+    assert finding.title == "Ranks replay from 0.5 to 1 times per block; most on ranks 0, 1, 3"
+    assert finding.evidence[2] == "rank 2: 0.5 replays per block, 2.0 ms a step"
+
+
+@pytest.mark.parametrize(
+    ("replays", "status"),
+    [
+        ((1.0, 1.0), "clean"),
+        ((1.0, 0.95), "clean"),
+        ((1.0,), "not-applicable"),
+        ((1.0, None), "not-applicable"),
+    ],
+)
+def test_even_ranks_are_not_uneven(replays: tuple[float | None, ...], status: str) -> None:
+    assert uneven(together(*replays))[0] == status
+
+
+def test_two_traces_of_one_run_are_compared(tmp_path: Path) -> None:
+    names = []
+    for rank, calls in enumerate((checkpointed_step(0), checkpointed_step(0, replays={0: 0}))):
+        names.append(tmp_path / f"rank{rank}.json")
+        write(names[-1], calls)
+    assert uneven(analyse([tmp_path]))[0] == "found"
+    assert uneven(analyse([names[0], names[0]]))[0] == "clean"
+    assert uneven(analyse([names[0]]))[0] == "not-applicable"
+
+
+def write(path: Path, calls: Call) -> None:
+    path.write_text(json.dumps(document(thread(calls))))
+
+
+# RS005 and RS006
+
+GATHER = annotation(
+    "FullyShardedDataParallel._pre_forward",
+    op("c10d::allgather_", op("record_param_comms", launch("ncclAllGather", 40.0))),
+)
+REDUCE = op("c10d::allreduce_", op("record_param_comms"))
+
+
+def sharded_step(
+    *first: Call,
+    in_replay: tuple[Call, ...] = (),
+    in_hook: tuple[Call, ...] = (),
+    reentrantly: bool = True,
+) -> Recompute:
+    """Three layers under FSDP, with communication where it is asked for."""
+    forward: list[Call] = []
+    backward: list[Call] = []
+    for layer in range(3):
+        own, again = run(100 * layer), run(100 * layer + 50)
+        if reentrantly:
+            inside = op("CheckpointFunction", *first, *no_grad(own), seq=100 * layer + 9)
+            nodes = [
+                node(
+                    "CheckpointFunctionBackward",
+                    *in_replay,
+                    *again,
+                    *in_hook,
+                    *gradients(again),
+                    seq=100 * layer + 9,
+                )
+            ]
+            if in_hook:
+                engine = nodes[0]
+                nodes = [replace(engine, inside=(*in_hook, *engine.inside))]
+            forward.append(annotation("FullyShardedDataParallel.forward", inside))
+        else:
+            forward += [*first, *own]
+            nodes = gradients(own, [*in_replay, *again])
+            if in_hook:
+                nodes[0] = replace(nodes[0], inside=(*in_hook, *nodes[0].inside))
+        backward = [*nodes, *backward]
+    return studied(thread(training_step(0, *forward, *backward)))
+
+
+@pytest.mark.parametrize("reentrantly", [True, False])
+def test_gathers_in_replays_are_counted_and_timed(reentrantly: bool) -> None:
+    facts = sharded_step(GATHER, in_replay=(GATHER,), reentrantly=reentrantly)
+    assert facts.judgement.verdict == "full"
+    finding = only(facts, "RS005")
+    assert finding.title == "Replays gather parameters again: 3 of 6 all-gathers a step"
+    assert finding.evidence == ("c10d::allgather_: 3 a step inside replays",)
+    assert "0.12 ms of a recorded step" in finding.detail
+
+
+def test_other_communication_in_replays_is_told_apart() -> None:
+    finding = only(sharded_step(REDUCE, in_replay=(REDUCE,)), "RS005")
+    assert finding.title == "Replays repeat communication: 3 collectives a step"
+    assert finding.severity == "info"
+
+
+def test_a_gather_in_a_hook_of_the_backward_pass_is_no_replays() -> None:
+    hook = annotation("FullyShardedDataParallel._pre_backward_hook", op("c10d::allgather_"))
+    facts = sharded_step(GATHER, in_hook=(hook,), reentrantly=False)
+    assert looked(facts, "RS005")[0] == "clean"
+
+
+def test_without_communication_nothing_is_repeated() -> None:
+    assert looked(studied(thread(checkpointed_step(0))), "RS005")[0] == "not-applicable"
+
+
+def test_a_reentrant_checkpoint_under_fsdp() -> None:
+    finding = only(sharded_step(GATHER), "RS006")
+    assert finding.title == "3 of 3 blocks are checkpointed reentrantly under FSDP"
+    assert finding.fix is not None
+    assert "use_reentrant=False" in finding.fix.summary
+
+
+def test_a_non_reentrant_checkpoint_under_fsdp_is_clean() -> None:
+    assert looked(sharded_step(GATHER, reentrantly=False), "RS006")[0] == "clean"
+
+
+def test_reentrant_without_fsdp_is_not_looked_at() -> None:
+    assert looked(marked(1, (R, R)), "RS006")[0] == "not-applicable"
+
+
+@pytest.mark.parametrize(
+    ("variants", "status"), [((N, R), "clean"), ((R, N), "found"), ((R, R), "found")]
+)
+def test_what_the_advice_on_doubling_takes_out_is_not_reported_again(
+    variants: tuple[str, str], status: str
+) -> None:
+    step = marked_step(0, 2, variants)  # the outer one is FSDP's wrapper, and stays
+    facts = studied(thread(replace(step, inside=(*step.inside, annotation("FSDP::post_forward")))))
+    assert looked(facts, "RS006")[0] == status
+
+
+@pytest.mark.slow
+def test_real_ranks_gather_again_for_a_reentrant_checkpoint_outside(tmp_path: Path) -> None:
+    """Counted by hand in these traces: 13 gathers a step, 4 of them for the replays."""
+    for name, statuses in (
+        ("fsdp1_wrapper_outside_r", ("found", "found")),
+        ("fsdp1_wrapper_outside", ("clean", "clean")),
+        ("fsdp1_wrapper_n", ("clean", "clean")),
+    ):
+        (tmp_path / name).mkdir()
+        record_ranks(name, tmp_path / name)
+        result = analyse(sorted((tmp_path / name).glob("*.json.gz")))
+        checked = {one.code: one.status for one in result.checked}
+        assert (checked["RS005"], checked["RS006"]) == statuses
+        assert checked["RS004"] == "clean"
+        titles = [finding.title for finding in result.findings if finding.code == "RS005"]
+        if titles:
+            assert titles == ["Replays gather parameters again: 4 of 13 all-gathers a step"]
+
+
+# RS008
+
+
+def test_early_stop_off_is_named() -> None:
+    finding = only(marked(1, options="early-stop-off"), "RS008")
+    assert finding.title == "3 of 3 blocks are replayed to their end: early stop is off"
+    assert finding.severity == "warning"  # another checkpoint inside it is replayed too
+    assert (
+        "depth 0: FSDP's checkpoint wrapper, non-reentrant, early stop off" in (finding.evidence[0])
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "status"),
+    [
+        (marked(1), "clean"),
+        (marked(1, options="selective"), "clean"),
+        (studied(thread(checkpointed_step(0))), "not-applicable"),
+        (studied(thread(plain_step(0))), "clean"),
+    ],
+)
+def test_early_stop_on_is_silent(facts: Recompute, status: str) -> None:
+    assert looked(facts, "RS008")[0] == status
+
+
+IDLE = LAYERS + (
+    "model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))\n"
+    "head = Layer()\n"
+    "optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], 1e-3)\n"
+    "for step in range(9):\n"
+    "    x = torch.randn(4, 8)\n"
+    "    for layer in model:\n"
+    "        x = checkpoint(layer, x, use_reentrant=False)\n"
+    "    head(x).sum().backward()\n"
+    "    optimizer.step()\n"
+)
+SWITCHED_OFF_BY_EVAL = """\
+import torch, warnings
+from transformers import LlamaConfig, LlamaForCausalLM
+warnings.simplefilter("ignore")
+model = LlamaForCausalLM(LlamaConfig(
+    vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=2, use_cache=False,
+))
+model.activation_checkpointing_enable()
+MODE
+tokens = torch.randint(0, 32, (2, 8))
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for step in range(9):
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+"""
+EARLY_STOP = LAYERS + (
+    "from torch.utils.checkpoint import set_checkpoint_early_stop\n"
+    "model = nn.Sequential(*(Layer() for _ in range(3)))\n"
+    "optimizer = torch.optim.SGD(model.parameters(), 1e-3)\n"
+    "for step in range(9):\n"
+    "    x = torch.randn(4, 8)\n"
+    "    with set_checkpoint_early_stop(ON):\n"
+    "        for layer in model:\n"
+    "            x = checkpoint(layer, x, use_reentrant=False)\n"
+    "    x.sum().backward()\n"
+    "    optimizer.step()\n"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "code", "found"),
+    [
+        (IDLE, "RS003", True),
+        (SWITCHED_OFF_BY_EVAL.replace("MODE", "model.eval()"), "RS003", True),
+        (SWITCHED_OFF_BY_EVAL.replace("MODE", "model.train()"), "RS003", False),
+        (EARLY_STOP.replace("ON", "False"), "RS008", True),
+        (EARLY_STOP.replace("ON", "True"), "RS008", False),
+    ],
+    ids=["idle", "evaluation", "training", "early-stop-off", "early-stop-on"],
+)
+def test_real_scripts(tmp_path: Path, script: str, code: str, found: bool) -> None:
+    recorded = record_script(tmp_path, script, steps=2)
+    assert recorded.status == 0, recorded.stderr
+    result = analyse([recorded.output])
+    assert (code in {finding.code for finding in result.findings}) == found
+    assert [one.status for one in result.checked if one.code == code] == [
+        "found" if found else "clean"
+    ]
