@@ -36,6 +36,7 @@ class Source:
         alone: Whether it is the only statement of its block, so that deleting it would leave
             the block empty.
         whole_lines: Whether nothing else stands on its lines, so that they can be deleted.
+        installed: Whether the file belongs to an installed library, and is not to be changed.
     """
 
     first: int
@@ -44,6 +45,7 @@ class Source:
     end: int
     alone: bool
     whole_lines: bool
+    installed: bool = False
 
     @property
     def statement(self) -> str:

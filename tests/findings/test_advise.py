@@ -208,6 +208,11 @@ def test_how_a_statement_changes(
     assert new == (None if after is None else [indent + line for line in after.split("\n")])
 
 
+def test_a_library_is_not_to_be_changed() -> None:
+    source = Source(1, "x = checkpoint(f, x)", 1, 1, False, True, installed=True)
+    assert edited(source, (Edit("checkpoint", "call"),)) is None
+
+
 def test_the_first_edit_that_fits_is_taken() -> None:
     source = Source(1, "model.new_name()", 1, 1, True, True)
     edits = (Edit("old_name", "delete"), Edit("new_name", "delete"))

@@ -167,6 +167,7 @@ def test_a_call_in_a_library_is_named_within_it(tmp_path: Path) -> None:
     recorded = record_script(tmp_path, script, steps=1)
     assert [mark.site for mark in recorded.trace().regions] == ["somelib/blocks.py:3"]
     assert recorded.info.sources["somelib/blocks.py:3"].statement.startswith("return checkpoint(")
+    assert recorded.info.sources["somelib/blocks.py:3"].installed
 
 
 class Block(nn.Module):

@@ -25,9 +25,9 @@ def edited(source: Source, edits: Iterable[Edit]) -> list[str] | None:
     """The lines that take the statement's place, by the first edit that fits.
 
     An empty list deletes it. ``None`` where no edit fits, or where the statement shares its
-    lines with others: nothing is guessed.
+    lines with others or belongs to an installed library: nothing is guessed.
     """
-    if not source.whole_lines:
+    if source.installed or not source.whole_lines:
         return None
     lines = source.text.split("\n")[source.begin - source.first : source.end - source.first + 1]
     statement = _Statement(lines, source.alone)

@@ -37,7 +37,7 @@ SHARDED = replace(
     keep=110,
     remove='set "activation_checkpointing": false in the Trainer\'s fsdp_config',
     docs=_DOCS,
-    checked="ran here (transformers 5.23.0, accelerate 1.15.0)",
+    checked="read (transformers 5.23.0, accelerate 1.15.0); the plugin that it sets up ran here",
     variants=("transformers >= 4.33: non-reentrant",),
     caution="Look whether anything else reads the same fsdp_config.",
     switched_by=_TRAINER,

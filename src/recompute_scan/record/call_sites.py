@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -62,7 +63,11 @@ class CallSites:
     def sources(self) -> dict[str, Source]:
         """The statement at each site that was named, where its source can be read."""
         found = {site: statement_at(path, line) for site, (path, line) in self._places.items()}
-        return {site: source for site, source in found.items() if source is not None}
+        return {
+            site: replace(source, installed=_in_library(str(self._places[site][0])))
+            for site, source in found.items()
+            if source is not None
+        }
 
     def switched_on_at(self, frame: FrameType | None) -> str:
         """The nearest user line that led to this frame, for calls that switch a setting on.
@@ -143,21 +148,21 @@ def _path(module: str, file: str) -> str:
     return path
 
 
+def _in_library(file: str) -> bool:
+    return any(marker in file for marker in _INSTALLED)
+
+
 def _is_generated(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith("<")
 
 
 def _is_installed(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return (
-        file.startswith(_SKIPPED)
-        or any(marker in file for marker in _INSTALLED)
-        or top_package(frame) in _FRAMEWORKS
-    )
+    return file.startswith(_SKIPPED) or _in_library(file) or top_package(frame) in _FRAMEWORKS
 
 
 def _is_library(frame: FrameType) -> bool:
     if _is_generated(frame) or top_package(frame) in ("torch", "recompute_scan"):
         return False
     file = frame.f_code.co_filename
-    return any(marker in file for marker in _INSTALLED) or top_package(frame) in _FRAMEWORKS
+    return _in_library(file) or top_package(frame) in _FRAMEWORKS

@@ -135,8 +135,10 @@ def _in_closure(function: FunctionType, depth: int) -> list[nn.Module]:
         except ValueError:  # not filled in yet
             continue
     functions, start, end = (cells.get(name) for name in ("functions", "start", "end"))
-    if isinstance(functions, (list, nn.ModuleList, nn.Sequential)) and isinstance(start, int):
-        # checkpoint_sequential's own closure: functions[start] to functions[end].
+    if isinstance(functions, (list, tuple, nn.ModuleList, nn.Sequential)) and isinstance(
+        start, int
+    ):
+        # The closure of checkpoint_sequential, and of timm's: functions[start] to functions[end].
         return _modules(list(functions)[start : (end + 1) if isinstance(end, int) else None])
     modules = [value for value in cells.values() if isinstance(value, nn.Module)]
     if modules:
