@@ -141,7 +141,6 @@ def test_what_is_not_there_yet_is_not_there() -> None:
     named = set(re.findall(r"`(\w+)`", line))
     assert named
     assert not named & set(cli.commands)
-    assert "--verify" not in {name for option in cli.commands["run"].params for name in option.opts}
 
 
 def test_the_steps_of_run_are_its_defaults() -> None:

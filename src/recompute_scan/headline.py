@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recompute_scan.recompute.agreement import disagreeing_steps
 from recompute_scan.recompute.facts import Recompute
-from recompute_scan.result import Level, Result
+from recompute_scan.result import MEASURED, Level, Result
 from recompute_scan.units import ms
 
 _DOUBTFUL_SHARE = 0.02
@@ -45,7 +45,7 @@ def headline(result: Result) -> str:
 
 def _gain(result: Result) -> str:
     verified = result.verified
-    if verified is None or verified.outcome in ("not-tried", "not-applied", "failed"):
+    if verified is None or verified.outcome not in MEASURED:
         return f" and {result.cost.saving_pct:.0f} % of the step is wasted" if result.cost else ""
     if verified.outcome == "losses-differ":
         return "; the fix was tried, and it changes the losses"

@@ -21,6 +21,18 @@ Verdict = Literal["none", "partial", "full", "doubled", "inconclusive"]
 EvidenceLevel = Literal["annotated", "autograd", "kernels"]
 Level = Literal["high", "medium", "low"]
 Variant = Literal["reentrant", "non-reentrant"]
+Outcome = Literal[
+    "helps",
+    "slower",
+    "no-gain",
+    "unclear",
+    "losses-differ",
+    "not-applied",
+    "failed",
+    "not-tried",
+]
+# Outcomes whose figures say what the fix does to a step.
+MEASURED: tuple[Outcome, ...] = ("helps", "slower", "no-gain", "losses-differ")
 
 
 @dataclass(frozen=True)
@@ -299,16 +311,15 @@ class Verified:
     """The fix applied in memory and measured, beside the unchanged script.
 
     ``outcome``: ``helps`` or ``slower`` where the intervals leave no doubt, ``no-gain`` where
-    they do, ``losses-differ`` whatever the time, ``not-applied`` where no checkpoint could be
-    taken out, ``failed`` where the script did not come through, ``not-tried`` where there was
-    no fix to try. Percentages are of the step before (``saving_pct``) and of the step after
+    they leave room for a small saving or loss only, ``unclear`` where they are too wide for
+    that, ``losses-differ`` whatever the time, ``not-applied`` where no checkpoint could be taken
+    out, ``failed`` where the script did not come through, ``not-tried`` where there was no fix
+    to try. Percentages are of the step before (``saving_pct``) and of the step after
     (``more_time_pct``). ``before_peak_bytes`` and ``after_peak_bytes`` are what is allocated on
     a GPU, else the resident memory of the process.
     """
 
-    outcome: Literal[
-        "helps", "no-gain", "slower", "losses-differ", "not-applied", "failed", "not-tried"
-    ]
+    outcome: Outcome
     removed: tuple[Checkpoint, ...]
     before_step_ms: float | None
     after_step_ms: float | None

@@ -68,6 +68,27 @@ class SwitchedOn:
 
 
 @dataclass(frozen=True)
+class Measurements:
+    """What only a run with ``--verify`` measures, beside the step times.
+
+    Attributes:
+        losses: Values that went through ``backward``, in order, as ``float.hex()`` gives them.
+        seeded: Whether the script set torch's seed itself.
+        bypassed_calls: Checkpoint calls that were taken out in memory.
+        peak_allocated_bytes: Most that torch allocated on the GPU over the timed steps.
+        peak_reserved_bytes: Most that torch reserved there.
+        peak_rss_bytes: Most that the process had resident over the timed steps.
+    """
+
+    losses: tuple[str, ...]
+    seeded: bool
+    bypassed_calls: int
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_rss_bytes: int | None
+
+
+@dataclass(frozen=True)
 class RunInfo:
     """One rank's account of its run.
 
@@ -88,6 +109,7 @@ class RunInfo:
         environment: Versions, device, settings; all values are text.
         warnings: What the person should know, one sentence each.
         switched_on: Ways of checkpointing that were on, whether or not they did anything.
+        measured: What was measured for ``--verify``, ``None`` for other runs.
     """
 
     rank: int
@@ -105,6 +127,7 @@ class RunInfo:
     environment: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     switched_on: tuple[SwitchedOn, ...] = ()
+    measured: Measurements | None = None
     schema: str = RUN_SCHEMA
 
 

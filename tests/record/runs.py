@@ -92,6 +92,7 @@ class Recorded:
 
 def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
     path = folder / name
+    folder.mkdir(exist_ok=True)
     path.write_text(dedent(text))
     return path
 

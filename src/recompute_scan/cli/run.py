@@ -15,6 +15,8 @@ from recompute_scan.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from recompute_scan.cost.machine import Machine
+    from recompute_scan.record.runner import RunOptions
+    from recompute_scan.result import Result
     from recompute_scan.run_info import RunInfo
 
 # How long rank 0 waits for the other ranks' accounts after its own script has ended.
@@ -45,6 +47,16 @@ _COMMAND = "RECOMPUTE_SCAN_COMMAND"
     help="What to record.",
 )
 @click.option("--nproc-per-node", type=int, help="Start that many processes with torchrun.")
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Run it again with the fix applied in memory, and measure what that changes.",
+)
+@click.option(
+    "--without-checkpointing",
+    is_flag=True,
+    help="With --verify: measure it without any checkpoint too, where it fits into memory.",
+)
 @click.option("--keep-going", is_flag=True, help="Let the script run on after the last step.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
 @machine_options
@@ -58,6 +70,8 @@ def run(
     output: Path | None,
     device: Literal["auto", "cpu", "cuda"],
     nproc_per_node: int | None,
+    verify: bool,
+    without_checkpointing: bool,
     keep_going: bool,
     is_module: bool,
     machine: Machine,
@@ -75,9 +89,27 @@ def run(
 
     command = shlex.join(["recompute-scan", *click.get_current_context().obj])
     folder = output or Path("recompute-scan-out") / Path(script).stem.replace("/", "-")
+    if nproc_per_node is not None and nproc_per_node < 1:
+        raise UsageError("E207", f"--nproc-per-node {nproc_per_node} starts no process.")
+    if without_checkpointing and not verify:
+        raise UsageError("E220", "--without-checkpointing measures only together with --verify.")
+    options = RunOptions(
+        target=script,
+        is_module=is_module,
+        args=args,
+        output=folder,
+        steps=steps,
+        warmup=warmup,
+        timing_steps=timing_steps,
+        device=device,
+        keep_going=keep_going,
+        measure=verify,
+    )
+    if verify:
+        return _verify(
+            options, nproc_per_node, command, machine, without_checkpointing=without_checkpointing
+        )
     if nproc_per_node is not None:
-        if nproc_per_node < 1:
-            raise UsageError("E207", f"--nproc-per-node {nproc_per_node} starts no process.")
         os.environ[_COMMAND] = command  # for rank 0, which knows only its own
         return launch(
             nproc_per_node,
@@ -89,29 +121,68 @@ def run(
             + as_arguments(machine)
             + [script, *args],
         )
-    info = record(
-        RunOptions(
-            target=script,
-            is_module=is_module,
-            args=args,
-            output=folder,
-            steps=steps,
-            warmup=warmup,
-            timing_steps=timing_steps,
-            device=device,
-            keep_going=keep_going,
-        )
-    )
+    info = record(options)
     if info.rank == 0:
         _report_run(folder, info, os.environ.get(_COMMAND, command), machine)
     return info.exit_status
 
 
+def _verify(
+    options: RunOptions,
+    nproc_per_node: int | None,
+    command: str,
+    machine: Machine,
+    *,
+    without_checkpointing: bool,
+) -> int:
+    """Record in processes of their own, report, then measure with the fix and report again."""
+    from recompute_scan.record.launch import rank_facts
+    from recompute_scan.record.trial import run_trial
+    from recompute_scan.record.verify import verify
+    from recompute_scan.run_info import read_run_info, run_info_name
+
+    if rank_facts().world_size > 1:
+        raise UsageError(
+            "E221",
+            "--verify starts the script several times, and this is one of several processes.",
+            hint="leave torchrun out, and give --nproc-per-node to recompute-scan",
+        )
+    if options.timing_steps < 1:
+        raise UsageError("E222", "--verify compares timed steps, and --timing-steps 0 times none.")
+    folder = options.output
+    status = run_trial(options, nproc_per_node, None)
+    account = folder / run_info_name(0)
+    if status == UsageError.exit_status and not account.exists():
+        return status  # it has said why
+    info = read_run_info(account)
+    result = _result_of(folder, info, machine)
+    if result is None:
+        return info.exit_status
+    _write_report(folder, result)  # whatever comes after, this is not lost
+    if info.exit_status == 0:
+        result = verify(
+            result,
+            options,
+            nproc_per_node,
+            without_checkpointing=without_checkpointing,
+            on_progress=progress,
+        )
+        _write_report(folder, result)
+    _print_report(folder, result, command)
+    return info.exit_status
+
+
 def _report_run(folder: Path, info: RunInfo, command: str, machine: Machine) -> None:
+    result = _result_of(folder, info, machine)
+    if result is not None:
+        _write_report(folder, result)
+        _print_report(folder, result, command)
+
+
+def _result_of(folder: Path, info: RunInfo, machine: Machine) -> Result | None:
+    """What the run's traces show; ``None`` where a failed script left none."""
     from recompute_scan.pipeline import analyse
     from recompute_scan.record.launch import wait_for_ranks
-    from recompute_scan.report.html import render_html
-    from recompute_scan.result import to_json
 
     if info.world_size > 1:
         there = wait_for_ranks(folder, info.world_size, _RANKS_TIMEOUT_S)
@@ -122,9 +193,18 @@ def _report_run(folder: Path, info: RunInfo, command: str, machine: Machine) -> 
         if info.exit_status == 0:
             raise error
         tell(f"recompute-scan: {error}")
-        return
-    result = analyse([folder], progress, machine=machine)
+        return None
+    return analyse([folder], progress, machine=machine)
+
+
+def _write_report(folder: Path, result: Result) -> None:
+    from recompute_scan.report.html import render_html
+    from recompute_scan.result import to_json
+
     write(folder / "result.json", to_json(result), force=True)
-    report = folder / "report.html"
-    write(report, render_html(result), force=True)
-    print_text(result, report=str(report), next_command=command if result.findings else None)
+    write(folder / "report.html", render_html(result), force=True)
+
+
+def _print_report(folder: Path, result: Result, command: str) -> None:
+    report = str(folder / "report.html")
+    print_text(result, report=report, next_command=command if result.findings else None)

@@ -40,15 +40,16 @@ def rank_facts() -> RankFacts:
     return RankFacts(rank, world_size)
 
 
-def launch(nproc_per_node: int, argv: Sequence[str]) -> int:
-    """Exit status of N processes of ``python -m recompute_scan ARGV…`` on this machine.
+def launch(nproc_per_node: int, argv: Sequence[str], module: str = "recompute_scan") -> int:
+    """Exit status of N processes of ``python -m MODULE ARGV…`` on this machine.
 
     0 when all of them end with 0, else that of the first that failed (128 + N for signal N),
     130 when interrupted. They meet on the loopback interface at a port that is free.
 
     Args:
         nproc_per_node: Number of processes.
-        argv: What follows ``recompute_scan``, such as ``["run", "--steps", "5", "train.py"]``.
+        argv: What follows the module, such as ``["run", "--steps", "5", "train.py"]``.
+        module: What each process runs.
     """
     # Not every build of torch has these, and only a launch needs them.
     from torch.distributed import run  # noqa: PLC0415
@@ -60,7 +61,7 @@ def launch(nproc_per_node: int, argv: Sequence[str]) -> int:
     if own_threads:  # torchrun's own default, set here because it prints a warning when it does
         os.environ["OMP_NUM_THREADS"] = "1"
     try:
-        run.run(run.parse_args([*options, "-m", "recompute_scan", *argv]))
+        run.run(run.parse_args([*options, "-m", module, *argv]))
     except ChildFailedError as error:
         status = int(error.get_first_failure()[1].exitcode)
         return 128 - status if status < 0 else status

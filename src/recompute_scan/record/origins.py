@@ -22,6 +22,7 @@ from recompute_scan.record.switches import COMPOSABLE_MODULE, NOWHERE, WRAPPER_M
 
 _CHECKPOINT_MODULE = "torch.utils.checkpoint"
 _SEQUENTIAL = "torch/utils/checkpoint.py:checkpoint_sequential"
+_REPLAYING = ("backward", "recompute_fn")  # the reentrant and the non-reentrant variant
 _ASKING = (WRAPPER_MODULE, COMPOSABLE_MODULE)  # torch's own code that asks for checkpoints
 
 
@@ -58,6 +59,31 @@ class Origins:
             frame: A frame inside the checkpoint function, or the composable one's hook.
             options: What the call's own arguments say.
         """
+        mechanism, site, covered = self._asked(function, args, frame, options)
+        return Origin(
+            module=self._index.look_up(covered),
+            mechanism=mechanism,
+            site=site,
+            options=(*options, *([COUNTS_RUNS] if counts_runs(covered) else [])),
+        )
+
+    def asker(
+        self,
+        function: object,
+        args: Sequence[object],
+        frame: FrameType | None,
+        options: Sequence[str] = (),
+    ) -> tuple[str, str]:
+        """Mechanism and site alone, as :meth:`of` has them; for this, modules need no names."""
+        return self._asked(function, args, frame, options)[:2]
+
+    def _asked(
+        self,
+        function: object,
+        args: Sequence[object],
+        frame: FrameType | None,
+        options: Sequence[str],
+    ) -> tuple[str, str, list[nn.Module]]:
         covered = covered_modules(function, args)
         sequential, caller = _caller(frame)
         asking, switched = "", NOWHERE
@@ -77,20 +103,21 @@ class Origins:
         site = self._switches.of_settings(mechanism.settings)
         if not site and (mechanism.switches or (caller and name in _ASKING)):
             site = switched.site
-        return Origin(
-            module=self._index.look_up(covered),
-            mechanism=mechanism.name,
-            site=site or self._sites.called_at(caller),
-            options=(*options, *([COUNTS_RUNS] if counts_runs(covered) else [])),
-        )
+        return mechanism.name, site or self._sites.called_at(caller), covered
 
 
 def _caller(frame: FrameType | None) -> tuple[bool, FrameType | None]:
-    """Whether ``checkpoint_sequential`` made the call, and the frame that asked for it."""
+    """Whether ``checkpoint_sequential`` made the call, and the frame that asked for it.
+
+    ``None`` where that frame cannot be told: a replay calls again what the forward pass called,
+    and the frames beyond it are those of the backward pass.
+    """
     sequential = False
     while frame is not None:
         name = str(frame.f_globals.get("__name__") or "")
         if name == _CHECKPOINT_MODULE:
+            if frame.f_code.co_name in _REPLAYING:
+                return sequential, None
             sequential |= frame.f_code.co_name == "checkpoint_sequential"
         elif name in _ASKING or top_package(frame) not in ("torch", "recompute_scan"):
             return sequential, frame

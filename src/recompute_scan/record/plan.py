@@ -12,7 +12,7 @@ class Plan:
     Attributes:
         warmup: Steps before anything is recorded, at least 1.
         timing: Steps timed without a profiler.
-        steps: Steps profiled without stacks.
+        steps: Steps profiled without stacks; 0 to time steps and profile none.
     """
 
     warmup: int
@@ -29,6 +29,8 @@ class Plan:
     @property
     def wanted(self) -> int:
         """Steps that a complete recording takes, the one with stacks included."""
+        if not self.steps:
+            return self.warmup + self.timing
         return self.warmup + self.timing + self.lead + self.steps + 1
 
 
@@ -44,8 +46,8 @@ class Seen:
 
 def shortfall(plan: Plan, seen: Seen) -> str | None:
     """One or two sentences on what is missing and what would fit; ``None`` when nothing is."""
-    if seen.profiled >= plan.steps and seen.stacks:
-        return None
+    if seen.profiled >= plan.steps and (seen.stacks or not plan.steps):
+        return None if plan.steps or seen.made >= plan.wanted else _too_few(plan, seen)
     if seen.made == 0:
         return (
             "The script made no optimizer step, so no training step could be told from the next. "
@@ -63,6 +65,13 @@ def shortfall(plan: Plan, seen: Seen) -> str | None:
     if seen.made == 1:
         return f"{made} Try a longer run: at least 2 steps."
     return f"{made} Try {_what_fits(plan, seen.made)}, or a longer run."
+
+
+def _too_few(plan: Plan, seen: Seen) -> str:
+    return (
+        f"The script made {_steps(seen)}; {plan.warmup} for warm-up and {plan.timing} timed were "
+        "wanted."
+    )
 
 
 def _steps(seen: Seen) -> str:

@@ -1,11 +1,8 @@
 """Marks checkpointed regions and their replays in the trace.
 
-``torch.utils.checkpoint.checkpoint`` itself stays what it is: ``torch.compile`` knows it by
-identity and others have imported it by name. What it looks up when called is replaced instead:
-``CheckpointFunction.forward`` for the reentrant variant and
-``_checkpoint_without_reentrant_generator`` for the other (both as in torch 2.1 to 2.13).
-Checkpoint functions of other libraries are watched like torch's own reentrant one.
-Ranges are opened only while a profiler records, and never change what is computed.
+Checkpoints are caught where :mod:`recompute_scan.record.caught` says, and those of other
+libraries like torch's own reentrant one. Ranges are opened only while a
+profiler records, and never change what is computed.
 """
 
 from __future__ import annotations
@@ -14,23 +11,30 @@ import functools
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal
+from types import FrameType, ModuleType
+from typing import Any
 
 import torch
-import torch.utils.checkpoint as torch_checkpoint
 import wrapt
 
 from recompute_scan.advise.registry import MECHANISMS
 from recompute_scan.annotations import MARKING, RegionMark, region_name, replay_name
 from recompute_scan.record.call_sites import CallSites
+from recompute_scan.record.caught import (
+    Undo,
+    Variant,
+    generator_function,
+    reentrant_function,
+    replace_generator,
+    within,
+)
 from recompute_scan.record.module_names import ModuleIndex
 from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origins
-from recompute_scan.record.switches import COMPOSABLE_MODULE, Switches
+from recompute_scan.record.switches import Switches
 from recompute_scan.run_info import SwitchedOn
 
 # The ranges are opened by these and not by `torch.profiler.record_function`: that one is an
@@ -38,9 +42,6 @@ from recompute_scan.run_info import SwitchedOn
 _open_range: Any = getattr(torch._C._autograd, "_record_function_with_args_enter", None)
 _close_range: Any = getattr(torch._C._autograd, "_record_function_with_args_exit", None)
 _recording: Any = getattr(torch._C._autograd, "_profiler_enabled", None)
-
-_GENERATOR = "_checkpoint_without_reentrant_generator"
-Variant = Literal["reentrant", "non-reentrant"]
 
 
 class Probe:
@@ -59,7 +60,7 @@ class Probe:
         self._origins = Origins(self.sites, self._switches, self._index)
         self._calls = itertools.count(1)
         self._thread = threading.local()
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Undo] = []
         self._warnings: list[str] = []
         self._installed = False
         self.switched_on: tuple[SwitchedOn, ...] = ()
@@ -97,8 +98,22 @@ class Probe:
         except Exception as error:  # some module that cannot be walked; go without names
             self._warn(f"Modules could not be named: {type(error).__name__}: {error}")
 
+    def asker(
+        self,
+        function: object,
+        args: tuple[object, ...],
+        frame: FrameType | None,
+        options: Sequence[str] = (),
+    ) -> tuple[str, str]:
+        """Mechanism and site of the checkpoint call whose innermost frame this is, as marked."""
+        try:
+            return self._origins.asker(function, args, frame, options)
+        except Exception as error:
+            self._cannot_name(error)
+            return "", ""
+
     def _watch_reentrant(self) -> None:
-        function = getattr(torch_checkpoint, "CheckpointFunction", None)
+        function = reentrant_function()
         if getattr(function, "forward", None) is None:
             self._cannot_watch("reentrant")
         else:
@@ -137,7 +152,7 @@ class Probe:
         self._undo.append(lambda: setattr(function, "forward", staticmethod(original)))
 
     def _watch_non_reentrant(self) -> None:
-        original = getattr(torch_checkpoint, _GENERATOR, None)
+        original = generator_function()
         if original is None:
             self._cannot_watch("non-reentrant")
             return
@@ -151,13 +166,10 @@ class Probe:
                 options = arguments.options((function, *args), kwargs)
                 mark = self._mark("non-reentrant", function, args, options)
                 name, replay = region_name(mark), self._replay(function, mark)
-            return self._marked(original(replay, *args, **kwargs), name, mark.depth)
+            inner = original(replay, *args, **kwargs)
+            return within(inner, self._range(name, mark.depth))
 
-        # The composable checkpoint imports the generator by name.
-        for module in (torch_checkpoint, sys.modules.get(COMPOSABLE_MODULE)):
-            if module is not None and getattr(module, _GENERATOR, None) is original:
-                setattr(module, _GENERATOR, generator)
-                self._undo.append(functools.partial(setattr, module, _GENERATOR, original))
+        self._undo += replace_generator(generator)
 
     def _cannot_watch(self, variant: Variant) -> None:
         self._warn(
@@ -181,7 +193,7 @@ class Probe:
         try:
             origin = self._origins.of(function, args, sys._getframe(2), options)
         except Exception as error:  # a name less is no reason to stop somebody's training
-            self._warn(f"Checkpoint calls could not be named: {type(error).__name__}: {error}")
+            self._cannot_name(error)
             return RegionMark(call, depth, variant)
         return RegionMark(
             call=call,
@@ -193,6 +205,9 @@ class Probe:
             site=origin.site,
             options=",".join(origin.options),
         )
+
+    def _cannot_name(self, error: Exception) -> None:
+        self._warn(f"Checkpoint calls could not be named: {type(error).__name__}: {error}")
 
     def _both_runs(self, function: Any, mark: RegionMark) -> Callable[..., Any]:
         """The function, marked as the region in its first run and as a replay in later ones."""
@@ -214,23 +229,6 @@ class Probe:
                 return function(*args, **kwargs)
 
         return replay
-
-    def _marked(
-        self, inner: Generator[None, None, None], name: str, depth: int
-    ) -> Generator[None, None, None]:
-        """The original generator with a range round its one yield, where the function runs."""
-        next(inner)
-        try:
-            with self._range(name, depth):
-                yield
-        except BaseException as error:
-            try:
-                inner.throw(error)
-            except StopIteration:
-                return
-            raise
-        for _ in inner:
-            yield
 
     @contextmanager
     def _range(self, name: str, depth: int) -> Iterator[None]:

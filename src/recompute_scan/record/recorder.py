@@ -16,6 +16,7 @@ import torch
 
 from recompute_scan.record.execute import StopRecording
 from recompute_scan.record.launch import rank_facts
+from recompute_scan.record.memory import PeakMemory
 from recompute_scan.record.plan import Plan, Seen
 from recompute_scan.record.profiler import OtherProfilers, Window
 from recompute_scan.record.progress import Progress
@@ -58,6 +59,7 @@ class Recorder:
         keep_going: bool,
         counter: StepCounter,
         begin_marking: Callable[[], None],
+        memory: PeakMemory | None = None,
     ) -> None:
         self._plan = plan
         self._folder = folder
@@ -65,6 +67,7 @@ class Recorder:
         self._keep_going = keep_going
         self._counter = counter
         self._begin_marking = begin_marking
+        self._memory = memory
         self.ranks = rank_facts()
         self._progress = Progress(wanted=self.ranks.rank == 0)
         self._phase = Phase.WARMUP
@@ -135,7 +138,7 @@ class Recorder:
             self._window = None
         if self._timer is not None and not self.timed_ms:
             with suppress(RuntimeError):  # a GPU that died with the script
-                self.timed_ms = self._timer.milliseconds()
+                self._keep_times(self._timer)
         if self._phase is Phase.WARMUP:
             self.warmup_steps = self._counter.steps
         self._progress.clear()
@@ -146,8 +149,11 @@ class Recorder:
         elif self._phase is Phase.TIMING and self._timer is not None:
             self._timer.mark()
             if self._timer.steps >= self._plan.timing:
-                self.timed_ms = self._timer.milliseconds()
-                self._open(lead=self._plan.lead)
+                self._keep_times(self._timer)
+                if self._plan.steps:
+                    self._open(lead=self._plan.lead)
+                else:
+                    self._phase = Phase.DONE
         elif self._phase is Phase.WAITING:
             self._open(lead=self._plan.lead)
         elif self._window is not None:
@@ -165,6 +171,8 @@ class Recorder:
             self._settle_device()
             self.warmup_steps = made
             if plan.timing:
+                if self._memory is not None:
+                    self._memory.begin(self.device)
                 self._timer = StepTimer(self.device)
                 self._phase = Phase.TIMING
             else:
@@ -173,6 +181,11 @@ class Recorder:
             self._settle_device()
             self.warmup_steps = plan.warmup
             self._open(lead=1)
+
+    def _keep_times(self, timer: StepTimer) -> None:
+        self.timed_ms = timer.milliseconds()
+        if self._memory is not None:
+            self._memory.end()
 
     def _settle_device(self) -> None:
         # Asked only now, and only whether the script itself has started CUDA: to start it here

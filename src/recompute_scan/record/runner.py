@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import gc
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from recompute_scan.errors import UsageError
+from recompute_scan.record.bypass import Bypass, Removal
 from recompute_scan.record.environment import environment
 from recompute_scan.record.execute import Outcome, run_program
+from recompute_scan.record.gauges import Gauges
 from recompute_scan.record.launch import rank_facts
 from recompute_scan.record.plan import Plan, shortfall
 from recompute_scan.record.probe import Probe
@@ -34,11 +36,14 @@ class RunOptions:
         is_module: Whether ``target`` is a module, as with ``python -m``.
         args: The script's own arguments.
         output: Folder for the traces and the account; made when missing.
-        steps: Steps profiled without stacks, at least 1.
+        steps: Steps profiled without stacks, at least 1; where steps are measured, 0 will do.
         warmup: Steps before anything is recorded, at least 1.
         timing_steps: Steps timed without the profiler; 0 for none.
         device: What to record; ``auto`` records the GPU where the script uses one.
         keep_going: Let the script run to its end after the last recorded step.
+        measure: Measure memory and losses too, from seeds that are the same in every run.
+        removals: Checkpoints to take out in memory.
+        without_checkpointing: Take out every checkpoint.
     """
 
     target: str
@@ -50,6 +55,9 @@ class RunOptions:
     timing_steps: int = 10
     device: Literal["auto", "cpu", "cuda"] = "auto"
     keep_going: bool = False
+    measure: bool = False
+    removals: tuple[Removal, ...] = ()
+    without_checkpointing: bool = False
 
 
 def record(options: RunOptions) -> RunInfo:
@@ -68,6 +76,7 @@ def record(options: RunOptions) -> RunInfo:
     plan = Plan(warmup=options.warmup, timing=options.timing_steps, steps=options.steps)
     probe = Probe(Path.cwd())
     counter = StepCounter()
+    gauges = Gauges() if options.measure else None
     recorder = Recorder(
         plan,
         folder,
@@ -75,9 +84,16 @@ def record(options: RunOptions) -> RunInfo:
         keep_going=options.keep_going,
         counter=counter,
         begin_marking=probe.begin,
+        memory=gauges.memory if gauges else None,
     )
+    everything = options.without_checkpointing
+    bypass = Bypass(probe, options.removals, everything=everything)
     hooks = StepHooks(counter, recorder)
     probe.install()
+    if options.removals or everything:
+        bypass.install()
+    if gauges is not None:
+        gauges.install()
     recorder.others.install()
     hooks.install()
     try:
@@ -86,8 +102,13 @@ def record(options: RunOptions) -> RunInfo:
         hooks.remove()
         recorder.finish()
         recorder.others.remove()
+        if gauges is not None:
+            gauges.remove()
+        bypass.remove()
         probe.remove()
     info = _account(options, plan, outcome, recorder, probe)
+    if gauges is not None:
+        info = replace(info, measured=gauges.measurements(bypass.calls))
     if outcome.ending == "stopped":
         _leave_groups()
     try:
@@ -98,7 +119,8 @@ def record(options: RunOptions) -> RunInfo:
 
 
 def _check(options: RunOptions) -> None:
-    if options.steps < 1 or options.warmup < 1 or options.timing_steps < 0:
+    fewest = 0 if options.measure and options.timing_steps else 1
+    if options.steps < fewest or options.warmup < 1 or options.timing_steps < 0:
         raise UsageError(
             "E204",
             "At least 1 warm-up step and 1 profiled step are needed, and no fewer than 0 timed.",

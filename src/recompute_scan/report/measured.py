@@ -32,8 +32,7 @@ def measured_table(result: Result) -> MeasuredTable | None:
     measured = [arm for _, arm in arms]
     rows = [
         _row("Step time", measured, lambda arm: ms(arm.step_ms)),
-        _row("  at least", measured, lambda arm: ms(arm.step_low_ms)),
-        _row("  at most", measured, lambda arm: ms(arm.step_high_ms)),
+        _row("Likely between", measured, lambda arm: _span(arm.step_low_ms, arm.step_high_ms)),
         _predicted(result, measured, verified.after),
         _bytes("GPU memory, allocated", measured, lambda arm: arm.peak_allocated_bytes),
         _bytes("GPU memory, reserved", measured, lambda arm: arm.peak_reserved_bytes),
@@ -84,7 +83,7 @@ def _predicted(
     if cost is None or after is None:
         return None
     return (
-        "  predicted",
+        "Predicted",
         tuple(ms(cost.predicted_step_ms) if arm is after else _NOTHING for arm in arms),
     )
 
@@ -106,21 +105,28 @@ def _outcome(verified: Verified) -> str:
             "With the fix applied the losses are others than without it, so it is no mere saving: "
             "look into that before you apply it."
         )
-    saved = _range(verified.saving_low_ms, verified.saving_high_ms)
+    likely = f"likely {_span(verified.saving_low_ms, verified.saving_high_ms)}"
+    if verified.outcome == "unclear":
+        return (
+            f"The step times vary too much to tell what the fix saves ({likely} a step). Measure "
+            "again on a quiet machine, or with more --timing-steps. Until then the prediction "
+            "stands."
+        )
     if verified.outcome == "no-gain":
-        return f"The fix does not help measurably: it saves {ms(verified.saving_ms)} ({saved})."
+        return f"The fix does not help measurably: it saves {ms(verified.saving_ms)} ({likely})."
     if verified.outcome == "slower":
         lost = ms(-(verified.saving_ms or 0.0))
         return f"The fix does not help: a step takes {lost} longer with it."
     return (
-        f"The fix saves {ms(verified.saving_ms)} a step ({saved}). Today a step takes "
+        f"The fix saves {ms(verified.saving_ms)} a step ({likely}). Today a step takes "
         f"{pct(verified.more_time_pct)} more time than with it; put as throughput, "
         f"{pct(verified.saving_pct)} of it is lost."
     )
 
 
-def _range(low: float | None, high: float | None) -> str:
-    return f"between {ms(low)} and {ms(high)}"
+def _span(low: float | None, high: float | None) -> str:
+    """``328.5 to 388.2 ms``."""
+    return UNKNOWN if low is None else f"{ms(low).removesuffix(' ms')} to {ms(high)}"
 
 
 def _losses(losses: Losses) -> str:
@@ -143,7 +149,7 @@ def _losses(losses: Losses) -> str:
 
 def _against_prediction(result: Result, verified: Verified) -> list[str]:
     cost, after = result.cost, verified.after_step_ms
-    if cost is None or after is None:
+    if cost is None or after is None or verified.outcome == "unclear":
         return []
     likely = f"{ms(cost.predicted_low_ms)} to {ms(cost.predicted_high_ms)}"
     if cost.predicted_low_ms <= after <= cost.predicted_high_ms:

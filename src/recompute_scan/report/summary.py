@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from recompute_scan.result import Breakdown, Checkpoint, Finding, Region, Result
+from recompute_scan.result import MEASURED, Breakdown, Checkpoint, Finding, Region, Result
 from recompute_scan.units import UNKNOWN, ms, pct, share, times
 
 _LAST_NUMBER = re.compile(r"^(.*?)(\d{1,9})(\D*)$", re.DOTALL)
@@ -89,15 +89,13 @@ class Stack:
 
 
 def step_after(result: Result) -> StepAfter | None:
-    """The step after the fix: as measured where it was, else as predicted."""
+    """The step after the fix: as measured where that could tell, else as predicted."""
     verified, cost = result.verified, result.cost
-    if verified is not None and verified.after is not None and verified.after.step_ms is not None:
-        after = verified.after
-        assert after.step_ms is not None
-        low = after.step_low_ms if after.step_low_ms is not None else after.step_ms
-        high = after.step_high_ms if after.step_high_ms is not None else after.step_ms
-        now = verified.before_step_ms
-        return StepAfter(now, after.step_ms, low, high, measured=True) if now else None
+    if verified is not None and verified.outcome in MEASURED:
+        before, after = verified.before_step_ms, verified.after
+        if before and after and after.step_ms and after.step_low_ms and after.step_high_ms:
+            low, high = after.step_low_ms, after.step_high_ms
+            return StepAfter(before, after.step_ms, low, high, measured=True)
     if cost is None:
         return None
     return StepAfter(

@@ -122,7 +122,7 @@ def _measured(page: _Page, result: Result) -> None:
     page.written.append("")
     lines_of_table = [("", table.columns), *table.rows]
     for label, cells in lines_of_table:
-        page.written.append(f"  {label:<24}" + "".join(f"{cell:>16}" for cell in cells))
+        page.written.append(f"  {label:<24}" + "".join(f"{cell:>18}" for cell in cells))
     page.written.append("")
     for sentence in others:
         page.prose(sentence)

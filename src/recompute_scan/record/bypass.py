@@ -1,0 +1,166 @@
+"""Takes checkpoints out in memory: their function is called directly, as if never wrapped.
+
+Only calls that go through ``torch.utils.checkpoint`` can be taken out. What else the call that
+switched them on did (``use_cache``, hooks on the inputs) stays as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+from recompute_scan.record.caught import (
+    Undo,
+    Variant,
+    generator_function,
+    reentrant_function,
+    replace_generator,
+    within,
+)
+from recompute_scan.record.options import Arguments
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Which checkpoint calls to take out: those of one mechanism, call site and variant.
+
+    Attributes:
+        mechanism: As written into the marks.
+        site: ``file:line``; empty where it is not known.
+        variant: ``reentrant`` or ``non-reentrant``.
+        depth: Number of checkpoints round it, only where one of the same mechanism, site and
+            variant stands round it or inside it and must stay; else ``None``.
+    """
+
+    mechanism: str
+    site: str
+    variant: str
+    depth: int | None = None
+
+
+_Asker = tuple[str, str]  # mechanism and site
+
+
+class _Askers(Protocol):
+    def asker(
+        self,
+        function: object,
+        args: tuple[object, ...],
+        frame: FrameType | None,
+        options: Sequence[str],
+    ) -> _Asker:
+        """Mechanism and site of the call whose innermost frame this is."""
+
+
+class Bypass:
+    """Takes out what it is told to, from :meth:`install` on.
+
+    Attributes:
+        calls: How many checkpoint calls were taken out, those in replays of others included.
+    """
+
+    def __init__(
+        self, askers: _Askers, removals: tuple[Removal, ...], *, everything: bool = False
+    ) -> None:
+        self._askers = askers
+        self._removals = removals
+        self._everything = everything
+        self._thread = threading.local()
+        self._undo: list[Undo] = []
+        self.calls = 0
+
+    def install(self) -> None:
+        """Begin; after the probe, whose marks then show only what stays."""
+        if reentrant_function() is not None:
+            self._catch_reentrant(reentrant_function())
+        if generator_function() is not None:
+            self._catch_non_reentrant(generator_function())
+
+    def remove(self) -> None:
+        """Let every checkpoint be one again."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _catch_reentrant(self, function: Any) -> None:
+        original = function.apply
+
+        def apply(run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(run_function, preserve_rng_state, *args)
+            asker = self._asker(run_function, args)
+            if self._takes("reentrant", asker):
+                with self._inside(asker):
+                    return run_function(*args)
+            return original(self._always_inside(run_function, asker), preserve_rng_state, *args)
+
+        function.apply = staticmethod(apply)  # hides the inherited one
+        self._undo.append(lambda: delattr(function, "apply"))
+
+    def _catch_non_reentrant(self, original: Any) -> None:
+        arguments = Arguments(original)
+
+        @functools.wraps(original)
+        def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(function, *args, **kwargs)
+            options = arguments.options((function, *args), kwargs)
+            asker = self._asker(function, args, options)
+            if self._takes("non-reentrant", asker):
+                return self._plain(asker)
+            inner = original(self._always_inside(function, asker), *args, **kwargs)
+            return within(inner, self._inside(asker))
+
+        self._undo += replace_generator(generator)
+
+    def _asker(
+        self, function: object, args: tuple[object, ...], options: Sequence[str] = ()
+    ) -> _Asker:
+        """Mechanism and site of a call; in a replay they may be those of what is replayed."""
+        if self._everything:
+            return "", ""
+        found = self._askers.asker(function, args, sys._getframe(2), options)
+        if not found[1]:
+            found = getattr(self._thread, "asker", found)
+        return found
+
+    def _takes(self, variant: Variant, asker: _Asker) -> bool:
+        depth = getattr(self._thread, "depth", 0)
+        taken = self._everything or any(
+            (removal.mechanism, removal.site, removal.variant) == (*asker, variant)
+            and removal.depth in (None, depth)
+            for removal in self._removals
+        )
+        self.calls += taken
+        return taken
+
+    def _plain(self, asker: _Asker) -> Generator[None, None, None]:
+        with self._inside(asker):
+            yield
+
+    def _always_inside(self, function: Callable[..., Any], asker: _Asker) -> Callable[..., Any]:
+        """The function of a checkpoint that stays, which knows in replays too whose it is."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self._inside(asker):
+                return function(*args, **kwargs)
+
+        return run
+
+    @contextmanager
+    def _inside(self, asker: _Asker) -> Iterator[None]:
+        """One checkpoint deeper, and inside that of this asker."""
+        thread = self._thread
+        depth, enclosing = getattr(thread, "depth", 0), getattr(thread, "asker", ("", ""))
+        thread.depth, thread.asker = depth + 1, asker
+        try:
+            yield
+        finally:
+            thread.depth, thread.asker = depth, enclosing

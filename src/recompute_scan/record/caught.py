@@ -1,0 +1,67 @@
+"""Where torch's two kinds of checkpoint can be caught, and how to stand round their runs.
+
+``torch.utils.checkpoint.checkpoint`` itself stays what it is: ``torch.compile`` knows it by
+identity and others have imported it by name. What it looks up when called is replaced instead:
+attributes of ``CheckpointFunction`` for the reentrant variant and
+``_checkpoint_without_reentrant_generator`` for the other (both as in torch 2.1 to 2.13).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch.utils.checkpoint as torch_checkpoint
+
+from recompute_scan.record.switches import COMPOSABLE_MODULE
+
+Variant = Literal["reentrant", "non-reentrant"]
+Undo = Callable[[], None]
+
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+
+
+def reentrant_function() -> Any:
+    """Torch's autograd function of the reentrant variant; ``None`` where there is none."""
+    return getattr(torch_checkpoint, "CheckpointFunction", None)
+
+
+def generator_function() -> Any:
+    """Torch's generator of the non-reentrant variant; ``None`` where there is none.
+
+    It yields once, and the checkpointed function runs while it waits there.
+    """
+    return getattr(torch_checkpoint, _GENERATOR, None)
+
+
+def replace_generator(replacement: Callable[..., Any]) -> list[Undo]:
+    """Put another function in the place of :func:`generator_function`, wherever it is named."""
+    original = generator_function()
+    undo: list[Undo] = []
+    # The composable checkpoint imports the generator by name.
+    for module in (torch_checkpoint, sys.modules.get(COMPOSABLE_MODULE)):
+        if module is not None and getattr(module, _GENERATOR, None) is original:
+            setattr(module, _GENERATOR, replacement)
+            undo.append(functools.partial(setattr, module, _GENERATOR, original))
+    return undo
+
+
+def within(
+    inner: Generator[None, None, None], context: AbstractContextManager[Any]
+) -> Generator[None, None, None]:
+    """The generator with a context round its one yield, where the function runs."""
+    next(inner)
+    try:
+        with context:
+            yield
+    except BaseException as error:
+        try:
+            inner.throw(error)
+        except StopIteration:
+            return
+        raise
+    for _ in inner:
+        yield

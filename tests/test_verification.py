@@ -1,0 +1,184 @@
+"""What several runs say together: the arithmetic, on accounts made for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from statistics import median
+
+import pytest
+
+from recompute_scan.report.measured import measured_sentences
+from recompute_scan.result import Checkpoint, Result, Verified
+from recompute_scan.run_info import Measurements, RunInfo
+from recompute_scan.verification import Trial, median_interval, verified
+from tests.report import sample_results
+
+REMOVED = (Checkpoint(1, "reentrant", "torch-checkpoint", "train.py:3"),)
+STEADY = (100.0, 101.0, 99.0, 100.5, 99.5, 100.0, 100.2, 99.8)
+
+
+def trial(
+    *times: float,
+    losses: Sequence[float] = (3.0, 2.0),
+    calls: int = 0,
+    status: int = 0,
+    message: str | None = None,
+    gpu: int | None = None,
+) -> Trial:
+    measured = Measurements(
+        losses=tuple(value.hex() for value in losses),
+        seeded=True,
+        bypassed_calls=calls,
+        peak_allocated_bytes=gpu,
+        peak_reserved_bytes=gpu and 2 * gpu,
+        peak_rss_bytes=10**9,
+    )
+    info = RunInfo(
+        rank=0,
+        world_size=1,
+        status="complete" if status == 0 else "failed",
+        exit_status=status,
+        device="cpu" if gpu is None else "cuda",
+        warmup_steps=3,
+        timed_steps_ms=times,
+        profiled_steps=0,
+        trace=None,
+        stacks=None,
+        message=message,
+        measured=measured,
+    )
+    return Trial((info,), status)
+
+
+def with_fix(*times: float, losses: Sequence[float] = (3.0, 2.0), calls: int = 12) -> Trial:
+    return trial(*times, losses=losses, calls=calls)
+
+
+def verify(
+    before: Sequence[Trial], after: Sequence[Trial] = (), without: Sequence[Trial] = ()
+) -> tuple[Result, Verified]:
+    result = verified(sample_results.doubled(), REMOVED, before, after, without)
+    assert result.verified is not None
+    return result, result.verified
+
+
+def scaled(factor: float) -> tuple[float, ...]:
+    return tuple(factor * time for time in STEADY)
+
+
+def test_times_in_two_ways_that_are_never_mixed() -> None:
+    """The reported case: 248.88 s where 185.07 s is enough."""
+    before, after = trial(*[248.88] * 8), with_fix(*[185.07] * 8)
+    result, section = verify([before, before], [after, after])
+    assert section.outcome == "helps"
+    assert section.more_time_pct == pytest.approx(34.48, abs=0.01)
+    assert section.saving_pct == pytest.approx(25.64, abs=0.01)
+    said = " ".join(measured_sentences(result))
+    assert "34.5 % more time than with it; put as throughput, 25.6 % of it is lost" in said
+
+
+@pytest.mark.parametrize(
+    ("factor", "outcome"), [(0.8, "helps"), (1.2, "slower"), (1.0, "no-gain"), (0.99, "no-gain")]
+)
+def test_the_outcome_follows_from_the_intervals(factor: float, outcome: str) -> None:
+    before, after = trial(*STEADY), with_fix(*scaled(factor))
+    result, section = verify([before, before], [after, after])
+    assert section.outcome == outcome
+    assert section.saving_ms == pytest.approx(100 * (1 - factor))
+    assert section.saving_ms is not None
+    assert section.saving_low_ms is not None
+    assert section.saving_high_ms is not None
+    assert section.saving_low_ms <= section.saving_ms <= section.saving_high_ms
+    assert result.verified is not None
+    assert "predicted" not in result.headline
+    assert "% of the step is wasted" not in result.headline
+
+
+def test_runs_that_disagree_leave_it_open() -> None:
+    """Each run is steady in itself, but the second took three times as long."""
+    before = [trial(*STEADY), trial(*scaled(3.0))]
+    after = [with_fix(*scaled(0.8)), with_fix(*scaled(2.4))]
+    result, section = verify(before, after)
+    assert section.outcome == "unclear"
+    assert "vary too much" in measured_sentences(result)[0]
+    assert "% of the step is wasted" in result.headline  # the prediction stands
+
+
+def test_losses() -> None:
+    steady = trial(*STEADY)
+    nan = float("nan")
+    for before, after, status, largest in [
+        ((3.0, 2.0), (3.0, 2.0), "equal", 0.0),
+        ((3.0, 2.0, 1.0), (3.0, 2.0), "equal", 0.0),
+        ((3.0, nan), (3.0, nan), "equal", 0.0),
+        ((3.0, 2.0), (3.0, 2.25), "different", 0.25),
+        ((3.0, 2.0), (3.0, nan), "different", None),
+        ((), (), "not-seen", None),
+    ]:
+        unchanged = trial(*STEADY, losses=before)
+        _, section = verify([unchanged, unchanged], [with_fix(*STEADY, losses=after)])
+        assert (section.losses.status, section.losses.largest_difference) == (status, largest)
+        assert section.losses_equal is {"equal": True, "different": False}.get(status)
+    other = trial(*STEADY, losses=(3.0, 2.5))
+    _, section = verify([steady, other], [with_fix(*scaled(0.8))])
+    assert (section.losses.status, section.losses.repeat_difference) == ("not-repeatable", 0.5)
+    assert (section.outcome, section.losses_equal) == ("helps", None)
+
+
+def test_what_took_nothing_out_measured_nothing() -> None:
+    before = trial(*STEADY)
+    result, section = verify([before, before], [with_fix(*scaled(0.5), calls=0)])
+    assert (section.outcome, section.after, section.saving_ms) == ("not-applied", None, None)
+    assert (section.after_step_ms, section.losses_equal) == (None, None)
+    assert "nothing was measured" in measured_sentences(result)[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "expected"),
+    [
+        (1, "The script raised torch.OutOfMemoryError: CUDA out of memory. Tried", "out-of-memory"),
+        (137, None, "out-of-memory"),
+        (1, "The script raised ValueError: no.", "failed"),
+        (7, None, "failed"),
+    ],
+)
+def test_a_run_that_does_not_come_through(status: int, message: str | None, expected: str) -> None:
+    before = trial(*STEADY)
+    gone = trial(status=status, message=message)
+    result, section = verify([before, before], [with_fix(*scaled(0.8))], [gone])
+    assert section.without_checkpointing is not None
+    assert section.without_checkpointing.status == expected
+    assert section.without_checkpointing.step_ms is None
+    assert section.outcome == "helps"
+    _, failed = verify([before, before], [gone])
+    assert (failed.outcome, failed.saving_ms) == ("failed", None)
+    assert any("memory" in said or "come through" in said for said in measured_sentences(result))
+
+
+def test_memory_is_that_of_the_gpu_where_there_is_one() -> None:
+    before, after = trial(*STEADY, gpu=4000), trial(*STEADY, gpu=3000, calls=1)
+    _, section = verify([before, trial(*STEADY, gpu=4100)], [after])
+    assert (section.before_peak_bytes, section.after_peak_bytes) == (4100, 3000)
+    assert section.before.peak_reserved_bytes == 8200
+    assert section.before.peak_rss_bytes == 10**9
+
+
+@pytest.mark.parametrize("number", [6, 10, 25])
+def test_the_interval_holds_the_median_as_often_as_it_says(number: int) -> None:
+    """Of samples from a skewed distribution with a known median, at least 95 %."""
+    random.seed(number)
+    true_median = 1.0  # of exp(normal)
+    held = 0
+    for _ in range(4000):
+        low, high = median_interval([random.lognormvariate(0, 1) for _ in range(number)])
+        held += low <= true_median <= high
+    assert held / 4000 >= 0.945
+
+
+def test_the_interval_of_few_times_is_their_range() -> None:
+    assert median_interval([5.0]) == (5.0, 5.0)
+    assert median_interval([2.0, 1.0, 3.0]) == (1.0, 3.0)
+    low, high = median_interval(range(1, 11))
+    assert (low, high) == (2, 9)  # the table of the sign test for n = 10
+    assert low < median(range(1, 11)) < high
