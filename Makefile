@@ -15,7 +15,7 @@ DEV := $(VENV)/.can-test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser docs check fix venv clean accuracy bench-load share-check
+.PHONY: help demo test browser docs check fix venv clean accuracy gpu-matrix bench-load share-check
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ fix: $(DEV) ## Format, repair what lint can repair, write the generated pages
 
 accuracy: $(DEV) ## Truth beside answer for every recorded case, on this machine
 	$(BIN)/python benchmarks/accuracy.py
+
+gpu-matrix: $(DEV) ## The nesting table on this machine's GPU; traces and truths to traces/gpu
+	$(BIN)/python benchmarks/gpu_matrix.py --keep traces/gpu
 
 bench-load: $(DEV) ## Reading speed and memory, beside other readers
 	$(BIN)/python benchmarks/load.py $(BENCH)

@@ -70,12 +70,12 @@ def shard(
     """
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        _join_group()
+        _join_group(device)
         with warnings.catch_warnings():
             # FSDP of one process has nothing to shard and says so.
             warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
             plain = Model(oracle, asked).to(device)
-            model = _distribute(plain, method, wrapper, wrapper_outside, mixed)
+            model = _distribute(plain, device, method, wrapper, wrapper_outside, mixed)
         adamw = torch.optim.AdamW(model.parameters())
         batches = [batch(device) for _ in range(micro_batches)]
 
@@ -95,14 +95,19 @@ def shard(
 
 
 def _distribute(
-    model: nn.Module, method: Method, wrapper: Wrapper, outside: bool, mixed: bool
+    model: nn.Module,
+    device: torch.device,
+    method: Method,
+    wrapper: Wrapper,
+    outside: bool,
+    mixed: bool,
 ) -> nn.Module:
     low = torch.bfloat16 if mixed else None
     if method == "fsdp1":
         model = FullyShardedDataParallel(
             model,
             auto_wrap_policy=ModuleWrapPolicy({Layer}),
-            device_id=torch.device("cpu"),
+            device_id=device,
             mixed_precision=MixedPrecision(param_dtype=low) if mixed else None,
         )
         _checkpoint(model, wrapper, FullyShardedDataParallel if outside else Layer)
@@ -110,7 +115,7 @@ def _distribute(
     if method == "fsdp2":
         if not outside:
             _checkpoint(model, wrapper, Layer)
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         policy = MixedPrecisionPolicy(param_dtype=low)
         for module in (*model.get_submodule("layers").children(), model):
             fully_shard(module, mesh=mesh, mp_policy=policy)
@@ -132,10 +137,11 @@ def _checkpoint(model: nn.Module, wrapper: Wrapper, kind: type[nn.Module]) -> No
         )
 
 
-def _join_group() -> None:
-    """A group of this process alone, unless it is in one."""
+def _join_group(device: torch.device) -> None:
+    """A group of this process alone, unless it is in one: over NCCL on a GPU, gloo on a CPU."""
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        backend = "gloo" if device.type == "cpu" else "nccl"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         atexit.register(leave_group)
 
 
