@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
 import unicodedata
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from playwright.sync_api import Page
 from pypdf import PdfReader
 
+from recompute_scan.report.attachments import proof_trace, regions_csv
+from recompute_scan.report.markdown import render_markdown
+from recompute_scan.result import from_json
 from tests.browser.conftest import CASES, Open
 from tests.report.sample_results import HOSTILE, doubled, hostile
 
@@ -17,12 +23,19 @@ THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 WIDTHS = (360, 768, 1280)
 
 
+def press_everything(page: Page) -> None:
+    """Every button but the one that is there to open a window."""
+    for button in page.locator("main button:visible:enabled, header button").all():
+        if button.get_attribute("data-do") != "perfetto":
+            button.click()
+            page.keyboard.press("Escape")
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_page_asks_for_nothing_and_complains_of_nothing(case: str, show: Open) -> None:
     watched = show(CASES[case]())
     page = watched.page
-    for button in page.locator("button:visible").all():
-        button.click()
+    press_everything(page)
     for box in page.locator("details").all():
         box.evaluate("box => box.open = true")
     page.wait_for_timeout(50)
@@ -90,8 +103,7 @@ def test_no_width_scrolls_sideways(case: str, width: int, show: Open) -> None:
 def test_hostile_names_do_nothing(name: str, show: Open) -> None:
     watched = show(hostile(name), viewport={"width": 360, "height": 800})
     page = watched.page
-    for button in page.locator("button:visible").all():
-        button.click()
+    press_everything(page)
     page.evaluate("document.querySelectorAll('details').forEach(box => { box.open = true })")
     page.mouse.move(180, 400)
     page.wait_for_timeout(50)
@@ -121,7 +133,9 @@ def test_without_script_the_answer_is_there(case: str, show: Open) -> None:
 
 def test_printed_paper_holds_every_section(show: Open) -> None:
     page = show(doubled()).page
-    headings = [" ".join(text.split()) for text in page.locator("h1, h2").all_inner_texts()]
+    headings = [
+        " ".join(text.split()) for text in page.locator("main h1, main h2").all_inner_texts()
+    ]
     folded = page.locator("details table td").all_text_contents()
     sheets = PdfReader(io.BytesIO(page.pdf())).pages
     printed = _letters("".join(sheet.extract_text() for sheet in sheets))
@@ -180,3 +194,63 @@ def test_the_theme_can_be_turned_and_a_link_opens_its_place(show: Open) -> None:
     assert len(places) == len(set(places))
     for link in page.locator("a[href^='#']").all():
         assert (link.get_attribute("href") or "")[1:] in places
+
+
+def test_the_page_explains_itself(show: Open) -> None:
+    page = show(doubled()).page
+    dialog = page.get_by_role("dialog", name="How to read this page")
+    assert not dialog.is_visible()
+    page.keyboard.press("?")
+    assert dialog.is_visible()
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+    page.get_by_role("button", name="How to read this page").click()
+    dialog.get_by_role("button", name="Close").click()
+    assert not dialog.is_visible()
+
+
+@pytest.mark.parametrize("name", ["plain", *HOSTILE[:3]])
+def test_downloads_hold_what_the_page_was_made_of(name: str, show: Open) -> None:
+    result = doubled() if name == "plain" else hostile(name)
+    page = show(result, accept_downloads=True).page
+
+    def downloaded(button: str) -> str:
+        with page.expect_download() as waiting:
+            page.get_by_role("button", name=button).click()
+        return Path(waiting.value.path()).read_text(encoding="utf-8")
+
+    assert from_json(downloaded("Download JSON")) == result
+    assert downloaded("Download the table (CSV)") == regions_csv(result)
+    if result.proof is not None:
+        assert json.loads(downloaded("Download it as a trace"))["traceEvents"]
+
+
+def test_markdown_is_copied(show: Open) -> None:
+    page = show(doubled(), permissions=["clipboard-read", "clipboard-write"]).page
+    page.get_by_role("button", name="Copy as Markdown").click()
+    page.wait_for_function("document.querySelector('.said').textContent === 'Copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == render_markdown(doubled())
+
+
+def test_the_stretch_is_handed_to_perfetto(show: Open) -> None:
+    page = show(doubled()).page
+    # Stands in for ui.perfetto.dev, which answers PING with PONG and takes a buffer.
+    page.context.route(
+        "https://ui.perfetto.dev/**",
+        lambda route: route.fulfill(
+            content_type="text/html",
+            body="""<script>
+                addEventListener('message', event => {
+                    if (event.data === 'PING') event.source.postMessage('PONG', '*');
+                    else window.taken = new TextDecoder().decode(event.data.perfetto.buffer);
+                });
+            </script>""",
+        ),
+    )
+    with page.expect_popup() as waiting:
+        page.get_by_role("button", name="Open this stretch in Perfetto").click()
+    there = waiting.value
+    there.wait_for_function("window.taken !== undefined")
+    proof = doubled().proof
+    assert proof is not None
+    assert there.evaluate("window.taken") == proof_trace(proof)

@@ -138,7 +138,9 @@ def test_without_script_only_the_buttons_are_missing() -> None:
     page = Page(render_html(doubled()))
     hidden = [item for item in page.elements if "hidden" in item.attributes]
     assert hidden
-    assert all("copy" in item.classes or "tools" in item.classes for item in hidden)
+    buttons = [item for item in hidden if {"copy", "tools", "take"} & set(item.classes)]
+    held = [item.attributes["id"] for item in hidden if item not in buttons]
+    assert set(held) == {"as-markdown", "as-csv", "as-trace"}, "what the buttons hand out"
 
 
 def test_proof_lanes_share_one_scale_and_start_at_the_left() -> None:

@@ -18,8 +18,10 @@ from markupsafe import Markup
 
 from recompute_scan import units
 from recompute_scan.report import device, summary, words
+from recompute_scan.report.attachments import proof_trace, regions_csv
 from recompute_scan.report.bars import cost_bars
 from recompute_scan.report.escape import inert, lines, script_json, shorten, visible
+from recompute_scan.report.markdown import render_markdown
 from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
 from recompute_scan.report.proof import family_table, timeline
 from recompute_scan.result import Checkpoint, Region, Result, to_json
@@ -84,6 +86,9 @@ def render_html(result: Result) -> str:
             own_command=summary.run_again(result) is not None,
             words=words,
             units=units,
+            markdown=render_markdown(result),
+            csv=regions_csv(result),
+            stretch=proof_trace(result.proof) if result.proof else "",
             json=Markup(_text(json)) if len(json) <= MOST_JSON else None,  # noqa: S704 - quoted
         )
     )

@@ -59,13 +59,51 @@
     );
   }
 
+  function save(source, name, type) {
+    var link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([source.textContent], { type: type }));
+    link.download = name;
+    link.click();
+    setTimeout(function () { URL.revokeObjectURL(link.href); }, 10000);
+  }
+
+  // Perfetto's own way to be given a trace: it answers PONG once it can take one.
+  var PERFETTO = "https://ui.perfetto.dev";
+  function openInPerfetto(source) {
+    var there = window.open(PERFETTO);
+    if (!there) { say("The browser opened no window: download the trace and drop it there"); return; }
+    var asking = setInterval(function () { there.postMessage("PING", PERFETTO); }, 100);
+    function hand(event) {
+      if (event.source !== there || event.origin !== PERFETTO || event.data !== "PONG") { return; }
+      clearInterval(asking);
+      window.removeEventListener("message", hand);
+      var buffer = new TextEncoder().encode(source.textContent).buffer;
+      there.postMessage({ perfetto: { buffer: buffer, title: "recompute-scan" } }, PERFETTO);
+    }
+    window.addEventListener("message", hand);
+    setTimeout(function () { clearInterval(asking); }, 60000);
+  }
+
+  function askForHelp() { document.getElementById("help").showModal(); }
+
+  document.addEventListener("keydown", function (event) {
+    var typing = event.ctrlKey || event.metaKey || event.altKey;
+    if (event.key === "?" && !typing && !document.getElementById("help").open) { askForHelp(); }
+  });
+
   document.addEventListener("DOMContentLoaded", function () {
-    document.querySelectorAll(".tools, .copy").forEach(function (item) { item.hidden = false; });
+    document.querySelectorAll(".tools, .copy, .take").forEach(function (item) { item.hidden = false; });
     var allOpen = false;
     document.addEventListener("click", function (event) {
       var button = event.target.closest("button");
       if (!button) { return; }
       if (button.dataset.copy) { copy(document.getElementById(button.dataset.copy)); }
+      if (button.dataset.save) {
+        save(document.getElementById(button.dataset.save), button.dataset.name, button.dataset.type);
+      }
+      if (button.dataset.do === "help") { askForHelp(); }
+      if (button.dataset.do === "close") { button.closest("dialog").close(); }
+      if (button.dataset.do === "perfetto") { openInPerfetto(document.getElementById("as-trace")); }
       if (button.dataset.do === "theme") { turnTheme(); }
       if (button.dataset.do === "expand") {
         allOpen = !allOpen;
