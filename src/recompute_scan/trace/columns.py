@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from recompute_scan.trace.kinds import Kind
+
+__all__ = ["Bool", "Int8", "Int32", "Int64", "Ints", "Kind", "Trace"]
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -17,21 +20,11 @@ Ints = npt.NDArray[np.signedinteger[Any]]
 Bool = npt.NDArray[np.bool_]
 
 
-class Kind(IntEnum):
-    """What an event is, over all spellings of its category since torch 1.8."""
-
-    OP = 0
-    ANNOTATION = 1
-    RUNTIME = 2
-    KERNEL = 3
-    COPY = 4
-    PYTHON = 5
-    OTHER = 6
-
-
 @dataclass(frozen=True)
 class Trace:
     """One process's trace. Every array has one entry per event, in file order.
+
+    Numbers have 32 bits unless one of the column needs 64.
 
     Attributes:
         name: Code into ``names``.
@@ -62,9 +55,9 @@ class Trace:
     thread: Int32
     ts: Int64
     dur: Int64
-    sequence: Int64
-    correlation: Int64
-    stream: Int32
+    sequence: Ints
+    correlation: Ints
+    stream: Ints
     dims: Int32
     names: tuple[str, ...]
     threads: tuple[tuple[str, str], ...]

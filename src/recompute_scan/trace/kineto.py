@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import io
+from pathlib import Path
 
+from recompute_scan.trace.chunks import CHUNK
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
-from recompute_scan.trace.reader import CHUNK, Reader
+from recompute_scan.trace.reader import Reader
 from recompute_scan.trace.streams import Stream, inflated
 
 
@@ -31,6 +33,7 @@ def read(
     python: bool = False,
     limits: Limits = DEFAULT_LIMITS,
     health: dict[str, int] | None = None,
+    path: Path | None = None,
     chunk: int = CHUNK,
 ) -> Trace:
     """The trace in a stream, plain or compressed, in bounded memory.
@@ -42,6 +45,7 @@ def read(
             stacks, and passing over them costs nearly nothing.
         limits: What is refused.
         health: Counters that the raw stream adds to while it is read.
+        path: Where the same bytes lie; a large plain file is then read by two processes.
         chunk: Bytes decoded at once.
 
     Raises:
@@ -50,12 +54,13 @@ def read(
             (``E310`` to ``E315``).
     """
     health = {} if health is None else health
-    stream = inflated(raw, source, limits, health)
+    stream, compressed = inflated(raw, source, limits, health)
     # Every event is garbage by the end of its chunk, and none is part of a cycle.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return Reader(stream, source, limits, python, health, chunk).read()
+        reader = Reader(stream, source, limits, python, health, chunk)
+        return reader.read(None if compressed else path)
     finally:
         if collecting:
             gc.enable()

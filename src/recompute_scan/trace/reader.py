@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
 
-import msgspec
 import numpy as np
 
+from recompute_scan.trace import together
+from recompute_scan.trace.about import About
 from recompute_scan.trace.builder import Builder
+from recompute_scan.trace.chunks import CHUNK, decoded, python_frames
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.health import count
 from recompute_scan.trace.layout import (
@@ -29,11 +31,11 @@ from recompute_scan.trace.layout import (
 from recompute_scan.trace.limits import Limits
 from recompute_scan.trace.mender import Mender
 from recompute_scan.trace.nothing import nothing_kept, without_events
-from recompute_scan.trace.repair import mend, object_end
+from recompute_scan.trace.packing import Packer
+from recompute_scan.trace.repair import object_end
 from recompute_scan.trace.schema import (
     UNREADABLE,
     Decode,
-    Document,
     Event,
     decode_document,
     decode_document_exactly,
@@ -41,10 +43,9 @@ from recompute_scan.trace.schema import (
     decode_events_exactly,
 )
 from recompute_scan.trace.streams import Stream
-from recompute_scan.trace.times import EXACT_US
+from recompute_scan.trace.times import is_coarse
 from recompute_scan.trace.window import Window
 
-CHUNK = 256 * 1024
 # A cut at a false separator makes pieces that only decode together.
 _JOINED = 4
 # How much of what follows the events is looked at.
@@ -52,7 +53,6 @@ _TAIL = 4 << 20
 _CLOSES = re.compile(rb"\s*(?:,\s*)*\]")
 _CLOSED = re.compile(rb"\}\s*(?:,\s*)*\]")
 _FINISHED = -1
-_PYTHON_LOOKED_AT = 256
 
 
 class Reader:
@@ -80,25 +80,48 @@ class Reader:
         self._limits = limits
         self._python = python
         self._health = health
+        self._chunk = chunk
         self._window = Window(stream, chunk, source, limits)
-        self._builder = Builder(source, limits, python, health)
+        self._packer = Packer(python, health)
+        self._builder = Builder(source, limits, self._packer, health)
         self._bare = False
         # Whether the file was cut among its events.
         self._cut = False
         self._decode: Decode = decode_events
         self._mender = Mender(source, limits, health)
         self._decode_document = decode_document
-        self._documents: list[Document] = []
+        self._about = About(health)
         # Where the last decoding stopped for want of bytes: it must not stop there twice.
         self._waiting = 0
 
-    def read(self) -> Trace:
+    def read(self, path: Path | None = None) -> Trace:
         """The trace.
+
+        Args:
+            path: Where the stream's bytes lie as a plain file; a large one is read by two
+                processes.
 
         Raises:
             InputError: No JSON (``E302``), no trace (``E303``), no events (``E304``), or
                 beyond a limit (``E312`` to ``E315``).
         """
+        separator = self._read_head()
+        if path is not None and together.worth_it(path.stat().st_size):
+            first = self._window.position
+            done = together.read_together(path, first, separator, self._python, self._builder)
+            with path.open("rb", buffering=0) as file:
+                file.seek(done)
+                self._window = Window(file, self._chunk, self._source, self._limits)
+                self._window.fill()
+                self._read_events(separator)
+        else:
+            self._read_events(separator)
+        if not self._builder.rows:
+            raise nothing_kept(self._source, self._health)
+        return self._builder.finish(self._about.metadata, self._about.rank, cut=self._cut)
+
+    def _read_head(self) -> Separator:
+        """Take in what stands before the events; what stands between two of them."""
         window = self._window
         window.fill()
         if window.data.startswith(BOM, window.FIRST, window.end):
@@ -112,12 +135,9 @@ class Reader:
         count(self._health, "commas_dropped", head.commas)
         self._bare = head.bare
         if not head.bare:
-            self._read_metadata(head.text + b"]}")
+            self._about.read(head.text + b"]}")
         window.drop(head.first)
-        self._read_events(find_separator(window))
-        if not self._builder.rows:
-            raise nothing_kept(self._source, self._health)
-        return self._builder.finish(*_facts(self._documents), cut=self._cut)
+        return find_separator(window)
 
     # The chunks
 
@@ -162,17 +182,13 @@ class Reader:
         if self._python:
             return False
         data, first = self._window.data, self._window.FIRST
-        if data.find(separator.python, first, first + _PYTHON_LOOKED_AT) < 0:
+        frames = python_frames(data, first, comma, separator)
+        if not frames:
             return False
-        frames = data.count(separator.python, first, comma)
-        if data.count(separator.short, first, comma) != frames - 1:
-            return False
-        # A frame and its args take a brace each: an event that opens unlike its neighbours,
-        # which the count of separators misses, would add one.
         braces = np.count_nonzero(np.frombuffer(data, np.uint8, comma - first, first) == ord("{"))
         if braces != 2 * frames:
             return False
-        self._builder.pass_over(frames)
+        self._packer.pass_over(frames)
         return True
 
     def _take(self, comma: int, separator: Separator) -> int:
@@ -181,34 +197,25 @@ class Reader:
         Returns:
             0; or where the part begins that needs what follows it; or ``_FINISHED``.
         """
-        data = self._window.data
-        before = data[0], data[comma]
-        data[0], data[comma] = b"[]"
-        sound = True
+        data, first = self._window.data, self._window.FIRST
         try:
-            with memoryview(data) as view:
-                self._add(view[: comma + 1])
+            events = decoded(data, first, comma, self._decode)
+            if self._needs_text(events):
+                events = decoded(data, first, comma, self._decode)
         except UNREADABLE:
-            sound = False
-        finally:
-            data[0], data[comma] = before
-        return 0 if sound else self._repair(comma, separator)
-
-    def _add(self, array: memoryview | bytes) -> None:
-        events = self._decode(array)
-        if self._needs_text(events):
-            events = self._decode(array)
+            return self._repair(comma, separator)
         self._builder.add(events)
+        return 0
 
     def _needs_text(self, events: Sequence[Event]) -> bool:
         """Whether the events must be decoded again, now with the text of every time."""
-        if self._builder.exact or not any(
-            _is_coarse(event.ts) for event in (*events[:1], *events[-1:])
+        if self._packer.exact or not any(
+            is_coarse(event.ts) for event in (*events[:1], *events[-1:])
         ):
             return False
         self._decode, self._decode_document = decode_events_exactly, decode_document_exactly
         self._mender.decode = self._decode
-        self._builder.exact = True
+        self._packer.exact = True
         return True
 
     # Damage
@@ -270,7 +277,10 @@ class Reader:
         """Take in the last event and what stands behind the events."""
         try:
             if self._bare:
-                self._add(b"[" + rest)
+                events = self._decode(b"[" + rest)
+                if self._needs_text(events):
+                    events = self._decode(b"[" + rest)
+                self._builder.add(events)
                 return
             text = b'{"traceEvents":[' + rest
             document = self._decode_document(text)
@@ -279,7 +289,7 @@ class Reader:
         except UNREADABLE:
             self._salvage(rest)
         else:
-            self._documents.append(document)
+            self._about.add(document)
             self._builder.add(document.traceEvents or ())
 
     def _salvage(self, rest: bytes) -> None:
@@ -316,21 +326,12 @@ class Reader:
         text = b'{"_":0' + after
         end = object_end(text, most=_TAIL)
         if end > 0:
-            self._read_metadata(text[:end])
+            self._about.read(text[:end])
             self._pass_over(text[end:])
             return
         count(self._health, "cut_short")
         if after.strip():
             count(self._health, "metadata_unreadable")
-
-    def _read_metadata(self, text: bytes) -> None:
-        try:
-            self._documents.append(decode_document(text))
-        except UNREADABLE:
-            mended = mend(text, decode_document, UNREADABLE)
-            count(self._health, "metadata_repaired" if mended else "metadata_unreadable")
-            if mended:
-                self._documents.append(mended[0])
 
     def _pass_over(self, beyond: bytes) -> None:
         """Count what follows the trace's end."""
@@ -345,19 +346,3 @@ def _starts(chunk: bytes, separator: Separator, first: int) -> Iterator[int]:
     while position >= 0:
         yield position + separator.brace
         position = chunk.find(separator.text, position + len(separator.text))
-
-
-def _is_coarse(ts: Any) -> bool:
-    return isinstance(ts, float) and ts > EXACT_US
-
-
-def _facts(documents: Sequence[Document]) -> tuple[dict[str, Any], int | None]:
-    """What the file says about itself, and its rank."""
-    metadata: dict[str, Any] = {}
-    for document in documents:
-        fields = msgspec.structs.asdict(document)
-        del fields["traceEvents"]
-        metadata |= {name: value for name, value in fields.items() if value is not None}
-    info = metadata.get("distributedInfo")
-    rank = info.get("rank") if isinstance(info, dict) else None
-    return metadata, rank if isinstance(rank, int) and 0 <= rank < 2**31 else None

@@ -43,7 +43,7 @@ def load(path: Path, *, python: bool = False, limits: Limits = DEFAULT_LIMITS) -
     try:
         if inside is None:
             with path.open("rb", buffering=0) as file:
-                return read(file, str(path), python=python, limits=limits, health=health)
+                return read(file, str(path), python=python, limits=limits, health=health, path=path)
         archive, member = inside
         source = str(archive / member)
         with open_member(archive, member, source, limits, health) as stream:

@@ -34,13 +34,18 @@ class Stream(Protocol):
         """Fill the front of the buffer; the number of bytes, 0 at the end."""
 
 
-def inflated(raw: Stream, source: str, limits: Limits, health: dict[str, int]) -> Stream:
-    """The stream's content without compression, which is told by its first bytes.
+def inflated(
+    raw: Stream, source: str, limits: Limits, health: dict[str, int]
+) -> tuple[Stream, bool]:
+    """The stream's content without compression, and whether there was any.
+
+    Compression is told by the first bytes.
 
     Raises:
         InputError: While reading, when it inflates beyond ``limits`` (``E310``, ``E311``).
     """
     stream: Stream = raw
+    compressed = False
     for _ in range(_LAYERS):
         front = _Front(stream)
         stream = front
@@ -50,7 +55,8 @@ def inflated(raw: Stream, source: str, limits: Limits, health: dict[str, int]) -
             stream = _Zstandard(front, source, limits, health)
         else:
             break
-    return stream
+        compressed = True
+    return stream, compressed
 
 
 class Bounded:

@@ -22,6 +22,8 @@ class Window:
         self.data = bytearray(size + self.FIRST)
         self.end = self.FIRST
         self.ended = False
+        # How many bytes of the stream were taken in.
+        self._taken = 0
         self._stream = stream
         self._source = source
         self._limit = limits.event_bytes
@@ -32,6 +34,7 @@ class Window:
             while self.end < len(view) and not self.ended:
                 number = self._stream.readinto(view[self.end :]) or 0
                 self.end += number
+                self._taken += number
                 self.ended = number == 0
 
     def grow(self) -> None:
@@ -53,6 +56,11 @@ class Window:
         self.data[self.FIRST : self.FIRST + left] = self.data[position : self.end]
         self.end = self.FIRST + left
         self.fill()
+
+    @property
+    def position(self) -> int:
+        """Where in the stream the bytes begin that are held."""
+        return self._taken - (self.end - self.FIRST)
 
     def rest(self) -> bytes:
         """All bytes that are held."""
