@@ -10,6 +10,7 @@ import numpy as np
 from recompute_scan import trace as traces
 from recompute_scan._version import __version__
 from recompute_scan.advise.choose import kept
+from recompute_scan.annotations import REGION
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.machine import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.cost.price import price, time_scale
@@ -35,6 +36,10 @@ _SEVERITY: dict[Verdict, int] = {
     "none": 1,
     "inconclusive": 0,
 }
+
+
+# Events that a trace may have left out for its Python frames to be read after all.
+_MOST_FRAMES = 500_000
 
 
 @dataclass(frozen=True)
@@ -106,13 +111,26 @@ def load_each(
     for number, address in enumerate(traces.find(addresses, limits)):
         on_progress(f"reading {traces.name_of(address)}")
         try:
-            trace = traces.load(address, limits=limits)
+            trace = _with_module_frames(traces.load(address, limits=limits), address, limits)
         except InputError as error:
             failures.append(error)
             continue
         info = _info_beside(address, limits)
         rank = info.rank if info else trace.rank if trace.rank is not None else number
         yield Loaded(traces.name_of(address), rank, trace, info)
+
+
+def _with_module_frames(trace: Trace, address: Address, limits: Limits) -> Trace:
+    """The trace again with its Python frames, where it has some and not too many.
+
+    Frames name modules, and are most of a trace that has them: they are read only where blocks
+    would go without names otherwise, and up to a number that a moment suffices for.
+    """
+    if not trace.metadata.get("with_stack") or not 0 < trace.left_out <= _MOST_FRAMES:
+        return trace
+    if any(name.startswith(REGION) for name in trace.names):
+        return trace
+    return traces.load(address, python=True, limits=limits)
 
 
 def merge(pieces: Sequence[Piece], failures: Sequence[InputError]) -> Result:

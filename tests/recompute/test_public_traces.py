@@ -95,6 +95,36 @@ def test_kernels_of_the_replays(checkpointed: Recompute) -> None:
     assert int((trace.kind[kernels.event] == Kind.KERNEL).sum()) == 2995
 
 
+def test_arrows_miss_what_the_replays_fill(checkpointed: Recompute) -> None:
+    """By ``ac2g`` arrows 24 activities less: no arrow leads to what ``hipMemsetAsync`` fills."""
+    written = json.loads(gzip.decompress(CHECKPOINTED.read_bytes()))["traceEvents"]
+    arrows = [event for event in written if event.get("cat") == "ac2g"]
+    ends = [{e["id"] for e in arrows if e["ph"] == ph} for ph in "sf"]
+    joined = np.array(sorted(ends[0] & ends[1]))
+    calls, kernels, trace = checkpointed.calls, checkpointed.kernels, checkpointed.trace
+    again = np.concatenate([replay.again for replay in checkpointed.alignment.replays])
+    launched = kernels.launch >= 0
+    top = np.where(launched, checkpointed.structure.top[kernels.launch], -1)
+    mine = np.isin(top, again)
+    reached = mine & np.isin(trace.correlation[kernels.event], joined)
+    times = kernels.end - kernels.start
+    assert int(reached.sum()) == 591
+    assert float(times[reached].sum()) / 1000 == pytest.approx(4122.2, abs=0.05)
+    missed = np.flatnonzero(mine & ~reached)
+    assert len(missed) == 24
+    assert float(times[missed].sum()) / 1000 == pytest.approx(87.7, abs=0.05)
+    launches = {calls.names[calls.name[row]] for row in kernels.launch[missed]}
+    operators = {calls.names[calls.name[row]] for row in top[missed]}
+    assert (launches, operators) == ({"hipMemsetAsync"}, {"aten::conv2d"})
+
+
+def test_the_stages_are_named_after_their_modules() -> None:
+    regions = analyse([CHECKPOINTED]).regions
+    assert [region.module_class for region in regions] == ["Sequential"] * 4
+    # Sequential_2, _4 and _6 are the shortcuts inside them.
+    assert [region.module for region in regions] == [f"Sequential_{i}" for i in (0, 1, 3, 5)]
+
+
 def test_the_answer_needs_no_python_stacks(tmp_path: Path) -> None:
     written = json.loads(gzip.decompress(CHECKPOINTED.read_bytes()))
     events = written["traceEvents"]

@@ -16,6 +16,7 @@ from recompute_scan.recompute.kernel_evidence import (
     read_kernels,
 )
 from recompute_scan.recompute.marks import Marks, read_marks
+from recompute_scan.recompute.modules import name_blocks
 from recompute_scan.recompute.spans import spans_from_marks, spans_from_replays
 from recompute_scan.recompute.structure import Role, Structure, classify
 from recompute_scan.recompute.verdict import Judgement, judge
@@ -87,7 +88,7 @@ def study(trace: Trace) -> Recompute:
         spans = spans_from_marks(marks)
     else:
         spans = spans_from_replays(calls, structure, alignment)
-    blocks = find_blocks(calls, counts, spans)
+    blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
     judgement = judge(calls, structure, counts, blocks, alignment.unexplained)
     hidden = hides_backward(trace, calls, structure, kernels)
     attention = None
@@ -106,7 +107,7 @@ def study(trace: Trace) -> Recompute:
         alignment=alignment,
         counts=counts,
         marks=marks,
-        blocks=tuple(blocks),
+        blocks=blocks,
         judgement=judgement,
         level=level,
         attention=attention,
