@@ -13,9 +13,17 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.can-run
 DEV := $(VENV)/.can-test
 
+# With LOCKED=1 everything but torch is installed by hash first, and pip finds it there afterwards.
+# torch is not among them: builds of one release differ by machine, and each brings its own CUDA.
+ifdef LOCKED
+override LOCKED := $(BIN)/python -m pip install --quiet --require-hashes --no-deps \
+    --requirement requirements.lock
+EDITABLE := --no-build-isolation
+endif
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser docs check fix venv clean accuracy gpu-matrix bench-load share-check
+.PHONY: help demo test browser docs check fix venv clean accuracy gpu-matrix bench-load share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +73,19 @@ bench-load: $(DEV) ## Reading speed and memory, beside other readers
 share-check: $(DEV) ## Bundle every trace: the same answer, sizes, and no canary
 	$(BIN)/python benchmarks/share.py
 
+release-check: $(DEV) ## Build sdist and wheel, look into them, install and run the README
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group release
+	$(BIN)/python -m tests.release_check
+
+licenses: $(DEV) ## Every package that an installation brings, with its version and licence
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group release
+	@$(BIN)/python -m tests.release_check --licenses
+
+lock: $(DEV) ## Write requirements.lock anew: the pins of constraints.txt with their hashes
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group release
+	grep -vE '^(torch==|#)' constraints.txt | $(BIN)/uv pip compile - --quiet --no-deps \
+	    --python-version 3.11.5 --generate-hashes --no-header --no-annotate -o requirements.lock
+
 venv: $(DEV) ## Make the virtual environment, with the tools for tests
 
 clean: ## Remove the virtual environment, caches and the demo's output
@@ -76,8 +97,9 @@ $(RUN): pyproject.toml constraints.txt
 	    { echo "Python 3.10 or newer is needed: make PYTHON=python3.12 …"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
+	$(LOCKED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,examples]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(EDITABLE) --editable '.[torch,examples]'
 	touch $@
 
 $(DEV): $(RUN)

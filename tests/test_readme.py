@@ -29,6 +29,9 @@ PAGES = sorted(
 )
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
+# `make release-check` runs the same commands with an installed wheel.
+PYTHON = os.environ.get("RECOMPUTE_SCAN_PYTHON", sys.executable)
+
 NOT_RUN = {
     "pip install": "the environment that runs the tests is installed already",
     "make demo": "the same runs are in `run` commands here and in the tests of the examples",
@@ -80,7 +83,7 @@ def test_command(command: Command, folder: Path) -> None:
     program, *arguments = shlex.split(command.line)
     assert program == "recompute-scan"
     done = subprocess.run(
-        [sys.executable, "-m", "recompute_scan", *arguments],
+        [PYTHON, "-m", "recompute_scan", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
