@@ -1,0 +1,45 @@
+"""The pages on security keep their word: tests exist, pins and hashes agree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+
+
+def test_each_threat_has_its_measure_and_its_test() -> None:
+    rows = re.findall(r"^\| (?!threat|---)(.+?) \| (.+?) \| (.+?) \|$", PAGE, re.MULTILINE)
+    assert len(rows) > 15
+    for threat, _, test in rows:
+        if test == "nothing to test":
+            continue
+        found = re.fullmatch(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", test)
+        assert found, threat
+        text = (ROOT / found[1]).read_text(encoding="utf-8")
+        assert found[2] is None or f"def {found[2]}(" in text, test
+
+
+def test_the_lock_holds_the_pins() -> None:
+    """After a change of constraints.txt: make lock."""
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    locked = dict(re.findall(r"^([\w.\-]+)==([\w.]+) ?\\?$", text, re.MULTILINE))
+    hashed = re.findall(r"^([\w.\-]+)==\S+ \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)
+    assert set(hashed) == set(locked)
+    environment = {"python_version": "3.11", "python_full_version": "3.11.5"}
+    pins = {}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            pin = Requirement(line)
+            if pin.marker is None or pin.marker.evaluate(environment):
+                pins[normal(pin.name)] = str(pin.specifier).removeprefix("==")
+    del pins["torch"]
+    assert {normal(name): version for name, version in locked.items()} == pins
+    assert "://" not in text  # whose index it came from is nobody's business
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
