@@ -12,7 +12,9 @@ from recompute_scan._version import __version__
 from recompute_scan.advise.choose import kept
 from recompute_scan.annotations import REGION
 from recompute_scan.cost.flops import count_flops
+from recompute_scan.cost.headroom import weigh_memory
 from recompute_scan.cost.machine import UNKNOWN_MACHINE, Machine, device_name
+from recompute_scan.cost.memory import Footprint, measure_memory
 from recompute_scan.cost.price import price, time_scale
 from recompute_scan.errors import InputError
 from recompute_scan.findings.base import Evidence
@@ -27,6 +29,7 @@ from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Checkpoint, Rank, Region, Result, Step, Verdict
 from recompute_scan.run_info import RunInfo, Source, parse_run_info, run_info_name
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
+from recompute_scan.trace.memory import read_allocations
 
 # Which rank's answer stands for the run when they differ: the worst.
 _SEVERITY: dict[Verdict, int] = {
@@ -51,12 +54,14 @@ class Loaded:
         rank: The rank it is of.
         trace: The trace.
         info: The account of its run, where there is one.
+        address: Where it was read from.
     """
 
     name: str
     rank: int
     trace: Trace
     info: RunInfo | None
+    address: Address
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def analyse(
     """
     failures: list[InputError] = []
     pieces = [
-        Piece(one.name, one.rank, result_of(one.trace, one.info, machine))
+        Piece(one.name, one.rank, _answer(one, machine, limits))
         for one in load_each(addresses, failures, on_progress, limits)
     ]
     return merge(pieces, failures)
@@ -117,7 +122,29 @@ def load_each(
             continue
         info = _info_beside(address, limits)
         rank = info.rank if info else trace.rank if trace.rank is not None else number
-        yield Loaded(traces.name_of(address), rank, trace, info)
+        yield Loaded(traces.name_of(address), rank, trace, info, address)
+
+
+def _answer(one: Loaded, machine: Machine, limits: Limits) -> Result:
+    facts = study(one.trace)
+    return result_from(facts, one.info, machine, _footprint(facts, one, limits))
+
+
+def _footprint(facts: Recompute, one: Loaded, limits: Limits) -> Footprint | None:
+    """The memory that the trace itself tells of, or the step with stacks that `run` adds."""
+    if isinstance(one.address, str):
+        return None
+    try:
+        if found := read_allocations(one.address, one.trace, limits):
+            return measure_memory(facts, found)
+        beside = one.address.with_name(f"stacks-rank{one.rank}.json.gz")
+        if one.info is None or not beside.is_file():
+            return None
+        trace = traces.load(beside, limits=limits)
+        found = read_allocations(beside, trace, limits)
+        return measure_memory(study(trace), found) if found else None
+    except (InputError, OSError):
+        return None  # it was not asked for, and the rest does not need it
 
 
 def _with_module_frames(trace: Trace, address: Address, limits: Limits) -> Trace:
@@ -164,9 +191,19 @@ def result_of(
 
 
 def result_from(
-    facts: Recompute, info: RunInfo | None = None, machine: Machine = UNKNOWN_MACHINE
+    facts: Recompute,
+    info: RunInfo | None = None,
+    machine: Machine = UNKNOWN_MACHINE,
+    footprint: Footprint | None = None,
 ) -> Result:
-    """The result for what was found in one trace; see :func:`result_of`."""
+    """The result for what was found in one trace.
+
+    Args:
+        facts: What ran again.
+        info: The account of its run.
+        machine: What is known of the device beside what the trace says.
+        footprint: The memory of a step of the same run.
+    """
     sources = info.sources if info else {}
     timed = info.timed_steps_ms if info else ()
     cost = price(facts, timed, kept)
@@ -175,8 +212,9 @@ def result_from(
     sure = confidence(facts)
     environment = _environment(facts.trace, info)
     switched_on = info.switched_on if info else ()
+    memory = weigh_memory(footprint, facts.trace, regions, cost, machine) if footprint else None
     findings, checked = check_all(
-        Evidence(facts, regions, cost, sure, sources, switched_on, environment)
+        Evidence(facts, regions, cost, sure, sources, switched_on, environment, memory)
     )
     families = count_families(facts, scale)
     if facts.attention is not None and attention_of(families) is None:
@@ -210,6 +248,7 @@ def result_from(
             device_name(facts.trace, environment),
             machine.peak_tflops,
         ),
+        memory=memory,
     )
     return replace(result, headline=headline(result))
 

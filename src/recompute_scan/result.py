@@ -176,6 +176,49 @@ class Flops:
 
 
 @dataclass(frozen=True)
+class RegionMemory:
+    """What the checkpoint of one region keeps out of memory between forward and backward.
+
+    ``ordinal`` is the region's; ``saved_bytes`` is for one micro-batch, ``None`` where the region
+    was not replayed while memory was recorded.
+    """
+
+    ordinal: int
+    saved_bytes: int | None
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The step time and the peak if the regions of these ordinals were not checkpointed."""
+
+    regions: tuple[int, ...]
+    step_ms: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of one device in one recorded step, and what fewer checkpoints would take of it.
+
+    ``budget_bytes`` is what torch may allocate at most: the capacity without ``reserve_bytes``
+    and without what it reserved beyond what it allocated. ``plans`` are the fastest for their
+    memory, from the step as it is (surplus replays taken out) to none checkpointed; ``chosen``
+    is the place of the fastest that fits. ``reason`` says why there are no plans.
+    """
+
+    device: Literal["cpu", "gpu"]
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    capacity_bytes: int | None
+    reserve_bytes: int | None
+    budget_bytes: int | None
+    regions: tuple[RegionMemory, ...]
+    plans: tuple[MemoryPlan, ...] = ()
+    chosen: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class Fix:
     """What to change. ``disposition`` is ``safe`` only where results cannot change.
 
@@ -364,6 +407,7 @@ class Result:
     proof: Proof | None = None
     verified: Verified | None = None
     flops: Flops | None = None
+    memory: Memory | None = None
     schema: str = field(default=SCHEMA)
 
 

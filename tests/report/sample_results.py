@@ -16,11 +16,14 @@ from recompute_scan.result import (
     Fix,
     Flops,
     Losses,
+    Memory,
+    MemoryPlan,
     Proof,
     ProofLane,
     ProofOp,
     Rank,
     Region,
+    RegionMemory,
     Result,
     Step,
     Verified,
@@ -176,6 +179,22 @@ FLOPS = Flops(
     peak_tflops=0.18,
     peak_source="as given",
     uncounted=("flash_attn::_flash_attn_varlen_forward",),
+)
+
+MEMORY = Memory(
+    device="gpu",
+    peak_allocated_bytes=41 << 30,
+    peak_reserved_bytes=44 << 30,
+    capacity_bytes=80 << 30,
+    reserve_bytes=8 << 30,
+    budget_bytes=69 << 30,
+    regions=tuple(RegionMemory(place, 5 << 30) for place in range(8)),
+    plans=(
+        MemoryPlan((), 248.0, 41 << 30),
+        MemoryPlan((3, 4, 5, 6, 7), 217.0, 66 << 30),
+        MemoryPlan(tuple(range(8)), 199.0, 81 << 30),
+    ),
+    chosen=1,
 )
 
 FINDING = Finding(

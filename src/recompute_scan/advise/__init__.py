@@ -7,11 +7,14 @@ from recompute_scan.advise.choose import (
     switch_of,
     take_out,
 )
+from recompute_scan.advise.fewer import advise_fewer, advise_selective
 from recompute_scan.advise.registry import find_mechanism, title_of
 
 __all__ = [
     "Switch",
+    "advise_fewer",
     "advise_removal",
+    "advise_selective",
     "find_mechanism",
     "keep_and_drop",
     "switch_of",

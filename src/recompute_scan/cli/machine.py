@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from recompute_scan.cost.machine import Machine
 
-_Command = TypeVar("_Command", bound=Callable[..., int])
+_GIB = 2**30
 
 
 def machine_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -22,15 +22,26 @@ def machine_options(command: Callable[..., int]) -> Callable[..., int]:
         type=click.FloatRange(min=0, min_open=True),
         help="Peak of one device in TFLOP/s, for MFU.  [default: that of the GPU found]",
     )
+    @click.option(
+        "--memory-gib",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Memory of one GPU in GiB, to plan with.  [default: that of the GPU found]",
+    )
     @functools.wraps(command)
-    def with_machine(*args: Any, peak_tflops: float | None, **others: Any) -> int:
+    def with_machine(
+        *args: Any, peak_tflops: float | None, memory_gib: float | None, **others: Any
+    ) -> int:
         from recompute_scan.cost.machine import Machine
 
-        return command(*args, machine=Machine(peak_tflops=peak_tflops), **others)
+        memory = round(memory_gib * _GIB) if memory_gib else None
+        return command(*args, machine=Machine(peak_tflops, memory), **others)
 
     return with_machine
 
 
 def as_arguments(machine: Machine) -> list[str]:
     """The same options as words of a command line."""
-    return ["--peak-tflops", str(machine.peak_tflops)] if machine.peak_tflops else []
+    words = ["--peak-tflops", str(machine.peak_tflops)] if machine.peak_tflops else []
+    if machine.memory_bytes:
+        words += ["--memory-gib", str(machine.memory_bytes / _GIB)]
+    return words

@@ -14,9 +14,11 @@ class Machine:
 
     Attributes:
         peak_tflops: Peak arithmetic of one device, TFLOP/s.
+        memory_bytes: Memory of one device, instead of what the trace says it has.
     """
 
     peak_tflops: float | None = None
+    memory_bytes: int | None = None
 
 
 UNKNOWN_MACHINE = Machine()
@@ -37,3 +39,12 @@ def device_name(trace: Trace, environment: Mapping[str, str]) -> str | None:
     names = {device.get("name") for device in devices if isinstance(device, dict)}
     name = names.pop() if len(names) == 1 else None
     return name if isinstance(name, str) else None
+
+
+def capacity(trace: Trace, device: int) -> int | None:
+    """Memory of the GPU with this number in bytes; ``None`` where the trace does not tell."""
+    devices = trace.metadata.get("deviceProperties")
+    if not isinstance(devices, list) or not 0 <= device < len(devices):
+        return None
+    size = devices[device].get("totalGlobalMem") if isinstance(devices[device], dict) else None
+    return size if isinstance(size, int) and 0 < size < 2**62 else None

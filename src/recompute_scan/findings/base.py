@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from recompute_scan.advise import Switch, switch_of, title_of
 from recompute_scan.recompute.facts import Recompute
-from recompute_scan.result import Checkpoint, Cost, Finding, Level, Rank, Region
+from recompute_scan.result import Checkpoint, Cost, Finding, Level, Memory, Rank, Region
 from recompute_scan.run_info import Source, SwitchedOn
 
 
@@ -23,6 +23,7 @@ class Evidence:
         sources: Statements at call sites, from the run's own account.
         switched_on: What was switched on when a recorded run ended; empty without one.
         environment: Versions and settings of the recorded run; empty without one.
+        memory: Memory of a recorded step, or ``None``.
     """
 
     facts: Recompute
@@ -32,6 +33,7 @@ class Evidence:
     sources: Mapping[str, Source]
     switched_on: tuple[SwitchedOn, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    memory: Memory | None = None
 
     @property
     def alone(self) -> frozenset[Switch]:

@@ -11,9 +11,11 @@ from recompute_scan.findings import (
     doubled_checkpoint,
     early_stop_off,
     idle_checkpoint,
+    memory_headroom,
     nested_checkpoint,
     reentrant_under_fsdp,
     repeated_collectives,
+    selective_checkpoint,
     uneven_recompute,
 )
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
@@ -28,6 +30,8 @@ RULES = (
     reentrant_under_fsdp.RULE,
     compiled_recompute.RULE,
     early_stop_off.RULE,
+    memory_headroom.RULE,
+    selective_checkpoint.RULE,
 )
 
 

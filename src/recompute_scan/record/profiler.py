@@ -40,6 +40,8 @@ class Window:
             schedule=self._action,
             record_shapes=not stacks,
             with_stack=stacks,
+            # Two events for each tensor; this step is not used for times.
+            profile_memory=stacks,
         )
 
     @property

@@ -1,13 +1,95 @@
-"""How well the device is used: arithmetic beside its peak, in words that every rendering shares."""
+"""How well the device is used: its arithmetic and its memory, in words for every rendering."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from recompute_scan.report.escape import visible
-from recompute_scan.result import Flops, Result
-from recompute_scan.units import UNKNOWN, share, times
+from recompute_scan.result import Flops, Memory, MemoryPlan, Result
+from recompute_scan.units import UNKNOWN, ms, plural, share, size, times
 
 _PREFIXES = ("", "K", "M", "G", "T", "P", "E")
 _HEALTHY = "1.00 without checkpointing, about 1.33 with every layer replayed once, 1.67 twice"
+# The drawing of time against memory: height in pixels, and what is left free of the width, in %.
+_TOP, _BOTTOM = 24, 176
+_LEFT, _RIGHT = 4.0, 96.0
+
+
+@dataclass(frozen=True)
+class PlanPoint:
+    """One plan in the drawing of time against memory; x in per cent of the width, y in pixels."""
+
+    x: float
+    y: float
+    chosen: bool
+    tooltip: str
+
+
+@dataclass(frozen=True)
+class PlanChart:
+    """The plans from left (least memory) to right; ``budget`` is where memory ends, in per cent."""
+
+    points: tuple[PlanPoint, ...]
+    budget: float | None
+    summary: str
+
+
+def plan_chart(memory: Memory) -> PlanChart | None:
+    """The drawing; ``None`` with fewer than two plans."""
+    plans = memory.plans
+    if len(plans) < 2:
+        return None
+    peaks = [plan.peak_bytes for plan in plans]
+    ends = [*peaks, memory.budget_bytes] if memory.budget_bytes else peaks
+    low, high = min(ends), max(ends)
+    fastest, slowest = min(p.step_ms for p in plans), max(p.step_ms for p in plans)
+
+    def across(value: int) -> float:
+        return round(_LEFT + (_RIGHT - _LEFT) * (value - low) / max(1, high - low), 2)
+
+    def down(value: float) -> float:
+        scale = (slowest - value) / (slowest - fastest) if slowest > fastest else 0.0
+        return round(_TOP + (_BOTTOM - _TOP) * scale, 1)
+
+    points = tuple(
+        PlanPoint(
+            across(plan.peak_bytes), down(plan.step_ms), place == memory.chosen, _plan_words(plan)
+        )
+        for place, plan in enumerate(plans)
+    )
+    summary = f"From {_plan_words(plans[0])} to {_plan_words(plans[-1])}."
+    if memory.chosen is not None:
+        summary += f" What fits: {_plan_words(plans[memory.chosen])}."
+    return PlanChart(points, across(memory.budget_bytes) if memory.budget_bytes else None, summary)
+
+
+def _plan_words(plan: MemoryPlan) -> str:
+    which = plural(len(plan.regions), "block") if plan.regions else "no block"
+    return f"{which} without checkpoint: {ms(plan.step_ms)} a step, {size(plan.peak_bytes)}"
+
+
+def memory_sentences(memory: Memory) -> list[str]:
+    """What the device's memory held, what checkpoints kept out of it, what is free."""
+    said = []
+    if memory.peak_allocated_bytes is not None:
+        reserved = (
+            f", and torch held {size(memory.peak_reserved_bytes)}"
+            if memory.peak_reserved_bytes is not None
+            else ""
+        )
+        said.append(
+            f"At most {size(memory.peak_allocated_bytes)} were allocated in the recorded step"
+            f"{reserved}, of {size(memory.capacity_bytes)} that the device has."
+        )
+    saved = [one.saved_bytes for one in memory.regions if one.saved_bytes is not None]
+    if saved:
+        said.append(
+            f"The checkpoints of {plural(len(saved), 'block')} keep {size(sum(saved))} out of "
+            "memory in each micro-batch."
+        )
+    if memory.reason:
+        said.append(visible(memory.reason, 400))
+    return said
 
 
 def ratio_row(result: Result) -> tuple[str, str] | None:

@@ -73,6 +73,8 @@ def render_html(result: Result) -> str:
             removed=removed_words,
             bars=cost_bars(result),
             ratio=device.ratio_row(result),
+            memory_says=device.memory_sentences(result.memory) if result.memory else [],
+            plans=device.plan_chart(result.memory) if result.memory else None,
             flops_rows=device.flops_table(result.flops) if result.flops else [],
             flops_says=device.flops_sentences(result.flops) if result.flops else [],
             proof=timeline(result),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from recompute_scan import units
 from recompute_scan.report import summary, words
-from recompute_scan.report.device import ratio_row
+from recompute_scan.report.device import memory_sentences, ratio_row
 from recompute_scan.report.escape import markdown_code as code
 from recompute_scan.report.escape import markdown_fence as fence
 from recompute_scan.report.escape import markdown_prose as prose
@@ -32,6 +32,7 @@ def render_markdown(result: Result) -> str:
         parts.append(words.HOW_TO_RECORD)
     parts.append(_measured(result))
     parts += [" ".join(summary.waste_sentences(result)), _blocks(result), _who(result)]
+    parts.append(prose(" ".join(memory_sentences(result.memory))) if result.memory else "")
     parts += [_finding(finding) for finding in result.findings]
     parts += [_warnings(result), _environment(result)]
     parts.append(f"recompute-scan {code(result.tool_version, 20)}")

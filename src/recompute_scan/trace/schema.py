@@ -53,6 +53,7 @@ class Document(msgspec.Struct):
     schemaVersion: Any = None  # noqa: N815
     record_shapes: Any = None
     with_stack: Any = None
+    profile_memory: Any = None
     cuda_runtime_version: Any = None
     hip_runtime_version: Any = None
 

@@ -1,0 +1,88 @@
+"""How to checkpoint fewer layers, or less of each: the setting of the framework found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recompute_scan.advise.choose import kept
+from recompute_scan.advise.registry import find_mechanism, title_of
+from recompute_scan.result import Checkpoint, Fix
+
+_GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+_SELECTIVE_DOCS = (
+    "https://docs.pytorch.org/docs/stable/checkpoint.html"
+    "#torch.utils.checkpoint.create_selective_checkpoint_contexts"
+)
+# Settings that take single layers; for all others the words of `_ELSE` say what to do.
+_FEWER = {
+    "fsdp-wrapper": "let the check_fn of apply_activation_checkpointing refuse {layers}",
+    "hf-gradient-checkpointing": (
+        "after gradient_checkpointing_enable, set gradient_checkpointing = False on {layers} "
+        "(transformers 4.52 and newer)"
+    ),
+    "torch-checkpoint": "call {layers} directly instead of through checkpoint(…)",
+    "composable-checkpoint": "do not apply checkpoint(module) to {layers}",
+}
+_ELSE = "leave {layers} out of {title}"
+_SELECTIVE = {
+    "fsdp-wrapper": "pass context_fn={context} to checkpoint_wrapper",
+    "hf-gradient-checkpointing": (
+        'gradient_checkpointing_enable(gradient_checkpointing_kwargs={{"use_reentrant": False, '
+        '"context_fn": {context}}})'
+    ),
+    "torch-checkpoint": "checkpoint(…, use_reentrant=False, context_fn={context})",
+    "composable-checkpoint": "checkpoint(module, context_fn={context})",
+}
+_SELECTIVE_ELSE = (
+    "switch {title} to its selective mode, or use checkpoint(…, use_reentrant=False, "
+    "context_fn={context}) in its place"
+)
+
+
+def advise_fewer(checkpoints: Sequence[Checkpoint], layers: str, whole: bool) -> Fix:
+    """What to change so that these layers are not checkpointed.
+
+    Args:
+        checkpoints: Those round each of the layers.
+        layers: The layers, in words.
+        whole: Whether no other layer is checkpointed.
+    """
+    checkpoint = kept(checkpoints)
+    title = title_of(checkpoint.mechanism)
+    mechanism = find_mechanism(checkpoint.mechanism)
+    template = _FEWER.get(checkpoint.mechanism or "", _ELSE)
+    setting = template.format(layers=layers, title=title)
+    if whole and mechanism is not None:
+        setting = mechanism.remove
+    place = f" ({checkpoint.call_site})" if checkpoint.call_site else ""
+    return Fix(
+        summary=f"Stop checkpointing {layers}: {setting}{place}.",
+        disposition="review",
+        diff=None,
+        keep="no checkpoint at all" if whole else f"{title} for all other layers",
+        remove=f"{title} for {layers}",
+        docs=mechanism.docs if mechanism else _GENERAL_DOCS,
+    )
+
+
+def advise_selective(checkpoints: Sequence[Checkpoint], operators: Sequence[str]) -> Fix:
+    """What to change so that the results of these operators are kept.
+
+    Args:
+        checkpoints: Those round each layer.
+        operators: Names as the profiler has them, ``aten::_flash_attention_forward``.
+    """
+    checkpoint = kept(checkpoints)
+    listed = ", ".join(f"torch.ops.{name.replace('::', '.')}.default" for name in operators)
+    context = f"functools.partial(create_selective_checkpoint_contexts, [{listed}])"
+    title = title_of(checkpoint.mechanism)
+    template = _SELECTIVE.get(checkpoint.mechanism or "", _SELECTIVE_ELSE)
+    return Fix(
+        summary=template.format(title=title, context=context) + ".",
+        disposition="review",
+        diff=None,
+        keep="everything else in the layers recomputed as it is; the checkpoint must be "
+        "non-reentrant (torch 2.5 and newer)",
+        remove="nothing",
+        docs=_SELECTIVE_DOCS,
+    )

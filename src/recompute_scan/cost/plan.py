@@ -1,0 +1,161 @@
+"""Which regions to stop checkpointing: the most time for the memory that there is, exactly.
+
+Each region x (0 or 1) gives its replay time back and holds its tensors from its forward run to
+where its replay begins today. At every moment what is allocated today and what is held beside it
+must fit, which gives one linear constraint for each set of regions that hold something at once.
+HiGHS solves it (``docs/decisions/memory-plan.md``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from recompute_scan.cost.memory import Footprint
+from recompute_scan.trace.columns import Bool, Int64
+
+Float64 = npt.NDArray[np.float64]
+
+# Of two equal choices the later region is preferred: it holds its tensors for a shorter time.
+_PREFERENCE = 1e-6
+_TIME_LIMIT_S = 5.0
+# The solver gets MiB, so that its coefficients are of one size.
+_SCALE = 2.0**20
+
+
+@dataclass(frozen=True)
+class Problem:
+    """When how much is allocated, and what every layer would add.
+
+    Attributes:
+        base: Most that is allocated today in each span of time, bytes.
+        added: Bytes that each layer (column) would add in each span (row).
+    """
+
+    base: Int64
+    added: Int64
+
+    def peak(self, chosen: Bool) -> int:
+        """Most that would be allocated with these layers not checkpointed, bytes."""
+        return int((self.base + self.added @ chosen.astype(np.int64)).max(initial=0))
+
+
+def build_problem(footprint: Footprint, layers: int) -> Problem:
+    """The constraints, one for each set of layers that hold something at once.
+
+    Args:
+        footprint: The memory of the recorded steps.
+        layers: Number of layers.
+    """
+    edges = np.unique([t for held in footprint.held for t in (held.start, held.end)])
+    starts = np.concatenate(([np.iinfo(np.int64).min], edges)).astype(np.int64)
+    stops = np.concatenate((edges, [np.iinfo(np.int64).max])).astype(np.int64)
+    added = np.zeros((len(starts), layers), np.int64)
+    for held in footprint.held:
+        active = (starts >= held.start) & (stops <= held.end)
+        added[active, held.layer] += held.size
+    base = _most_in(footprint, starts, stops)
+    return _merged(base, added)
+
+
+def best(problem: Problem, gain: Sequence[float], budget: int) -> Bool | None:
+    """The layers to stop checkpointing for the most gain within the budget.
+
+    Args:
+        problem: See :func:`build_problem`.
+        gain: What each layer gives back, in ms; 0 for one that must stay.
+        budget: Most that may be allocated, bytes.
+
+    Returns:
+        One entry per layer; ``None`` where not even today's memory fits.
+    """
+    gains = np.asarray(gain, np.float64)
+    if problem.base.max(initial=0) > budget:
+        return None
+    everything = gains > 0
+    if problem.peak(everything) <= budget:
+        return everything
+    return _solve(problem, gains, budget)
+
+
+def curve(problem: Problem, gain: Sequence[float], points: int = 16) -> list[tuple[Bool, int]]:
+    """Choices that are fastest for their memory, with their peaks, from nothing to everything."""
+    nothing = np.zeros(len(gain), np.bool_)
+    everything = np.asarray(gain, np.float64) > 0
+    low, high = problem.peak(nothing), problem.peak(everything)
+    found: list[tuple[Bool, int]] = [(nothing, low)]
+    for budget in np.linspace(low, high, points)[:-1].astype(np.int64).tolist():
+        choice = best(problem, gain, int(budget))
+        if choice is not None:
+            _append(found, choice, problem, gain)
+    _append(found, everything, problem, gain)
+    return found
+
+
+def _append(
+    found: list[tuple[Bool, int]], choice: Bool, problem: Problem, gain: Sequence[float]
+) -> None:
+    def value(chosen: Bool) -> float:
+        return float(np.asarray(gain, np.float64)[chosen].sum())
+
+    if value(choice) > value(found[-1][0]):
+        found.append((choice, problem.peak(choice)))
+
+
+def _solve(problem: Problem, gains: Float64, budget: int) -> Bool:
+    import highspy  # noqa: PLC0415 - takes longer than reading a small trace
+
+    solver = highspy.Highs()
+    solver.silent()
+    solver.setOptionValue("mip_rel_gap", 0.0)
+    solver.setOptionValue("mip_abs_gap", 0.0)
+    solver.setOptionValue("time_limit", _TIME_LIMIT_S)
+    solver.setOptionValue("threads", 1)
+    order = np.arange(1, len(gains) + 1) / len(gains)
+    worth = gains / gains.max() * (1 + _PREFERENCE * order)
+    chosen = [
+        solver.addBinary(obj=float(-value)) if value > 0 else None for value in worth.tolist()
+    ]
+    for base, added in zip(problem.base.tolist(), problem.added.tolist(), strict=True):
+        terms = [(x, size) for x, size in zip(chosen, added, strict=True) if x is not None and size]
+        if terms:
+            solver.addRow(
+                -highspy.kHighsInf,
+                (budget - base) / _SCALE,
+                len(terms),
+                np.array([x.index for x, _ in terms], np.int32),
+                np.array([size / _SCALE for _, size in terms], np.float64),
+            )
+    solver.run()
+    values = np.array([x is not None and solver.val(x) > 0.5 for x in chosen], np.bool_)
+    # Found in floating point: what does not fit to the byte gives way, the least gain first.
+    for place in np.argsort(gains, kind="stable"):
+        if problem.peak(values) <= budget:
+            break
+        values[place] = False
+    return values
+
+
+def _most_in(footprint: Footprint, starts: Int64, stops: Int64) -> Int64:
+    """Most that is allocated within each span, what is there at its start included."""
+    ts, allocated = footprint.ts, footprint.allocated
+    first = np.searchsorted(ts, starts, side="right") - 1
+    last = np.searchsorted(ts, stops, side="left")
+    return np.array(
+        [
+            int(allocated[max(0, before) : max(behind, before + 1)].max(initial=0))
+            for before, behind in zip(first.tolist(), last.tolist(), strict=True)
+        ],
+        np.int64,
+    )
+
+
+def _merged(base: Int64, added: Int64) -> Problem:
+    """One row for each distinct set; the most that is allocated counts."""
+    rows, which = np.unique(added, axis=0, return_inverse=True)
+    most = np.zeros(len(rows), np.int64)
+    np.maximum.at(most, which.reshape(-1), base)
+    return Problem(most, rows)

@@ -1,0 +1,89 @@
+"""RS301: the GPU has memory left for layers that are checkpointed all the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from recompute_scan.advise import advise_fewer
+from recompute_scan.findings.base import Evidence, NotApplicable, Rule, no_verdict
+from recompute_scan.result import Checkpoint, Finding, Memory, MemoryPlan, Region
+from recompute_scan.units import ms, plural, size
+
+# Less of a step than this is not worth a change.
+WORTH = 0.01
+
+
+def check(evidence: Evidence) -> list[Finding] | NotApplicable:
+    """One finding, with the fastest plan that fits."""
+    if unknown := no_verdict(evidence):
+        return unknown
+    memory, cost = evidence.memory, evidence.cost
+    if memory is None:
+        return NotApplicable(
+            "The trace does not tell of memory: record with `recompute-scan run`, or with "
+            "profile_memory=True."
+        )
+    if cost is None or memory.reason is not None or memory.budget_bytes is None:
+        return NotApplicable(memory.reason or "The trace does not tell how much memory there is.")
+    if memory.chosen is None:
+        return []
+    plan = memory.plans[memory.chosen]
+    gain = cost.predicted_step_ms - plan.step_ms
+    if not plan.regions or gain < WORTH * cost.predicted_step_ms:
+        return []
+    return [_finding(evidence, memory, plan, gain)]
+
+
+def _finding(evidence: Evidence, memory: Memory, plan: MemoryPlan, gain: float) -> Finding:
+    cost = evidence.cost
+    assert cost is not None
+    chosen = [region for region in evidence.regions if region.ordinal in plan.regions]
+    checkpointed = [region for region in evidence.regions if region.checkpoints]
+    whole = len(chosen) >= len(checkpointed)
+    stacks: dict[tuple[Checkpoint, ...], int] = defaultdict(int)
+    for region in chosen:
+        stacks[region.checkpoints] += 1
+    stack = max(stacks, key=lambda checkpoints: stacks[checkpoints])
+    pct = 100 * gain / cost.predicted_step_ms
+    freed = sum(one.saved_bytes or 0 for one in memory.regions if one.ordinal in set(plan.regions))
+    now = memory.plans[0].peak_bytes
+    return Finding(
+        code=RULE.code,
+        name=RULE.name,
+        severity="info",
+        confidence="medium" if evidence.confidence == "high" else evidence.confidence,
+        title=f"{len(chosen)} of {len(evidence.regions)} blocks need no checkpoint: the GPU has "
+        "memory left for them",
+        detail=(
+            f"Without their checkpoints a step takes about {ms(plan.step_ms)} instead of "
+            f"{ms(cost.predicted_step_ms)}, and at most {size(plan.peak_bytes)} are allocated "
+            f"instead of {size(now)}. Of {size(memory.capacity_bytes)}, "
+            f"{size(memory.reserve_bytes)} stay in reserve."
+        ),
+        evidence=(
+            f"stop checkpointing {names_of(chosen)}",
+            f"these checkpoints keep {size(freed)} out of memory in one micro-batch",
+            f"{size(memory.budget_bytes)} may be allocated; the recorded step allocated at most "
+            f"{size(now)}",
+        ),
+        fix=advise_fewer(stack, names_of(chosen), whole) if stack else None,
+        saving_ms=gain,
+        saving_pct=pct,
+    )
+
+
+def names_of(regions: Sequence[Region]) -> str:
+    """Modules in words: ``model.layers.0 to model.layers.5``; plain numbers without names."""
+    named = [region.module or f"block {region.ordinal}" for region in regions]
+    ordinals = [region.ordinal for region in regions]
+    if len(named) > 2 and ordinals == list(range(ordinals[0], ordinals[-1] + 1)):
+        return f"{named[0]} to {named[-1]}"
+    if len(named) > _MOST_NAMED:
+        return f"{', '.join(named[:_MOST_NAMED])} and {plural(len(named) - _MOST_NAMED, 'other')}"
+    return ", ".join(named)
+
+
+_MOST_NAMED = 12
+
+RULE = Rule("RS301", "memory-headroom", check)

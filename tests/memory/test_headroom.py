@@ -1,0 +1,218 @@
+"""RS301 and RS302 on steps of a GPU whose allocations are known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recompute_scan.cost.machine import Machine
+from recompute_scan.pipeline import analyse
+from recompute_scan.result import Checked, Finding, Memory, Result
+from tests.recompute.training import training_step
+from tests.trace_builder import Call, document, launch, node, op, thread
+
+MIB, GIB = 2**20, 2**30
+KERNEL_US = 1000.0
+SHAPE = [[2, 4, 64, 16]] * 3
+BASE = 1 * GIB
+SAVED = (100 * MIB, 300 * MIB, 200 * MIB)
+
+
+def product(seq: int) -> Call:
+    inner = op("aten::addmm", launch("gemm", KERNEL_US), dims=[[8], [4, 8], [8, 8]])
+    return op("aten::linear", inner, seq=seq, dims=[[4, 8], [8, 8], [8]])
+
+
+def attention(seq: int) -> Call:
+    inner = op(
+        "aten::_scaled_dot_product_flash_attention", launch("flash_fwd", KERNEL_US), dims=SHAPE
+    )
+    inner = replace(inner, args={**inner.args, "Input type": ["c10::BFloat16"] * 3})
+    return op("aten::scaled_dot_product_attention", inner, seq=seq, dims=SHAPE)
+
+
+def layer(first: int, *, attends: bool) -> list[Call]:
+    middle = attention(first + 1) if attends else product(first + 1)
+    return [product(first), middle, product(first + 2), product(first + 3)]
+
+
+def backward(calls: list[Call], replay: list[Call]) -> list[Call]:
+    nodes = []
+    for place, call in enumerate(reversed(calls)):
+        name = "AddmmBackward0" if call.name == "aten::linear" else "FlashBackward0"
+        work = op("aten::mm", launch("gemm", 2 * KERNEL_US), dims=[[8, 4], [4, 8]])
+        before = replay if place == 0 else ()
+        nodes.append(node(name, *before, work, seq=call.args["Sequence number"]))
+    return nodes
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One step; layers are replayed where ``replays`` says so, and allocate what they save."""
+
+    replays: tuple[int, ...] = (1, 1, 1)
+    attends: bool = True
+    memory: int | None = 80 * GIB
+    peak: int = BASE
+    device: int = 0
+    extra: tuple[dict[str, Any], ...] = ()
+
+    def write(self, folder: Path) -> Path:
+        layers = [layer(100 * place, attends=self.attends) for place in range(len(self.replays))]
+        back: list[Call] = []
+        for place in reversed(range(len(layers))):
+            again = [
+                call
+                for turn in range(self.replays[place])
+                for call in layer(1000 + 100 * place + 10 * turn, attends=self.attends)
+            ]
+            back += backward(layers[place], again)
+        step = training_step(0, *(call for one in layers for call in one), *back)
+        properties = {"id": 0, "name": "NVIDIA A100-SXM4-80GB"}
+        if self.memory is not None:
+            properties["totalGlobalMem"] = self.memory
+        whole = document(
+            thread(replace(step, us=60_000.0)), deviceProperties=[properties], profile_memory=1
+        )
+        whole["traceEvents"] += [*self._allocations(whole["traceEvents"]), *self.extra]
+        file = folder / "trace.json"
+        file.write_text(json.dumps(whole))
+        return file
+
+    def _allocations(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        total, found = 0, []
+
+        def allocate(ts: float, size: int) -> None:
+            nonlocal total
+            total += size
+            args = {"Total Reserved": total, "Total Allocated": total, "Bytes": size}
+            args |= {"Device Id": self.device, "Device Type": 1 if self.device >= 0 else 0}
+            found.append(
+                {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 100}
+                | {"tid": 1, "ts": ts, "args": args}
+            )
+
+        starts = {
+            e["args"].get("Sequence number"): e for e in events if e["name"] == "aten::linear"
+        }
+        allocate(0.5, self.peak)
+        for place in reversed(range(len(self.replays))):
+            if not self.replays[place]:
+                continue
+            again = starts[1000 + 100 * place]
+            allocate(again["ts"] + 0.25, SAVED[place])
+            ends = [
+                e["ts"] + e["dur"]
+                for e in events
+                if e["name"] == "AddmmBackward0" and e["args"]["Sequence number"] == 100 * place
+            ]
+            allocate(ends[0] + 0.25, -SAVED[place])
+        return found
+
+
+def found(result: Result, code: str) -> Finding | None:
+    return next((finding for finding in result.findings if finding.code == code), None)
+
+
+def status(result: Result, code: str) -> Checked:
+    return next(one for one in result.checked if one.code == code)
+
+
+def memory_of(result: Result) -> Memory:
+    assert result.memory is not None
+    return result.memory
+
+
+def test_all_layers_stop_where_there_is_memory_for_all(tmp_path: Path) -> None:
+    result = analyse([Scene().write(tmp_path)])
+    memory, finding = memory_of(result), found(result, "RS301")
+    assert [one.saved_bytes for one in memory.regions] == list(SAVED)
+    assert finding is not None
+    assert finding.title.startswith("3 of 3 blocks")
+    assert result.cost is not None
+    assert finding.saving_ms == pytest.approx(result.cost.breakdown.recompute, rel=0.01)
+    assert memory.plans[0].regions == ()
+    assert memory.plans[-1].regions == (0, 1, 2)
+
+
+def test_the_plan_is_the_best_that_fits(tmp_path: Path) -> None:
+    """All three would take 600 MiB beside what is there before them."""
+    # Today's peak is in the replay of the largest layer; 250 MiB more hold no three of them.
+    peak = BASE + 300 * MIB
+    result = analyse([Scene(memory=round((peak + 250 * MIB) / 0.9)).write(tmp_path)])
+    memory, finding = memory_of(result), found(result, "RS301")
+    assert memory.chosen is not None
+    plan = memory.plans[memory.chosen]
+    assert plan.peak_bytes <= (memory.budget_bytes or 0)
+    assert len(plan.regions) == 2
+    assert finding is not None
+    assert finding.fix is not None
+    assert finding.fix.disposition == "review"
+
+
+def test_without_memory_left_nothing_is_advised(tmp_path: Path) -> None:
+    result = analyse([Scene(memory=round(BASE / 0.9)).write(tmp_path)])
+    assert status(result, "RS301").status == "clean"
+    assert memory_of(result).chosen is None
+
+
+def test_without_checkpoints_there_is_no_plan(tmp_path: Path) -> None:
+    result = analyse([Scene(replays=(0, 0, 0)).write(tmp_path)])
+    assert status(result, "RS301").status == "not-applicable"
+    assert memory_of(result).plans == ()
+
+
+def test_the_hosts_memory_is_not_planned_with(tmp_path: Path) -> None:
+    result = analyse([Scene(device=-1).write(tmp_path)])
+    checked = status(result, "RS301")
+    assert checked.status == "not-applicable"
+    assert "host" in (checked.why or "")
+    assert memory_of(result).capacity_bytes is None
+
+
+def test_a_given_capacity_stands_above_the_traces(tmp_path: Path) -> None:
+    file = Scene(memory=None).write(tmp_path)
+    assert "--memory-gib" in (status(analyse([file]), "RS301").why or "")
+    result = analyse([file], machine=Machine(memory_bytes=40 * GIB))
+    assert memory_of(result).capacity_bytes == 40 * GIB
+    assert found(result, "RS301") is not None
+
+
+def test_surplus_replays_are_not_gained_twice(tmp_path: Path) -> None:
+    """What RS001 saves is not RS301's: the plan begins at the step after that fix."""
+    result = analyse([Scene(replays=(2, 2, 2)).write(tmp_path)])
+    finding = found(result, "RS301")
+    assert result.cost is not None
+    assert finding is not None
+    assert finding.saving_ms == pytest.approx(result.cost.breakdown.recompute, rel=0.01)
+    assert memory_of(result).plans[0].step_ms == pytest.approx(result.cost.predicted_step_ms)
+
+
+def test_attention_that_is_replayed_can_be_kept(tmp_path: Path) -> None:
+    result = analyse([Scene().write(tmp_path)])
+    finding = found(result, "RS302")
+    assert finding is not None
+    assert result.cost is not None
+    # One of four replayed kernels of equal length; 2 * 4 * 64 rows of 16 numbers and a sum.
+    assert finding.saving_ms == pytest.approx(result.cost.breakdown.recompute / 4, rel=0.02)
+    assert f"{3 * 2 * 4 * 64 * (16 * 2 + 4) / 1024:.1f} KiB" in finding.title
+    assert "They fit" in finding.detail
+    assert finding.evidence[0].endswith("aten::_scaled_dot_product_flash_attention")
+
+
+@pytest.mark.parametrize("scene", [Scene(attends=False), Scene(replays=(0, 0, 0))])
+def test_without_replayed_attention_nothing_is_to_be_kept(scene: Scene, tmp_path: Path) -> None:
+    assert status(analyse([scene.write(tmp_path)]), "RS302").status == "clean"
+
+
+def test_events_that_make_no_sense_are_passed_over(tmp_path: Path) -> None:
+    odd = [{"Bytes": "many"}, {"Bytes": 2**70}, {}, {"Bytes": 8, "Device Id": "x"}]
+    extra = tuple({"ph": "i", "name": "[memory]", "ts": 1.0, "args": args} for args in odd)
+    extra += ({"ph": "i", "name": "[memory]", "ts": None, "args": {"Bytes": 1}},)
+    extra += ({"ph": "X", "name": 'the name "[memory]" itself', "ts": 1.0, "dur": 1.0},)
+    sound = analyse([Scene().write(tmp_path)]).memory
+    assert analyse([Scene(extra=extra).write(tmp_path)]).memory == sound

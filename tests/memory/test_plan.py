@@ -1,0 +1,188 @@
+"""Plans against trying every choice, and against what running a plan really takes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recompute_scan.cost.memory import Footprint, Held, measure_memory
+from recompute_scan.cost.plan import Problem, best, build_problem, curve
+from recompute_scan.recompute.facts import study
+from recompute_scan.trace import load
+from recompute_scan.trace.memory import Allocations, allocations, read_allocations
+from tests.memory.layers import WIDTHS
+from tests.recompute.training import checkpointed_step
+from tests.trace_builder import studied, thread
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def by_trying(problem: Problem, gains: list[float], budget: int) -> float | None:
+    """The most gain of any choice that fits."""
+    found = [
+        sum(itertools.compress(gains, choice))
+        for choice in itertools.product([False, True], repeat=len(gains))
+        if problem.peak(np.array(choice)) <= budget
+    ]
+    return max(found, default=None)
+
+
+MIB = 2**20
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_the_solver_finds_what_trying_everything_finds(data: st.DataObject) -> None:
+    layers = data.draw(st.integers(1, 7))
+    spans = data.draw(st.integers(1, 6))
+    sizes = st.integers(0, 40).map(lambda n: n * MIB)
+    added = np.array(
+        data.draw(
+            st.lists(
+                st.lists(sizes, min_size=layers, max_size=layers), min_size=spans, max_size=spans
+            )
+        ),
+        np.int64,
+    )
+    base = np.array(data.draw(st.lists(sizes, min_size=spans, max_size=spans)), np.int64)
+    gains = data.draw(st.lists(st.integers(0, 20).map(float), min_size=layers, max_size=layers))
+    problem = Problem(base, added)
+    budget = data.draw(st.integers(0, 120)) * MIB
+    expected = by_trying(problem, gains, budget)
+    choice = best(problem, gains, budget)
+    if expected is None:
+        assert choice is None
+        return
+    assert choice is not None
+    assert problem.peak(choice) <= budget
+    assert sum(itertools.compress(gains, choice)) == pytest.approx(expected)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=6))
+def test_more_memory_never_means_less_gain(layers: list[tuple[int, int]]) -> None:
+    gains = [float(gain) for gain, _ in layers]
+    problem = Problem(
+        np.array([MIB], np.int64), np.array([[size * MIB for _, size in layers]], np.int64)
+    )
+    found = curve(problem, gains)
+    values = [sum(itertools.compress(gains, choice)) for choice, _ in found]
+    peaks = [peak for _, peak in found]
+    assert values == sorted(values)
+    assert peaks == sorted(peaks)
+    assert found[0][0].sum() == 0
+    assert found[-1][0].all()
+
+
+def footprint(ts: list[int], allocated: list[int], *held: Held) -> Footprint:
+    return Footprint(
+        device=0,
+        ts=np.array(ts, np.int64),
+        allocated=np.array(allocated, np.int64),
+        peak_reserved=None,
+        held=held,
+        modules=(None,) * (1 + max(one.layer for one in held)),
+    )
+
+
+def test_what_is_held_counts_only_while_it_is() -> None:
+    """The last layer's replay begins where the peak is: to keep its tensors costs nothing."""
+    first, last = Held(0, 50, start=0, end=90), Held(1, 50, start=10, end=20)
+    problem = build_problem(footprint([0, 15, 30], [100, 120, 200], first, last), 2)
+    assert problem.peak(np.array([False, False])) == 200
+    assert problem.peak(np.array([False, True])) == 200
+    assert problem.peak(np.array([True, False])) == 250
+    choice = best(problem, [1.0, 1.0], 200)
+    assert choice is not None
+    assert choice.tolist() == [False, True]
+
+
+def test_what_was_allocated_before_a_span_counts_in_it() -> None:
+    held = Held(0, 10, start=100, end=200)
+    problem = build_problem(footprint([0, 300], [70, 20], held), 1)
+    assert problem.peak(np.array([True])) == 80
+
+
+def test_every_micro_batch_holds_its_own() -> None:
+    """Two forward passes before the first backward, as pipelines run them."""
+    one, other = Held(0, 30, start=0, end=50), Held(0, 30, start=10, end=60)
+    problem = build_problem(footprint([0], [100], one, other), 1)
+    assert problem.peak(np.array([True])) == 160
+
+
+# -- allocations of real steps -------------------------------------------------------------------
+
+
+def recorded(file: Path, *options: str | int) -> tuple[Footprint, Allocations, list[int]]:
+    """What our own code reads off a step, and what autograd kept for each layer."""
+    command = [sys.executable, "-m", "tests.memory.layers", str(file), *map(str, options)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    trace = load(file)
+    found = read_allocations(file, trace)
+    assert found is not None
+    return measure_memory(study(trace), found), found, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> tuple[Footprint, Allocations, list[int]]:
+    return recorded(tmp_path_factory.mktemp("before") / "trace.json")
+
+
+def test_a_checkpoint_saves_what_autograd_would_keep(
+    before: tuple[Footprint, Allocations, list[int]],
+) -> None:
+    measured, _, truth = before
+    assert [measured.saved(layer) for layer in range(len(WIDTHS))] == truth
+
+
+def test_a_reentrant_replay_holds_its_result_too(tmp_path: Path) -> None:
+    measured, _, truth = recorded(tmp_path / "trace.json", "--reentrant")
+    result = 64 * 32 * 4
+    saved = [measured.saved(layer) for layer in range(len(WIDTHS))]
+    assert saved == [size + result for size in truth]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.75, 1.0])
+def test_a_plan_takes_the_memory_that_it_says(
+    before: tuple[Footprint, Allocations, list[int]], share: float, tmp_path: Path
+) -> None:
+    """The same steps run again with the plan's layers not checkpointed."""
+    measured, *_ = before
+    problem = build_problem(measured, len(WIDTHS))
+    low = problem.peak(np.zeros(len(WIDTHS), np.bool_))
+    high = problem.peak(np.ones(len(WIDTHS), np.bool_))
+    budget = round(low + share * (high - low))
+    choice = best(problem, [float(width) for width in WIDTHS], budget)
+    assert choice is not None
+    after, *_ = recorded(tmp_path / "after.json", *np.flatnonzero(choice).tolist())
+    assert after.peak_allocated == pytest.approx(problem.peak(choice), rel=0.05)
+    assert after.peak_allocated <= 1.05 * budget
+
+
+def test_totals_follow_from_sizes(before: tuple[Footprint, Allocations, list[int]]) -> None:
+    _, found, _ = before
+    assert (found.device == -1).all()
+    assert (found.size < 0).any()
+    assert np.array_equal(np.diff(found.allocated), found.size[1:])
+    assert np.all(np.diff(found.ts) >= 0)
+
+
+def test_a_gpu_stands_above_the_host(
+    before: tuple[Footprint, Allocations, list[int]], tmp_path: Path
+) -> None:
+    _, found, _ = before
+    columns = zip(found.ts.tolist(), found.size.tolist(), found.allocated.tolist(), strict=True)
+    rows = [(ts, -1, size, total, -1) for ts, size, total in columns]
+    start = rows[0][0]
+    rows += [(start, 3, 512, 10_512, 20_000), (start + 1, 3, -512, 10_000, 20_480)]
+    facts = studied(thread(checkpointed_step(0)))
+    measured = measure_memory(facts, allocations(rows))
+    assert (measured.device, measured.peak_allocated, measured.peak_reserved) == (3, 10_512, 20_480)
