@@ -10,6 +10,8 @@ from recompute_scan.units import ms
 _DOUBTFUL_SHARE = 0.02
 _DOUBTFUL_NUMBER = 3
 _MANY_UNLAUNCHED = 0.3
+# Less of a step, in %, is not said to be wasted.
+_WORTH_SAYING = 0.5
 # Counters of a trace's health that say that something of it is lost.
 _LOSSES = ("cut_short", "archive_damaged", "events_dropped", "args_dropped", "tables_damaged")
 
@@ -46,7 +48,8 @@ def headline(result: Result) -> str:
 def _gain(result: Result) -> str:
     verified = result.verified
     if verified is None or verified.outcome not in MEASURED:
-        return f" and {result.cost.saving_pct:.0f} % of the step is wasted" if result.cost else ""
+        wasted = result.cost.saving_pct if result.cost else 0.0
+        return f" and {wasted:.0f} % of the step is wasted" if wasted >= _WORTH_SAYING else ""
     if verified.outcome == "losses-differ":
         return "; the fix was tried, and it changes the losses"
     before, after = ms(verified.before_step_ms), ms(verified.after_step_ms)

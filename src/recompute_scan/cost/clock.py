@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from recompute_scan.cost.edits import Edits
 from recompute_scan.cost.phases import Float64
-from recompute_scan.model import Calls
-from recompute_scan.trace.columns import Int64
+from recompute_scan.model import Calls, StepSpan
+from recompute_scan.trace.columns import Bool, Int64
 
 # The part of a name that differs between calls of one kind: numbers of steps and regions.
 _NUMBERED = re.compile(r"[?#].*", re.DOTALL)
-# Of at least this many stretches of one kind, those that take more than this many times the
-# median, and this much more, were held up by something else.
-_ENOUGH = 5
+# Of the same stretch in at least this many steps, one that takes more than this many times the
+# median, and this much more, was held up by something else.
+_ENOUGH = 3
 _HELD_UP = 2.0
 _HELD_UP_NS = 5_000
 
@@ -29,8 +30,8 @@ class HostThread:
         thread: Its code.
         times: The cuts, ascending, ns; each distinct time once.
         marks: How many calls begin or end at each cut.
-        usual: The time between each cut and the next, ns; where it was held up by something
-            that others of its kind were not (another process, a page fault), what they took.
+        usual: The time between each cut and the next, ns; where it was held up in this step and
+            not in others (by another process, a page fault), the median over the steps.
     """
 
     thread: int
@@ -39,8 +40,10 @@ class HostThread:
     usual: Float64
 
 
-def host_threads(calls: Calls, begin: int, end: int) -> tuple[HostThread, ...]:
-    """The threads that ran calls between two times, and the times themselves as cuts."""
+def host_threads(calls: Calls, steps: Sequence[StepSpan]) -> tuple[HostThread, ...]:
+    """The threads that ran calls in these steps, from the first step's start to the last's end."""
+    begin, end = steps[0].start, steps[-1].end
+    starts = np.array([step.start for step in steps], np.int64)
     here = np.flatnonzero((calls.start < end) & (calls.end > begin))
     threads = calls.thread[here]
     kinds: dict[str, int] = {}
@@ -59,23 +62,43 @@ def host_threads(calls: Calls, begin: int, end: int) -> tuple[HostThread, ...]:
         kind = np.concatenate(([-1], kind[order], [-1]))
         times, first, marks = np.unique(cuts, return_index=True, return_counts=True)
         last = first + marks - 1
-        usual = _usual(np.diff(times).astype(np.float64), kind[last[:-1]], kind[first[1:]])
+        step = np.searchsorted(starts, times[:-1], side="right")
+        usual = _usual(np.diff(times).astype(np.float64), kind[last[:-1]], kind[first[1:]], step)
         found.append(HostThread(int(code), times, marks.astype(np.int64), usual))
     return tuple(found)
 
 
-def _usual(length: Float64, before: Int64, after: Int64) -> Float64:
-    """Lengths, with those that stand out among all between the same kinds of cut held down."""
-    order = np.lexsort((length, after, before))
-    same = (np.diff(before[order]) == 0) & (np.diff(after[order]) == 0)
-    first = np.flatnonzero(np.concatenate(([True], ~same)))
-    size = np.diff(np.concatenate((first, [len(order)])))
-    median = np.repeat(length[order[first + (size - 1) // 2]], size)
+def _usual(length: Float64, before: Int64, after: Int64, step: Int64) -> Float64:
+    """Lengths, with those held down that stand out among the same place in other steps.
+
+    The same place is the n-th stretch of a step between the same two kinds of cut.
+    """
+    if not len(length):
+        return length
+    # Numbers the stretches between the same two cuts anew in each step.
+    order = np.lexsort((np.arange(len(length)), step, after, before))
+    new = _changes(before[order], after[order], step[order])
+    begins = np.flatnonzero(new)
+    turn = np.empty(len(length), np.int64)
+    turn[order] = np.arange(len(length)) - np.repeat(begins, np.diff([*begins, len(length)]))
+    order = np.lexsort((length, turn, after, before))
+    begins = np.flatnonzero(_changes(before[order], after[order], turn[order]))
+    size = np.diff([*begins, len(length)])
+    median = np.repeat(length[order[begins + (size - 1) // 2]], size)
     known = np.repeat(size >= _ENOUGH, size)
     held_up = known & (length[order] > _HELD_UP * median + _HELD_UP_NS)
     usual: Float64 = length.copy()
     usual[order[held_up]] = median[held_up]
     return usual
+
+
+def _changes(*keys: Int64) -> Bool:
+    """For each row: is any key another than in the row before?"""
+    differ = np.zeros(len(keys[0]), np.bool_)
+    differ[0] = True
+    for key in keys:
+        differ[1:] |= key[1:] != key[:-1]
+    return differ
 
 
 @dataclass(frozen=True)

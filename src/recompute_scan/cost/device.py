@@ -112,6 +112,7 @@ def find_waits(facts: Recompute, device: Device) -> Waits:
     idle = launched & (first | (device.end[device.before] < device.launched))
     launch_ns = _typical(since_launch[idle], 25, _LAUNCH_NS)
     queued = ~first & (since_launch - since_before > launch_ns)
+    queued[target] = False  # these may have waited for another stream
     gap_ns = _typical(since_before[queued], 50, _GAP_NS)
     launch = np.minimum(since_launch, launch_ns)
     gap = np.minimum(since_before, gap_ns)
@@ -147,19 +148,59 @@ def _event_waits(facts: Recompute, device: Device) -> tuple[Int64, Int64]:
     records, last = records[last >= 0], last[last >= 0]
     recorded = calls.start[records]
     following = _neighbour(device, calls.thread[waits], calls.start[waits], before=False)
+    launches = _Launches(device)
     pairs = []
     for wait, target in zip(waits[following >= 0], following[following >= 0], strict=True):
-        newest = int(np.searchsorted(recorded, calls.start[wait]))
-        for at in range(newest - 1, max(-1, newest - 1 - _RECORDS), -1):
+        newest = int(np.searchsorted(recorded, calls.start[wait])) - 1
+        for at in range(newest, max(-1, newest - _RECORDS), -1):
             source = int(last[at])
             if device.stream[source] == device.stream[target]:
-                continue
+                # Recorded just for this wait, so on another stream than the one that waits.
+                moment = int(recorded[at])
+                if at < newest or launches.any_between(moment, int(calls.start[wait])):
+                    continue
+                source = launches.last_on_another(int(target), moment)
+                if source < 0:
+                    continue
             if device.end[source] <= device.start[target]:
                 if device.order[source] <= device.order[target]:
                     pairs.append((source, int(target)))
                 break
     found = np.array(sorted(set(pairs), key=lambda pair: pair[::-1]), np.int64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
+
+
+class _Launches:
+    """All launches in order of time, and those of each stream."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        order = np.argsort(device.launched, kind="stable")
+        self._all = device.launched[order]
+        self._of_stream = {
+            int(device.stream[part[0]]): part[np.argsort(device.launched[part], kind="stable")]
+            for part in _by_stream(device.stream)
+        }
+
+    def any_between(self, begin: int, end: int) -> bool:
+        return bool(np.searchsorted(self._all, begin) < np.searchsorted(self._all, end))
+
+    def last_on_another(self, target: int, before: int) -> int:
+        """The last kernel launched before a time on another stream than the target's, or -1.
+
+        Only one that was over when the target began.
+        """
+        device = self._device
+        found = -1
+        for stream, kernels in self._of_stream.items():
+            at = int(np.searchsorted(device.launched[kernels], before)) - 1
+            if stream == device.stream[target] or at < 0:
+                continue
+            kernel = int(kernels[at])
+            later = found < 0 or device.launched[kernel] > device.launched[found]
+            if later and device.end[kernel] <= device.start[target]:
+                found = kernel
+        return found
 
 
 def _neighbour(device: Device, thread: Int32, time: Int64, *, before: bool) -> Int64:

@@ -80,7 +80,7 @@ class Graph:
 def build_graph(facts: Recompute, steps: Sequence[StepSpan]) -> Graph:
     """The graph of steps that follow each other, in order of time."""
     begin, end = steps[0].start, steps[-1].end
-    threads = host_threads(facts.calls, begin, end)
+    threads = host_threads(facts.calls, steps)
     position = {thread.thread: at for at, thread in enumerate(threads)}
     device = find_device(facts, begin, end)
     waits = find_waits(facts, device)
@@ -133,8 +133,8 @@ def build_graph(facts: Recompute, steps: Sequence[StepSpan]) -> Graph:
             node, one, own, position[wait.thread], since, np.maximum(until, since), along=True
         )
         lag = np.array([float(wait.lag)])
-        if wait.kernel >= 0:
-            edges.add(of_kernel[[wait.kernel]], one, lag, along=False)
+        for waited in wait.kernels:
+            edges.add(of_kernel[[waited]], one, lag, along=False)
         if wait.other >= 0:
             moment = np.array([wait.at])
             node, since = anchors.before(wait.other, moment)

@@ -15,6 +15,7 @@ from recompute_scan.recompute.structure import root_engines
 from recompute_scan.trace.columns import Int32, Int64, Kind
 
 _SYNCHRONIZE = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize")
+_WHOLE_DEVICE = re.compile(r"(cuda|hip|cu)(Device|Ctx)Synchronize")
 _COPY = re.compile(r"(cuda|hip|cu)Memcpy")
 # Another call waits for the GPU (a full launch queue, memory that must be freed) if it takes
 # this many times longer than its kind does, and at least this long.
@@ -34,7 +35,7 @@ class HostWait:
         until: Up to when the thread's own time counts before it; -1 where it only waited.
         own: Time that it needs for itself after ``until``, ns.
         call: Row of the call that waits, or -1.
-        kernel: Position in ``Device`` of what it waits for, or -1.
+        kernels: Positions in ``Device`` of what it waits for.
         other: Code of the thread that it waits for, or -1.
         at: The moment on that thread, ns.
         lag: From what is waited for to this moment, ns.
@@ -45,7 +46,7 @@ class HostWait:
     until: int
     own: int = 0
     call: int = -1
-    kernel: int = -1
+    kernels: tuple[int, ...] = ()
     other: int = -1
     at: int = -1
     lag: int = 0
@@ -64,8 +65,9 @@ def main_thread(facts: Recompute, step: StepSpan) -> int:
 def gpu_waits(facts: Recompute, device: Device, begin: int, end: int) -> list[HostWait]:
     """Calls that ended because the GPU had come so far.
 
-    A synchronisation waits for the last kernel that ended while it lasted; a copy for itself;
-    any other call that took unusually long for the last kernel that ended while it lasted.
+    A synchronisation with the device waits for all that was launched before; one with a stream
+    or an event for the last kernel that ended before it did; a copy for itself; any other call
+    that took unusually long for the last kernel that ended while it lasted.
     """
     calls = facts.calls
     runtime = np.flatnonzero(
@@ -77,6 +79,7 @@ def gpu_waits(facts: Recompute, device: Device, begin: int, end: int) -> list[Ho
     typical = _typical(calls.name[runtime], duration, len(calls.names))
     synchronizes = calls.matching(_SYNCHRONIZE)[calls.name[runtime]]
     copies = calls.matching(_COPY)[calls.name[runtime]]
+    whole = calls.matching(_WHOLE_DEVICE)[calls.name[runtime]]
     slow = (duration > _SLOW_NS) & (duration > _SLOW * typical)
     own_kernel = {int(row): at for at, row in enumerate(facts.kernels.launch[device.rows])}
     by_end = np.argsort(device.end, kind="stable")
@@ -99,8 +102,21 @@ def gpu_waits(facts: Recompute, device: Device, begin: int, end: int) -> list[Ho
         own = min(finish - start, _OWN_NS)
         if lag >= finish - start:  # the GPU had been done before
             own, lag = finish - start, min(lag, _OWN_NS)
-        found.append(HostWait(int(calls.thread[row]), finish, start, own, row, kernel, lag=lag))
+        kernels = {kernel}
+        if whole[at]:
+            kernels |= {k for k in _last_of_streams(device, start) if device.end[k] <= finish}
+        found.append(
+            HostWait(int(calls.thread[row]), finish, start, own, row, tuple(kernels), lag=lag)
+        )
     return found
+
+
+def _last_of_streams(device: Device, before: int) -> list[int]:
+    """Position of the last kernel of each stream that was launched before a time."""
+    mine = np.flatnonzero(device.launched < before)
+    # In order of start, so that the last one of a stream is found first from behind.
+    streams, last = np.unique(device.stream[mine][::-1], return_index=True)
+    return mine[::-1][last].tolist() if len(streams) else []
 
 
 def hand_overs(facts: Recompute, threads: tuple[HostThread, ...], main: int) -> list[HostWait]:

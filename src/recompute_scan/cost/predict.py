@@ -27,7 +27,7 @@ _MOST_STEPS = 8
 _MOST_CALLS = 1_000_000
 # The profiler can take no longer at a beginning or end of a call than this share of the shortest
 # stretches between two of them take; a trace that is slower yet was slowed by something else.
-_SHORTEST = 25
+_SHORTEST = 40
 _CLOSE = 0.001
 # Half the width of a 95 % interval round a median, in standard deviations, for one value.
 _MEDIAN_95 = 1.96 * 1.2533

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recompute_scan.annotations import MARKING
+from recompute_scan.annotations import MARKING, REGION
 from recompute_scan.cost.edits import Edit
 from recompute_scan.cost.hooks import Hooks, saved_tensors
 from recompute_scan.cost.moments import Moments
@@ -78,8 +78,11 @@ class _Removal:
             ((work | ranges, calls.end), (node | self._checkpoint_node, calls.start)),
         )
         self._before = Moments(calls.thread, ((work, calls.start),))
+        plumbing = role == Role.PLUMBING
+        self._done = Moments(calls.thread, ((work | ranges | plumbing, calls.end),))
         self._operators = Moments(calls.thread, ((replayed | (role == Role.FORWARD), calls.start),))
-        self._gap = _typical_gap(facts)
+        self._gap = _typical_gap(facts, root_engines(calls, facts.structure))
+        self._forward_gap = _typical_gap(facts, facts.alignment.forward)
         self._staying = np.zeros(len(calls) + 1, np.int64)
 
     def edits(self) -> Iterator[Edit]:
@@ -171,9 +174,7 @@ class _Removal:
         if self._keep is None and before == "non-reentrant":
             add -= hooks.unpack_ns * saved
         yield self._changed(rows, add)
-        gone = [c for c in stretch.checkpoints if c is not kept]
-        if any(c.variant == "reentrant" for c in gone):
-            yield from self._function(rows)
+        yield from self._entries(stretch, rows)
 
     def _changed_replay(self, stretch: Stretch) -> Iterator[Edit]:
         """A run again that stays where another goes."""
@@ -190,13 +191,46 @@ class _Removal:
         if not recorded:
             add += hooks.gradient_ns * saved
         yield self._changed(rows, add)
-        if any(c.variant == "reentrant" for c in stretch.checkpoints if c is not kept):
-            yield from self._function(rows)
+        yield from self._entries(stretch, rows)
 
     def _changed(self, rows: Int64, add: float) -> Edit:
         calls = self._facts.calls
         thread, start, end = calls.thread[rows[0]], calls.start[rows[0]], calls.end[rows[-1]]
         return Edit(int(thread), int(start), int(end), gone=False, add=add)
+
+    def _entries(self, stretch: Stretch, rows: Int64) -> Iterator[Edit]:
+        """What the checkpoints that go do before and behind a run of the operators."""
+        kept, calls = self._kept(stretch), self._facts.calls
+        gone = [c for c in stretch.checkpoints if c is not kept]
+        if any(c.variant == "reentrant" for c in gone):
+            yield from self._function(rows)
+        marks = self._marks_round(int(rows[0]))
+        thread, first = int(calls.thread[rows[0]]), int(calls.start[rows[0]])
+        for checkpoint, mark in zip(reversed(stretch.checkpoints), marks, strict=False):
+            start = int(calls.start[mark])
+            if checkpoint is kept or self._operators.next(thread, start, otherwise=-1)[0] != first:
+                continue
+            parent = int(calls.parent[mark])
+            begin, _ = self._done.last(thread, start, otherwise=start)
+            if parent >= 0 and self._facts.structure.role[parent] == Role.RANGE:
+                begin = max(begin, int(calls.start[parent]))
+            yield Edit(thread, begin, start, gone=True, add=self._forward_gap)
+
+    def _marks_round(self, row: int) -> list[int]:
+        """Rows of the calls that begin the checkpointed regions round an operator, inside first.
+
+        A region's range, or the checkpoint function that it stands in.
+        """
+        calls, structure = self._facts.calls, self._facts.structure
+        found = []
+        above = int(calls.parent[row])
+        while above >= 0 and structure.role[above] == Role.RANGE:
+            if calls.names[calls.name[above]].startswith(REGION):
+                parent = int(calls.parent[above])
+                function = parent >= 0 and parent == structure.function[above]
+                found.append(parent if function else above)
+            above = int(calls.parent[above])
+        return found
 
     def _function(self, rows: Int64) -> Iterator[Edit]:
         """What a checkpoint function does before and behind its operators, which goes with it."""
@@ -207,9 +241,9 @@ class _Removal:
         thread = int(calls.thread[function])
         first, last = int(calls.start[function]), int(calls.end[function])
         if self._operators.next(thread, first, otherwise=-1)[0] == calls.start[rows[0]]:
-            yield Edit(thread, first, int(calls.start[rows[0]]), gone=True, add=self._gap)
+            yield Edit(thread, first, int(calls.start[rows[0]]), gone=True, add=self._forward_gap)
         if self._operators.next(thread, int(calls.end[rows[-1]]), otherwise=last)[0] >= last:
-            yield Edit(thread, int(calls.end[rows[-1]]), last, gone=True, add=self._gap)
+            yield Edit(thread, int(calls.end[rows[-1]]), last, gone=True)
 
     def _rows(self, stretch: Stretch) -> Int64:
         replay = self._facts.alignment.replays[stretch.replay]
@@ -229,12 +263,11 @@ def _named(facts: Recompute, names: frozenset[str]) -> Bool:
     return known[facts.calls.name]
 
 
-def _typical_gap(facts: Recompute) -> float:
-    """The time between two nodes of a backward pass, ns."""
+def _typical_gap(facts: Recompute, rows: Int64) -> float:
+    """The usual time from one of these calls to the next on its thread, ns."""
     calls = facts.calls
-    roots = root_engines(calls, facts.structure)
-    if len(roots) < 2:
+    if len(rows) < 2:
         return 0.0
-    between = calls.start[roots[1:]] - calls.end[roots[:-1]]
-    between = between[(calls.thread[roots[1:]] == calls.thread[roots[:-1]]) & (between >= 0)]
+    between = calls.start[rows[1:]] - calls.end[rows[:-1]]
+    between = between[(calls.thread[rows[1:]] == calls.thread[rows[:-1]]) & (between >= 0)]
     return float(np.median(between)) if len(between) else 0.0
