@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser docs check fix venv clean accuracy gpu-matrix bench-load share-check licenses release-check lock
+.PHONY: help demo test browser docs check fix venv clean accuracy prediction gpu-matrix bench-load share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ accuracy: $(DEV) ## Truth beside answer for every recorded case, on this machine
 
 gpu-matrix: $(DEV) ## The nesting table on this machine's GPU; traces and truths to traces/gpu
 	$(BIN)/python benchmarks/gpu_matrix.py --keep traces/gpu
+
+prediction: $(DEV) ## Predicted and measured step time for a matrix of changes, on this machine
+	$(BIN)/python benchmarks/prediction.py $(BENCH)
 
 bench-load: $(DEV) ## Reading speed and memory, beside other readers
 	$(BIN)/python benchmarks/load.py $(BENCH)
