@@ -11,13 +11,13 @@ from recompute_scan._step import step
 from recompute_scan._version import __version__
 
 if TYPE_CHECKING:
-    from recompute_scan.api import Scan, analyze, load_result
+    from recompute_scan.api import Scan, analyze, compare, load_result
 
-__all__ = ["Scan", "__version__", "analyze", "load_result", "step"]
+__all__ = ["Scan", "__version__", "analyze", "compare", "load_result", "step"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Scan", "analyze", "load_result"):
+    if name in ("Scan", "analyze", "compare", "load_result"):
         from recompute_scan import api  # noqa: PLC0415 - only when it is used
 
         return getattr(api, name)

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recompute_scan.pipeline import analyse
+from recompute_scan.comparison import Comparison
+from recompute_scan.comparison import compare as compare_results
+from recompute_scan.pipeline import analyse, result_at
 from recompute_scan.result import Cost, Family, Finding, Result, Verdict, from_json, to_json
 
 if TYPE_CHECKING:
@@ -156,6 +158,26 @@ def analyze(traces: PathLike | Iterable[PathLike]) -> Scan:
     """
     paths = [traces] if isinstance(traces, (str, os.PathLike)) else list(traces)
     return Scan(analyse([os.fspath(path) for path in paths]))
+
+
+def compare(before: PathLike | Scan, after: PathLike | Scan) -> Comparison:
+    """What differs between two runs.
+
+    Args:
+        before: A scan, a run's folder, a trace or a folder of traces, or a ``result.json``.
+        after: The same, of the later run.
+
+    Raises:
+        InputError: One of them could not be read.
+    """
+    (one, first), (other, second) = _named("before", before), _named("after", after)
+    return compare_results(one, other, (first, second))
+
+
+def _named(name: str, given: PathLike | Scan) -> tuple[Result, str]:
+    if isinstance(given, Scan):
+        return given.result, name
+    return result_at(os.fspath(given)), os.fspath(given)
 
 
 def load_result(path: PathLike) -> Scan:

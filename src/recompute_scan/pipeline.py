@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from recompute_scan.recompute.families import attention_of, count_families, coun
 from recompute_scan.recompute.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.proof import show_proof
 from recompute_scan.recompute.regions import list_regions
-from recompute_scan.result import Checkpoint, Rank, Region, Result, Step, Verdict
+from recompute_scan.result import Checkpoint, Rank, Region, Result, Step, Verdict, from_json
 from recompute_scan.run_info import RunInfo, Source, parse_run_info, run_info_name
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
 from recompute_scan.trace.memory import read_allocations
@@ -181,6 +182,19 @@ def merge(pieces: Sequence[Piece], failures: Sequence[InputError]) -> Result:
 def worst(pieces: Sequence[Piece]) -> Piece:
     """The piece whose answer stands for the run."""
     return max(pieces, key=lambda piece: (_SEVERITY[piece.result.verdict], -piece.rank))
+
+
+def result_at(address: Address, on_progress: Callable[[str], None] = lambda _: None) -> Result:
+    """The result that a result file or a run's folder holds, else that of the traces there.
+
+    Raises:
+        InputError: There is neither (see :func:`analyse`), or the result is of another schema.
+    """
+    path = Path(address)
+    written = path / "result.json" if path.is_dir() else path
+    if written.name == "result.json" and written.is_file():
+        return from_json(written.read_bytes())
+    return analyse([address], on_progress)
 
 
 def result_of(

@@ -461,15 +461,22 @@ def from_json(text: str | bytes) -> Result:
 
 def json_schema() -> dict[str, Any]:
     """A JSON Schema (2020-12) of the document that :func:`to_json` writes."""
-    schema = msgspec.json.schema(Result)
+    return closed_schema(Result, "recompute-scan result", SCHEMA)
+
+
+def closed_schema(document: type, title: str, name: str) -> dict[str, Any]:
+    """A JSON Schema of a document of ours: every field is there, no other is, and ``schema``
+    is the given name.
+    """
+    schema = msgspec.json.schema(document)
     # Defaults make fields optional when reading; a written document has them all.
     for definition in schema["$defs"].values():
         if "properties" in definition:
             definition["required"] = list(definition["properties"])
             definition["additionalProperties"] = False
-    schema["$defs"]["Result"]["properties"]["schema"] = {"const": SCHEMA}
+    schema["$defs"][document.__name__]["properties"]["schema"] = {"const": name}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "recompute-scan result",
+        "title": title,
         **schema,
     }

@@ -15,6 +15,7 @@ from recompute_scan._version import __version__
 from recompute_scan.cli.analyze import analyze
 from recompute_scan.cli.bundle import bundle
 from recompute_scan.cli.check import check
+from recompute_scan.cli.compare import compare
 from recompute_scan.cli.output import tell
 from recompute_scan.cli.report import report
 from recompute_scan.cli.run import run
@@ -34,7 +35,7 @@ def cli() -> None:
     """  # noqa: D301 - \\b is the character by which click keeps lines as they are
 
 
-for _command in (run, analyze, report, bundle, check):
+for _command in (run, analyze, report, compare, bundle, check):
     cli.add_command(_command)
 
 

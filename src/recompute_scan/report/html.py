@@ -53,46 +53,51 @@ class RegionRows:
 def render_html(result: Result) -> str:
     """The report as one HTML document; the same result gives the same text."""
     json = script_json(to_json(result))
+    return fill(
+        "page.html",
+        result=result,
+        numbers=summary.key_numbers(result),
+        waste=summary.waste_sentences(result),
+        measured=measured_table(result),
+        measured_says=measured_sentences(result),
+        removed=removed_words,
+        bars=cost_bars(result),
+        ratio=device.ratio_row(result),
+        flops_rows=device.flops_table(result.flops) if result.flops else [],
+        flops_says=device.flops_sentences(result.flops) if result.flops else [],
+        proof=timeline(result),
+        proof_families=family_table(result.proof) if result.proof else [],
+        rows=region_rows(result.regions),
+        groups=summary.block_groups(result.regions),
+        stacks=summary.checkpoint_stacks(result.regions),
+        anchors=summary.finding_anchors(result.findings),
+        commands=summary.check_commands(result),
+        health=summary.health_counters(result),
+        own_command=summary.run_again(result) is not None,
+        markdown=render_markdown(result),
+        csv=regions_csv(result),
+        stretch=proof_trace(result.proof) if result.proof else "",
+        memory_says=device.memory_sentences(result.memory) if result.memory else [],
+        plans=device.plan_chart(result.memory) if result.memory else None,
+        json=Markup(_text(json)) if len(json) <= MOST_JSON else None,  # noqa: S704 - quoted
+    )
+
+
+def fill(template: str, **values: Any) -> str:
+    """A page of ours: the template with our style, our script, and a policy that allows no other.
+
+    Args:
+        template: Name of a file in ``templates/``.
+        values: What it shows, beside words and units, which every template has.
+    """
     style, script = _asset("style.css"), _asset("script.js")
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            result=result,
-            style=style,
-            script=script,
-            policy=policy,
-            numbers=summary.key_numbers(result),
-            waste=summary.waste_sentences(result),
-            measured=measured_table(result),
-            measured_says=measured_sentences(result),
-            removed=removed_words,
-            bars=cost_bars(result),
-            ratio=device.ratio_row(result),
-            memory_says=device.memory_sentences(result.memory) if result.memory else [],
-            plans=device.plan_chart(result.memory) if result.memory else None,
-            flops_rows=device.flops_table(result.flops) if result.flops else [],
-            flops_says=device.flops_sentences(result.flops) if result.flops else [],
-            proof=timeline(result),
-            proof_families=family_table(result.proof) if result.proof else [],
-            rows=region_rows(result.regions),
-            groups=summary.block_groups(result.regions),
-            stacks=summary.checkpoint_stacks(result.regions),
-            anchors=summary.finding_anchors(result.findings),
-            commands=summary.check_commands(result),
-            health=summary.health_counters(result),
-            own_command=summary.run_again(result) is not None,
-            words=words,
-            units=units,
-            markdown=render_markdown(result),
-            csv=regions_csv(result),
-            stretch=proof_trace(result.proof) if result.proof else "",
-            json=Markup(_text(json)) if len(json) <= MOST_JSON else None,  # noqa: S704 - quoted
-        )
+    page = _environment().get_template(template)
+    return page.render(
+        style=style, script=script, policy=policy, words=words, units=units, **values
     )
 
 

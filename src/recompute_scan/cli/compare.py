@@ -1,0 +1,65 @@
+"""``recompute-scan compare``: two runs side by side."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from recompute_scan.cli.output import (
+    debug_option,
+    force_option,
+    progress,
+    refuse_existing,
+    write,
+)
+
+
+@click.command(short_help="Set two runs side by side.")
+@click.argument("before")
+@click.argument("after")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page.")
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="What to print.",
+)
+@force_option
+@debug_option
+def compare(
+    before: str,
+    after: str,
+    html: Path | None,
+    style: Literal["text", "json"],
+    force: bool,
+    debug: bool,
+) -> int:
+    """Say what differs between BEFORE and AFTER: counts, step time, findings, checkpoints.
+
+    Each is a folder that `run` wrote, a trace or a folder of traces, or a result.json.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from recompute_scan import comparison as comparing
+    from recompute_scan.pipeline import result_at
+
+    if html is not None:
+        refuse_existing(html, force=force)
+    results = [result_at(address, progress) for address in (before, after)]
+    comparison = comparing.compare(results[0], results[1], (before, after))
+    if html is not None:
+        from recompute_scan.report.compare_html import render_comparison_html
+
+        write(html, render_comparison_html(comparison), force=force)
+    if style == "json":
+        text = comparing.to_json(comparison)
+    else:
+        from recompute_scan.report.compare_text import render_comparison_text
+
+        text = render_comparison_text(comparison)
+    click.echo(text, nl=False)
+    return 0

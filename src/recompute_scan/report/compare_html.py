@@ -1,0 +1,19 @@
+"""A comparison as one page that opens offline."""
+
+from __future__ import annotations
+
+from recompute_scan.comparison import Comparison
+from recompute_scan.report.compared import call_rows, changes, rows, step_sentence
+from recompute_scan.report.html import fill
+
+
+def render_comparison_html(comparison: Comparison) -> str:
+    """The page; the same comparison gives the same text."""
+    return fill(
+        "compare.html",
+        comparison=comparison,
+        sentence=step_sentence(comparison),
+        rows=rows(comparison),
+        changes=changes(comparison),
+        calls=call_rows(comparison),
+    )
