@@ -91,6 +91,23 @@ def test_doubled_says_it_all() -> None:
     assert "events without duration" not in written
 
 
+def test_what_was_measured_stands_before_what_was_predicted() -> None:
+    flat = " ".join(render_text(verified(), color=False).split())
+    for wanted in (
+        "Share of the step 16.6 % goes with the fix, measured",
+        "Step time after 246.9 ms measured with the fix applied; 296.1 ms now; 247.7 ms was",
+        "The fix saves 49.2 ms a step (likely 45.2 to 54.4 ms)",
+        "19.9 % more time than with it; put as throughput, 16.6 % of it is lost",
+        "Step time 296.1 ms 246.9 ms",
+        "Predicted - 247.7 ms",
+        "Process memory 869.8 MiB 868.8 MiB",
+        "all 13 losses are equal to the last bit",
+        "lies in the predicted range, 240.5 ms to 257.3 ms",
+    ):
+        assert wanted in flat, wanted
+    assert "of it is surplus" not in flat
+
+
 def test_deep_models_take_a_line_a_kind() -> None:
     written = render_text(many(200), color=False)
     assert "model.layers.0-198 (LlamaDecoderLayer): 2.0 replays each" in written

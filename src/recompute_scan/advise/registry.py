@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from fnmatch import translate
 from functools import lru_cache
 
@@ -74,7 +74,10 @@ def title_of(name: str | None) -> str:
     return mechanism.title if mechanism else (name or "a checkpoint of unknown origin")
 
 
-def recognise(asking: str, switching: Sequence[str] = (), *, selective: bool = False) -> Mechanism:
+@lru_cache  # asked of every checkpoint call while steps are timed, in few different ways
+def recognise(
+    asking: str, switching: tuple[str, ...] = (), *, selective: bool = False
+) -> Mechanism:
     """The mechanism behind a checkpoint call.
 
     Args:

@@ -154,7 +154,9 @@ def _against_prediction(result: Result, verified: Verified) -> list[str]:
     likely = f"{ms(cost.predicted_low_ms)} to {ms(cost.predicted_high_ms)}"
     if cost.predicted_low_ms <= after <= cost.predicted_high_ms:
         return [f"The measured step lies in the predicted range, {likely}."]
-    return [f"The measured step lies outside the predicted range, {likely}; it stands."]
+    return [
+        f"The measured step lies outside the predicted range, {likely}. The measurement stands."
+    ]
 
 
 def _without(verified: Verified, arm: Arm) -> str:

@@ -162,6 +162,10 @@ def _replays(result: Result) -> KeyNumber:
 def _share(result: Result) -> KeyNumber:
     parts = result.cost.breakdown if result.cost else None
     whole = total(parts) if parts else 0.0
+    verified = result.verified
+    if verified is not None and verified.outcome == "helps":
+        note = "goes with the fix, measured"
+        return KeyNumber("Share of the step", pct(verified.saving_pct), note, True)
     if result.verdict == "doubled":
         value = parts.surplus / whole if parts and whole > 0 else None
         return KeyNumber("Share of the step", share(value), "spent on surplus replays", True)
