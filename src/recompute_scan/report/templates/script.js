@@ -88,7 +88,8 @@
 
   document.addEventListener("keydown", function (event) {
     var typing = event.ctrlKey || event.metaKey || event.altKey;
-    if (event.key === "?" && !typing && !document.getElementById("help").open) { askForHelp(); }
+    var help = document.getElementById("help");  // the comparison has none
+    if (event.key === "?" && !typing && help && !help.open) { askForHelp(); }
   });
 
   document.addEventListener("DOMContentLoaded", function () {
