@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser docs check fix venv clean accuracy prediction gpu-matrix bench-load share-check licenses release-check lock
+.PHONY: help demo test browser docs check fix venv clean accuracy diagnoses prediction gpu-matrix bench-load share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ fix: $(DEV) ## Format, repair what lint can repair, write the generated pages
 
 accuracy: $(DEV) ## Truth beside answer for every recorded case, on this machine
 	$(BIN)/python benchmarks/accuracy.py
+
+diagnoses: $(DEV) ## Every failure that can be made to happen: the code expected and found
+	$(BIN)/python benchmarks/diagnoses.py
 
 gpu-matrix: $(DEV) ## The nesting table on this machine's GPU; traces and truths to traces/gpu
 	$(BIN)/python benchmarks/gpu_matrix.py --keep traces/gpu

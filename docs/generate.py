@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,17 @@ from typing import Any
 from click.testing import CliRunner
 
 from recompute_scan.cli import cli
+from recompute_scan.diagnose.classify import how_checked
+from recompute_scan.diagnose.logs import lines_of, read_log
+from recompute_scan.diagnose.registry import HANGS, SIGNATURES, names
+from recompute_scan.diagnose.signature import Signature
 from recompute_scan.result import json_schema
 
 DOCS = Path(__file__).parent
+LOGS = DOCS.parent / "tests" / "diagnose" / "corpus" / "known"
 _WIDTH = 80
+_EXAMPLE_LINES = 7
+_EXAMPLE_WIDTH = 160
 
 _COMMANDS = """\
 # Commands
@@ -30,6 +39,11 @@ What `analyze --format json` prints and `run` writes as `result.json`, class by 
 Schema itself is `recompute_scan/result.schema.json` in the package. Every field is always there;
 what is not known is `null`, never 0. This page is generated: `python docs/generate.py`.
 """
+
+
+_FAILURE = """\
+A failure that `recompute-scan run` recognises when the script raises or hangs, and
+`recompute-scan explain` in a log or a pasted traceback. Generated: `python docs/generate.py`."""
 
 
 def commands_page() -> str:
@@ -80,7 +94,77 @@ def _type(schema: Mapping[str, Any]) -> str:
     return f"`{kind}`"
 
 
-PAGES = {"commands.md": commands_page, "result-fields.md": fields_page}
+def failure_pages() -> dict[str, str]:
+    """The page of every known failure, by its name below ``docs``."""
+    known = [*SIGNATURES, *HANGS]
+    return {
+        f"findings/{code}.md": _failure_page([one for one in known if one.code == code])
+        for code in names()
+    }
+
+
+def _failure_page(causes: list[Signature]) -> str:
+    first = causes[-1]  # the general one stands last
+    parts = [f"# {first.code} {first.name}", _FAILURE, *map(_cause, causes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cause(one: Signature) -> str:
+    parts = [f"## {one.title}"]
+    if (shown := _example(one)) is not None:
+        parts.append(f"```text\n{shown}\n```")
+    parts += [_wrapped(one.cause), _wrapped(f"**What to change.** {one.fix}")]
+    if one.keep:
+        parts.append(_wrapped(f"**Keep** {one.keep}. **Remove** {one.remove}."))
+    if one.more:
+        parts.append(one.more.strip())
+    parts.append(_wrapped(f"**Versions.** {one.versions}"))
+    parts.append(_wrapped(f"**How it was checked.** {how_checked(one)}"))
+    links = [f"<{address}>" for address in one.sources]
+    parts.append("**Read more.**\n\n" + "\n".join(f"- {link}" for link in links))
+    return "\n\n".join(parts)
+
+
+def _example(one: Signature) -> str | None:
+    """What a log of this failure says, from the tests' logs."""
+    path = LOGS / f"{one.code}-{one.cause_name}.log"
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        log = read_log(lines_of(file))
+    lines = [line for _, line in log.lines if one.message.search(line)]
+    said = [
+        f"{raised.type}: {raised.message}"
+        for failure in log.failures
+        for raised in failure.errors
+        if one.message.search(raised.message) and not log.timeouts
+    ]
+    if log.timeouts:
+        text = path.read_bytes().decode().splitlines()
+        said = ["\n".join(text[timeout.line - 1] for timeout in log.timeouts)]
+    text_lines = [line[:_EXAMPLE_WIDTH] for line in (said or lines)[0].splitlines()]
+    return "\n".join(text_lines[:_EXAMPLE_LINES]).rstrip()
+
+
+def _wrapped(text: str) -> str:
+    marked = text if "`" in text else " ".join(map(_as_code, text.split(" ")))
+    return "\n".join(textwrap.wrap(marked, 100, break_long_words=False, break_on_hyphens=False))
+
+
+def _as_code(word: str) -> str:
+    """A word that is code (a name with an underscore, a call, an assignment) marked as such."""
+    if not re.search(r"_|\(\)|=", word) or word.startswith("http"):
+        return word
+    before = "(" if word.startswith("(") else ""
+    core = word.removeprefix("(").rstrip(".,;:").removesuffix("'s")
+    if core.count(")") > core.count("("):
+        core = core[:-1]
+    return f"{before}`{core}`{word[len(before) + len(core) :]}"
+
+
+PAGES = {"commands.md": commands_page, "result-fields.md": fields_page} | {
+    name: (lambda text=text: text) for name, text in failure_pages().items()
+}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from recompute_scan.cli import main
 from recompute_scan.comparison import SCHEMA, Comparison, compare, json_schema, to_json
 from recompute_scan.report.compare_html import render_comparison_html
 from recompute_scan.report.compare_text import render_comparison_text
-from recompute_scan.report.text import WIDTH, columns
+from recompute_scan.report.page import WIDTH, columns
 from recompute_scan.result import Result
 from tests.report.page_reader import Page
 from tests.report.sample_results import HOSTILE, clean, doubled, full, hostile, inconclusive

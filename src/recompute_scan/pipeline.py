@@ -17,6 +17,7 @@ from recompute_scan.cost.headroom import weigh_memory
 from recompute_scan.cost.machine import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.cost.memory import Footprint, measure_memory
 from recompute_scan.cost.price import price, time_scale
+from recompute_scan.ends import ends_in
 from recompute_scan.errors import InputError
 from recompute_scan.findings.base import Evidence
 from recompute_scan.findings.registry import check_all, check_ranks
@@ -92,12 +93,19 @@ def analyse(
         InputError: Nothing could be read (see :mod:`recompute_scan.trace.store`). Where only
             some of several traces cannot be read, the rest is analysed and a warning says so.
     """
+    ends = ends_in(addresses)
     failures: list[InputError] = []
-    pieces = [
-        Piece(one.name, one.rank, _answer(one, machine, limits))
-        for one in load_each(addresses, failures, on_progress, limits)
-    ]
-    return merge(pieces, failures)
+    pieces: list[Piece] = []
+    try:
+        for one in load_each(addresses, failures, on_progress, limits):
+            pieces.append(Piece(one.name, one.rank, _answer(one, machine, limits)))
+    except InputError:
+        if not ends.failed:
+            raise
+    if not pieces and ends.failed:
+        return ends.with_crash(_without_trace(ends.accounts[0]))
+    whole = merge(pieces, failures)
+    return ends.with_crash(whole) if ends.failed else whole
 
 
 def load_each(
@@ -228,7 +236,17 @@ def result_from(
     switched_on = info.switched_on if info else ()
     memory = weigh_memory(footprint, facts.trace, regions, cost, machine) if footprint else None
     findings, checked = check_all(
-        Evidence(facts, regions, cost, sure, sources, switched_on, environment, memory)
+        Evidence(
+            facts,
+            regions,
+            cost,
+            sure,
+            sources,
+            switched_on,
+            environment,
+            memory,
+            info.untrained if info else None,
+        )
     )
     families = count_families(facts, scale)
     if facts.attention is not None and attention_of(families) is None:
@@ -265,6 +283,33 @@ def result_from(
         memory=memory,
     )
     return replace(result, headline=headline(result))
+
+
+def _without_trace(info: RunInfo) -> Result:
+    """The result of a run that failed before anything could be recorded."""
+    reason = info.message or "The run failed before a step was recorded."
+    return Result(
+        tool_version=__version__,
+        verdict="inconclusive",
+        evidence_level="annotated",
+        confidence="low",
+        reason=reason,
+        headline="The run failed before a step was recorded: no verdict on checkpointing.",
+        recompute_per_backward=None,
+        mean_recompute=None,
+        recomputed_share=None,
+        attention=None,
+        steps=(),
+        families=(),
+        regions=(),
+        cost=None,
+        findings=(),
+        checked=(),
+        ranks=(),
+        health={},
+        environment=info.environment,
+        warnings=info.warnings,
+    )
 
 
 def _info_beside(address: Address, limits: Limits) -> RunInfo | None:

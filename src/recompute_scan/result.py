@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from recompute_scan.crash import Crash
+from recompute_scan.encoding import encodable
 from recompute_scan.errors import InputError
 
 SCHEMA = "recompute-scan/1"
@@ -408,6 +410,7 @@ class Result:
     verified: Verified | None = None
     flops: Flops | None = None
     memory: Memory | None = None
+    crash: Crash | None = None
     schema: str = field(default=SCHEMA)
 
 
@@ -419,19 +422,8 @@ def to_json(result: Result, *, indent: int = 2) -> str:
         encoded = msgspec.json.encode(ordered)
     except UnicodeEncodeError:
         # The name of a file that is no UTF-8 holds halves of surrogate pairs.
-        encoded = msgspec.json.encode(_encodable(ordered))
+        encoded = msgspec.json.encode(encodable(ordered))
     return msgspec.json.format(encoded, indent=indent).decode() + "\n"
-
-
-def _encodable(value: Any) -> Any:
-    """The same plain data, with what UTF-8 cannot hold replaced by question marks."""
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()
-    if isinstance(value, dict):
-        return {_encodable(key): _encodable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_encodable(item) for item in value]
-    return value
 
 
 def from_json(text: str | bytes) -> Result:

@@ -7,7 +7,10 @@ A run's folder holds, for each rank N that recorded::
     stacks-rank<N>.json.gz   one more step, with Python stacks (call sites only, never times)
     run-rank<N>.json         this document
 
-and, once analysed, ``result.json`` and ``report.html``.
+and, once analysed, ``result.json`` and ``report.html``. A run that failed may also leave::
+
+    where-rank<N>.txt        every thread's stack, of a rank that hung or was ended by a launcher
+    flight-rank<N>.json      the last collectives of a rank that hung, by torch's flight recorder
 """
 
 from __future__ import annotations
@@ -19,9 +22,13 @@ from typing import Literal
 
 import msgspec
 
+from recompute_scan.crash import RankEnd
+from recompute_scan.encoding import encodable
 from recompute_scan.errors import InputError
 
 RUN_SCHEMA = "recompute-scan-run/1"
+# Made by the one rank that reports on a failed run.
+CLAIM = ".reported"
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,9 @@ class RunInfo:
         warnings: What the person should know, one sentence each.
         switched_on: Ways of checkpointing that were on, whether or not they did anything.
         measured: What was measured for ``--verify``, ``None`` for other runs.
+        end: How the script ended, where it raised, exited with a failure or hung.
+        untrained: Modules whose trainable weights got no gradient, because a reentrant
+            checkpoint stands round them and none of its inputs needs one.
     """
 
     rank: int
@@ -128,12 +138,19 @@ class RunInfo:
     warnings: tuple[str, ...] = ()
     switched_on: tuple[SwitchedOn, ...] = ()
     measured: Measurements | None = None
+    end: RankEnd | None = None
+    untrained: tuple[str, ...] = ()
     schema: str = RUN_SCHEMA
 
 
 def run_info_name(rank: int) -> str:
     """File name of a rank's account in the run's folder."""
     return f"run-rank{rank}.json"
+
+
+def stacks_text_name(rank: int) -> str:
+    """File name of the stacks that a rank leaves when it hangs or is terminated."""
+    return f"where-rank{rank}.txt"
 
 
 def write_run_info(folder: Path, info: RunInfo) -> None:
@@ -146,7 +163,11 @@ def write_run_info(folder: Path, info: RunInfo) -> None:
 
 def encode_run_info(info: RunInfo) -> bytes:
     """The account as the JSON that :func:`parse_run_info` reads."""
-    return msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
+    try:
+        encoded = msgspec.json.encode(info)
+    except UnicodeEncodeError:  # a message or a file name that is no UTF-8
+        encoded = msgspec.json.encode(encodable(msgspec.to_builtins(info)))
+    return msgspec.json.format(encoded, indent=2) + b"\n"
 
 
 def read_run_info(path: Path) -> RunInfo:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.advise.registry import MECHANISMS
+from recompute_scan.diagnose.registry import names
 from recompute_scan.findings import registry
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.findings.registry import RULES, check_all
@@ -130,7 +131,8 @@ def test_a_broken_rule_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch)
 def test_codes_names_and_pages_agree() -> None:
     assert [rule.code for rule in RULES] == sorted({rule.code for rule in RULES})
     titles = {page.stem: page.read_text().splitlines()[0] for page in PAGES.glob("RS*.md")}
-    assert titles == {rule.code: f"# {rule.code} {rule.name}" for rule in RULES}
+    known = {rule.code: rule.name for rule in RULES} | names()
+    assert titles == {code: f"# {code} {name}" for code, name in known.items()}
     for rule in RULES:
         assert re.fullmatch(r"RS\d{3}", rule.code)
         assert re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.name)
@@ -148,3 +150,17 @@ def test_a_finding_bears_its_rules_code_and_name(facts: Recompute) -> None:
 
 def test_the_reports_words_cover_the_mechanisms() -> None:
     assert set(MECHANISM_WORDS) == {mechanism.name for mechanism in MECHANISMS}
+
+
+def test_untrained_weights_are_named() -> None:
+    seen = dataclasses.replace(evidence(marked(replays=2)), untrained=("layers.0", "layers.1"))
+    (finding,) = [one for one in check_all(seen)[0] if one.code == "RS104"]
+    assert (finding.severity, finding.confidence) == ("warning", "high")
+    assert "layers.0, layers.1" in finding.evidence[0]
+
+
+def test_untrained_weights_are_silent_where_all_have_a_gradient() -> None:
+    seen = dataclasses.replace(evidence(marked(replays=2)), untrained=())
+    findings, checked = check_all(seen)
+    assert "RS104" not in {one.code for one in findings}
+    assert {one.code: one.status for one in checked}["RS104"] == "clean"

@@ -8,7 +8,8 @@ import click
 import pytest
 
 from recompute_scan.report.escape import visible
-from recompute_scan.report.text import WIDTH, columns, render_text, wrap
+from recompute_scan.report.page import WIDTH, columns, wrap
+from recompute_scan.report.text import render_text
 from recompute_scan.result import Result
 from tests.report.sample_results import (
     DIFF,

@@ -16,6 +16,7 @@ from recompute_scan.cli.analyze import analyze
 from recompute_scan.cli.bundle import bundle
 from recompute_scan.cli.check import check
 from recompute_scan.cli.compare import compare
+from recompute_scan.cli.explain import explain
 from recompute_scan.cli.output import tell
 from recompute_scan.cli.report import report
 from recompute_scan.cli.run import run
@@ -32,10 +33,11 @@ def cli() -> None:
     \b
     recompute-scan run train.py          record a few steps of a script and say
     recompute-scan analyze trace.json    say what a trace of torch.profiler shows
+    recompute-scan explain crash.log     say what a traceback means
     """  # noqa: D301 - \\b is the character by which click keeps lines as they are
 
 
-for _command in (run, analyze, report, compare, bundle, check):
+for _command in (run, analyze, report, compare, explain, bundle, check):
     cli.add_command(_command)
 
 

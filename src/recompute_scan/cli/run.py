@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from recompute_scan.cli.machine import as_arguments, machine_options
-from recompute_scan.cli.output import debug_option, print_text, progress, tell, write
+from recompute_scan.cli.output import debug_option, progress, tell
+from recompute_scan.cli.run_report import (
+    print_report,
+    report_failed_ranks,
+    report_failure,
+    write_report,
+)
 from recompute_scan.errors import RunError, UsageError
 
 if TYPE_CHECKING:
@@ -58,6 +64,13 @@ _COMMAND = "RECOMPUTE_SCAN_COMMAND"
     help="With --verify: measure it without any checkpoint too, where it fits into memory.",
 )
 @click.option("--keep-going", is_flag=True, help="Let the script run on after the last step.")
+@click.option(
+    "--timeout",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds without progress after which a hanging run is ended; 0 for never.",
+)
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
 @machine_options
 @debug_option
@@ -73,6 +86,7 @@ def run(
     verify: bool,
     without_checkpointing: bool,
     keep_going: bool,
+    timeout: float,
     is_module: bool,
     machine: Machine,
     debug: bool,
@@ -104,6 +118,7 @@ def run(
         device=device,
         keep_going=keep_going,
         measure=verify,
+        timeout_s=timeout,
     )
     if verify:
         return _verify(
@@ -111,18 +126,25 @@ def run(
         )
     if nproc_per_node is not None:
         os.environ[_COMMAND] = command  # for rank 0, which knows only its own
-        return launch(
+        status = launch(
             nproc_per_node,
             ["run", "--steps", str(steps), "--warmup", str(warmup)]
             + ["--timing-steps", str(timing_steps), "--output", str(folder), "--device", device]
+            + ["--timeout", str(timeout)]
             + ["--keep-going"] * keep_going
             + ["--debug"] * debug
             + ["-m"] * is_module
             + as_arguments(machine)
             + [script, *args],
         )
-    info = record(options)
-    if info.rank == 0:
+        if status not in (0, 130):
+            report_failed_ranks(folder, machine)
+        return status
+    launched = _COMMAND in os.environ
+    info = record(options, lambda _: report_failure(folder, machine, launched=launched))
+    if info.end is not None:
+        report_failure(folder, machine, launched=launched)
+    elif info.rank == 0:
         _report_run(folder, info, os.environ.get(_COMMAND, command), machine)
     return info.exit_status
 
@@ -158,7 +180,7 @@ def _verify(
     result = _result_of(folder, info, machine)
     if result is None:
         return info.exit_status
-    _write_report(folder, result)  # whatever comes after, this is not lost
+    write_report(folder, result)  # whatever comes after, this is not lost
     if info.exit_status == 0:
         result = verify(
             result,
@@ -167,44 +189,37 @@ def _verify(
             without_checkpointing=without_checkpointing,
             on_progress=progress,
         )
-        _write_report(folder, result)
-    _print_report(folder, result, command)
+        write_report(folder, result)
+    print_report(folder, result, command)
     return info.exit_status
 
 
 def _report_run(folder: Path, info: RunInfo, command: str, machine: Machine) -> None:
-    result = _result_of(folder, info, machine)
-    if result is not None:
-        _write_report(folder, result)
-        _print_report(folder, result, command)
-
-
-def _result_of(folder: Path, info: RunInfo, machine: Machine) -> Result | None:
-    """What the run's traces show; ``None`` where a failed script left none."""
-    from recompute_scan.pipeline import analyse
+    from recompute_scan.ends import ends_in
     from recompute_scan.record.launch import wait_for_ranks
 
     if info.world_size > 1:
         there = wait_for_ranks(folder, info.world_size, _RANKS_TIMEOUT_S)
         if missing := sorted(set(range(info.world_size)) - set(there)):
             tell(f"recompute-scan: no account from ranks {missing}; reporting on the others")
-    if info.trace is None:
+    if ends_in([folder]).failed:  # another rank failed, and not this one
+        report_failure(folder, machine, launched=_COMMAND in os.environ)
+        return
+    result = _result_of(folder, info, machine)
+    if result is not None:
+        write_report(folder, result)
+        print_report(folder, result, command)
+
+
+def _result_of(folder: Path, info: RunInfo, machine: Machine) -> Result | None:
+    """What the run's traces show; ``None`` where a failed script left nothing to tell."""
+    from recompute_scan.ends import ends_in
+    from recompute_scan.pipeline import analyse
+
+    if info.trace is None and not ends_in([folder]).failed:
         error = RunError("E309", "The run gave no trace.", why=info.message)
         if info.exit_status == 0:
             raise error
         tell(f"recompute-scan: {error}")
         return None
     return analyse([folder], progress, machine=machine)
-
-
-def _write_report(folder: Path, result: Result) -> None:
-    from recompute_scan.report.html import render_html
-    from recompute_scan.result import to_json
-
-    write(folder / "result.json", to_json(result), force=True)
-    write(folder / "report.html", render_html(result), force=True)
-
-
-def _print_report(folder: Path, result: Result, command: str) -> None:
-    report = str(folder / "report.html")
-    print_text(result, report=report, next_command=command if result.findings else None)

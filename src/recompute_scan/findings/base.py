@@ -24,6 +24,7 @@ class Evidence:
         switched_on: What was switched on when a recorded run ended; empty without one.
         environment: Versions and settings of the recorded run; empty without one.
         memory: Memory of a recorded step, or ``None``.
+        untrained: Modules whose trainable weights got no gradient; ``None`` where nobody looked.
     """
 
     facts: Recompute
@@ -34,6 +35,7 @@ class Evidence:
     switched_on: tuple[SwitchedOn, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     memory: Memory | None = None
+    untrained: tuple[str, ...] | None = None
 
     @property
     def alone(self) -> frozenset[Switch]:

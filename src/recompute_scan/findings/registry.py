@@ -17,6 +17,7 @@ from recompute_scan.findings import (
     repeated_collectives,
     selective_checkpoint,
     uneven_recompute,
+    untrained_weights,
 )
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.result import Checked, Finding, Result
@@ -30,6 +31,7 @@ RULES = (
     reentrant_under_fsdp.RULE,
     compiled_recompute.RULE,
     early_stop_off.RULE,
+    untrained_weights.RULE,
     memory_headroom.RULE,
     selective_checkpoint.RULE,
 )

@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ class StopRecording(SystemExit):
 class Outcome:
     """How the script ended, its exit status as Python gives it, and the error in one line."""
 
-    ending: Literal["finished", "stopped", "exited", "raised", "interrupted"]
+    ending: Literal["finished", "stopped", "exited", "raised", "interrupted", "hung"]
     exit_status: int
     error: str | None = None
 
@@ -48,10 +48,17 @@ class _Program:
     argv0: str
 
 
-def run_program(target: str, is_module: bool, args: Sequence[str]) -> Outcome:
+def run_program(
+    target: str,
+    is_module: bool,
+    args: Sequence[str],
+    on_failure: Callable[[BaseException], None] = lambda _: None,
+) -> Outcome:
     """How the program ended; it has run to its end, and what it changed in ``sys`` is put back.
 
-    An uncaught exception is printed as Python prints it, without this package's frames.
+    An uncaught exception is printed as Python prints it, without this package's frames. Then
+    ``on_failure`` gets it, or the ``SystemExit`` of a failing exit, while everything that the
+    script held is still alive.
 
     Raises:
         UsageError: There is no such script (``E202``) or module (``E203``).
@@ -68,12 +75,19 @@ def run_program(target: str, is_module: bool, args: Sequence[str]) -> Outcome:
             traceback.clear_frames(stop.__traceback__)
             return Outcome("stopped", 0)
         except SystemExit as error:
-            return Outcome("exited", _exit_status(error))
+            status = _exit_status(error)
+            if status:
+                on_failure(error)
+            traceback.clear_frames(error.__traceback__)
+            return Outcome("exited", status)
         except KeyboardInterrupt as error:
             traceback.clear_frames(error.__traceback__)
             return Outcome("interrupted", 130)
         except BaseException as error:
-            return Outcome("raised", 1, _report(error))
+            summary = _report(error)
+            on_failure(error)
+            traceback.clear_frames(error.__traceback__)
+            return Outcome("raised", 1, summary)
         return Outcome("finished", 0)
 
 
@@ -174,7 +188,6 @@ def _interpreter_state() -> Iterator[None]:
 
 def _exit_status(error: SystemExit) -> int:
     code = error.code
-    traceback.clear_frames(error.__traceback__)
     if code is None:
         return 0
     if isinstance(code, int):
@@ -187,9 +200,7 @@ def _report(error: BaseException) -> str:
     seen: set[int] = set()
     _leave_out_own_frames(error, seen)
     sys.excepthook(type(error), error, error.__traceback__)
-    summary = traceback.format_exception_only(type(error), error)[-1].strip()
-    traceback.clear_frames(error.__traceback__)
-    return summary
+    return traceback.format_exception_only(type(error), error)[-1].strip()
 
 
 def _leave_out_own_frames(error: BaseException, seen: set[int]) -> None:

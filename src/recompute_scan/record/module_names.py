@@ -37,14 +37,7 @@ class ModuleIndex:
 
     def rebuild(self) -> None:
         """Look at the models anew."""
-        # type(), because isinstance() asks proxies for their __class__ and may run anything.
-        modules = [
-            item
-            for item in gc.get_objects()
-            if issubclass(type(item), nn.Module) and "_modules" in vars(item)
-        ]
-        held = {id(child) for module in modules for child in module._modules.values()}
-        roots = [module for module in modules if id(module) not in held]
+        roots = root_modules()
         listed = [list(root.named_modules()) for root in roots]
         self._names = {
             id(module): plain_name(name)
@@ -72,6 +65,18 @@ class ModuleIndex:
             self._misses = misses
             name = self._names.get(id(module))
         return name or ""
+
+
+def root_modules() -> list[nn.Module]:
+    """All modules alive in this process that no other module holds."""
+    # type(), because isinstance() asks proxies for their __class__ and may run anything.
+    modules = [
+        item
+        for item in gc.get_objects()
+        if issubclass(type(item), nn.Module) and "_modules" in vars(item)
+    ]
+    held = {id(child) for module in modules for child in module._modules.values()}
+    return [module for module in modules if id(module) not in held]
 
 
 def covered_modules(function: object, args: Iterable[object] = ()) -> list[nn.Module]:

@@ -35,6 +35,7 @@ from recompute_scan.record.module_names import ModuleIndex
 from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origins
 from recompute_scan.record.switches import Switches
+from recompute_scan.record.untrained import Untrained
 from recompute_scan.run_info import SwitchedOn
 
 # The ranges are opened by these and not by `torch.profiler.record_function`: that one is an
@@ -51,10 +52,14 @@ class Probe:
         sites: Source lines of the call sites that were named.
         warnings: What could not be watched in this version of torch.
         switched_on: Ways of checkpointing that were on when recording last began.
+        entered: Calls of checkpointed regions so far, by variant.
+        untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
     """
 
     def __init__(self, start_folder: Path) -> None:
         self.sites = CallSites(start_folder)
+        self.untrained = Untrained()
+        self.entered: dict[str, int] = {}
         self._switches = Switches(self.sites)
         self._index = ModuleIndex()
         self._origins = Origins(self.sites, self._switches, self._index)
@@ -141,11 +146,14 @@ class Probe:
         @functools.wraps(original)
         def forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
             place = next((n for n, arg in enumerate(args) if callable(arg)), None)
-            if place is not None and _recording() and not torch.compiler.is_compiling():
-                with _marking():
-                    mark = self._mark("reentrant", args[place], args[place + 1 :])
-                    both = self._both_runs(args[place], mark)
-                args = (*args[:place], both, *args[place + 1 :])
+            if place is not None and not torch.compiler.is_compiling():
+                self._count("reentrant")
+                self._suspect(args[place], args[place + 1 :])
+                if _recording():
+                    with _marking():
+                        mark = self._mark("reentrant", args[place], args[place + 1 :])
+                        both = self._both_runs(args[place], mark)
+                    args = (*args[:place], both, *args[place + 1 :])
             return original(ctx, *args, **kwargs)
 
         function.forward = staticmethod(forward)
@@ -160,7 +168,10 @@ class Probe:
 
         @functools.wraps(original)
         def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if not _recording() or torch.compiler.is_compiling():
+            if torch.compiler.is_compiling():
+                return original(function, *args, **kwargs)
+            self._count("non-reentrant")
+            if not _recording():
                 return original(function, *args, **kwargs)
             with _marking():
                 options = arguments.options((function, *args), kwargs)
@@ -208,6 +219,22 @@ class Probe:
 
     def _cannot_name(self, error: Exception) -> None:
         self._warn(f"Checkpoint calls could not be named: {type(error).__name__}: {error}")
+
+    def look_at_gradients(self) -> None:
+        """A step has ended: see whether the weights in suspected regions have gradients."""
+        try:
+            self.untrained.look()
+        except Exception as error:
+            self._warn(f"Gradients could not be seen: {type(error).__name__}: {error}")
+
+    def _count(self, variant: Variant) -> None:
+        self.entered[variant] = self.entered.get(variant, 0) + 1
+
+    def _suspect(self, function: object, args: tuple[object, ...]) -> None:
+        try:
+            self.untrained.entered(function, args)
+        except Exception as error:  # a look less is no reason to stop somebody's training
+            self._warn(f"Checkpoint inputs could not be seen: {type(error).__name__}: {error}")
 
     def _both_runs(self, function: Any, mark: RegionMark) -> Callable[..., Any]:
         """The function, marked as the region in its first run and as a replay in later ones."""

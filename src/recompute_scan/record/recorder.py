@@ -143,6 +143,14 @@ class Recorder:
             self.warmup_steps = self._counter.steps
         self._progress.clear()
 
+    def abandon(self) -> None:
+        """The script hangs in another thread: keep the step times, and touch nothing else."""
+        if self._timer is not None and not self.timed_ms and self.device == "cpu":
+            self.timed_ms = self._timer.milliseconds()
+        if self._phase is Phase.WARMUP:
+            self.warmup_steps = self._counter.steps
+        self._progress.clear()
+
     def _advance(self) -> None:
         if self._phase is Phase.WARMUP:
             self._after_warmup_step()

@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from recompute_scan.crash import RankEnd
+from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
 from recompute_scan.errors import UsageError
 from recompute_scan.record.bypass import Bypass, Removal
 from recompute_scan.record.environment import environment
 from recompute_scan.record.execute import Outcome, run_program
+from recompute_scan.record.failure import end_of
 from recompute_scan.record.gauges import Gauges
-from recompute_scan.record.launch import rank_facts
+from recompute_scan.record.launch import rank_facts, wait_for_ranks
 from recompute_scan.record.plan import Plan, shortfall
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.steps import StepCounter, StepHooks
-from recompute_scan.run_info import RunInfo, run_info_name, write_run_info
+from recompute_scan.record.watchdog import HUNG, Watchdog
+from recompute_scan.run_info import CLAIM, RunInfo, run_info_name, stacks_text_name, write_run_info
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class RunOptions:
         measure: Measure memory and losses too, from seeds that are the same in every run.
         removals: Checkpoints to take out in memory.
         without_checkpointing: Take out every checkpoint.
+        timeout_s: Seconds without progress after which a run is ended; 0 for never.
     """
 
     target: str
@@ -58,12 +66,15 @@ class RunOptions:
     measure: bool = False
     removals: tuple[Removal, ...] = ()
     without_checkpointing: bool = False
+    timeout_s: float = 0.0
 
 
-def record(options: RunOptions) -> RunInfo:
+def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: None) -> RunInfo:
     """This rank's account of the run, as it was also written to ``run-rank<N>.json``.
 
-    Returns normally whatever the script does: its failure is in ``exit_status``.
+    Returns normally whatever the script does: its failure is in ``exit_status`` and ``end``. Only
+    a script that hangs cannot be returned from: then the account is written, ``on_hang`` is called
+    with it in another thread, and the process ends with status 124.
 
     Raises:
         UsageError: No such script (``E202``) or module (``E203``), impossible step counts
@@ -88,7 +99,20 @@ def record(options: RunOptions) -> RunInfo:
     )
     everything = options.without_checkpointing
     bypass = Bypass(probe, options.removals, everything=everything)
-    hooks = StepHooks(counter, recorder)
+    hooks = StepHooks(counter, _Boundaries(recorder, probe))
+    ends: list[RankEnd] = []
+
+    def failed(error: BaseException) -> None:
+        seen = [NO_INPUT_GRAD] if probe.untrained.suspected else []
+        ends.append(end_of(error, counter.steps, seen, probe.entered))
+
+    def hung(end: RankEnd) -> None:
+        recorder.abandon()
+        end = replace(end, regions=dict(probe.entered))
+        info = _account(options, plan, Outcome("hung", HUNG), recorder, probe, end)
+        _leave(folder, info, watchdog.patience_s, on_hang)
+
+    watchdog = Watchdog(folder, options.timeout_s, lambda: counter.steps, hung)
     probe.install()
     if options.removals or everything:
         bypass.install()
@@ -96,9 +120,11 @@ def record(options: RunOptions) -> RunInfo:
         gauges.install()
     recorder.others.install()
     hooks.install()
+    watchdog.start()
     try:
-        outcome = run_program(options.target, options.is_module, options.args)
+        outcome = run_program(options.target, options.is_module, options.args, failed)
     finally:
+        watchdog.stop()
         hooks.remove()
         recorder.finish()
         recorder.others.remove()
@@ -106,7 +132,7 @@ def record(options: RunOptions) -> RunInfo:
             gauges.remove()
         bypass.remove()
         probe.remove()
-    info = _account(options, plan, outcome, recorder, probe)
+    info = _account(options, plan, outcome, recorder, probe, ends[0] if ends else None)
     if gauges is not None:
         info = replace(info, measured=gauges.measurements(bypass.calls))
     if outcome.ending == "stopped":
@@ -142,6 +168,7 @@ def _prepare(folder: Path) -> None:
         for name in _files(facts.rank):
             (folder / name).unlink(missing_ok=True)
         if facts.rank == 0:
+            (folder / CLAIM).unlink(missing_ok=True)
             rank = facts.world_size
             while (folder / run_info_name(rank)).exists():
                 for name in _files(rank):
@@ -158,11 +185,22 @@ def _cannot_write(folder: Path, error: OSError) -> UsageError:
 
 
 def _files(rank: int) -> tuple[str, ...]:
-    return (f"trace-rank{rank}.json.gz", f"stacks-rank{rank}.json.gz", run_info_name(rank))
+    return (
+        f"trace-rank{rank}.json.gz",
+        f"stacks-rank{rank}.json.gz",
+        f"flight-rank{rank}.json",
+        stacks_text_name(rank),
+        run_info_name(rank),
+    )
 
 
 def _account(
-    options: RunOptions, plan: Plan, outcome: Outcome, recorder: Recorder, probe: Probe
+    options: RunOptions,
+    plan: Plan,
+    outcome: Outcome,
+    recorder: Recorder,
+    probe: Probe,
+    end: RankEnd | None,
 ) -> RunInfo:
     missing = recorder.failure or shortfall(plan, recorder.seen)
     status: Literal["complete", "ended-early", "failed"] = "ended-early" if missing else "complete"
@@ -188,6 +226,8 @@ def _account(
         environment=environment(target, recorder.device, ranks),
         warnings=(*recorder.warnings, *probe.warnings),
         switched_on=probe.switched_on,
+        end=replace(end, rank=ranks.rank) if end is not None else None,
+        untrained=probe.untrained.names,
     )
 
 
@@ -196,7 +236,40 @@ def _how_it_failed(outcome: Outcome) -> str:
         return f"The script raised {outcome.error}."
     if outcome.ending == "interrupted":
         return "The script was interrupted."
+    if outcome.ending == "hung":
+        return "The script made no progress and was ended."
     return f"The script ended with exit status {outcome.exit_status}."
+
+
+@dataclass(frozen=True)
+class _Boundaries:
+    """The step boundaries go to the recorder, once the gradients have been looked at."""
+
+    recorder: Recorder
+    probe: Probe
+
+    def restart(self) -> None:
+        self.recorder.restart()
+
+    def boundary(self) -> None:
+        self.probe.look_at_gradients()
+        self.recorder.boundary()
+
+
+def _leave(
+    folder: Path, info: RunInfo, patience_s: float, on_hang: Callable[[RunInfo], None]
+) -> None:
+    """End this process, which hangs, once the account is written and the others' are there."""
+    try:
+        write_run_info(folder, info)
+        # The first process that ends makes a launcher end the others.
+        wait_for_ranks(folder, info.world_size, patience_s)
+        on_hang(info)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(HUNG)
 
 
 def _leave_groups() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from recompute_scan.comparison import Comparison
 from recompute_scan.report.compared import call_rows, changes, rows, step_sentence
 from recompute_scan.report.escape import visible
-from recompute_scan.report.text import wrap
+from recompute_scan.report.page import wrap
 
 _MOST_CALLS = 20
 

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined
 from markupsafe import Markup
 
 from recompute_scan import units
-from recompute_scan.report import device, summary, words
+from recompute_scan.report import device, failure, summary, words
 from recompute_scan.report.attachments import proof_trace, regions_csv
 from recompute_scan.report.bars import cost_bars
 from recompute_scan.report.escape import inert, lines, script_json, shorten, visible
@@ -56,6 +56,10 @@ def render_html(result: Result) -> str:
     return fill(
         "page.html",
         result=result,
+        crash=result.crash,
+        failure=failure,
+        # A run that failed before its first recorded step has nothing else to show.
+        analysed=result.crash is None or bool(result.steps),
         numbers=summary.key_numbers(result),
         waste=summary.waste_sentences(result),
         measured=measured_table(result),

@@ -6,7 +6,7 @@ Nothing from the result can close a fence, start markup, mention a person or ref
 from __future__ import annotations
 
 from recompute_scan import units
-from recompute_scan.report import summary, words
+from recompute_scan.report import failure, summary, words
 from recompute_scan.report.device import memory_sentences, ratio_row
 from recompute_scan.report.escape import markdown_code as code
 from recompute_scan.report.escape import markdown_fence as fence
@@ -16,6 +16,7 @@ from recompute_scan.result import Checkpoint, Finding, Result
 
 _MOST_GROUPS = 12
 _MOST_STACKS = 6
+_MOST_RANKS = 16
 # Versions and settings that decide how a case is read; the rest stays in the report.
 _MOST_ENVIRONMENT = 12
 
@@ -23,6 +24,7 @@ _MOST_ENVIRONMENT = 12
 def render_markdown(result: Result) -> str:
     """The summary as GitHub-flavoured Markdown, ending in a line end."""
     parts = [
+        *_failure(result),
         f"### Verdict: {words.VERDICT_WORDS[result.verdict]}",
         prose(result.headline[:1000]),
         _numbers(result),
@@ -37,6 +39,23 @@ def render_markdown(result: Result) -> str:
     parts += [_warnings(result), _environment(result)]
     parts.append(f"recompute-scan {code(result.tool_version, 20)}")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _failure(result: Result) -> list[str]:
+    crash = result.crash
+    if crash is None:
+        return []
+    written = [f"### Run: {failure.KIND_WORDS[crash.kind]}", prose(crash.headline[:1000])]
+    if len(crash.ranks) > 1:
+        ends = crash.ranks[:_MOST_RANKS]
+        written.append("\n".join(f"- {prose(failure.rank_words(end))}" for end in ends))
+    first = failure.first_end(crash)
+    if first is not None:
+        state = failure.state_words(first)
+        written.append("\n".join(f"- {prose(label)}: {prose(value)}" for label, value in state))
+    if crash.traceback:
+        written.append(fence("\n".join(failure.traceback_lines(crash)), "text"))
+    return written
 
 
 def _numbers(result: Result) -> str:

@@ -5,20 +5,15 @@ Only paths, source lines, commands and diffs may be wider, since they are there 
 
 from __future__ import annotations
 
-import unicodedata
-from dataclasses import dataclass, field
-
-import click
-
 from recompute_scan import units
 from recompute_scan.report import summary, words
 from recompute_scan.report.device import ratio_row
 from recompute_scan.report.escape import lines, visible
+from recompute_scan.report.failure import failure_text, is_crash_finding, known_failure_text
 from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
+from recompute_scan.report.page import Page
 from recompute_scan.result import Finding, Result
 
-WIDTH = 80
-_COLUMN = 20
 # A statement is shown on one line, which ends here.
 _LONGEST_SOURCE = 68
 _MOST_GROUPS = 8
@@ -42,51 +37,30 @@ def render_text(
     ``report`` is the path of the written page, ``next_command`` the exact command to try next.
     With ``color`` the same characters carry ANSI codes; nothing else differs.
     """
-    page = _Page(color)
-    _verdict(page, result)
+    page = Page(color)
+    failure_text(page, result)
+    early = [f for f in result.findings if result.crash is not None and is_crash_finding(f)]
+    for finding in early:
+        _finding(page, finding)
+    if result.crash is not None:
+        page.written.append("")
+    if result.crash is not None and not result.steps:
+        page.prose(result.headline, "")
+    else:
+        _verdict(page, result)
     _measured(page, result)
     _cost(page, result)
     _blocks(page, result)
     _who(page, result)
     for finding in result.findings:
-        _finding(page, finding)
+        if finding not in early:
+            _finding(page, finding)
     _worth_knowing(page, result)
     _next(page, report, next_command)
     return "\n".join(page.written).rstrip("\n") + "\n"
 
 
-@dataclass
-class _Page:
-    color: bool
-    written: list[str] = field(default_factory=list)
-
-    def style(self, text: str, **how: object) -> str:
-        return click.style(text, **how) if self.color else text  # type: ignore[arg-type]
-
-    def title(self, text: str) -> None:
-        self.written += ["", self.style(text, bold=True)]
-
-    def prose(self, text: str, indent: str = "  ", first: str | None = None, **how: object) -> None:
-        """Words wrapped to the width; colour goes on whole lines, so that widths stay true."""
-        for line in wrap(visible(text, 2000), indent, indent if first is None else first):
-            self.written.append(self.style(line, **how) if how else line)
-
-    def row(self, label: str, value: str, note: str = "", **how: object) -> None:
-        head = f"  {label:<{_COLUMN}}"
-        plain = f"{head}{value}"
-        # the first line is measured without codes, then given them
-        rest = wrap(note, " " * (len(head) + 10), f"{plain:<{len(head) + 9}} ")
-        shown = self.style(value, **how) if how else value
-        self.written.append(head + shown + rest[0][len(plain) :].rstrip())
-        self.written += rest[1:]
-
-    def verbatim(self, text: str, indent: str, **how: object) -> None:
-        """A line to copy: never wrapped, tabs spelled as spaces."""
-        line = indent + text.expandtabs(4)
-        self.written.append(self.style(line, **how) if how else line)
-
-
-def _verdict(page: _Page, result: Result) -> None:
+def _verdict(page: Page, result: Result) -> None:
     colour = _VERDICT_COLOUR[result.verdict]
     page.written.append(page.style(f"Verdict: {words.VERDICT_WORDS[result.verdict]}", fg=colour))
     page.prose(result.headline, "", bold=True)
@@ -110,7 +84,7 @@ def _verdict(page: _Page, result: Result) -> None:
         page.prose(words.VERDICT_MEANING[result.verdict])
 
 
-def _measured(page: _Page, result: Result) -> None:
+def _measured(page: Page, result: Result) -> None:
     table = measured_table(result)
     if table is None or result.verified is None:
         return
@@ -128,7 +102,7 @@ def _measured(page: _Page, result: Result) -> None:
         page.prose(sentence)
 
 
-def _cost(page: _Page, result: Result) -> None:
+def _cost(page: Page, result: Result) -> None:
     sentences = summary.waste_sentences(result)
     if not sentences or result.cost is None:
         return
@@ -139,7 +113,7 @@ def _cost(page: _Page, result: Result) -> None:
     page.prose(f"Step times on {words.device_words(result)}, {timed}.")
 
 
-def _blocks(page: _Page, result: Result) -> None:
+def _blocks(page: Page, result: Result) -> None:
     groups = summary.block_groups(result.regions)
     if not groups:
         return
@@ -160,7 +134,7 @@ def _blocks(page: _Page, result: Result) -> None:
         page.prose(f"and {len(groups) - _MOST_GROUPS} more kinds of block (see the report)")
 
 
-def _who(page: _Page, result: Result) -> None:
+def _who(page: Page, result: Result) -> None:
     stacks = summary.checkpoint_stacks(result.regions)
     if not stacks:
         return
@@ -183,18 +157,23 @@ def _who(page: _Page, result: Result) -> None:
         page.prose(f"and {len(stacks) - _MOST_STACKS} more arrangements (see the report)")
 
 
-def _finding(page: _Page, finding: Finding) -> None:
+def _finding(page: Page, finding: Finding) -> None:
     page.title("Finding")
     head = f"{finding.code} {finding.name} ({finding.severity}, {finding.confidence} confidence)"
     page.prose(head, "    ", "  ", fg=_SEVERITY_COLOUR[finding.severity])
     page.prose(finding.title)
+    if is_crash_finding(finding):
+        known_failure_text(page, finding)
     if finding.fix is None:
         return
     risk = words.DISPOSITION_WORDS[finding.fix.disposition]
     page.prose(f"Fix: {finding.fix.summary}", "       ", "  ", bold=True)
-    page.prose(f"Keep:   {finding.fix.keep}", " " * 15, " " * 7)
-    page.prose(f"Remove: {finding.fix.remove}", " " * 15, " " * 7)
-    page.prose(f"Risk:   {risk}", " " * 15, " " * 7)
+    if finding.fix.keep:
+        page.prose(f"Keep:   {finding.fix.keep}", " " * 15, " " * 7)
+    if finding.fix.remove:
+        page.prose(f"Remove: {finding.fix.remove}", " " * 15, " " * 7)
+    if not is_crash_finding(finding):
+        page.prose(f"Risk:   {risk}", " " * 15, " " * 7)
     if finding.fix.diff:
         page.written.append("")
         for line in lines(finding.fix.diff.rstrip("\n")):
@@ -202,7 +181,7 @@ def _finding(page: _Page, finding: Finding) -> None:
             page.verbatim(line, "    ", **({"fg": colour} if colour else {}))
 
 
-def _worth_knowing(page: _Page, result: Result) -> None:
+def _worth_knowing(page: Page, result: Result) -> None:
     notes = list(result.warnings)
     notes += [
         f"{rule.code} could not be checked: {rule.why or 'no reason given'}"
@@ -218,46 +197,10 @@ def _worth_knowing(page: _Page, result: Result) -> None:
         page.prose(f"and {len(notes) - 10} more (see the report)")
 
 
-def _next(page: _Page, report: str | None, next_command: str | None) -> None:
+def _next(page: Page, report: str | None, next_command: str | None) -> None:
     if report is not None:
         page.title("Report")
         page.verbatim(visible(report, 4096), "  ", underline=True)
     if next_command is not None:
         page.title("Next: apply the change, then check it")
         page.verbatim(visible(next_command, 4096), "  ")
-
-
-def wrap(text: str, indent: str, first: str) -> list[str]:
-    """Lines of at most :data:`WIDTH` columns; a word longer than a line is cut.
-
-    ``first`` starts the first line, ``indent`` all others; both are narrower than a line.
-    """
-    found, line, empty = [], first, True
-    for word in text.split():
-        if not empty and columns(line) + 1 + columns(word) > WIDTH:
-            found.append(line)
-            line, empty = indent, True
-        line += word if empty else f" {word}"
-        empty = False
-        while columns(line) > WIDTH:
-            cut = _fitting(line)
-            found.append(line[:cut])
-            line = indent + line[cut:]
-    return [*found, line]
-
-
-def _fitting(line: str) -> int:
-    """How many characters of a line fit into the width, at least one of them."""
-    used = 0
-    for place, char in enumerate(line):
-        used += columns(char)
-        if used > WIDTH:
-            return max(place, 1)
-    return len(line)
-
-
-def columns(text: str) -> int:
-    """How many terminal columns a text takes; wide (East Asian) characters take two."""
-    if text.isascii():
-        return len(text)
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)

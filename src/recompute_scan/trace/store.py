@@ -16,7 +16,9 @@ from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_event_siz
 _SUFFIXES = (".json", ".json.gz", ".json.zst")
 _DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
 # What `run` writes beside its traces, and other JSON that is never a trace.
-_NOT_A_TRACE = re.compile(r"(result|run-rank\d+)\.json$|stacks-rank\d+\.json(\.gz|\.zst)?$")
+_NOT_A_TRACE = re.compile(
+    r"(result|(run|flight)-rank\d+)\.json$|stacks-rank\d+\.json(\.gz|\.zst)?$"
+)
 
 
 def load(path: Path, *, python: bool = False, limits: Limits = DEFAULT_LIMITS) -> Trace:

@@ -1,0 +1,132 @@
+"""How a run ended when it did not end well: the words that the account, the diagnosis and the
+result have in common.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Ending = Literal["raised", "exited", "hung", "killed", "ended"]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One Python frame: file, 1-based line (0 where unknown), function, and the line's text."""
+
+    file: str
+    line: int
+    function: str
+    source: str | None = None
+
+    @property
+    def place(self) -> str:
+        """``file:line``."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Raised:
+    """One exception.
+
+    Attributes:
+        type: Its class as a traceback names it, such as ``torch.utils.checkpoint.CheckpointError``.
+        message: Its text, possibly of several lines.
+        frames: Where it came from, outermost first; empty where that is not known.
+    """
+
+    type: str
+    message: str
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The class without its module."""
+        return self.type.rpartition(".")[2]
+
+    @property
+    def summary(self) -> str:
+        """``Type: first line of the message``, as the last line of a traceback has it."""
+        first = self.message.strip().partition("\n")[0]
+        return f"{self.type}: {first}" if first else self.type
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """One model at the moment of the failure.
+
+    Attributes:
+        name: Class of the outermost module.
+        parameters: Number of its parameters, as this rank holds them.
+        trainable: How many of them need a gradient.
+        training: Whether it is in training mode.
+        parallel: Wrappers for parallel training found in it, such as ``3 x FSDP``.
+        checkpoints: Activation checkpoints found in it, in words, one for each way.
+        wrapped: Whether a checkpoint wrapper stands round some module.
+        switched: Whether a model's own checkpointing flag is on.
+        use_cache: The model's setting for a key-value cache; ``None`` where it has none.
+    """
+
+    name: str
+    parameters: int
+    trainable: int
+    training: bool
+    parallel: tuple[str, ...] = ()
+    checkpoints: tuple[str, ...] = ()
+    wrapped: bool = False
+    switched: bool = False
+    use_cache: bool | None = None
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one rank ended.
+
+    Attributes:
+        rank: Global rank, 0-based; ``None`` where a log does not say.
+        ending: ``raised`` an exception, ``exited`` with a failure, ``hung`` without progress,
+            ``killed`` from outside, or ``ended`` well.
+        at: Seconds since the epoch; ``None`` where unknown.
+        place: ``file:line`` of the innermost line of the user's own code.
+        errors: The exceptions, the first raised first; empty where there was none.
+        stack: Where the main thread was, outermost frame first.
+        steps: Optimizer steps made before.
+        memory: Bytes, by name: ``cuda_allocated``, ``cuda_peak``, ``host_peak``, ….
+        models: The models alive then.
+        regions: Calls of checkpointed regions until then, by variant.
+        notes: What else was learned, one sentence each.
+    """
+
+    rank: int | None
+    ending: Ending
+    at: float | None = None
+    place: str | None = None
+    errors: tuple[Raised, ...] = ()
+    stack: tuple[Frame, ...] = ()
+    steps: int | None = None
+    memory: dict[str, int] | None = None
+    models: tuple[ModelState, ...] = ()
+    notes: tuple[str, ...] = ()
+    regions: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Crash:
+    """What a failed run leaves beside its verdict.
+
+    Attributes:
+        kind: An exception (``raised``), a failing exit status (``exited``) or no progress
+            (``hung``).
+        rank: The rank that failed first; ``None`` where that is not known.
+        headline: The failure in one sentence.
+        phase: What the run was doing, in words.
+        ranks: Every rank that left word, ascending.
+        traceback: The first failure as Python prints it; ``None`` where there was no exception.
+    """
+
+    kind: Literal["raised", "exited", "hung"]
+    rank: int | None
+    headline: str
+    phase: str | None
+    ranks: tuple[RankEnd, ...]
+    traceback: str | None = None

@@ -1,0 +1,322 @@
+"""Failures of how activation checkpointing was asked for."""
+
+from __future__ import annotations
+
+import re
+
+from recompute_scan.diagnose.signature import Signature
+
+_TORCH = "https://github.com/pytorch/pytorch/issues/"
+_HF = "https://github.com/huggingface/transformers/issues/"
+_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+_CHECKPOINT_FILE = re.compile(r"torch/utils/checkpoint\.py:")
+
+# The warning of torch that stands before the error, or is all there is.
+NO_INPUT_GRAD = "None of the inputs have requires_grad=True. Gradients will be None"
+
+_NON_REENTRANT = "Use the non-reentrant variant: use_reentrant=False"
+
+SILENT = Signature(
+    code="RS104",
+    name="checkpoint-without-gradient",
+    cause_name="silent",
+    message=re.compile(re.escape(NO_INPUT_GRAD)),
+    error=r"\w*Warning",
+    notice=True,
+    severity="warning",
+    title="Weights inside a reentrant checkpoint get no gradient: they are not trained",
+    cause=(
+        "The reentrant variant runs the block without gradients and connects its output to "
+        "its inputs. No input of this one needs a gradient, so the block's weights get none. "
+        "Whatever is trainable after the block trains on, and nothing fails."
+    ),
+    fix=(
+        f"{_NON_REENTRANT}. Or call model.enable_input_require_grads() before "
+        "training. If the block is meant to stay frozen, don't checkpoint it."
+    ),
+    versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
+    sources=("https://github.com/huggingface/peft/issues/137", _DOCS),
+    checked="reproduced",
+)
+
+SIGNATURES = (
+    Signature(
+        code="RS104",
+        name="checkpoint-without-gradient",
+        cause_name="raised",
+        error="RuntimeError",
+        message=re.compile(r"element 0 of tensors does not require grad"),
+        beside=re.compile(re.escape(NO_INPUT_GRAD)),
+        title="A reentrant checkpoint got no input that needs a gradient, so nothing has one",
+        cause=(
+            "The reentrant variant runs the block without gradients and connects its output to "
+            "its inputs. Where no input needs a gradient (frozen embeddings, as with LoRA), the "
+            "output needs none either, and the block's own weights are forgotten."
+        ),
+        fix=(
+            f"{_NON_REENTRANT}. Or call model.enable_input_require_grads() before "
+            "training, which makes the embeddings' output need a gradient."
+        ),
+        versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
+        sources=(
+            "https://github.com/huggingface/peft/issues/137",
+            f"{_HF}26334",
+            f"{_HF}42489",
+        ),
+        checked="reproduced",
+    ),
+    SILENT,
+    Signature(
+        code="RS105",
+        name="reentrant-keyword-arguments",
+        cause_name="keyword-arguments",
+        error="ValueError",
+        message=re.compile(r"^Unexpected keyword arguments: "),
+        frames=re.compile(r"torch/utils/checkpoint\.py:checkpoint(?:_sequential)?$"),
+        title="A reentrant checkpoint was given keyword arguments, which it does not take",
+        cause="The reentrant variant passes positional arguments on to the block, and no others.",
+        fix=f"{_NON_REENTRANT}. Or pass the arguments by position.",
+        versions="All versions of torch, reentrant checkpoints.",
+        sources=(_DOCS,),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS106",
+        name="reentrant-under-autograd-grad",
+        cause_name="grad",
+        error="RuntimeError",
+        message=re.compile(
+            r"incompatible with \.grad\(\) or passing an `inputs`"
+            r"|Checkpointing is not compatible with \.grad\(\)"
+        ),
+        title="A reentrant checkpoint was asked for the gradients of chosen inputs",
+        cause=(
+            "The reentrant variant starts a backward pass of its own for the whole block. It "
+            "cannot serve torch.autograd.grad, or backward(inputs=...)."
+        ),
+        fix=f"{_NON_REENTRANT}.",
+        versions="All versions of torch, reentrant checkpoints.",
+        sources=(f"{_TORCH}51743", _DOCS),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS107",
+        name="frozen-checkpoint",
+        cause_name="frozen",
+        error="RuntimeError",
+        message=re.compile(r"none of output has requires_grad=True,\s+this checkpoint\(\)"),
+        title="A reentrant checkpoint stands round a block of which nothing needs a gradient",
+        cause=(
+            "The replay found no output that needs a gradient: the block is frozen and cut off "
+            "from its inputs. There is nothing to recompute for."
+        ),
+        fix="Don't checkpoint this block.",
+        versions="All versions of torch, reentrant checkpoints.",
+        sources=(_DOCS,),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS108",
+        name="selective-checkpoint-misuse",
+        cause_name="mutated",
+        error="RuntimeError",
+        message=re.compile(
+            r"Tensor cached during selective activation checkpoint has been mutated"
+        ),
+        title="An output that a selective checkpoint keeps was changed in place",
+        cause=(
+            "The policy keeps this operator's output for the replay, and later code changes it "
+            "in place: out += ..., or an adapter that adds its part so."
+        ),
+        fix="Write out = out + ... there, or keep other operators (attention only, for instance).",
+        versions="Selective checkpoints, public since torch 2.5.",
+        sources=(_DOCS,),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS108",
+        name="selective-checkpoint-misuse",
+        cause_name="second-backward",
+        error="RuntimeError",
+        message=re.compile(r"Trying to backward an extra time.*selective", re.DOTALL),
+        title="A second backward pass went through a selective checkpoint",
+        cause="What a selective checkpoint keeps is used up by the first backward pass.",
+        fix=(
+            "Make one backward pass of it (add the losses up), or use a plain non-reentrant "
+            "checkpoint there."
+        ),
+        versions="Selective checkpoints, public since torch 2.5.",
+        sources=(f"{_TORCH}142862",),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS108",
+        name="selective-checkpoint-misuse",
+        cause_name="other-operators",
+        error="RuntimeError",
+        message=re.compile(r"encountered during backward,?\s+but not found in\s+storage"),
+        title="The replay of a selective checkpoint ran other operators than the original",
+        cause=(
+            "The replay asked for the kept output of an operator that the first run never ran: "
+            "the two took different ways (a kernel chosen from a cache, a counter of a router)."
+        ),
+        fix="Make the block do the same both times, or take that operator out of the policy.",
+        versions="Selective checkpoints, public since torch 2.5.",
+        sources=("https://github.com/NVIDIA-NeMo/Automodel/pull/3330",),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS109",
+        name="device-started-in-checkpoint",
+        cause_name="device",
+        error="RuntimeError",
+        message=re.compile(
+            r"device state was initialized in the forward pass\s+of a Checkpoint"
+            r"|CUDA state was initialized in the forward pass\s+of a Checkpoint"
+        ),
+        title="The device was used for the first time inside a checkpointed block",
+        cause=(
+            "A checkpoint keeps the state of the random numbers. It could not keep the device's, "
+            "because that was started only inside the block."
+        ),
+        fix="Use the device once before the first forward pass, or pass preserve_rng_state=False.",
+        versions="Read in torch 2.13; non-reentrant checkpoints.",
+        sources=(_DOCS,),
+    ),
+    Signature(
+        code="RS121",
+        name="early-stop-assertion",
+        cause_name="fp8",
+        error="AssertionError",
+        message=re.compile(r"if early stop is enabled, we don't expect to reach here"),
+        title="The replay ended without saving what the original run saved (early stop)",
+        cause=(
+            "The replay saved fewer tensors than the first run. Transformer Engine's fp8 layers "
+            "under torch's own checkpoint do so."
+        ),
+        fix=(
+            "Checkpoint Transformer Engine's layers with transformer_engine.pytorch.checkpoint "
+            "(composer: te_checkpoint_wrapper: true)."
+        ),
+        versions="torch 2.0, as reported; torch 2.13 raises RS102 instead.",
+        sources=("https://github.com/NVIDIA/TransformerEngine/issues/415",),
+    ),
+    Signature(
+        code="RS122",
+        name="checkpoint-under-cuda-graph",
+        cause_name="deallocated",
+        error="RuntimeError",
+        message=re.compile(r"graph\s+recording observed an input tensor deallocate"),
+        title="A CUDA graph was recorded while a checkpoint released one of its inputs",
+        cause=(
+            "The non-reentrant variant releases tensors while the graph is recorded, and not in "
+            "the same order when it is replayed."
+        ),
+        fix=(
+            "Compile without CUDA graphs (a mode other than reduce-overhead), or use the "
+            "reentrant variant for these blocks."
+        ),
+        versions="torch with mode='reduce-overhead'; open upstream.",
+        sources=(f"{_TORCH}154306",),
+    ),
+    Signature(
+        code="RS122",
+        name="checkpoint-under-cuda-graph",
+        cause_name="random-state",
+        error="RuntimeError",
+        message=re.compile(r"current_seed(?: during CUDA graph capture)?"),
+        frames=_CHECKPOINT_FILE,
+        needs_frames=True,
+        title="A checkpoint read the random state while a CUDA graph was recorded",
+        cause="A checkpoint keeps the state of the random numbers, which a recording cannot read.",
+        fix="Pass preserve_rng_state=False to the checkpoints inside the graph.",
+        versions="torch with CUDA graphs.",
+        sources=(f"{_TORCH}162504",),
+    ),
+    Signature(
+        code="RS123",
+        name="offload-keyword-removed",
+        cause_name="offload",
+        error="TypeError",
+        message=re.compile(
+            r"[Cc]heckpoint_?[Ww]rapper\S*\(?.*got an unexpected keyword argument 'offload_to_cpu'"
+        ),
+        title="checkpoint_wrapper no longer takes offload_to_cpu",
+        cause="The argument moved into a wrapper of its own.",
+        fix="Use offload_wrapper(checkpoint_wrapper(module)) in its place.",
+        versions="torch from pull request 84907 (September 2022) on.",
+        sources=("https://github.com/pytorch/pytorch/pull/84907", f"{_HF}30523"),
+    ),
+    Signature(
+        code="RS119",
+        name="both-checkpoint-switches",
+        cause_name="trainer",
+        error="ValueError",
+        message=re.compile(r"activation_checkpointing.*can't (?:both )?be set to True", re.DOTALL),
+        title="Both switches for activation checkpointing are on, and the Trainer refuses them",
+        cause=(
+            "FSDP's activation_checkpointing and the training argument would each checkpoint "
+            "every layer."
+        ),
+        fix=(
+            "Keep fsdp_config's activation_checkpointing and set the training argument "
+            "(gradient_checkpointing, from 5.23 activation_checkpointing) to False."
+        ),
+        keep="fsdp_config['activation_checkpointing']",
+        remove="the training argument",
+        versions="transformers 4.33 and later.",
+        sources=("https://github.com/huggingface/transformers/pull/25771",),
+        checked="message",
+    ),
+    Signature(
+        code="RS124",
+        name="variant-not-chosen",
+        cause_name="warning",
+        message=re.compile(
+            r"use_reentrant parameter should be\s+passed explicitly|please pass in use_reentrant"
+        ),
+        error=r"\w*Warning",
+        notice=True,
+        severity="info",
+        title="A checkpoint was called without saying which variant is meant",
+        cause="torch then takes the reentrant one, and says that this will change.",
+        fix=f"Say it. {_NON_REENTRANT}, unless you know that you need the other.",
+        versions="torch 2.1 and later; transformers before 4.38 calls it so.",
+        sources=(f"{_HF}26969", _DOCS),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS125",
+        name="second-checkpoint-warned",
+        cause_name="all-gather",
+        message=re.compile(
+            r"redundant AllGather (?:operation )?in (?:the )?backward pass", re.IGNORECASE
+        ),
+        notice=True,
+        severity="warning",
+        title="transformers warns that its checkpointing gathers FSDP's parameters once more",
+        cause=(
+            "The model's own checkpointing is on under FSDP; where it stands outside the FSDP "
+            "units, every replay gathers the parameters again."
+        ),
+        fix=(
+            "Set fsdp_config's activation_checkpointing instead, and the training argument to "
+            "False."
+        ),
+        versions="The warning: transformers 4.43 and later.",
+        sources=(f"{_HF}30404",),
+    ),
+    Signature(
+        code="RS125",
+        name="second-checkpoint-warned",
+        cause_name="lightning",
+        message=re.compile(r"the model already contains checkpointed layers"),
+        notice=True,
+        severity="warning",
+        title="Lightning found checkpoint wrappers in the model and left its own policy out",
+        cause="Checkpointing is configured in the strategy and done by hand in the model as well.",
+        fix="Keep the strategy's policy and take the wrappers out of the model's code.",
+        versions="Lightning 2.1 and later.",
+        sources=("https://github.com/Lightning-AI/pytorch-lightning/pull/18006",),
+    ),
+)

@@ -1,0 +1,122 @@
+"""From the ranks' ends to what the result says of them: the crash, and a finding with its fix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recompute_scan.crash import Crash, Raised, RankEnd
+from recompute_scan.diagnose.classify import (
+    Diagnosis,
+    diagnose,
+    how_checked,
+    is_consequence,
+)
+from recompute_scan.diagnose.logs import Failure
+from recompute_scan.diagnose.places import phase
+from recompute_scan.diagnose.waiting import of_ranks
+from recompute_scan.result import Finding, Fix
+
+_MOST_RANKS_NAMED = 4
+
+
+def crash_of(ends: Sequence[RankEnd]) -> Crash:
+    """What the result says of a run that ended so. ``ends`` holds at least one that failed."""
+    first = _first(ends)
+    if first is None:
+        return Crash(
+            kind="hung",
+            rank=None,
+            headline=_hung_headline(ends),
+            phase=None,
+            ranks=tuple(ends),
+        )
+    doing = phase(first.stack)
+    return Crash(
+        kind="exited" if first.ending == "exited" else "raised",
+        rank=first.rank,
+        headline=_headline(first, len(ends), doing),
+        phase=doing,
+        ranks=tuple(ends),
+        traceback=traceback_text(first.errors) if first.errors else None,
+    )
+
+
+def findings_of(ends: Sequence[RankEnd]) -> tuple[Finding, ...]:
+    """The known cause of the failure that came first, as a finding; empty where none is known."""
+    first = _first(ends)
+    if first is None:
+        signature, evidence = of_ranks(ends)
+        notes = tuple(f"rank {end.rank}: {note}" for end in ends for note in end.notes)
+        evidence = (*evidence, *notes, how_checked(signature))
+        return (finding_of(Diagnosis(signature, "high", evidence)),)
+    failure = Failure(first.rank if len(ends) > 1 else None, 0, first.errors)
+    found = diagnose(failure, first.notes, first.models)
+    return (finding_of(found),) if found is not None else ()
+
+
+def finding_of(diagnosis: Diagnosis) -> Finding:
+    """A diagnosis in the result's words."""
+    known = diagnosis.signature
+    return Finding(
+        code=known.code,
+        name=known.name,
+        severity=known.severity,
+        confidence=diagnosis.confidence,
+        title=known.title,
+        detail=known.cause,
+        evidence=diagnosis.evidence,
+        fix=Fix(
+            summary=known.fix,
+            disposition="review",
+            diff=None,
+            keep=known.keep,
+            remove=known.remove,
+            docs=known.sources[0],
+        ),
+        saving_ms=None,
+        saving_pct=None,
+    )
+
+
+def traceback_text(errors: Sequence[Raised]) -> str:
+    """The chain as Python prints a traceback, from what is known of it."""
+    blocks = []
+    for raised in errors:
+        lines = ["Traceback (most recent call last):"] if raised.frames else []
+        for frame in raised.frames:
+            lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
+            if frame.source:
+                lines.append(f"    {frame.source}")
+        lines.append(f"{raised.type}: {raised.message}" if raised.message else raised.type)
+        blocks.append("\n".join(lines))
+    return "\n\n[then]\n\n".join(blocks)
+
+
+def _first(ends: Sequence[RankEnd]) -> RankEnd | None:
+    """The rank that failed by itself first; ``None`` where no rank did and they hang."""
+    failed = [end for end in ends if end.ending in ("raised", "exited")]
+    own = [end for end in failed if not end.errors or not is_consequence(end.errors)]
+    # What a rank raised because another is gone explains nothing beside ranks that hang.
+    if not own and any(end.ending == "hung" for end in ends):
+        return None
+    return min(own or failed, key=lambda end: end.at or 0.0, default=None)
+
+
+def _headline(end: RankEnd, ranks: int, doing: str | None) -> str:
+    who = f"Rank {end.rank}" if ranks > 1 and end.rank is not None else "The script"
+    if not end.errors:
+        return f"{who} ended itself with a failure."
+    what = f"raised {end.errors[-1].name}"
+    if end.ending == "exited":
+        what = f"ended itself with a failure after {end.errors[-1].name}"
+    where = f" under {end.place}" if end.place else ""
+    return f"{who} {what}{where}{f', {doing}' if doing else ''}."
+
+
+def _hung_headline(ends: Sequence[RankEnd]) -> str:
+    hung = [end for end in ends if end.ending == "hung"]
+    if len(hung) == 1 and len(ends) == 1:
+        return f"The script made no progress at {hung[0].place}."
+    named = [f"rank {end.rank} at {end.place}" for end in hung[:_MOST_RANKS_NAMED]]
+    more = len(hung) - len(named)
+    return f"The run hung: {', '.join(named)}{f' and {more} more' if more > 0 else ''}."

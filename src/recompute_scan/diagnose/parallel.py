@@ -1,0 +1,188 @@
+"""Failures of DDP and FSDP that activation checkpointing brings about, or that stand in its way."""
+
+from __future__ import annotations
+
+import re
+
+from recompute_scan.diagnose.signature import Signature
+
+_TORCH = "https://github.com/pytorch/pytorch/issues/"
+
+SIGNATURES = (
+    Signature(
+        code="RS111",
+        name="ddp-marked-ready-twice",
+        cause_name="find-unused",
+        error="RuntimeError",
+        message=re.compile(r"Expected to mark a variable ready only once"),
+        title="DDP saw the gradient of one parameter twice in one backward pass",
+        cause=(
+            "A reentrant checkpoint runs a backward pass of its own. With "
+            "find_unused_parameters=True, DDP has already marked the parameters that it could "
+            "not reach from the loss as ready, and then their gradients arrive."
+        ),
+        fix=(
+            "Use the non-reentrant variant (use_reentrant=False), or set "
+            "find_unused_parameters=False where every parameter is used."
+        ),
+        versions="All versions of torch; reentrant checkpoints with find_unused_parameters=True.",
+        sources=(
+            "https://github.com/huggingface/accelerate/issues/389",
+            "https://github.com/huggingface/transformers/issues/23018",
+        ),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS112",
+        name="ddp-unused-parameters",
+        cause_name="unused",
+        error="RuntimeError",
+        message=re.compile(r"Expected to have finished reduction in the prior iteration"),
+        title="DDP waits for gradients of parameters that no loss uses",
+        cause="Some parameters took no part in the loss, so that their gradients never came.",
+        fix=(
+            "Take the unused branch out, or set find_unused_parameters=True, and then use "
+            "non-reentrant checkpoints only (RS111)."
+        ),
+        versions="All versions of torch.",
+        sources=(f"{_TORCH}43259",),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS113",
+        name="mixed-tensor-and-dtensor",
+        cause_name="fsdp2",
+        error="RuntimeError",
+        message=re.compile(r"got mixed torch\.Tensor and DTensor"),
+        frames=re.compile(r"torch/utils/checkpoint\.py:|fsdp"),
+        needs_frames=True,
+        title="A replay under FSDP2 met parameters that had been sharded again",
+        cause=(
+            "The parameters of a nested FSDP2 unit were sharded again between the forward pass "
+            "and the replay: with two forward passes before one backward, or a reentrant "
+            "checkpoint."
+        ),
+        fix="Use the non-reentrant variant, and shard whole blocks rather than parts of them.",
+        versions="FSDP2 before torch 2.13, as far as the threads tell.",
+        sources=(f"{_TORCH}153354", "https://github.com/pytorch/pytorch/pull/171779"),
+    ),
+    Signature(
+        code="RS114",
+        name="fsdp-state-broken",
+        cause_name="state",
+        error="AssertionError|ValueError|RuntimeError",
+        message=re.compile(
+            r"expected to be in states .*TrainingState"
+            r"|Expects `BACKWARD_PRE` or `BACKWARD_POST` state"
+        ),
+        title="FSDP was asked for something out of its order",
+        cause=(
+            "One forward pass of an FSDP unit must be followed by one backward pass. A reentrant "
+            "checkpoint, several forward passes of one unit, a backward pass not started through "
+            "the strategy, or saving while an exception is handled break that order."
+        ),
+        fix=(
+            "Use the non-reentrant variant; start backward through the strategy; one forward per "
+            "backward for each unit. FSDP2 has no such states."
+        ),
+        versions="FSDP1, all versions; fairscale.",
+        sources=(
+            "https://github.com/Lightning-AI/pytorch-lightning/issues/19626",
+            "https://github.com/facebookresearch/fairscale/issues/617",
+            f"{_TORCH}148756",
+        ),
+    ),
+    Signature(
+        code="RS115",
+        name="fsdp-mixed-requires-grad",
+        cause_name="flattening",
+        error="ValueError",
+        message=re.compile(
+            r"Must flatten tensors with uniform `?requires_grad`?"
+            r"|FlatParameter\S* requires uniform `?requires_grad`?"
+        ),
+        title="One FSDP unit holds frozen and trainable parameters",
+        cause=(
+            "FSDP1 flattens the parameters of a unit into one, which either needs a gradient or "
+            "does not. LoRA, or a frozen part, mixes the two."
+        ),
+        fix=(
+            "Pass use_orig_params=True, or wrap the frozen part in units of its own (peft's "
+            "fsdp_auto_wrap_policy does)."
+        ),
+        versions="FSDP1; seen with torch 2.13.",
+        sources=(f"{_TORCH}104690", "https://github.com/huggingface/peft/issues/1702"),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS116",
+        name="fsdp-mixed-dtype",
+        cause_name="flattening",
+        error="ValueError",
+        message=re.compile(
+            r"Must flatten tensors with uniform dtype|FlatParameter\S* requires uniform dtype"
+        ),
+        title="One FSDP unit holds parameters of different dtypes",
+        cause=(
+            "FSDP1 flattens the parameters of a unit into one tensor, which has one dtype. "
+            "Adapters in float32 on a model in bfloat16 are the usual case."
+        ),
+        fix=(
+            "Cast the adapters to the model's dtype before wrapping; for quantized models set "
+            "bnb_4bit_quant_storage to that dtype."
+        ),
+        versions="FSDP1; seen with torch 2.13.",
+        sources=("https://github.com/huggingface/peft/issues/484",),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS117",
+        name="fsdp-weight-not-gathered",
+        cause_name="called-past-root",
+        error="RuntimeError",
+        message=re.compile(r"^'weight' must be 2-D"),
+        title="A layer of an FSDP model was called past the model: its weight is a flat piece",
+        cause=(
+            "FSDP gathers a unit's parameters when the unit is called. A sub-module called "
+            "directly, or generate() on the inner model, sees the flat, sharded piece."
+        ),
+        fix=(
+            "Go through the wrapped model, or wrap the call in "
+            "FullyShardedDataParallel.summon_full_params(model)."
+        ),
+        versions="FSDP1, all versions (also DeepSpeed ZeRO-3, which gathers in the same way).",
+        sources=(f"{_TORCH}109385", f"{_TORCH}124019"),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS118",
+        name="fsdp-needs-device",
+        cause_name="no-accelerator",
+        error="RuntimeError",
+        message=re.compile(r"FSDP needs a non-CPU accelerator device"),
+        title="FSDP found no GPU and was not told to use the CPU",
+        cause="Without device_id, FSDP looks for an accelerator.",
+        fix='For a run on CPU pass device_id=torch.device("cpu").',
+        versions="Seen with torch 2.13.",
+        sources=("https://docs.pytorch.org/docs/stable/fsdp.html",),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS120",
+        name="out-of-memory",
+        cause_name="device",
+        error=r"OutOfMemoryError|RuntimeError",
+        message=re.compile(r"^(?:CUDA|HIP) out of memory"),
+        title="The GPU ran out of memory",
+        cause=(
+            "What the step needs does not fit. Removing the second of two doubled checkpoints "
+            "does not raise the need; removing the only one does."
+        ),
+        fix=(
+            "Checkpoint whole layers, once, and non-reentrant; under FSDP2 the reentrant variant "
+            "is known to grow until it fails. Then smaller micro-batches, or offloading."
+        ),
+        versions="Not tied to a version; FSDP2 with reentrant checkpoints: open upstream.",
+        sources=(f"{_TORCH}169349", "https://docs.pytorch.org/docs/stable/notes/cuda.html"),
+    ),
+)

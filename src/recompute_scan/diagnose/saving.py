@@ -1,0 +1,155 @@
+"""Failures while saving."""
+
+from __future__ import annotations
+
+import re
+
+from recompute_scan.diagnose.signature import Signature
+
+_TORCH = "https://github.com/pytorch/pytorch/issues/"
+_LIGHTNING = "https://github.com/Lightning-AI/pytorch-lightning/issues/"
+_OPTIMIZER_STATE = re.compile(r"_optim_utils\.py:|:_?optim_state_dict$|:get_state_dict$")
+
+SAVING = re.compile(
+    r":_?(?:(?:\w+_)?save(?:_\w+)?|(?:\w+_)?state_dict(?:_impl)?|get_\w*state_dict)$"
+)
+
+SIGNATURES = (
+    Signature(
+        code="RS201",
+        name="weights-only-sharded-save",
+        cause_name="optimizer-states",
+        error="KeyError",
+        message=re.compile(r"^'optimizer_states'$"),
+        frames=re.compile(r"lightning/\S*strategies/\S+:\S*save_checkpoint$"),
+        title="Lightning looked for optimizer state in a checkpoint that was to hold weights only",
+        cause=(
+            "With state_dict_type='sharded', FSDPStrategy.save_checkpoint takes "
+            "'optimizer_states' out of the checkpoint without asking whether it is there. "
+            "ModelCheckpoint(save_weights_only=True) leaves it out."
+        ),
+        fix="Take lightning 2.2.2 or later; before it, save with save_weights_only=False.",
+        versions="lightning up to 2.2.1 (read in 2.1.4, 2.2.0 and 2.2.1); fixed in 2.2.2.",
+        sources=(f"{_LIGHTNING}19492",),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS202",
+        name="optimizer-state-dtype-mismatch",
+        cause_name="assertion",
+        error="AssertionError",
+        message=re.compile(r"^(?:Expected dtype == info\.dtype, got .*)?$", re.DOTALL),
+        frames=re.compile(r"_optim_utils\.py:_convert_all_state_info$"),
+        needs_frames=True,
+        title="FSDP cannot gather optimizer state of different dtypes",
+        cause=(
+            "State tensors of one kind have different dtypes, on different ranks or for "
+            "different pieces of one flat parameter. Optimizers with 8-bit or 16-bit state, and "
+            "an optimizer built before FSDP changed the parameters, do so."
+        ),
+        fix=(
+            "Cast the state to one dtype before saving; build the optimizer after wrapping, on "
+            "float32 parameters; no 8-bit optimizer with FSDP1's gathered state."
+        ),
+        versions="FSDP1. The assertion has no text up to torch 2.9.",
+        sources=(
+            "https://github.com/hiyouga/EasyR1/issues/226",
+            f"{_TORCH}156166",
+            "https://github.com/unslothai/unsloth/issues/2767",
+        ),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS202",
+        name="optimizer-state-dtype-mismatch",
+        cause_name="gather",
+        error="RuntimeError|TypeError|ValueError|DistBackendError",
+        message=re.compile(r"output tensor must have the same type as input tensor"),
+        frames=_OPTIMIZER_STATE,
+        needs_frames=True,
+        title="FSDP cannot gather optimizer state of different dtypes",
+        cause=(
+            "The gathering collective was given a piece of state of another dtype than it had "
+            "made room for: exp_avg and exp_avg_sq differ, or the ranks do."
+        ),
+        fix=(
+            "Cast the state to one dtype before saving; build the optimizer after wrapping, on "
+            "float32 parameters; no 8-bit optimizer with FSDP1's gathered state."
+        ),
+        versions="FSDP1 on NCCL.",
+        sources=("https://github.com/hiyouga/EasyR1/issues/226", f"{_TORCH}112717"),
+    ),
+    Signature(
+        code="RS203",
+        name="sharded-padding-assert",
+        cause_name="padding",
+        error="AssertionError",
+        message=re.compile(r"Manually calculated _sharded_numel_padded is incorrect"),
+        title="FSDP's pieces of optimizer state do not add up to its shard",
+        cause=(
+            "A parameter counts as trainable and has no optimizer state: typically a vision "
+            "tower that was frozen round or after the wrapping. The exact condition is narrower "
+            "than that; we could not make it happen with torch 2.9 and 2.13."
+        ),
+        fix=(
+            "Freeze before wrapping, wrap the frozen tower as an FSDP unit of its own, pass "
+            "use_orig_params=True, and StateDictOptions(strict=False) when saving."
+        ),
+        versions="The message exists from torch 2.2 on; EasyR1 changed its own code in April 2025.",
+        sources=(
+            "https://github.com/hiyouga/EasyR1/issues/226",
+            "https://github.com/hiyouga/EasyR1/issues/244",
+        ),
+    ),
+    Signature(
+        code="RS205",
+        name="optimizer-lacks-parameter",
+        cause_name="subset",
+        error="RuntimeError",
+        message=re.compile(r"is not in the optimizer state\. The FSDPParamInfo has the param keys"),
+        title="The optimizer does not hold every trainable parameter of an FSDP unit",
+        cause=(
+            "The optimizer was given some parameters of a unit only, or requires_grad was "
+            "changed after it was built."
+        ),
+        fix=(
+            "Give the optimizer all trainable parameters, build it anew after (un)freezing, or "
+            "wrap the others in units of their own."
+        ),
+        versions="FSDP1; seen with torch 2.13.",
+        sources=("https://docs.pytorch.org/docs/stable/fsdp.html",),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS206",
+        name="checkpoint-folder-not-empty",
+        cause_name="exists",
+        error="FileExistsError",
+        message=re.compile(r"The checkpoint directory already exists and is not empty"),
+        title="A sharded checkpoint was to be written over an older one",
+        cause="A sharded checkpoint is a folder, and Fabric does not write into one with files.",
+        fix="Save under a new name, or remove the old folder first (on one rank, then a barrier).",
+        versions="Fabric 2.1.0; later versions write into it (XLA's strategy still refuses).",
+        sources=(f"{_LIGHTNING}18881",),
+    ),
+    Signature(
+        code="RS207",
+        name="out-of-memory-while-saving",
+        cause_name="gathered",
+        error=r"OutOfMemoryError|RuntimeError|DistBackendError",
+        message=re.compile(r"^(?:CUDA|HIP) out of memory|Cuda failure (?:2 )?'out of memory'"),
+        frames=SAVING,
+        needs_frames=True,
+        title="The GPU ran out of memory while the state was gathered for saving",
+        cause="A full state dict brings every parameter to one GPU before it is written.",
+        fix=(
+            "Save a sharded state dict, or a full one with "
+            "FullStateDictConfig(offload_to_cpu=True, rank0_only=True), called on every rank."
+        ),
+        versions="FSDP, all versions.",
+        sources=(
+            "https://github.com/huggingface/accelerate/issues/3232",
+            "https://github.com/huggingface/accelerate/pull/1181",
+        ),
+    ),
+)

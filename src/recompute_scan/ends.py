@@ -1,0 +1,77 @@
+"""How the ranks of a recorded run ended, gathered from the run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from recompute_scan.crash import RankEnd
+from recompute_scan.diagnose.outcome import crash_of, findings_of
+from recompute_scan.diagnose.places import user_place
+from recompute_scan.diagnose.stacks import main_stack
+from recompute_scan.errors import InputError
+from recompute_scan.result import Checked, Result
+from recompute_scan.run_info import RunInfo, read_run_info, run_info_name, stacks_text_name
+from recompute_scan.trace import Address
+
+_LONGEST_STACKS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The accounts of a run and the end of every rank that left word, both by rank."""
+
+    accounts: tuple[RunInfo, ...] = ()
+    ranks: tuple[RankEnd, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Did some rank raise, exit with a failure or hang?"""
+        return any(end.ending in ("raised", "exited", "hung") for end in self.ranks)
+
+    def with_crash(self, result: Result) -> Result:
+        """The result with what is known of the failure, the finding on it first."""
+        findings = findings_of(self.ranks)
+        known = {finding.code for finding in findings}
+        checked = [Checked(one.code, one.name, "found") for one in findings]
+        return replace(
+            result,
+            crash=crash_of(self.ranks),
+            findings=findings + tuple(f for f in result.findings if f.code not in known),
+            checked=(*(c for c in result.checked if c.code not in known), *checked),
+        )
+
+
+def ends_in(addresses: Sequence[Address]) -> Ends:
+    """The ends of the run in a folder that ``run`` wrote; empty for anything else."""
+    if len(addresses) != 1 or not (folder := Path(addresses[0])).is_dir():
+        return Ends()
+    accounts = tuple(_accounts(folder))
+    world = max((info.world_size for info in accounts), default=0)
+    by_rank = {info.rank: info for info in accounts}
+    ends = [_end(folder, rank, by_rank.get(rank)) for rank in range(world)]
+    return Ends(accounts, tuple(end for end in ends if end is not None))
+
+
+def _accounts(folder: Path) -> list[RunInfo]:
+    found = []
+    for path in folder.glob(run_info_name(0).replace("0", "*")):
+        with suppress(InputError):
+            found.append(read_run_info(path))
+    return sorted(found, key=lambda info: info.rank)
+
+
+def _end(folder: Path, rank: int, info: RunInfo | None) -> RankEnd | None:
+    if info is not None:
+        return info.end or RankEnd(rank=rank, ending="ended")
+    # A launcher ended it before it could write its account; its stacks may be there.
+    try:
+        with (folder / stacks_text_name(rank)).open(encoding="utf-8", errors="replace") as file:
+            stack = main_stack(file.read(_LONGEST_STACKS))
+    except OSError:
+        return None
+    if not stack:
+        return None
+    return RankEnd(rank=rank, ending="killed", place=user_place(stack), stack=stack)

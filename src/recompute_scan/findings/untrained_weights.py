@@ -1,0 +1,28 @@
+"""RS104: weights inside a reentrant checkpoint that get no gradient, though nothing fails."""
+
+from __future__ import annotations
+
+from recompute_scan.diagnose.checkpointing import SILENT
+from recompute_scan.diagnose.classify import Diagnosis, how_checked
+from recompute_scan.diagnose.outcome import finding_of
+from recompute_scan.findings.base import Evidence, NotApplicable, Rule
+from recompute_scan.result import Finding
+
+_MOST_NAMED = 6
+
+
+def check(evidence: Evidence) -> list[Finding] | NotApplicable:
+    """One finding, where the run saw trainable weights without a gradient."""
+    names = evidence.untrained
+    if names is None:
+        return NotApplicable("Only `recompute-scan run` sees which weights have a gradient.")
+    if not names:
+        return []
+    named = ", ".join(names[:_MOST_NAMED])
+    more = len(names) - _MOST_NAMED
+    seen = f"after a backward pass, no weight has a gradient in {named}"
+    shown = (f"{seen}{f' and {more} more' if more > 0 else ''}", how_checked(SILENT))
+    return [finding_of(Diagnosis(SILENT, "high", shown))]
+
+
+RULE = Rule(SILENT.code, SILENT.name, check)

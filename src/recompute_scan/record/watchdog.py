@@ -1,0 +1,256 @@
+"""Ends a run that makes no progress, and keeps where every rank stood.
+
+A thread looks at the main thread now and then. Progress is a step, or another place of the main
+thread in its Python code; in a single process also the use of the processor, since such a
+process cannot wait for another. Each rank writes into the run's folder whether it moves. A run
+hangs when no rank moves: one that loads data while the others wait for it keeps the run alive.
+"""
+
+from __future__ import annotations
+
+import _thread
+import faulthandler
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recompute_scan.crash import RankEnd
+from recompute_scan.diagnose.places import user_place
+from recompute_scan.record.failure import memory, model_states, stack_of
+from recompute_scan.record.launch import RankFacts, rank_facts
+from recompute_scan.run_info import run_info_name, stacks_text_name
+
+HUNG = 124
+_SLOWEST_LOOK_S = 5.0
+_BUSY = 0.2
+# Ranks of another machine may not be seen in this folder; then more patience is needed.
+_UNSEEN_PATIENCE = 3.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``timeout_s`` without progress end the run; looked at every ``look_s`` seconds."""
+
+    timeout_s: float
+
+    @property
+    def look_s(self) -> float:
+        """Twenty looks a timeout, and one in five seconds at the least."""
+        return max(0.05, min(_SLOWEST_LOOK_S, self.timeout_s / 20))
+
+
+class Watchdog:
+    """Watches the thread that makes it.
+
+    Args:
+        folder: The run's folder.
+        timeout_s: Seconds without progress before the run is ended; 0 for never.
+        steps: How many steps were made so far.
+        on_hang: Called in the watchdog's thread with this rank's end; must end the process.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        timeout_s: float,
+        steps: Callable[[], int],
+        on_hang: Callable[[RankEnd], None],
+    ) -> None:
+        self._folder = folder
+        self._limits = Limits(timeout_s)
+        self._steps = steps
+        self._on_hang = on_hang
+        self._main = threading.get_ident()
+        self._stopped = threading.Event()
+        self._beats = 0
+        self._seen: dict[int, tuple[object, float]] = {}
+        self._file: Any = None
+
+    @property
+    def patience_s(self) -> float:
+        """How long after this rank the others may take to notice that the run hangs."""
+        return 2 * self._limits.look_s + 10
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._keep_stacks_when_terminated()
+        if self._limits.timeout_s > 0:
+            # Not a threading.Thread: the script would find it among its own.
+            _thread.start_new_thread(self._watch, ())
+
+    def stop(self) -> None:
+        """The script has ended by itself."""
+        self._stopped.set()
+        if self._file is not None:
+            with suppress(Exception):
+                faulthandler.unregister(signal.SIGTERM)
+            self._file.close()
+            self._file = None
+        ranks = rank_facts()
+        path = self._folder / stacks_text_name(ranks.rank)
+        with suppress(OSError):
+            if path.exists() and path.stat().st_size == 0:
+                path.unlink()
+            _beat_path(self._folder, ranks.rank).unlink(missing_ok=True)
+
+    def _keep_stacks_when_terminated(self) -> None:
+        # A launcher ends the other ranks with SIGTERM when one has failed; then this is all that
+        # can be had of them. Python's own handlers would not run while a rank waits in C.
+        ranks = rank_facts()
+        if ranks.world_size < 2 or not hasattr(faulthandler, "register"):
+            return
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        with suppress(OSError, ValueError, RuntimeError):
+            self._file = (self._folder / stacks_text_name(ranks.rank)).open("w")
+            faulthandler.register(signal.SIGTERM, file=self._file, all_threads=True, chain=True)
+
+    def _watch(self) -> None:
+        look, timeout = self._limits.look_s, self._limits.timeout_s
+        mark, moved_at = self._mark(), time.monotonic()
+        used = time.process_time()
+        told = False
+        while not self._stopped.wait(look):
+            ranks = rank_facts()
+            now, mark_now, used_now = time.monotonic(), self._mark(), time.process_time()
+            computed = ranks.world_size == 1 and used_now - used > _BUSY * look
+            if mark_now != mark or computed:
+                mark, moved_at, told = mark_now, now, False
+            used = used_now
+            silent = now - moved_at >= timeout
+            self._beat(ranks, silent=silent)
+            if not silent:
+                continue
+            if not told:
+                told = True
+                self._write_stacks(ranks)
+            if self._all_silent(ranks, now, patient=now - moved_at < _UNSEEN_PATIENCE * timeout):
+                self._on_hang(self._end(ranks))
+                return
+
+    def _mark(self) -> object:
+        frame = sys._current_frames().get(self._main)
+        places = []
+        while frame is not None:
+            places.append((id(frame.f_code), frame.f_lasti))
+            frame = frame.f_back
+        return self._steps(), tuple(places)
+
+    def _beat(self, ranks: RankFacts, *, silent: bool) -> None:
+        if ranks.world_size == 1:
+            return
+        self._beats += 1
+        path = _beat_path(self._folder, ranks.rank)
+        partial = path.with_suffix(".part")
+        with suppress(OSError):
+            partial.write_text(json.dumps({"beat": self._beats, "silent": silent}))
+            partial.replace(path)
+
+    def _all_silent(self, ranks: RankFacts, now: float, *, patient: bool) -> bool:
+        """Does no other rank move? Those that cannot be seen are waited for as long as patient."""
+        for rank in range(ranks.world_size):
+            if rank == ranks.rank or (self._folder / run_info_name(rank)).exists():
+                continue
+            try:
+                beat = json.loads(_beat_path(self._folder, rank).read_text())
+            except (OSError, ValueError):
+                if patient:
+                    return False
+                continue
+            number, since = self._seen.get(rank, (None, now))
+            if beat["beat"] != number:
+                since = now
+                self._seen[rank] = (beat["beat"], now)
+            # A rank that no longer writes has died, or holds Python's lock for good.
+            if not beat["silent"] and now - since < self._limits.timeout_s:
+                return False
+        return True
+
+    def _end(self, ranks: RankFacts) -> RankEnd:
+        stack = stack_of(self._main)
+        return RankEnd(
+            rank=ranks.rank,
+            ending="hung",
+            at=time.time(),
+            place=user_place(stack),
+            stack=stack,
+            steps=self._steps(),
+            memory=memory(),
+            models=model_states(),
+            notes=_last_collectives(),
+        )
+
+    def _write_stacks(self, ranks: RankFacts) -> None:
+        """Every thread's stack, by faulthandler and py-spy, and the flight recorder's content."""
+        path = self._folder / stacks_text_name(ranks.rank)
+        with suppress(OSError), path.open("a") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.write(_py_spy())
+        with suppress(OSError):
+            if (record := flight_record()) is not None:
+                (self._folder / f"flight-rank{ranks.rank}.json").write_text(record)
+
+
+def _py_spy() -> str:
+    """What py-spy sees of this process, native frames included; empty where it cannot."""
+    program = shutil.which("py-spy")
+    if program is None:
+        return ""
+    command = [program, "dump", "--native", "--nonblocking", "--pid", str(os.getpid())]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return f"\npy-spy:\n{done.stdout}" if done.returncode == 0 else ""
+
+
+def flight_record() -> str | None:
+    """The last collectives of this rank as torch's flight recorder kept them, as JSON.
+
+    ``None`` where there is none: it records only with ``TORCH_FR_BUFFER_SIZE`` (before torch 2.9
+    ``TORCH_NCCL_TRACE_BUFFER_SIZE``) set, and only for backends that use it.
+    """
+    if not torch.distributed.is_available():
+        return None
+    from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - not in every build
+
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump = getattr(c10d, name, None)
+        if dump is None:
+            continue
+        try:
+            raw = dump()
+            text = raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)
+            entries = json.loads(text).get("entries")
+        except (RuntimeError, TypeError, ValueError, AttributeError):
+            continue
+        if entries:
+            return text
+    return None
+
+
+def _last_collectives() -> tuple[str, ...]:
+    """What the flight recorder says of this rank's latest collective, in a sentence."""
+    record = flight_record()
+    if record is None:
+        return ()
+    last = json.loads(record)["entries"][-1]
+    name, number = last.get("profiling_name", "unknown"), last.get("collective_seq_id")
+    state = last.get("state", "unknown")
+    return (f"torch's flight recorder has {name}, number {number}, as its last ({state}).",)
+
+
+def _beat_path(folder: Path, rank: int) -> Path:
+    return folder / f".alive-rank{rank}"

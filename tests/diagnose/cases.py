@@ -1,0 +1,128 @@
+"""Scripts that fail, the code of the failure, and how to run them under the command."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from recompute_scan.result import Result, from_json
+from tests.record.runs import plain_environment
+
+SCRIPTS = Path(__file__).with_name("scripts")
+HUNG = 124
+# Long enough for two processes to start and train three steps on a busy machine.
+TIMEOUT_S = 8.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One script.
+
+    Attributes:
+        script: Its name without ``.py``.
+        code: The finding that must come first.
+        ranks: Number of processes.
+        status: What it ends with under the command.
+        hangs: Whether it has to be ended by the watchdog.
+        before: The last version of lightning in which it fails, for those that need one.
+    """
+
+    script: str
+    code: str
+    ranks: int = 1
+    status: int = 1
+    hangs: bool = False
+    before: str | None = None
+
+    @property
+    def missing(self) -> str | None:
+        """What this machine lacks for it, or ``None``."""
+        if self.before is None:
+            return None
+        try:
+            version = importlib.metadata.version("lightning")
+        except importlib.metadata.PackageNotFoundError:
+            return f"needs lightning {self.before} or older"
+        fits = [int(part) for part in version.split(".")[:3]] <= [2, 2, 1]
+        return None if fits else f"needs lightning {self.before} or older, not {version}"
+
+
+CASES = (
+    Case("kv_cache", "RS101"),
+    Case("kv_cache_eager", "RS110"),
+    Case("tensor_count", "RS102"),
+    Case("more_tensors", "RS102"),
+    Case("unpacked_twice", "RS103"),
+    Case("no_input_grad", "RS104"),
+    Case("no_input_grad_silent", "RS104", status=0),
+    Case("reentrant_kwargs", "RS105"),
+    Case("reentrant_inputs", "RS106"),
+    Case("exit_after_error", "RS106", status=17),
+    Case("frozen_block", "RS107"),
+    Case("selective_mutated", "RS108"),
+    Case("selective_second_backward", "RS108"),
+    Case("selective_other_operators", "RS108"),
+    Case("ddp_marked_twice", "RS111", ranks=2),
+    Case("ddp_unused", "RS112", ranks=2),
+    Case("fsdp_mixed_grad", "RS115", ranks=2),
+    Case("fsdp_mixed_dtype", "RS116", ranks=2),
+    Case("fsdp_weight", "RS117", ranks=2),
+    Case("fsdp_no_device", "RS118", ranks=2),
+    Case("weights_only_save", "RS201", ranks=2, before="2.2.1"),
+    Case("optimizer_dtype", "RS202", ranks=2),
+    Case("optimizer_subset", "RS205", ranks=2),
+    Case("save_hang", "RS204", ranks=2, status=HUNG, hangs=True),
+    Case("diverged", "RS210", ranks=2, status=HUNG, hangs=True),
+    Case("no_progress", "RS211", status=HUNG, hangs=True),
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: status, what it printed, and its folder."""
+
+    status: int
+    stdout: str
+    stderr: str
+    folder: Path
+
+    @property
+    def result(self) -> Result:
+        """The result it wrote."""
+        return from_json((self.folder / "result.json").read_bytes())
+
+    @property
+    def code(self) -> str | None:
+        """The code of the first finding."""
+        path = self.folder / "result.json"
+        findings = self.result.findings if path.exists() else ()
+        return findings[0].code if findings else None
+
+
+def run_case(case: Case, folder: Path, *launcher: str) -> Ended:
+    """Run the script under ``recompute-scan run``.
+
+    Args:
+        case: Which script.
+        folder: A folder of its own; the run's folder is ``out`` in it.
+        launcher: What starts the command instead of its own ``--nproc-per-node``.
+    """
+    script = folder / "train.py"
+    script.write_bytes((SCRIPTS / f"{case.script}.py").read_bytes())
+    options = ["--steps", "1", "--warmup", "1", "--timing-steps", "0", "--keep-going", "-o", "out"]
+    options += ["--timeout", str(TIMEOUT_S if case.hangs else 60)]
+    if case.ranks > 1 and not launcher:
+        options += ["--nproc-per-node", str(case.ranks)]
+    python = launcher or (sys.executable,)
+    command = [*python, "-m", "recompute_scan", "run", *options, "train.py", "saved.pt"]
+    environment = plain_environment()
+    if case.before is not None and "PYTHONPATH" in os.environ:  # an old version, put there
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=180, env=environment
+    )
+    return Ended(done.returncode, done.stdout, done.stderr, folder / "out")

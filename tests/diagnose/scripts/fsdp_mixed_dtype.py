@@ -1,0 +1,12 @@
+"""Parameters of two dtypes in one FSDP unit."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+dist.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(8, 8).bfloat16(), nn.Linear(8, 8))
+FullyShardedDataParallel(model, device_id=torch.device("cpu"))

@@ -1,0 +1,19 @@
+"""What Lightning's FSDP strategy does for ``ModelCheckpoint(save_weights_only=True)``.
+
+Needs lightning up to 2.2.1, the last with the fault.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import FSDPStrategy
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+dist.init_process_group("gloo")
+strategy = FSDPStrategy(state_dict_type="sharded")
+model = FullyShardedDataParallel(nn.Linear(8, 8), device_id=torch.device("cpu"))
+strategy.model = strategy._model = model
+# Without "optimizer_states", as the trainer dumps a checkpoint of weights only.
+strategy.save_checkpoint({"state_dict": model.state_dict()}, "weights")

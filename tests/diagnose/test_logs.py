@@ -1,0 +1,183 @@
+"""Exceptions come out of a log whole, whoever's lines stand between theirs."""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recompute_scan.crash import Frame, Raised
+from recompute_scan.diagnose.classify import diagnose_log
+from recompute_scan.diagnose.logs import LONGEST_LINE, Log, lines_of, read_log
+from tests.diagnose.corpus import KNOWN, answer, diagnosed, expected
+
+PLAIN = """\
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    main()
+  File "train.py", line 9, in main
+    model(x)
+    ^^^^^^^^
+RuntimeError: 'weight' must be 2-D
+"""
+
+
+def read(text: str) -> Log:
+    return read_log(text.encode().splitlines(keepends=True))
+
+
+def test_a_traceback_has_type_message_and_frames() -> None:
+    (failure,) = read("epoch 1\n" + PLAIN + "\n").failures
+    (raised,) = failure.errors
+    assert raised == Raised(
+        "RuntimeError",
+        "'weight' must be 2-D",
+        (Frame("train.py", 3, "<module>", "main()"), Frame("train.py", 9, "main", "model(x)")),
+    )
+    assert (failure.rank, failure.line) == (None, 8)
+
+
+def test_a_chain_is_one_failure_the_first_first() -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "a.py", line 1, in f\nKeyError: 1\n\n'
+        "During handling of the above exception, another exception occurred:\n\n"
+        'Traceback (most recent call last):\n  File "a.py", line 5, in g\nValueError: two\n\n'
+        "The above exception was the direct cause of the following exception:\n\n" + PLAIN
+    )
+    (failure,) = read(text).failures
+    assert [raised.name for raised in failure.errors] == ["KeyError", "ValueError", "RuntimeError"]
+
+
+def test_a_message_of_several_lines_is_kept_and_ends_at_the_next_record() -> None:
+    text = PLAIN + "second line\n\nfourth line\n2026-01-02 03:04:05,678 INFO bye\nfifth\n"
+    (failure,) = read(text).failures
+    assert failure.errors[0].message == "'weight' must be 2-D\nsecond line\n\nfourth line"
+
+
+PREFIXES = {
+    "torch": "[rank{}]: ",
+    "torchrun --tee": "[default{}]:",
+    "both": "[default{0}]:[rank{0}]: ",
+    "srun --label": "{}: ",
+    "ray": "(Worker pid=100{}) ",
+    "timestamps": "2026-05-06T07:08:09.123Z [rank{}]: ",
+    "a line count": "[80746] [rank{}]: ",
+}
+
+
+@pytest.mark.parametrize("form", PREFIXES)
+@pytest.mark.parametrize("seed", range(3))
+def test_mixed_lines_of_ranks_are_taken_apart(form: str, seed: int) -> None:
+    """Oracle: the same logs, each read alone."""
+    texts = [path.read_text() for path in KNOWN if path.stem.startswith(("RS103", "RS102-imp"))]
+    texts.append(PLAIN)
+    alone = [read(text).failures[0].errors for text in texts]
+    generator = random.Random(seed)
+    streams = [
+        [PREFIXES[form].format(rank) + line for line in text.splitlines()]
+        for rank, text in enumerate(texts)
+    ]
+    mixed = []
+    while any(streams):
+        mixed.append(generator.choice([stream for stream in streams if stream]).pop(0))
+    failures = read("\n".join(mixed) + "\n").failures
+    assert sorted((f.errors for f in failures), key=str) == sorted(alone, key=str)
+    if form != "ray":
+        assert {failure.rank for failure in failures} == set(range(len(texts)))
+
+
+@pytest.mark.parametrize("path", KNOWN, ids=lambda path: path.stem)
+def test_colours_line_ends_and_noise_change_nothing(path: Path) -> None:
+    plain = path.read_bytes()
+    coloured = b"".join(
+        b"\x1b[1;31m" + line.replace(b": ", b"\x1b[0m: \x1b[35m") + b"\x1b[0m\r\n"
+        for line in plain.splitlines()
+    )
+    found = diagnose_log(read_log(io.BytesIO(b"\xff\xfe\x00 noise\n" * 3 + coloured)))
+    assert answer(found) == expected(path)
+
+
+def test_torchruns_summary_says_which_rank_was_first() -> None:
+    late = PLAIN.replace("'weight' must be 2-D", "odd").replace("\n", "\n[rank0]: ")
+    early = PLAIN.replace("\n", "\n[rank1]: ")
+    summary = (
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2026-01-01\n"
+        "  rank      : 1 (local_rank: 1)\n"
+    )
+    log = read(f"[rank0]: {late}\n[rank1]: {early}\n{summary}")
+    found = diagnose_log(log)
+    assert (log.first_rank, found.cause and found.cause.rank) == (1, 1)
+
+
+def test_what_follows_from_another_ranks_death_is_not_the_cause() -> None:
+    gone = PLAIN.replace("'weight' must be 2-D", "[pair.cc:534] Connection closed by peer")
+    text = "[rank0]: " + gone.replace("\n", "\n[rank0]: ") + "\n"
+    text += "[rank1]: " + PLAIN.replace("\n", "\n[rank1]: ") + "\n"
+    found = diagnose_log(read(text))
+    assert found.cause is not None
+    assert (found.cause.signature.code, found.cause.rank) == ("RS117", 1)
+
+
+def test_a_message_without_a_traceback_is_recognised_with_less_confidence() -> None:
+    found = diagnose_log(read("RuntimeError: 'weight' must be 2-D\n"))
+    assert found.cause is not None
+    assert (found.cause.signature.code, found.cause.confidence) == ("RS117", "medium")
+    bare = diagnose_log(read("KeyError: 'optimizer_states'\n"))
+    assert bare.cause is not None
+    assert (bare.cause.signature.code, bare.cause.confidence) == ("RS201", "low")
+
+
+def test_an_empty_text_and_text_without_failures_give_nothing() -> None:
+    for text in ("", "\n", "step 1\nstep 2\n", "Error\n", ": :\n"):
+        found = diagnose_log(read(text))
+        assert (found.first, found.cause, found.hints) == (None, None, ())
+
+
+def long_log(size: int) -> Iterator[bytes]:
+    step = b"[rank3]: 2026-01-01 00:00:00 INFO step %d loss 1.234 grad_norm 0.9 tokens/s 12345\n"
+    warned = b"/opt/x.py:7: UserWarning: something number %d is odd\n"
+    written, number = 0, 0
+    while written < size:
+        line = (warned if number % 50 == 0 else step) % number
+        written, number = written + len(line), number + 1
+        yield line
+    yield from (line + b"\n" for line in PLAIN.encode().splitlines())
+
+
+def test_a_long_log_streams() -> None:
+    """Memory stays small whatever the size; the figure for 100 MB stands in docs/diagnoses.md."""
+    tracemalloc.start()
+    begin = time.perf_counter()
+    log = read_log(long_log(20_000_000))
+    taken = time.perf_counter() - begin
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    found = diagnose_log(log)
+    assert found.cause is not None
+    assert found.cause.signature.code == "RS117"
+    assert peak < 2_000_000
+    assert taken < 60
+
+
+def test_many_failures_and_endless_lines_stay_bounded() -> None:
+    many = "".join(PLAIN.replace("2-D", f"{number}-D") for number in range(1000))
+    assert len(read(many).failures) == 100
+    pieces = list(lines_of(io.BytesIO(b"x" * (3 * LONGEST_LINE))))
+    assert max(map(len, pieces)) == LONGEST_LINE
+
+
+def test_every_known_log_is_answered_from_its_end_too() -> None:
+    """Logs are often pasted from the middle on: the traceback alone is enough."""
+    for path in KNOWN:
+        lines = path.read_bytes().splitlines(keepends=True)
+        start = next((n for n, line in enumerate(lines) if b"Traceback (most" in line), None)
+        if start is None or path.stem.startswith(("RS104", "RS20")):
+            continue
+        found = diagnose_log(read_log(lines[start:]))
+        assert answer(found) == expected(path), path.name
+    assert answer(diagnosed(KNOWN[0])) is not None
