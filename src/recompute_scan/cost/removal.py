@@ -70,7 +70,8 @@ class _Removal:
         node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
         self._checkpoint_node = _named(facts, words.CHECKPOINT_NODES)
         work = replayed | np.isin(role, (Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD))
-        ranges = (role == Role.RANGE) & ~_named(facts, frozenset({MARKING}))
+        self._marking = _named(facts, frozenset({MARKING}))
+        ranges = (role == Role.RANGE) & ~self._marking
         ranges &= ~self._checkpoint_node
         # What the time between operators can begin behind, and what it can end before.
         self._behind = Moments(
@@ -142,7 +143,30 @@ class _Removal:
             # Up to another replay: that one's own preparation.
             if row >= 0 and not self._replayed[row]:
                 end = moment
-        return Edit(thread, start, end, gone=True, add=add)
+        return Edit(thread, start, end, gone=True, add=add + self._moved(stretch))
+
+    def _moved(self, stretch: Stretch) -> float:
+        """What the checkpoint that stays did in a run that goes, and will do in the first run.
+
+        Under a reentrant checkpoint a non-reentrant one inside does nothing in the forward pass,
+        which records no gradients; it saves the state of random numbers and sets its hooks up in
+        the first replay. Shown by the marks of ``run`` alone. In ns.
+        """
+        kept, calls = self._kept(stretch), self._facts.calls
+        rows = self._rows(stretch)
+        recorded_first = with_gradients(self._facts, self._originals(stretch))
+        if kept is None or kept.variant != "non-reentrant" or recorded_first:
+            return 0.0
+        marks = self._marks_round(int(rows[0]))
+        if not marks or not with_gradients(self._facts, rows):
+            return 0.0
+        mark = marks[0]
+        parent = int(calls.parent[mark])
+        if parent < 0 or self._facts.structure.role[parent] != Role.RANGE:
+            return 0.0
+        inside = np.arange(parent + 1, mark)
+        ours = inside[self._marking[inside]]
+        return float(calls.start[mark] - calls.start[parent] - calls.duration[ours].sum())
 
     def _range_of(self, rows: Int64) -> int:
         """Row of the outermost range round these operators that holds no replay that stays."""

@@ -1,0 +1,101 @@
+"""Which of two replays goes with which checkpoint, and what goes with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recompute_scan.annotations import MARKING
+from recompute_scan.cost.edits import Edit, join
+from recompute_scan.cost.hooks import Hooks, saved_tensors
+from recompute_scan.cost.predict import predict, prepare
+from recompute_scan.cost.removal import markings, removal
+from recompute_scan.recompute.facts import Recompute
+from tests.recompute.training import gradients, marked_step, run, training_step
+from tests.trace_builder import annotation, op, studied, thread, wait
+
+NO_HOOKS = Hooks(0.0, 0.0, 0.0, 0.0)
+
+
+def gone(facts: Recompute, place: int | None) -> list[Edit]:
+    keep = None if place is None else lambda checkpoints: checkpoints[place]
+    return [edit for edit in removal(facts, keep, NO_HOOKS) if edit.gone]
+
+
+def starts_inside(facts: Recompute, edits: list[Edit], replay: int) -> int:
+    """How many layers' operators of that replay (0 or 1) lie in what goes."""
+    return sum(
+        any(e.start <= facts.calls.start[r.again[0]] < e.end for e in edits)
+        for r in facts.alignment.replays[replay::2]
+    )
+
+
+@pytest.mark.parametrize(("kept", "stays"), [(0, 0), (1, 1)])
+def test_the_run_of_the_checkpoint_that_goes_is_the_one_that_goes(kept: int, stays: int) -> None:
+    facts = studied(thread(marked_step(0, replays=2)))
+    edits = gone(facts, kept)
+    assert starts_inside(facts, edits, stays) == 0
+    assert starts_inside(facts, edits, 1 - stays) == 3
+
+
+def test_without_any_checkpoint_every_replay_goes() -> None:
+    facts = studied(thread(marked_step(0, replays=2)))
+    edits = gone(facts, None)
+    assert starts_inside(facts, edits, 0) == starts_inside(facts, edits, 1) == 3
+
+
+def test_a_single_replay_stays_where_a_checkpoint_is_kept() -> None:
+    facts = studied(thread(marked_step(0, replays=1)))
+    assert gone(facts, 0) == []
+
+
+def test_the_preparation_of_a_replay_goes_with_it() -> None:
+    """200 µs before the first operator, inside the node that asked for it."""
+    forward = run(0)
+    again = [wait(200), *run(50), *run(60)]
+    facts = studied(thread(training_step(0, *forward, *gradients(forward, again))))
+    first = min(gone(facts, 1), key=lambda edit: edit.start)
+    assert facts.calls.start[facts.alignment.replays[0].again[0]] - first.start >= 200_000
+
+
+def test_saved_tensors_are_counted_with_all_that_an_operator_holds() -> None:
+    linear = op("aten::linear", op("aten::t"), op("aten::addmm"))
+    calls = studied(thread(training_step(0, linear, op("aten::gelu"), op("aten::view")))).calls
+    found = {
+        calls.names[calls.name[row]]: int(saved_tensors(calls)[row]) for row in range(len(calls))
+    }
+    assert found["aten::linear"] == found["aten::addmm"] == 2
+    assert (found["aten::gelu"], found["aten::view"]) == (1, 0)
+
+
+def test_the_time_of_naming_checkpoints_is_no_part_of_a_step() -> None:
+    def step(us: float) -> Recompute:
+        forward = run(0)
+        marking = annotation(MARKING, us=us)
+        return studied(
+            thread(training_step(0, marking, *forward, *gradients(forward, [*run(50), *run(60)])))
+        )
+
+    short, long = prepare(step(10), None), prepare(step(400), None)
+    assert short is not None
+    assert long is not None
+    assert len(markings(long.facts)) == 1
+    assert long.steps == pytest.approx(short.steps, abs=10)
+    keep_last = lambda checkpoints: checkpoints[-1]  # noqa: E731
+    assert predict(long, keep_last).share == pytest.approx(predict(short, keep_last).share)
+
+
+def test_edits_never_overlap() -> None:
+    edits = join(
+        [
+            Edit(1, 0, 100, gone=False, add=5.0),
+            Edit(1, 20, 40, gone=True),
+            Edit(1, 30, 60, gone=True),
+            Edit(2, 10, 20, gone=True),
+        ]
+    )
+    for code in (1, 2):
+        mine = edits.of(code)
+        assert (mine.start[1:] >= mine.end[:-1]).all()
+    lost = edits.removed(np.array([1, 1, 2], np.int32), np.array([10, 50, 15]))
+    assert lost.tolist() == [False, True, True]
