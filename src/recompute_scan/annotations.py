@@ -21,6 +21,12 @@ REPLAY = "recompute_scan.replay?"
 MARKING = "recompute_scan.marking"
 LONGEST_NAME = 4096
 
+# What a recorded run notes of a checkpoint call beside its variant.
+EARLY_STOP_OFF = "early-stop-off"
+SELECTIVE = "selective"
+COUNTS_RUNS = "counts-runs"
+OPTIONS = (EARLY_STOP_OFF, SELECTIVE, COUNTS_RUNS)
+
 
 @dataclass(frozen=True)
 class RegionMark:

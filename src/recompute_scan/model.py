@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +21,7 @@ _STEP = re.compile(r"ProfilerStep#(\d+)$")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 # Times written as absolute float microseconds are off by up to a quarter of one.
 _SLACK_NS = 1000
+_HOST = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
 # Calls taken at once: what is needed on the way to a result is held for so many only.
 _PIECE = 1 << 18
 
@@ -108,9 +109,9 @@ class StepSpan:
     end: int
 
 
-def nest(trace: Trace) -> Calls:
-    """The calls of the host as a forest; see :class:`Calls`."""
-    chosen, event = _host_events(trace)
+def nest(trace: Trace, kinds: Sequence[Kind] = _HOST) -> Calls:
+    """The events of these kinds, the host's calls by default, as a forest; see :class:`Calls`."""
+    chosen, event = _events(trace, kinds)
     thread, start = trace.thread[chosen], trace.ts[chosen]
     end = start + trace.dur[chosen]
     depth = np.zeros(len(event), np.int32)
@@ -204,10 +205,9 @@ def step_of(steps: list[StepSpan], times: Int64) -> Int64:
     return np.where((at >= 0) & (times < ends[np.maximum(at, 0)]), at, -1)
 
 
-def _host_events(trace: Trace) -> tuple[slice | Int32, Int32]:
-    """Rows of the host's calls in order, twice: as a stretch of the trace where they are one."""
-    host = np.isin(trace.kind, (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME))
-    event: Int32 = np.flatnonzero(host).astype(np.int32)
+def _events(trace: Trace, kinds: Sequence[Kind]) -> tuple[slice | Int32, Int32]:
+    """Rows of these kinds in order, twice: as a stretch of the trace where they are one."""
+    event: Int32 = np.flatnonzero(np.isin(trace.kind, kinds)).astype(np.int32)
     if len(event):
         stretch = slice(int(event[0]), int(event[-1]) + 1)
         if len(event) == stretch.stop - stretch.start and _in_order(trace, stretch):

@@ -30,6 +30,7 @@ from recompute_scan.recompute.proof import show_proof
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Checkpoint, Rank, Region, Result, Step, Verdict, from_json
 from recompute_scan.run_info import RunInfo, Source, parse_run_info, run_info_name
+from recompute_scan.stacks import name_mechanism, with_stacks
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
 from recompute_scan.trace.memory import read_allocations
 
@@ -98,7 +99,7 @@ def analyse(
     pieces: list[Piece] = []
     try:
         for one in load_each(addresses, failures, on_progress, limits):
-            pieces.append(Piece(one.name, one.rank, _answer(one, machine, limits)))
+            pieces.append(Piece(one.name, one.rank, _answer(one, machine, limits, on_progress)))
     except InputError:
         if not ends.failed:
             raise
@@ -134,8 +135,11 @@ def load_each(
         yield Loaded(traces.name_of(address), rank, trace, info, address)
 
 
-def _answer(one: Loaded, machine: Machine, limits: Limits) -> Result:
-    facts = study(one.trace)
+def _answer(
+    one: Loaded, machine: Machine, limits: Limits, on_progress: Callable[[str], None]
+) -> Result:
+    facts = study(one.trace, name_mechanism)
+    facts = with_stacks(facts, one.address, one.info, limits, on_progress)
     return result_from(facts, one.info, machine, _footprint(facts, one, limits))
 
 
@@ -209,7 +213,7 @@ def result_of(
     trace: Trace, info: RunInfo | None = None, machine: Machine = UNKNOWN_MACHINE
 ) -> Result:
     """The result for one loaded trace, with its run's account where there is one."""
-    return result_from(study(trace), info, machine)
+    return result_from(study(trace, name_mechanism), info, machine)
 
 
 def result_from(
@@ -405,6 +409,11 @@ def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
     if info is not None and info.message:
         found.append(info.message)
     found.extend(traces.sentences(facts.trace.health))
+    if facts.framed:
+        found.append(
+            "Who asked for the checkpoints was read off Python frames: a line is that where the "
+            "function begins that makes the call, and who switched it on is not known."
+        )
     if facts.attention is not None and facts.level == "kernels":
         found.extend(facts.attention.notes)
     if differing := disagreeing_steps(facts):

@@ -8,6 +8,7 @@ from recompute_scan.advise.diff import change_diff
 from recompute_scan.advise.edit import edited
 from recompute_scan.advise.mechanism import Mechanism
 from recompute_scan.advise.registry import find_mechanism, title_of
+from recompute_scan.annotations import COUNTS_RUNS
 from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.run_info import Source
 
@@ -52,7 +53,7 @@ def advise_removal(
         summary=f"Keep {title_of(kept.mechanism)}; {fix.summary}",
         disposition=fix.disposition,
         diff=fix.diff,
-        keep=_keep(kept, mechanism.caution),
+        keep=_keep(kept),
         remove=fix.remove,
         docs=fix.docs,
         removes=fix.removes,
@@ -123,7 +124,7 @@ def _reason(dropped: Checkpoint, mechanism: Mechanism, *, found: bool, lost: boo
         return "The line to change was not found, so there is no diff to check."
     if lost:
         return "Other blocks have only this checkpoint, and would need more memory without it."
-    if "counts-runs" in dropped.options:
+    if COUNTS_RUNS in dropped.options:
         return (
             "Modules in the block count their own runs (running statistics), and will count "
             "fewer, as they would without checkpointing."
@@ -131,7 +132,7 @@ def _reason(dropped: Checkpoint, mechanism: Mechanism, *, found: bool, lost: boo
     return mechanism.caution
 
 
-def _keep(kept: Checkpoint, caution: str | None) -> str:
+def _keep(kept: Checkpoint) -> str:
     mechanism = find_mechanism(kept.mechanism)
     why = mechanism.why_keep if mechanism else "it is enough alone"
-    return f"{title_of(kept.mechanism)}: {why}." + (f" {caution}" if caution else "")
+    return f"{title_of(kept.mechanism)}: {why}."

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from recompute_scan.advise import find_mechanism
 from recompute_scan.bundle.names import Names
-from recompute_scan.run_info import RunInfo
+from recompute_scan.run_info import RunInfo, SwitchedOn
 from recompute_scan.trace import Kind, Trace
 from recompute_scan.trace.columns import Int32, Int64
 
@@ -128,6 +129,11 @@ def clean_account(info: RunInfo, trace: str) -> RunInfo:
         stacks=None,
         message=messages[info.status],
         environment=clean_environment(info.environment),
+        switched_on=tuple(
+            SwitchedOn(one.mechanism, "")
+            for one in info.switched_on
+            if find_mechanism(one.mechanism)
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from importlib.resources import files
 
 from recompute_scan.advise.registry import MECHANISMS
 from recompute_scan.annotations import (
+    OPTIONS,
     REGION,
     REPLAY,
     RegionMark,
@@ -174,6 +175,7 @@ class Names:
             module_class=self.module_class(mark.module_class),
             mechanism=mark.mechanism if mark.mechanism in {m.name for m in MECHANISMS} else "",
             site=self.places.site(mark.site),
+            options=",".join(o for o in mark.options.split(",") if o in OPTIONS),
         )
 
     def _call(self, number: int) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from recompute_scan.advise import title_of
+from recompute_scan.annotations import EARLY_STOP_OFF
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule, describe, no_verdict
 from recompute_scan.result import Checkpoint, Finding, Fix, Region
 
-OFF = "early-stop-off"
 _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
 
@@ -23,7 +23,7 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
     off: dict[Checkpoint, list[Region]] = defaultdict(list)
     for region in evidence.regions:
         for checkpoint in region.checkpoints:
-            if OFF in checkpoint.options and region.recompute_runs_per_backward:
+            if EARLY_STOP_OFF in checkpoint.options and region.recompute_runs_per_backward:
                 off[checkpoint].append(region)
     return [_finding(evidence, checkpoint, regions) for checkpoint, regions in off.items()]
 

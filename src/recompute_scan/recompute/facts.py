@@ -10,6 +10,12 @@ from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, link_kern
 from recompute_scan.recompute.align import Alignment, align
 from recompute_scan.recompute.blocks import Block, find_blocks
 from recompute_scan.recompute.counts import Counts, complete_steps, count, join_steps
+from recompute_scan.recompute.frames import (
+    Recognise,
+    has_frames,
+    spans_from_frames,
+    with_frames,
+)
 from recompute_scan.recompute.kernel_evidence import (
     KernelEvidence,
     hides_backward,
@@ -45,6 +51,7 @@ class Recompute:
         level: What the verdict rests on.
         attention: What attention's kernels say, where operators alone could not answer; the
             verdict rests on it only where ``level`` is ``kernels``.
+        framed: Whether Python frames told who asked for checkpoints.
     """
 
     trace: Trace
@@ -61,6 +68,7 @@ class Recompute:
     judgement: Judgement
     level: EvidenceLevel
     attention: KernelEvidence | None
+    framed: bool = False
 
     @property
     def complete_count(self) -> int:
@@ -72,8 +80,14 @@ class Recompute:
         return np.arange(block.span.first, block.span.last + 1)
 
 
-def study(trace: Trace) -> Recompute:
-    """Find the replays of a trace and judge them."""
+def study(trace: Trace, recognise: Recognise | None = None) -> Recompute:
+    """Find the replays of a trace and judge them.
+
+    Args:
+        trace: The trace.
+        recognise: Names the mechanism that asks from a place in code; with it, Python frames in
+            a trace without marks tell who asked for each checkpoint.
+    """
     calls = nest(trace)
     structure = classify(calls)
     kernels = link_kernels(trace, calls)
@@ -88,6 +102,10 @@ def study(trace: Trace) -> Recompute:
         spans = spans_from_marks(marks)
     else:
         spans = spans_from_replays(calls, structure, alignment)
+    framed = []
+    if marks is None and recognise is not None and has_frames(trace):
+        framed = spans_from_frames(trace, calls, alignment, recognise)
+        spans = with_frames(spans, framed)
     blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
     judgement = judge(calls, structure, counts, blocks, alignment.unexplained)
     hidden = hides_backward(trace, calls, structure, kernels)
@@ -111,6 +129,7 @@ def study(trace: Trace) -> Recompute:
         judgement=judgement,
         level=level,
         attention=attention,
+        framed=bool(framed),
     )
 
 

@@ -67,7 +67,7 @@ def spans_from_marks(marks: Marks) -> list[Span]:
         )
         for call in marks.calls
     ]
-    return _merge(spans)
+    return merge(spans)
 
 
 def spans_from_replays(calls: Calls, structure: Structure, alignment: Alignment) -> list[Span]:
@@ -80,7 +80,7 @@ def spans_from_replays(calls: Calls, structure: Structure, alignment: Alignment)
     groups: list[list[tuple[int, int, Replay]]] = []
     for interval in intervals:
         for group in reversed(groups[-8:]):
-            if _same(group[0][:2], interval[:2]):
+            if same_boundary(group[0][:2], interval[:2]):
                 group.append(interval)
                 break
         else:
@@ -124,12 +124,12 @@ def forest(spans: Sequence[Span]) -> list[Node]:
     return sorted(roots, key=lambda node: node.span.first)
 
 
-def _merge(spans: list[Span]) -> list[Span]:
+def merge(spans: list[Span]) -> list[Span]:
     """Join spans of one boundary: the outer one's interval, all their checkpoints."""
     merged: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.first, -span.last)):
         outer = merged[-1] if merged else None
-        if outer is not None and _same((outer.first, outer.last), (span.first, span.last)):
+        if outer is not None and same_boundary((outer.first, outer.last), (span.first, span.last)):
             merged[-1] = replace(
                 outer,
                 checkpoints=outer.checkpoints + span.checkpoints,
@@ -141,7 +141,8 @@ def _merge(spans: list[Span]) -> list[Span]:
     return merged
 
 
-def _same(one: tuple[int, int], other: tuple[int, int]) -> bool:
+def same_boundary(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Are two stretches, as (first, last), the same but for what early stop leaves out?"""
     shared = min(one[1], other[1]) - max(one[0], other[0]) + 1
     union = max(one[1], other[1]) - min(one[0], other[0]) + 1
     return shared >= SAME_BOUNDARY * union

@@ -35,6 +35,29 @@ CHECKPOINT_NODES = frozenset(f"{name}Backward" for name in CHECKPOINT_FUNCTIONS)
 # megatron/core/tensor_parallel/random.py, discard_output_and_register_recompute.
 REPLAYED_BY_HOOK = "CheckpointWithoutOutputFunction"
 
+# Python frames, `path:function`, that hold the first run of what they checkpoint; and, of the
+# composable checkpoint, the hook before it.
+CHECKPOINT_FILE = "torch/utils/checkpoint.py"
+COMPOSABLE_HOOK = "torch/distributed/_composable/checkpoint_activation.py:forward_pre_hook"
+CHECKPOINT_FRAMES = frozenset(
+    {
+        f"{CHECKPOINT_FILE}:checkpoint",
+        COMPOSABLE_HOOK,
+        "deepspeed/runtime/activation_checkpointing/checkpointing.py:checkpoint",
+        "fairscale/nn/checkpoint/checkpoint_activations.py:_checkpointed_forward",
+        "megatron/core/tensor_parallel/random.py:checkpoint",
+        "transformer_engine/pytorch/distributed.py:checkpoint",
+        "unsloth_zoo/gradient_checkpointing.py:unsloth_checkpoint",
+    }
+)
+# Frames of torch that ask for a checkpoint on somebody's behalf.
+ASKING_FRAMES = frozenset(
+    {
+        "torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py:forward",
+        f"{CHECKPOINT_FILE}:checkpoint_sequential",
+    }
+)
+
 # Adds a gradient to its parameter, and then runs the parameter's hooks. It saves no tensor.
 ACCUMULATE_GRAD = f"{ENGINE}torch::autograd::AccumulateGrad"
 

@@ -9,11 +9,8 @@ from typing import Any
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
+from recompute_scan.annotations import EARLY_STOP_OFF, SELECTIVE
 from recompute_scan.record.switches import COMPOSABLE_MODULE
-
-EARLY_STOP_OFF = "early-stop-off"
-SELECTIVE = "selective"
-COUNTS_RUNS = "counts-runs"
 
 
 class Arguments:

@@ -9,6 +9,7 @@ from types import FrameType
 from torch import nn
 
 from recompute_scan.advise.registry import recognise
+from recompute_scan.annotations import COUNTS_RUNS, SELECTIVE
 from recompute_scan.record.call_sites import CallSites, place_of, top_package
 from recompute_scan.record.module_names import (
     UNKNOWN,
@@ -17,7 +18,7 @@ from recompute_scan.record.module_names import (
     covered_modules,
     unwrapped,
 )
-from recompute_scan.record.options import COUNTS_RUNS, SELECTIVE, counts_runs
+from recompute_scan.record.options import counts_runs
 from recompute_scan.record.switches import COMPOSABLE_MODULE, NOWHERE, WRAPPER_MODULE, Switches
 
 _CHECKPOINT_MODULE = "torch.utils.checkpoint"

@@ -139,8 +139,8 @@ def _finding(finding: Finding) -> str:
         written.append("\n".join(f"- {prose(item[:600])}" for item in finding.evidence))
     if finding.fix is not None:
         fix = finding.fix
-        risk = words.DISPOSITION_WORDS[fix.disposition]
-        written.append(f"**Fix:** {prose(fix.summary[:400])} ({risk})")
+        written.append(f"**Fix:** {prose(fix.summary[:400])}")
+        written.append(f"Risk: {prose(words.risk_words(fix)[:400])}")
         if fix.diff:
             written.append(fence(fix.diff, "diff"))
     return "\n\n".join(written)

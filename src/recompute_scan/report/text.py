@@ -166,7 +166,7 @@ def _finding(page: Page, finding: Finding) -> None:
         known_failure_text(page, finding)
     if finding.fix is None:
         return
-    risk = words.DISPOSITION_WORDS[finding.fix.disposition]
+    risk = words.risk_words(finding.fix)
     page.prose(f"Fix: {finding.fix.summary}", "       ", "  ", bold=True)
     if finding.fix.keep:
         page.prose(f"Keep:   {finding.fix.keep}", " " * 15, " " * 7)

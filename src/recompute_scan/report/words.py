@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.result import Checkpoint, EvidenceLevel, Result, Verdict
+from recompute_scan.result import Checkpoint, EvidenceLevel, Fix, Result, Verdict
 from recompute_scan.units import UNKNOWN
 
 VERDICT_WORDS: dict[Verdict, str] = {
@@ -93,10 +93,8 @@ PART_WORDS = {
     "other": "Everything else",
 }
 
-DISPOSITION_WORDS = {
-    "safe": "safe; the results of training cannot change",
-    "review": "look before you apply it; it may touch more than the replays",
-}
+_SAFE = "safe; the results of training cannot change"
+_REVIEW = "look before you apply it"
 
 STATUS_WORDS = {
     "found": "found",
@@ -122,6 +120,13 @@ def mechanism_words(checkpoint: Checkpoint) -> str:
 def variant_words(checkpoint: Checkpoint) -> str:
     """``reentrant``, ``non-reentrant`` or that it is not known."""
     return checkpoint.variant or "variant not known"
+
+
+def risk_words(fix: Fix) -> str:
+    """Whether a fix may be applied unseen, and why not."""
+    if fix.disposition == "safe":
+        return _SAFE
+    return f"{_REVIEW}: {fix.reason}" if fix.reason else f"{_REVIEW}."
 
 
 def place_words(depth: int, total: int) -> str:

@@ -1,0 +1,182 @@
+"""Checkpointed calls read off the Python frames of a trace that was recorded with stacks.
+
+The profiler records each Python call as a range named ``file(line): function``, where the line is
+that of the function's ``def``, or ``nn.Module: Class_number`` for a module's call. The frame of a
+checkpoint function holds the call's first run; the frames round it tell who asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from recompute_scan.model import Calls, nest
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.align import Alignment
+from recompute_scan.recompute.spans import Span, merge, same_boundary
+from recompute_scan.result import Checkpoint, Variant
+from recompute_scan.trace.columns import Int64, Kind, Trace
+
+# From a place, ``path:function``, to the name of the mechanism that asks from there.
+Recognise = Callable[[str], str]
+
+_FRAME = re.compile(r"(?P<path>[^<>]+)\((?P<line>\d+)\): (?P<function>[^\s:]+)$")
+_MODULE = re.compile(r"nn\.Module: (?P<class>\w+?)(_\d+)?$")
+_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
+_CLOSE_BY = 8
+
+
+@dataclass(frozen=True)
+class _Place:
+    path: str
+    line: str
+    function: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.path}:{self.function}"
+
+
+def has_frames(trace: Trace) -> bool:
+    """Does the trace hold Python frames?"""
+    return bool((trace.kind == Kind.PYTHON).any())
+
+
+def spans_from_frames(
+    trace: Trace, calls: Calls, alignment: Alignment, recognise: Recognise
+) -> list[Span]:
+    """One span per checkpointed boundary that the frames show, in forward order."""
+    frames = nest(trace, (Kind.PYTHON,))
+    places = [_place(name) for name in frames.names]
+    boundaries = np.array(
+        [place is not None and place.text in words.CHECKPOINT_FRAMES for place in places], np.bool_
+    )
+    starts = _ForwardStarts(calls, alignment)
+    spans = []
+    for row in np.flatnonzero(boundaries[frames.name]):
+        held = int(frames.parent[row])
+        place = places[frames.name[row]]
+        holds = _outer(frames, places, held) if place and _is_hook(place) else int(row)
+        stretch = starts.inside(frames, holds)
+        if stretch is None:
+            continue
+        asking, depth = _asking(frames, places, int(row), boundaries)
+        checkpoint = Checkpoint(
+            depth=depth,
+            variant=_variant(frames, places, int(row)),
+            mechanism=recognise(asking.text) if asking else None,
+            call_site=_site(frames, places, int(row)),
+        )
+        spans.append(Span(*stretch, (checkpoint,)))
+    return merge(spans)
+
+
+def with_frames(replayed: list[Span], framed: list[Span]) -> list[Span]:
+    """The spans of frames, and of replays where no frame was recorded for them."""
+    known = {span.first: span for span in framed}
+    left = [
+        span
+        for span in replayed
+        if not any(
+            same_boundary((span.first, span.last), (other.first, other.last))
+            or (other.first == span.first and span.last <= other.last)
+            for other in (known[at] for at in _near(known, span.first))
+        )
+    ]
+    return sorted([*framed, *left], key=lambda span: (span.first, -span.last))
+
+
+class _ForwardStarts:
+    """Finds the forward operators that began within a frame."""
+
+    def __init__(self, calls: Calls, alignment: Alignment) -> None:
+        rows = alignment.forward
+        self._by_thread = {
+            int(thread): np.flatnonzero(calls.thread[rows] == thread)
+            for thread in np.unique(calls.thread[rows])
+        }
+        self._start = calls.start[rows]
+
+    def inside(self, frames: Calls, row: int) -> tuple[int, int] | None:
+        """First and last position in ``Alignment.forward``; ``None`` for none."""
+        mine: Int64 | None = self._by_thread.get(int(frames.thread[row]))
+        if mine is None:
+            return None
+        times = self._start[mine]
+        first = int(np.searchsorted(times, frames.start[row]))
+        last = int(np.searchsorted(times, frames.end[row])) - 1
+        return (int(mine[first]), int(mine[last])) if last >= first else None
+
+
+def _place(name: str) -> _Place | None:
+    found = _FRAME.match(name)
+    if found is None:
+        return None
+    path = _INSTALLED.sub("", found["path"]).replace("\\", "/")
+    return _Place(path, found["line"], found["function"])
+
+
+def _is_hook(place: _Place) -> bool:
+    return place.text == words.COMPOSABLE_HOOK
+
+
+def _outer(frames: Calls, places: list[_Place | None], row: int) -> int:
+    """The module's call whose hook this frame is in: hooks end before the module runs."""
+    while row >= 0 and not _MODULE.match(frames.names[frames.name[row]]):
+        row = int(frames.parent[row])
+    return row
+
+
+def _above(frames: Calls, row: int) -> Iterator[int]:
+    while (row := int(frames.parent[row])) >= 0:
+        yield row
+
+
+def _asking(
+    frames: Calls,
+    places: list[_Place | None],
+    row: int,
+    boundaries: np.ndarray[tuple[int], np.dtype[np.bool_]],
+) -> tuple[_Place | None, int]:
+    """The place that asks for the checkpoint, and how many checkpoints are round the call."""
+    asking = places[frames.name[row]]
+    asks = asking is not None and asking.path != words.CHECKPOINT_FILE
+    depth = 0
+    for above in _above(frames, row):
+        place = places[frames.name[above]]
+        depth += bool(boundaries[frames.name[above]])
+        if asks or place is None:
+            continue
+        if place.text in words.ASKING_FRAMES or not place.path.startswith("torch/"):
+            asking, asks = place, True
+    return asking, depth
+
+
+def _site(frames: Calls, places: list[_Place | None], row: int) -> str | None:
+    """``file:line`` of the function outside torch that asks, its own line."""
+    for above in _above(frames, row):
+        place = places[frames.name[above]]
+        if place is not None and not place.path.startswith("torch/"):
+            return f"{place.path}:{place.line}"
+    return None
+
+
+def _variant(frames: Calls, places: list[_Place | None], row: int) -> Variant | None:
+    place = places[frames.name[row]]
+    if place is None or place.path != words.CHECKPOINT_FILE:
+        return "non-reentrant" if place and _is_hook(place) else "reentrant"
+    for inside in range(row + 1, row + 1 + int(frames.size[row])):
+        function = places[frames.name[inside]]
+        if function is not None and function.path == words.CHECKPOINT_FILE:
+            if function.function == "_checkpoint_without_reentrant_generator":
+                return "non-reentrant"
+            if function.function == "forward":
+                return "reentrant"
+    return None
+
+
+def _near(known: dict[int, Span], first: int) -> Iterator[int]:
+    return (at for at in range(first - _CLOSE_BY, first + _CLOSE_BY + 1) if at in known)

@@ -1,0 +1,93 @@
+"""The second reading of a trace, with its Python frames, where only they tell who asked.
+
+Frames are most of a trace that has them, and are passed over at first unless they are few. They are
+read when work was replayed, no mark says by whose doing, and the trace, or the one with stacks that
+`run` writes beside it, has frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+from recompute_scan import trace as traces
+from recompute_scan.advise.registry import recognise
+from recompute_scan.errors import InputError
+from recompute_scan.recompute.blocks import Block
+from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.frames import has_frames
+from recompute_scan.run_info import RunInfo
+from recompute_scan.trace import Address, Limits
+
+# What a second reading may hold: about 2 GB of columns.
+_MOST_EVENTS = 20_000_000
+
+
+def with_stacks(
+    facts: Recompute,
+    address: Address,
+    info: RunInfo | None,
+    limits: Limits,
+    on_progress: Callable[[str], None],
+) -> Recompute:
+    """The facts, with call sites and mechanisms from Python frames where those are needed.
+
+    Args:
+        facts: What was found in the trace without its frames.
+        address: Where the trace is; what lies elsewhere is not fetched a second time.
+        info: The account of its run.
+        limits: Bounds on what is read.
+        on_progress: Called with a line for the person.
+    """
+    if facts.marks is not None or not facts.alignment.replays or isinstance(address, str):
+        return facts
+    if has_frames(facts.trace):
+        return facts
+    beside = stacks_beside(address, info)
+    source = address if facts.trace.metadata.get("with_stack") else beside
+    if source is None:
+        return facts
+    on_progress(f"reading the Python frames of {traces.name_of(source)}")
+    bounded = replace(limits, events=min(limits.events, _MOST_EVENTS))
+    try:
+        framed = study(traces.load(source, python=True, limits=bounded), name_mechanism)
+    except InputError:  # too many frames, or a file that is not there any more
+        return facts
+    return framed if source == address else _carried_over(facts, framed)
+
+
+def name_mechanism(place: str) -> str:
+    """Name of the mechanism that asks for checkpoints from this place in code."""
+    return recognise(place).name
+
+
+def _carried_over(facts: Recompute, framed: Recompute) -> Recompute:
+    """The facts, with the checkpoints of another step of the same run, block by block."""
+    model = _first_pass(framed)
+    passes = [list(blocks) for _, blocks in groupby(facts.blocks, lambda block: block.batch)]
+    if not framed.framed or any(len(blocks) != len(model) for blocks in passes):
+        return facts
+    blocks = [
+        replace(
+            block,
+            checkpoints=named.checkpoints,
+            span=replace(
+                block.span, module=named.span.module, module_class=named.span.module_class
+            ),
+        )
+        for one in passes
+        for block, named in zip(one, model, strict=True)
+    ]
+    return replace(facts, blocks=tuple(blocks), framed=True)
+
+
+def _first_pass(facts: Recompute) -> list[Block]:
+    return [block for block in facts.blocks if block.batch == facts.blocks[0].batch]
+
+
+def stacks_beside(trace: Path, info: RunInfo | None) -> Path | None:
+    """The trace with stacks that `run` wrote beside this one, if there is one."""
+    path = trace.with_name(info.stacks) if info and info.stacks else None
+    return path if path is not None and path.exists() else None
