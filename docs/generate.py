@@ -41,6 +41,55 @@ what is not known is `null`, never 0. This page is generated: `python docs/gener
 """
 
 
+_DIAGNOSES = """\
+# Diagnoses
+
+When the script raises, exits with a failure or hangs, `recompute-scan run` still writes its report:
+the exception and where it was, the rank that failed first, memory, models and their checkpoints at
+that moment, and the cause where it is one of those below. The traceback is printed as Python prints
+it, and the exit status passes through. `recompute-scan explain LOGFILE` (or `-`) looks for the same
+causes in a log; `recompute-scan explain RS101` prints a page. This page is generated:
+`python docs/generate.py`.
+
+## How a failure is recognised
+
+By the exception's class and message, and where these could mean several things by its frames, by
+the shapes in the message, or by a warning beside it. A failure that fits none gets no diagnosis.
+Of several ranks, the first failure counts that does not follow from another rank's death; one
+rank's traceback outranks every line of NCCL's watchdog. A log is read as a stream: 100 MB take
+2.9 s of one processor and 19 MiB (`recompute-scan explain` on a log of 1.2 million lines).
+
+## Hangs
+
+A thread in every rank looks at the main thread. Progress is an optimizer step or another place in
+its Python code; in a single process, also the use of the processor. When no rank has made any for
+`--timeout` seconds (600; 0 turns it off), each rank's stacks are taken, the report names where each
+of them stands, and the run ends with status 124. A rank that works while the others wait for it
+keeps the run alive. What was recorded until then is kept. Not seen: a process whose main thread
+holds Python's lock for good, and one that waits busily in a single process.
+
+## How this was checked
+
+`make diagnoses` runs every script that fails (`tests/diagnose/scripts`) under `recompute-scan run`
+and prints the code expected and found. RS201 needs lightning 2.2.1 or older; it was run with 2.2.1
+in an environment of its own, and its log is among the logs. RS101's log is that of transformers
+4.57.3; the script in the tests makes the same error with a small model of our own. The logs
+(`tests/diagnose/corpus`) hold one or more for each known failure and 56 others, near misses among
+them; those that could not be made to happen were written in the shape of public reports.
+
+| code | what happened | how it was checked |
+| --- | --- | --- |
+"""
+
+_WITHOUT_A_SIGN = """\
+
+Known, and not recognised because nothing tells them from others: memory that grows with reentrant
+checkpoints under FSDP2 until it runs out
+([pytorch 169349](https://github.com/pytorch/pytorch/issues/169349); RS120 says so), and saving a
+compiled FSDP model through its wrapper
+([pytorch 119980](https://github.com/pytorch/pytorch/issues/119980); save the inner module).
+"""
+
 _FAILURE = """\
 A failure that `recompute-scan run` recognises when the script raises or hangs, and
 `recompute-scan explain` in a log or a pasted traceback. Generated: `python docs/generate.py`."""
@@ -92,6 +141,19 @@ def _type(schema: Mapping[str, Any]) -> str:
     if kind == "object":
         return f"object of {_type(schema.get('additionalProperties') or {})}"
     return f"`{kind}`"
+
+
+def diagnoses_page() -> str:
+    """Every known failure with how it was checked, as Markdown."""
+    rows = [
+        f"| [{one.code}](findings/{one.code}.md) {one.name} | {one.title} | {_checked(one)} |\n"
+        for one in sorted((*SIGNATURES, *HANGS), key=lambda one: one.code)
+    ]
+    return _DIAGNOSES + "".join(rows) + _WITHOUT_A_SIGN
+
+
+def _checked(one: Signature) -> str:
+    return "a script fails so, on CPU" if one.checked == "reproduced" else "by the message only"
 
 
 def failure_pages() -> dict[str, str]:
@@ -162,9 +224,11 @@ def _as_code(word: str) -> str:
     return f"{before}`{core}`{word[len(before) + len(core) :]}"
 
 
-PAGES = {"commands.md": commands_page, "result-fields.md": fields_page} | {
-    name: (lambda text=text: text) for name, text in failure_pages().items()
-}
+PAGES = {
+    "commands.md": commands_page,
+    "diagnoses.md": diagnoses_page,
+    "result-fields.md": fields_page,
+} | {name: (lambda text=text: text) for name, text in failure_pages().items()}
 
 
 if __name__ == "__main__":

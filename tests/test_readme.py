@@ -74,6 +74,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "examples" / "plain_pytorch.py", folder / "train.py")
     trace = ROOT / "traces" / "public" / "mi300x-resnet-checkpointed.json.gz"
     shutil.copy(trace, folder / "trace.json.gz")
+    log = ROOT / "tests" / "diagnose" / "corpus" / "known" / "RS204-guarded-save.log"
+    shutil.copy(log, folder / "crash.log")
     return folder
 
 

@@ -54,10 +54,12 @@ _SAVING = re.compile(
     r"|\b(?:checkpoint|model|state)\w*\b.{0,20}\bsav(?:e|ing)\b",
     re.IGNORECASE,
 )
-# A line without one of these matters only inside a traceback.
-_TELLING = re.compile(
-    rb"Traceback \(most recent|Error: |Exception: |Warning: |Watchdog caught|Root Cause \(first|"
-    rb"use_reentrant|requires_grad=True|AllGather|checkpointed layers|[Ss]av(?:e|ing)"
+# A line without one of these matters only inside a traceback. Looking for each of them in turn is
+# many times faster than one regular expression for all.
+_TELLING = (
+    *(b"Traceback (most", b"Error: ", b"Exception: ", b"Warning: ", b"Watchdog caught"),
+    *(b"Root Cause (first", b"use_reentrant", b"requires_grad=True", b"AllGather"),
+    *(b"checkpointed layers", b"sav", b"Sav"),
 )
 
 
@@ -151,7 +153,7 @@ class _Reader:
 
     def read(self, number: int, raw: bytes) -> None:
         self._number = number
-        if not self._busy and not self._await_rank and not _TELLING.search(raw):
+        if not self._busy and not self._await_rank and not _is_telling(raw):
             return
         text = raw.decode("utf-8", errors="replace").rstrip("\r\n")
         if "\x1b" in text:
@@ -295,6 +297,13 @@ class _Reader:
         key = (failure.rank, last.type, last.message[:2000], places)
         if len(self._failures) < MOST_FAILURES:
             self._failures.setdefault(key, failure)
+
+
+def _is_telling(line: bytes) -> bool:
+    for words in _TELLING:  # noqa: SIM110 - any() takes twice as long, once for every line
+        if words in line:
+            return True
+    return False
 
 
 def _owner(text: str) -> tuple[str, int | None, str]:
