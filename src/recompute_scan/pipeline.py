@@ -32,6 +32,7 @@ from recompute_scan.result import Checkpoint, Rank, Region, Result, Step, Verdic
 from recompute_scan.run_info import RunInfo, Source, parse_run_info, run_info_name
 from recompute_scan.stacks import name_mechanism, with_stacks
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
+from recompute_scan.trace.columns import Int64
 from recompute_scan.trace.memory import read_allocations
 
 # Which rank's answer stands for the run when they differ: the worst.
@@ -44,6 +45,8 @@ _SEVERITY: dict[Verdict, int] = {
 }
 
 
+# A forward pass has at least this share of the operators of the largest in its step.
+_SMALL_PASS = 0.1
 # Events that a trace may have left out for its Python frames to be read after all.
 _MOST_FRAMES = 500_000
 
@@ -353,12 +356,22 @@ def _steps(facts: Recompute) -> tuple[Step, ...]:
                 start_us=span.start / 1000,
                 duration_ms=(span.end - span.start) / 1e6,
                 complete=bool(facts.complete[position]),
-                micro_batches=len(np.unique(counts.batch[mine & trained])),
+                micro_batches=_micro_batches(counts.batch[mine & trained]),
                 forward_ops=int(mine.sum()),
                 recomputed_ops=int(counts.runs[mine].sum()),
             )
         )
     return tuple(steps)
+
+
+def _micro_batches(batch: Int64) -> int:
+    """Forward passes of one step, from the pass that each of its operators belongs to.
+
+    What follows a backward pass and is small beside the rest is a second loss on the same
+    forward pass, not another one.
+    """
+    sizes = np.unique(batch, return_counts=True)[1]
+    return int(np.count_nonzero(sizes >= _SMALL_PASS * sizes.max(initial=0)))
 
 
 def _attention_steps(evidence: KernelEvidence) -> tuple[Step, ...]:

@@ -96,9 +96,7 @@ def test_steps_are_complete_and_alike(case: Case) -> None:
     steps = answer(case.name).steps
     assert len(steps) == truth.steps
     assert all(step.complete for step in steps)
-    if case.backwards_per_forward == 1:
-        # Of two losses on one forward, the second runs after the first one's backward.
-        assert {step.micro_batches for step in steps} == {case.micro_batches}
+    assert {step.micro_batches for step in steps} == {case.micro_batches}
     assert len({step.forward_ops for step in steps}) == 1
     # An operator that a busy machine held up in its first run can look cut short in a replay.
     most = max(step.recomputed_ops for step in steps)
