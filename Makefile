@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser docs check fix venv clean accuracy diagnoses prediction gpu-matrix bench-load share-check licenses release-check lock
+.PHONY: help demo test browser hta docs check fix venv clean accuracy diagnoses prediction gpu-matrix bench-load share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test: check ## Everything: check, then all tests
 browser: $(DEV) ## The report in a real Chromium (Debian's package, or CHROMIUM=PATH)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
 	$(BIN)/python -m pytest tests/browser
+
+hta: $(DEV) ## The bridge to Holistic Trace Analysis, which brings JupyterLab and more with it
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group hta
+	$(BIN)/python -m pytest tests/hta
 
 docs: $(DEV) ## The documentation as a site in build/docs; a warning is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs

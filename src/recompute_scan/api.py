@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recompute_scan.comparison import Comparison
 from recompute_scan.comparison import compare as compare_results
-from recompute_scan.pipeline import analyse, result_at
+from recompute_scan.errors import InputError
+from recompute_scan.pipeline import analyse, load_each, result_at
 from recompute_scan.result import Cost, Family, Finding, Result, Verdict, from_json, to_json
 
 if TYPE_CHECKING:
@@ -32,9 +33,11 @@ class Scan:
 
     Attributes:
         result: The whole document; its classes are in :mod:`recompute_scan.result`.
+        traces: Where the traces lie that it was made from; empty for a result that was loaded.
     """
 
     result: Result
+    traces: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def verdict(self) -> Verdict:
@@ -117,6 +120,26 @@ class Scan:
 
         return cost_figure(self.result)
 
+    def to_hta(self) -> Any:
+        """The traces as an ``hta.common.trace.Trace``, by rank, for Holistic Trace Analysis.
+
+        They are read again. HTA's analysers take it: ``BreakdownAnalysis.
+        get_temporal_breakdown(scan.to_hta(), visualize=False)``.
+
+        Raises:
+            UsageError: HTA is not installed (``E212``).
+            InputError: A trace can no longer be read, or there is none (``E308``).
+        """
+        from recompute_scan.hta_bridge import to_hta  # noqa: PLC0415
+
+        failures: list[InputError] = []
+        loaded = {one.rank: one.trace for one in load_each(self.traces, failures)}
+        if failures:
+            raise failures[0]
+        if not loaded:
+            raise InputError("E308", "This result was loaded without its traces.")
+        return to_hta(loaded)
+
     def to_json(self) -> str:
         """The document that ``analyze --format json`` prints."""
         return to_json(self.result)
@@ -157,7 +180,8 @@ def analyze(traces: PathLike | Iterable[PathLike]) -> Scan:
         InputError: Nothing could be read; its text says why and what to try.
     """
     paths = [traces] if isinstance(traces, (str, os.PathLike)) else list(traces)
-    return Scan(analyse([os.fspath(path) for path in paths]))
+    found = tuple(os.fspath(path) for path in paths)
+    return Scan(analyse(found), found)
 
 
 def compare(before: PathLike | Scan, after: PathLike | Scan) -> Comparison:

@@ -84,6 +84,8 @@ def analyse(
     on_progress: Callable[[str], None] = lambda _: None,
     limits: Limits = DEFAULT_LIMITS,
     machine: Machine = UNKNOWN_MACHINE,
+    *,
+    hta: bool = False,
 ) -> Result:
     """The result for the given traces: files, folders of one trace a rank, remote addresses.
 
@@ -92,6 +94,7 @@ def analyse(
         on_progress: Called with a line for the person before each long piece of work.
         limits: What is refused as too large.
         machine: What is known of the device beside what the traces say.
+        hta: Whether Holistic Trace Analysis is asked too; where it cannot be, a warning says so.
 
     Raises:
         InputError: Nothing could be read (see :mod:`recompute_scan.trace.store`). Where only
@@ -102,7 +105,9 @@ def analyse(
     pieces: list[Piece] = []
     try:
         for one in load_each(addresses, failures, on_progress, limits):
-            pieces.append(Piece(one.name, one.rank, _answer(one, machine, limits, on_progress)))
+            answer = _answer(one, machine, limits, on_progress)
+            answer = _with_hta(answer, one.trace) if hta else answer
+            pieces.append(Piece(one.name, one.rank, answer))
     except InputError:
         if not ends.failed:
             raise
@@ -144,6 +149,16 @@ def _answer(
     facts = study(one.trace, name_mechanism)
     facts = with_stacks(facts, one.address, one.info, limits, on_progress)
     return result_from(facts, one.info, machine, _footprint(facts, one, limits))
+
+
+def _with_hta(result: Result, trace: Trace) -> Result:
+    from recompute_scan.hta_bridge import break_down  # noqa: PLC0415 - nothing else needs it
+
+    try:
+        return replace(result, hta=break_down(trace))
+    except Exception as error:  # other people's code, and no part of the answer
+        said = f"Holistic Trace Analysis was left out: {error}"
+        return replace(result, warnings=(*result.warnings, said))
 
 
 def _footprint(facts: Recompute, one: Loaded, limits: Limits) -> Footprint | None:

@@ -221,6 +221,23 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Hta:
+    """What Holistic Trace Analysis says of the trace; percentages of the GPU's time.
+
+    That time reaches from the first kernel to the last, over all recorded steps. ``overlap_pct``
+    is the part of communication that runs beside computation, ``None`` without any;
+    ``kernel_types`` are shares of the busy time, of each kind alone and of kinds side by side.
+    """
+
+    kernel_time_ms: float
+    idle_pct: float
+    compute_pct: float
+    non_compute_pct: float
+    overlap_pct: float | None
+    kernel_types: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Fix:
     """What to change. ``disposition`` is ``safe`` only where results cannot change.
 
@@ -411,6 +428,7 @@ class Result:
     flops: Flops | None = None
     memory: Memory | None = None
     crash: Crash | None = None
+    hta: Hta | None = None
     schema: str = field(default=SCHEMA)
 
 

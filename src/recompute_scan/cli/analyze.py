@@ -67,6 +67,7 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
 )
 @force_option
 @machine_options
+@click.option("--hta", is_flag=True, help="Add the breakdowns of Holistic Trace Analysis.")
 @debug_option
 @limit_options
 def analyze(
@@ -76,6 +77,7 @@ def analyze(
     output: Path | None,
     force: bool,
     machine: Machine,
+    hta: bool,
     debug: bool,
     **limits: int | None,
 ) -> int:
@@ -91,7 +93,7 @@ def analyze(
     for target in (html, output):
         if target is not None:
             refuse_existing(target, force=force)
-    result = analyse(traces, progress, lifted(limits), machine)
+    result = analyse(traces, progress, lifted(limits), machine, hta=hta)
     if html is not None:
         from recompute_scan.report.html import render_html
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recompute_scan.report.escape import visible
-from recompute_scan.result import Flops, Memory, MemoryPlan, Result
-from recompute_scan.units import UNKNOWN, ms, plural, share, size, times
+from recompute_scan.result import Flops, Hta, Memory, MemoryPlan, Result
+from recompute_scan.units import UNKNOWN, ms, pct, plural, share, size, times
 
 _PREFIXES = ("", "K", "M", "G", "T", "P", "E")
 _HEALTHY = "1.00 without checkpointing, about 1.33 with every layer replayed once, 1.67 twice"
@@ -153,3 +153,18 @@ def operations(value: float | None) -> str:
 
 def _less(whole: float | None, part: float | None) -> float | None:
     return None if whole is None or part is None else whole - part
+
+
+def hta_rows(hta: Hta) -> list[tuple[str, str]]:
+    """What Holistic Trace Analysis found, and how much of it."""
+    return [
+        ("GPU time, first kernel to last", ms(hta.kernel_time_ms)),
+        ("Idle", pct(hta.idle_pct)),
+        ("Computing", pct(hta.compute_pct)),
+        ("Busy without computing", pct(hta.non_compute_pct)),
+        ("Communication beside computation", pct(hta.overlap_pct)),
+        *(
+            (f"Kernels: {visible(kind, 60)}", pct(part))
+            for kind, part in list(hta.kernel_types.items())[:20]
+        ),
+    ]

@@ -81,6 +81,7 @@ def render_html(result: Result) -> str:
         markdown=render_markdown(result),
         csv=regions_csv(result),
         stretch=proof_trace(result.proof) if result.proof else "",
+        hta_rows=device.hta_rows(result.hta) if result.hta else [],
         memory_says=device.memory_sentences(result.memory) if result.memory else [],
         plans=device.plan_chart(result.memory) if result.memory else None,
         json=Markup(_text(json)) if len(json) <= MOST_JSON else None,  # noqa: S704 - quoted
