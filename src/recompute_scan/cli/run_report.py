@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,10 @@ from recompute_scan.cli.output import print_text, progress, write
 if TYPE_CHECKING:
     from recompute_scan.cost.machine import Machine
     from recompute_scan.result import Result
+
+# How long a rank that failed too waits for the report of another.
+_REPORT_TIMEOUT_S = 120.0
+_POLL_S = 0.1
 
 
 def write_report(folder: Path, result: Result) -> None:
@@ -38,9 +43,24 @@ def report_failure(folder: Path, machine: Machine, *, launched: bool) -> None:
 
     if launched:
         return
-    with suppress(OSError):
-        (folder / CLAIM).open("x").close()
+    claim = folder / CLAIM
+    try:
+        claim.open("x").close()
+    except FileExistsError:
+        _wait_for_report(claim)  # or the launcher would end the rank that writes it
+        return
+    try:
         _report(folder, machine)
+    finally:
+        with suppress(OSError):
+            claim.write_text("done")
+
+
+def _wait_for_report(claim: Path) -> None:
+    deadline = time.monotonic() + _REPORT_TIMEOUT_S
+    with suppress(OSError):
+        while claim.stat().st_size == 0 and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
 
 def report_failed_ranks(folder: Path, machine: Machine) -> None:
