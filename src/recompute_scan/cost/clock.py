@@ -115,7 +115,8 @@ class Clock:
 
     def at(self, times: Int64) -> Float64:
         """The new time of each old one; between two cuts time passes evenly."""
-        return np.asarray(np.interp(times, self.old, self.new), np.float64)
+        first = self.old[0]  # nanoseconds since 1970 do not fit into a double
+        return np.asarray(np.interp(times - first, self.old - first, self.new), np.float64)
 
 
 def recorded(thread: HostThread) -> Clock:
@@ -142,7 +143,7 @@ def clock(thread: HostThread, edits: Edits, overhead: float) -> Clock:
     first, last = int(thread.times[0]), int(thread.times[-1])
     begins, ends = np.clip(mine.start, first, last), np.clip(mine.end, first, last)
     old = np.unique(np.concatenate([thread.times, begins, ends]))
-    length = np.diff(np.interp(old, thread.times, passed))
+    length = np.diff(np.interp(old - first, thread.times - first, passed))
     for begin, end, gone, add in zip(
         np.searchsorted(old, begins), np.searchsorted(old, ends), mine.gone, mine.add, strict=True
     ):

@@ -192,7 +192,8 @@ def _step_ends(
         mine = np.flatnonzero((device.launched >= step.start) & (device.launched < step.end))
         ends.append(np.append(of_kernel[mine], number_of[step.end]))
         over.append(max([step.end, over[-1], *device.end[mine].max(initial=0, keepdims=True)]))
-    return tuple(ends), np.diff(np.array(over, np.float64))
+    # Differences first: nanoseconds since 1970 do not fit into a double.
+    return tuple(ends), np.diff(np.array(over, np.int64)).astype(np.float64)
 
 
 class _Anchors:
