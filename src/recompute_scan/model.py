@@ -11,7 +11,6 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -36,23 +35,25 @@ class Calls:
     stand in this order already.
 
     Attributes:
-        event: Row of the event in the trace.
+        events: Rows of the events in the trace, as a stretch of it where they are one.
+        duration: How long each lasts; ``end - start``.
         parent: Row of the enclosing call, -1 at the top.
         depth: 0 at the top.
         size: Number of descendants.
         overruns: How many intervals were cut because they crossed another.
     """
 
-    event: Int32
+    events: slice | Int32
     name: Int32
     kind: Int8
     thread: Int32
     start: Int64
     end: Int64
+    duration: Int64
     sequence: Ints
     dims: Int32
     parent: Int32
-    depth: Int32
+    depth: Ints
     size: Int32
     names: tuple[str, ...]
     overruns: int
@@ -60,10 +61,12 @@ class Calls:
     def __len__(self) -> int:
         return len(self.start)
 
-    @cached_property
-    def duration(self) -> Int64:
-        """Duration of each call, in ns."""
-        return self.end - self.start
+    @property
+    def event(self) -> Int64 | Int32:
+        """Row of each call's event in the trace."""
+        if isinstance(self.events, slice):
+            return np.arange(self.events.start, self.events.stop)
+        return self.events
 
     def levels(self) -> Iterator[Int64]:
         """Rows of one depth, the top first; after a few whole trees the next few from the top."""
@@ -111,12 +114,12 @@ class StepSpan:
 
 def nest(trace: Trace, kinds: Sequence[Kind] = _HOST) -> Calls:
     """The events of these kinds, the host's calls by default, as a forest; see :class:`Calls`."""
-    chosen, event = _events(trace, kinds)
-    thread, start = trace.thread[chosen], trace.ts[chosen]
-    end = start + trace.dur[chosen]
-    depth = np.zeros(len(event), np.int32)
-    parent = np.full(len(event), -1, np.int32)
-    size = np.zeros(len(event), np.int32)
+    events = _events(trace, kinds)
+    thread, start, duration = trace.thread[events], trace.ts[events], trace.dur[events]
+    end = start + duration
+    depth = np.zeros(len(start), np.int32)
+    parent = np.full(len(start), -1, np.int32)
+    size = np.zeros(len(start), np.int32)
     overruns = 0
     for piece in _pieces(thread, start, end):
         own_depth, above, cut = _nest_together(start[piece], end[piece])
@@ -124,17 +127,19 @@ def nest(trace: Trace, kinds: Sequence[Kind] = _HOST) -> Calls:
         overruns += cut
         for rows in reversed(_levels(own_depth, piece.start)[1:]):
             np.add.at(size, parent[rows], size[rows] + 1)
+    shallow = depth.max(initial=0) <= np.iinfo(np.int16).max
     return Calls(
-        event=event,
-        name=trace.name[chosen],
-        kind=trace.kind[chosen],
+        events=events,
+        name=trace.name[events],
+        kind=trace.kind[events],
         thread=thread,
         start=start,
         end=end,
-        sequence=trace.sequence[chosen],
-        dims=trace.dims[chosen],
+        duration=end - start if overruns else duration,
+        sequence=trace.sequence[events],
+        dims=trace.dims[events],
         parent=parent,
-        depth=depth,
+        depth=depth.astype(np.int16) if shallow else depth,
         size=size,
         names=trace.names,
         overruns=overruns,
@@ -205,15 +210,15 @@ def step_of(steps: list[StepSpan], times: Int64) -> Int64:
     return np.where((at >= 0) & (times < ends[np.maximum(at, 0)]), at, -1)
 
 
-def _events(trace: Trace, kinds: Sequence[Kind]) -> tuple[slice | Int32, Int32]:
-    """Rows of these kinds in order, twice: as a stretch of the trace where they are one."""
-    event: Int32 = np.flatnonzero(np.isin(trace.kind, kinds)).astype(np.int32)
-    if len(event):
-        stretch = slice(int(event[0]), int(event[-1]) + 1)
-        if len(event) == stretch.stop - stretch.start and _in_order(trace, stretch):
-            return stretch, event
-    event = event[np.lexsort((event, -trace.dur[event], trace.ts[event], trace.thread[event]))]
-    return event, event
+def _events(trace: Trace, kinds: Sequence[Kind]) -> slice | Int32:
+    """Rows of events of these kinds in order, as a stretch of the trace where they are one."""
+    rows: Int32 = np.flatnonzero(np.isin(trace.kind, kinds)).astype(np.int32)
+    if not len(rows):
+        return slice(0, 0)
+    stretch = slice(int(rows[0]), int(rows[-1]) + 1)
+    if len(rows) == stretch.stop - stretch.start and _in_order(trace, stretch):
+        return stretch
+    return rows[np.lexsort((rows, -trace.dur[rows], trace.ts[rows], trace.thread[rows]))]
 
 
 def _in_order(trace: Trace, rows: slice) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompute_scan.model import Calls
-from recompute_scan.trace.columns import Int64
+from recompute_scan.trace.columns import Int32
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,13 @@ def scaled(hooks: Hooks, factor: float) -> Hooks:
     )
 
 
-def saved_tensors(calls: Calls) -> Int64:
+def saved_tensors(calls: Calls) -> Int32:
     """For each call: how many tensors autograd saves for it and all inside it."""
-    of_name = np.array([_SAVED.get(name.removeprefix("aten::"), 0) for name in calls.names])
-    own = of_name[calls.name] if len(calls.names) else np.zeros(len(calls), np.int64)
-    total = np.concatenate(([0], np.cumsum(own)))
-    rows = np.arange(len(calls))
-    return np.asarray(total[rows + calls.size + 1] - total[rows], np.int64)
+    of_name = np.array([_SAVED.get(name.removeprefix("aten::"), 0) for name in calls.names], int)
+    before = np.zeros(len(calls) + 1, np.int32)
+    np.cumsum(of_name.astype(np.int8)[calls.name], out=before[1:])
+    behind = np.arange(1, len(calls) + 1, dtype=np.int32)
+    behind += calls.size
+    saved: Int32 = before[behind]
+    saved -= before[:-1]
+    return saved

@@ -41,6 +41,8 @@ class Base:
     Attributes:
         facts: What is known of the trace.
         graph: The steps.
+        begin: Start of the first of them, ns.
+        end: End of the last.
         marks: The run wrapper's own time.
         overhead: What the profiler costs at each beginning or end of a call, ns.
         steps: Each step as replayed without that and without the marks, ns.
@@ -49,6 +51,8 @@ class Base:
 
     facts: Recompute
     graph: Graph
+    begin: int
+    end: int
     marks: tuple[Edit, ...]
     overhead: float
     steps: Float64
@@ -93,6 +97,8 @@ def prepare(facts: Recompute, timed_ns: float | None) -> Base | None:
     return Base(
         facts=facts,
         graph=graph,
+        begin=steps[0].start,
+        end=steps[-1].end,
         marks=marks,
         overhead=overhead,
         steps=replay(graph, facts, join(marks), overhead),
@@ -108,9 +114,11 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
         keep: Of the checkpoints round a block, the one that stays; ``None``: none stays.
         hooks: What a saved tensor costs.
     """
-    share = _shares(base, removal(base.facts, keep, hooks), base.overhead)
-    bare = _shares(base, removal(base.facts, keep, scaled(hooks, 0.0)), base.overhead)
-    as_recorded = _shares(base, removal(base.facts, keep, hooks), 0.0)
+    edits = removal(base.facts, keep, hooks, base.begin, base.end)
+    free = removal(base.facts, keep, scaled(hooks, 0.0), base.begin, base.end)
+    share = _shares(base, edits, base.overhead)
+    bare = _shares(base, free, base.overhead)
+    as_recorded = _shares(base, edits, 0.0)
     middle = float(np.median(share))
     saved = abs(1 - middle)
     work = base.facts.work

@@ -43,7 +43,7 @@ def markings(facts: Recompute) -> list[Edit]:
     ]
 
 
-def removal(facts: Recompute, keep: Keep | None, hooks: Hooks) -> list[Edit]:
+def removal(facts: Recompute, keep: Keep | None, hooks: Hooks, begin: int, end: int) -> list[Edit]:
     """The edits that leave one checkpoint round each block, or none.
 
     Args:
@@ -51,12 +51,15 @@ def removal(facts: Recompute, keep: Keep | None, hooks: Hooks) -> list[Edit]:
         keep: Of the checkpoints round a block, the one that stays; where that is ``None`` every
             checkpoint goes. Where the checkpoints are not known the last run stays.
         hooks: What autograd and a non-reentrant checkpoint take for what they save.
+        begin: Start of the steps that matter, ns; edits elsewhere are less exact.
+        end: Their end.
     """
-    return list(_Removal(facts, keep, hooks).edits())
+    here = (facts.calls.start < end) & (facts.calls.end > begin)
+    return list(_Removal(facts, keep, hooks, here).edits())
 
 
 class _Removal:
-    def __init__(self, facts: Recompute, keep: Keep | None, hooks: Hooks) -> None:
+    def __init__(self, facts: Recompute, keep: Keep | None, hooks: Hooks, here: Bool) -> None:
         self._facts = facts
         self._keep = keep
         self._hooks = hooks
@@ -76,15 +79,19 @@ class _Removal:
         # What the time between operators can begin behind, and what it can end before.
         self._behind = Moments(
             calls.thread,
-            ((work | ranges, calls.end), (node | self._checkpoint_node, calls.start)),
+            (
+                (here & (work | ranges), calls.end),
+                (here & (node | self._checkpoint_node), calls.start),
+            ),
         )
-        self._before = Moments(calls.thread, ((work, calls.start),))
-        plumbing = role == Role.PLUMBING
-        self._done = Moments(calls.thread, ((work | ranges | plumbing, calls.end),))
-        self._operators = Moments(calls.thread, ((replayed | (role == Role.FORWARD), calls.start),))
+        self._before = Moments(calls.thread, ((here & work, calls.start),))
+        done = here & (work | ranges | (role == Role.PLUMBING))
+        self._done = Moments(calls.thread, ((done, calls.end),))
+        operators = here & (replayed | (role == Role.FORWARD))
+        self._operators = Moments(calls.thread, ((operators, calls.start),))
         self._gap = _typical_gap(facts, root_engines(calls, facts.structure))
         self._forward_gap = _typical_gap(facts, facts.alignment.forward)
-        self._staying = np.zeros(len(calls) + 1, np.int64)
+        self._staying = np.zeros(len(calls) + 1, np.int32)
 
     def edits(self) -> Iterator[Edit]:
         stretches = find_stretches(self._facts)
@@ -93,7 +100,7 @@ class _Removal:
         for stretch, going in zip(stretches, goes, strict=True):
             if going:
                 staying[self._rows(stretch)] = False
-        self._staying = np.concatenate(([0], np.cumsum(staying)))
+        np.cumsum(staying, out=self._staying[1:])
         changed: set[int] = set()
         for stretch, going in zip(stretches, goes, strict=True):
             if not going:
