@@ -19,7 +19,8 @@ NO_HOOKS = Hooks(0.0, 0.0, 0.0, 0.0)
 
 def gone(facts: Recompute, place: int | None) -> list[Edit]:
     keep = None if place is None else lambda checkpoints: checkpoints[place]
-    return [edit for edit in removal(facts, keep, NO_HOOKS) if edit.gone]
+    begin, end = facts.steps[0].start, facts.steps[-1].end
+    return [edit for edit in removal(facts, keep, NO_HOOKS, begin, end) if edit.gone]
 
 
 def starts_inside(facts: Recompute, edits: list[Edit], replay: int) -> int:
