@@ -40,8 +40,9 @@ class Window:
             schedule=self._action,
             record_shapes=not stacks,
             with_stack=stacks,
-            # Two events for each tensor; this step is not used for times.
-            profile_memory=stacks,
+            # Two events for each tensor; this step is not used for times. On a CPU torch
+            # writes a line to the script's standard error when a tensor from before is freed.
+            profile_memory=stacks and device == "cuda",
         )
 
     @property
