@@ -15,6 +15,7 @@ from recompute_scan.result import (
     Finding,
     Fix,
     Flops,
+    Hta,
     Losses,
     Memory,
     MemoryPlan,
@@ -268,6 +269,9 @@ def doubled() -> Result:
         environment=ENVIRONMENT,
         warnings=("The last recorded step was cut short and left out of the counts.",),
         proof=proof(2),
+        flops=FLOPS,
+        memory=MEMORY,
+        hta=Hta(281.4, 12.5, 71.3, 16.2, 38.1, {"computation": 84.0, "communication": 16.0}),
     )
 
 

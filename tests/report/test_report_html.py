@@ -358,3 +358,15 @@ def test_quoting_reaches_the_reader_unchanged() -> None:
     text = render_html(result)
     assert "a < b" not in text
     assert result.headline in unescape(text)
+
+
+def test_the_device_section_draws_every_plan() -> None:
+    page = render_html(doubled())
+    section = page[page.index('<section id="device"') :]
+    section = section[: section.index("</section>")]
+    assert section.count("<circle") == 3
+    assert section.count('r="7"') == 1
+    assert "HFU is 1.61 times MFU" in section
+    assert "flash_attn::_flash_attn_varlen_forward" in section
+    assert "41.0 GiB were allocated" in section
+    assert "Holistic Trace Analysis" in section
