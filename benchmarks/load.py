@@ -37,6 +37,7 @@ OURS, WHOLE, HTA_DEFAULT = "ours", "analyze", "hta-json"
 HTA_READERS = ("json", "ijson", "ijson_batched", "ijson_batch_and_compress")
 LABELS = {
     "ours": "recompute_scan.trace.load",
+    "ours-alone": "the same, by one process",
     "ours-with-frames": "the same, Python frames kept",
     "analyze": "recompute-scan analyze --format json",
     "hta-json": "HTA json (its default)",
@@ -46,6 +47,8 @@ LABELS = {
     "inflating": "limit: inflate with isal",
     "skipping": "limit: msgspec, everything skipped",
 }
+# Smaller files are read by one process (`recompute_scan.trace.together`).
+TWO_PROCESSES_FROM = 512 * 2**20
 OUR_PACKAGES = ("recompute-scan", "msgspec", "numpy", "isal", "torch")
 THEIR_PACKAGES = ("traceinsight", "HolisticTraceAnalysis", "pandas", "ijson", "orjson")
 
@@ -58,7 +61,8 @@ class Run:
         seconds: The load alone.
         cpu: CPU seconds of the same.
         whole: The whole process, interpreter and imports included.
-        mb: Peak memory.
+        mb: Peak memory, children's added.
+        imported_mb: What of it was there before the load: the interpreter and imports.
         events: Events that came out, where that means something.
     """
 
@@ -66,6 +70,7 @@ class Run:
     cpu: float
     whole: float
     mb: float
+    imported_mb: float
     events: int | None
 
 
@@ -105,6 +110,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--gzip", action="store_true", help="measure compressed traces too")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument(
+        "--their-runs", type=int, metavar="N", help="runs of HTA and orjson [as many as ours]"
+    )
     parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS")
     parser.add_argument("--cache", type=Path, default=CACHE, help=f"folder [{CACHE}]")
     parser.add_argument("--hta-python", metavar="PATH", help="interpreter with HTA and orjson")
@@ -138,10 +146,12 @@ def _traces(options: argparse.Namespace, kind: str, size: int) -> Iterable[Path]
 def _ways(options: argparse.Namespace, path: Path) -> list[tuple[str, str]]:
     """Ways to measure, each with the interpreter that runs it."""
     compressed = path.suffix == ".gz"
-    mine = [OURS, "ours-with-frames", WHOLE, "reading", "skipping"]
+    mine = [OURS, "ours-alone", "ours-with-frames", WHOLE, "reading", "skipping"]
     mine += ["inflating"] if compressed else []
     if not path.name.startswith("stacks"):
         mine.remove("ours-with-frames")
+    if compressed or path.stat().st_size < TWO_PROCESSES_FROM:
+        mine.remove("ours-alone")
     ways = [(way, sys.executable) for way in mine]
     if options.hta_python:
         theirs = [f"hta-{reader}" for reader in options.hta_readers] + ["orjson"]
@@ -156,7 +166,8 @@ def _measure(path: Path, ways: Sequence[tuple[str, str]], options: argparse.Name
     _one("reading", path, sys.executable, options.timeout)
     for turn in range(options.runs):
         for way, interpreter in ways:
-            if way in failures:
+            theirs = way.startswith("hta-") or way == "orjson"
+            if way in failures or (theirs and turn >= (options.their_runs or options.runs)):
                 continue
             _say(f"{path.name}, turn {turn + 1} of {options.runs}: {LABELS[way]}")
             result = _one(way, path, interpreter, options.timeout)
@@ -190,15 +201,15 @@ def _one(way: str, path: Path, interpreter: str, timeout: float) -> Run | str:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return f"status {done.returncode}: {last[:100]}"
     told = json.loads(done.stdout.strip().splitlines()[-1])
-    return Run(told["seconds"], told["cpu"], whole, told["mb"], told["events"])
+    return Run(told["seconds"], told["cpu"], whole, told["mb"], told["imported_mb"], told["events"])
 
 
 def _median(runs: Sequence[Run]) -> Run:
-    seconds, cpu, whole, mb = (
+    seconds, cpu, whole, mb, imported = (
         statistics.median(getattr(run, name) for run in runs)
-        for name in ("seconds", "cpu", "whole", "mb")
+        for name in ("seconds", "cpu", "whole", "mb", "imported_mb")
     )
-    return Run(seconds, cpu, whole, mb, runs[0].events)
+    return Run(seconds, cpu, whole, mb, imported, runs[0].events)
 
 
 def _table(path: Path, kind: str, rows: Sequence[Row]) -> list[str]:
@@ -207,19 +218,19 @@ def _table(path: Path, kind: str, rows: Sequence[Row]) -> list[str]:
     lines = [
         f"### {path.name}: {size:,.0f} MB{packed}, {'with' if KINDS[kind] else 'without'} stacks",
         "",
-        "| | load, s | CPU, s | MB/s | whole process, s | peak, MB | events |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| | load, s | CPU, s | MB/s | whole process, s | peak, MB | of it before | events |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         run = row.run
         if run is None:
-            lines.append(f"| {LABELS[row.way]} | {row.failure} | | | | | |")
+            lines.append(f"| {LABELS[row.way]} | {row.failure} | | | | | | |")
             continue
         events = f"{run.events:,}" if run.events is not None else ""
         load, rate = f"{run.seconds:.2f}", f"{size / run.seconds:,.0f}"
         lines.append(
             f"| {LABELS[row.way]} | {load} | {run.cpu:.2f} | {rate} | {run.whole:.2f} "
-            f"| {run.mb:,.0f} | {events} |"
+            f"| {run.mb:,.0f} | {run.imported_mb:,.0f} | {events} |"
         )
     return [*lines, "", *_ratios(rows), ""]
 
@@ -235,9 +246,12 @@ def _ratios(rows: Sequence[Row]) -> list[str]:
         taken = default.seconds / all_events.seconds
         lines.append(f"{taken:.1f} times as long as ours with the Python frames that it keeps")
     if ours and theirs:
-        best = min(theirs, key=lambda way: theirs[way].seconds)
-        name = best.removeprefix("hta-")
-        lines.append(f"its fastest reader here, {name}, {_times(theirs[best], ours)}")
+        for which, of in (("fastest", "seconds"), ("leanest", "mb")):
+            best = min(theirs, key=lambda way: float(getattr(theirs[way], of)))
+            name = best.removeprefix("hta-")
+            lines.append(f"its {which} reader here, {name}, {_times(theirs[best], ours)}")
+    if ours and (alone := found.get("ours-alone")):
+        lines.append(f"one process takes {alone.seconds / ours.seconds:.2f} times as long as two")
     if whole and default:
         lines.append(
             f"for its load alone, HTA's default reader takes {default.seconds / whole.whole:.1f} "
@@ -249,7 +263,9 @@ def _ratios(rows: Sequence[Row]) -> list[str]:
 def _times(theirs: Run, ours: Run) -> str:
     return (
         f"{theirs.seconds / ours.seconds:.1f} times as long ({theirs.cpu / ours.cpu:.1f} in CPU "
-        f"seconds) and {theirs.mb / ours.mb:.1f} times the memory"
+        f"seconds) and {theirs.mb / ours.mb:.1f} times the memory "
+        f"({(theirs.mb - theirs.imported_mb) / (ours.mb - ours.imported_mb):.1f} of what the load "
+        "adds)"
     )
 
 
@@ -268,7 +284,11 @@ def _about(options: argparse.Namespace) -> list[str]:
         lines.append(f"Theirs: {_versions_elsewhere(options.hta_python)}")
     else:
         lines.append("HTA and orjson were not measured: give --hta-python.")
-    lines.append(f"Medians of {options.runs} interleaved runs; MB = 10^6 bytes, uncompressed.")
+    theirs = options.their_runs or options.runs
+    lines.append(
+        f"Medians of {options.runs} interleaved runs ({theirs} of HTA and orjson); MB = 10^6 "
+        "bytes, uncompressed."
+    )
     return [f"* {line}" for line in lines]
 
 

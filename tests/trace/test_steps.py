@@ -124,6 +124,19 @@ def test_a_kernel_without_record_of_its_launch_belongs_to_nobody() -> None:
     assert linked(parse(as_bytes(written), "t")) == {"lost": None, "kept": "aten::add"}
 
 
+def test_all_kernels_of_a_graph_belong_to_its_launch() -> None:
+    # One `cudaGraphLaunch`, many kernels with its correlation, none with a launch of its own.
+    graphs = [launch("replayed"), launch("again")]
+    written = document(thread(op("forward", graphs[0]), op("backward", graphs[1])))
+    events = written["traceEvents"]
+    for kernel in [e for e in events if e["cat"] == "kernel"]:
+        events += [{**kernel, "name": f"{kernel['name']} {n}"} for n in range(3)]
+    links = linked(parse(as_bytes(written), "t"))
+    for name, where in links.items():
+        assert where == ("backward" if name.startswith("again") else "forward")
+    assert len(links) == 8
+
+
 def test_a_kernel_without_correlation_belongs_to_nobody() -> None:
     written = document(thread(op("aten::mm", launch("gemm"))))
     for event in written["traceEvents"]:
