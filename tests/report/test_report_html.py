@@ -64,7 +64,9 @@ def test_every_picture_has_a_name_and_a_summary(case: Callable[[], Result]) -> N
         assert len(summary.text) > 40
         named = f"{title.attributes['id']} {summary.attributes['id']}"
         assert picture.attributes["aria-labelledby"] == named
-    assert len(pictures) == (case().cost is not None) + (case().proof is not None)
+    result = case()
+    planned = result.memory is not None and len(result.memory.plans) > 1
+    assert len(pictures) == (result.cost is not None) + (result.proof is not None) + planned
 
 
 def test_same_result_gives_the_same_bytes() -> None:
