@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from recompute_scan import pipeline
 from recompute_scan.pipeline import analyse
 from recompute_scan.result import Result
 from tests.record.runs import LAYERS, record_script, run_plain, write_script
@@ -83,6 +84,13 @@ def profiled(folder: Path, script: str) -> Result:
     return analyse([folder / "trace.json"])
 
 
+@pytest.fixture(params=[500_000, 0], ids=["few frames", "many frames"])
+def frames(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All frames are read where they are few, those of one step where they are many."""
+    monkeypatch.setattr(pipeline, "_MOST_FRAMES", request.param)
+
+
+@pytest.mark.usefixtures("frames")
 def test_every_way_of_torchs_own(tmp_path: Path) -> None:
     result = profiled(tmp_path, SCRIPT)
     line = next(n for n, text in enumerate(SCRIPT.splitlines(), 1) if text.endswith("# FORWARD"))
@@ -104,6 +112,7 @@ def test_every_way_of_torchs_own(tmp_path: Path) -> None:
     assert any("read off Python frames" in warning for warning in result.warnings)
 
 
+@pytest.mark.usefixtures("frames")
 def test_a_doubled_model_names_both(tmp_path: Path) -> None:
     result = profiled(tmp_path, DOUBLED)
     assert (result.verdict, result.recompute_per_backward) == ("doubled", 2.0)

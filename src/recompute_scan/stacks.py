@@ -21,8 +21,8 @@ from recompute_scan.recompute.frames import has_frames
 from recompute_scan.run_info import RunInfo
 from recompute_scan.trace import Address, Limits
 
-# What a second reading may hold: about 2 GB of columns.
-_MOST_EVENTS = 20_000_000
+# What a second reading may hold: about 500 MB of columns.
+_MOST_EVENTS = 5_000_000
 
 
 def with_stacks(
@@ -49,13 +49,18 @@ def with_stacks(
     source = address if facts.trace.metadata.get("with_stack") else beside
     if source is None:
         return facts
+    whole = [step for step, full in zip(facts.steps, facts.complete, strict=True) if full]
+    if not whole:
+        return facts
+    # One step tells as much as all, and of a long trace they would not fit into memory.
+    within = (whole[0].start, whole[0].end) if source == address else None
     on_progress(f"reading the Python frames of {traces.name_of(source)}")
     bounded = replace(limits, events=min(limits.events, _MOST_EVENTS))
     try:
-        framed = study(traces.load(source, python=True, limits=bounded), name_mechanism)
+        trace = traces.load(source, python=True, within=within, limits=bounded)
     except InputError:  # too many frames, or a file that is not there any more
         return facts
-    return framed if source == address else _carried_over(facts, framed)
+    return _carried_over(facts, study(trace, name_mechanism))
 
 
 def name_mechanism(place: str) -> str:

@@ -141,6 +141,24 @@ def test_python_frames_are_left_out_unless_asked_for() -> None:
     assert np.array_equal(full.kind[kept], lean.kind)
 
 
+@pytest.mark.parametrize("chunk", [2_000, 1 << 18])
+@pytest.mark.parametrize("python", [True, False])
+def test_a_stretch_of_time_is_what_overlaps_it(chunk: int, python: bool) -> None:
+    path, _ = recorded("n_in_r")
+    data = gzip.decompress(path.read_bytes())
+    whole = read(io.BytesIO(data), "it", python=python)
+    begin, end = (int(t) for t in np.quantile(whole.ts, (0.2, 0.4)))
+    part = read(io.BytesIO(data), "it", python=python, within=(begin, end), chunk=chunk)
+    kept = (whole.ts < end) & (whole.ts + whole.dur > begin)
+    assert 0 < kept.sum() < len(whole) / 2
+    assert part.ts.tolist() == whole.ts[kept].tolist()
+    assert [part.names[code] for code in part.name] == [
+        whole.names[code] for code in whole.name[kept]
+    ]
+    assert len(part) + part.left_out == len(whole) + whole.left_out
+    assert (part.metadata, part.rank) == (whole.metadata, whole.rank)
+
+
 @pytest.mark.parametrize(
     "text", ["1712195495406752.797", "1712195495406752.001", "17121954954067.5"]
 )

@@ -31,6 +31,7 @@ def read(
     source: str,
     *,
     python: bool = False,
+    within: tuple[int, int] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     health: dict[str, int] | None = None,
     path: Path | None = None,
@@ -43,6 +44,7 @@ def read(
         source: Their name, for messages.
         python: Whether ``python_function`` events are kept; they are most of a trace with
             stacks, and passing over them costs nearly nothing.
+        within: Only what overlaps this stretch of time is kept, ns on the trace's clock.
         limits: What is refused.
         health: Counters that the raw stream adds to while it is read.
         path: Where the same bytes lie; a large plain file is then read by two processes.
@@ -59,7 +61,7 @@ def read(
     collecting = gc.isenabled()
     gc.disable()
     try:
-        reader = Reader(stream, source, limits, python, health, chunk)
+        reader = Reader(stream, source, limits, python, health, within, chunk)
         return reader.read(None if compressed else path)
     finally:
         if collecting:

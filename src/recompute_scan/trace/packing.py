@@ -96,6 +96,7 @@ class Packer:
     Args:
         python: Whether to keep ``python_function`` events.
         health: Counters to add to.
+        within: Keep only what overlaps this stretch of time, ns.
 
     Attributes:
         names: Code of each distinct name so far; threads and signatures are the same.
@@ -104,7 +105,9 @@ class Packer:
         after_python: Whether the last event that came by was a Python frame.
     """
 
-    def __init__(self, python: bool, health: dict[str, int]) -> None:
+    def __init__(
+        self, python: bool, health: dict[str, int], within: tuple[int, int] | None = None
+    ) -> None:
         self.names = _Names()
         self.threads = Codes()
         self.signatures = Codes({b"": 0})
@@ -112,6 +115,7 @@ class Packer:
         self.left_out = 0
         self.after_python = False
         self._python = python
+        self._within = within
         self._health = health
         self._kinds = _KindCodes({name: int(kind) for name, kind in KINDS.items()})
 
@@ -147,6 +151,8 @@ class Packer:
 
     def _chosen(self, events: list[Event]) -> tuple[bytes, list[Event]]:
         """Those of the events that are kept, and their kinds."""
+        if self._within is not None:
+            events = [event for event in events if _overlaps(event, *self._within)]
         kinds = bytes([self._kinds[event.cat] for event in events])
         if self._python or Kind.PYTHON not in kinds:
             return kinds, events
@@ -199,6 +205,11 @@ class Packer:
             correlation=correlation,
             stream=stream,
         )
+
+
+def _overlaps(event: Event, begin: int, end: int) -> bool:
+    start = nanoseconds(event.ts)
+    return start < end and start + max(0, nanoseconds(event.dur)) > begin
 
 
 def _numbers(values: list[Any], widths: str = "iq") -> bytes:

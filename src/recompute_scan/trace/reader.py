@@ -52,6 +52,7 @@ _JOINED = 4
 _TAIL = 4 << 20
 _CLOSES = re.compile(rb"\s*(?:,\s*)*\]")
 _CLOSED = re.compile(rb"\}\s*(?:,\s*)*\]")
+_TIME = re.compile(rb'"ts"\s*:\s*(\d+(?:\.\d+)?)[\s,}]')
 _FINISHED = -1
 
 
@@ -64,6 +65,7 @@ class Reader:
         limits: What is refused.
         python: Whether ``python_function`` events are kept.
         health: Counters to add to.
+        within: Only what overlaps this stretch of time is kept, ns.
         chunk: Bytes to decode at once; larger ones cost more in page faults.
     """
 
@@ -74,6 +76,7 @@ class Reader:
         limits: Limits,
         python: bool,
         health: dict[str, int],
+        within: tuple[int, int] | None = None,
         chunk: int = CHUNK,
     ) -> None:
         self._source = source
@@ -82,7 +85,8 @@ class Reader:
         self._health = health
         self._chunk = chunk
         self._window = Window(stream, chunk, source, limits)
-        self._packer = Packer(python, health)
+        self._within = within
+        self._packer = Packer(python, health, within)
         self._builder = Builder(source, limits, self._packer, health)
         self._bare = False
         # Whether the file was cut among its events.
@@ -106,7 +110,8 @@ class Reader:
                 beyond a limit (``E312`` to ``E315``).
         """
         separator = self._read_head()
-        if path is not None and together.worth_it(path.stat().st_size):
+        shared = path is not None and self._within is None
+        if path is not None and shared and together.worth_it(path.stat().st_size):
             first = self._window.position
             done = together.read_together(path, first, separator, self._python, self._builder)
             with path.open("rb", buffering=0) as file:
@@ -151,7 +156,7 @@ class Reader:
                 window.grow()
                 continue
             comma, brace = cut
-            if self._is_python(separator, comma):
+            if self._is_python(separator, comma) or self._is_later(separator, comma):
                 window.drop(brace)
                 continue
             undone = self._take(comma, separator)
@@ -189,6 +194,18 @@ class Reader:
         if braces != 2 * frames:
             return False
         self._packer.pass_over(frames)
+        return True
+
+    def _is_later(self, separator: Separator, comma: int) -> bool:
+        """Whether the chunk begins and ends behind the stretch of time that is wanted."""
+        if self._within is None:
+            return False
+        data, first = self._window.data, self._window.FIRST
+        for at in (data.find(b'"ts"', first, comma), data.rfind(b'"ts"', first, comma)):
+            written = _TIME.match(data, max(at, 0))
+            if not written or float(written[1]) * 1000 < self._within[1]:
+                return False
+        self._packer.left_out += data.count(separator.text, first, comma) + 1
         return True
 
     def _take(self, comma: int, separator: Separator) -> int:

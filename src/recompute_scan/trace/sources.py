@@ -32,12 +32,20 @@ def find(addresses: Sequence[Address], limits: Limits = DEFAULT_LIMITS) -> list[
     return found
 
 
-def load(address: Address, *, python: bool = False, limits: Limits = DEFAULT_LIMITS) -> Trace:
+def load(
+    address: Address,
+    *,
+    python: bool = False,
+    within: tuple[int, int] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Trace:
     """The trace at one address; what it is is told by its first bytes.
 
     Args:
         address: A file, a member of an archive, or a remote address.
         python: Whether ``python_function`` events are kept.
+        within: Only what overlaps this stretch of time is kept, ns on the trace's clock; all of
+            a database, or of what lies elsewhere.
         limits: What is refused.
 
     Raises:
@@ -55,7 +63,7 @@ def load(address: Address, *, python: bool = False, limits: Limits = DEFAULT_LIM
             head = file.read(_HEAD)
         if nsys.is_sqlite(head):
             return nsys.load_nsys(path, limits)
-    return store.load(path, python=python, limits=limits)
+    return store.load(path, python=python, within=within, limits=limits)
 
 
 def name_of(address: Address) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import re
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,13 @@ _NOT_A_TRACE = re.compile(
 )
 
 
-def load(path: Path, *, python: bool = False, limits: Limits = DEFAULT_LIMITS) -> Trace:
+def load(
+    path: Path,
+    *,
+    python: bool = False,
+    within: tuple[int, int] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Trace:
     """The trace in one file, or in one member of a zip archive.
 
     Compression is told by the first bytes, not by the name. What is damaged is read as far as
@@ -31,6 +38,7 @@ def load(path: Path, *, python: bool = False, limits: Limits = DEFAULT_LIMITS) -
         path: The file; a member of an archive is named as if the archive were a folder, and
             may be left out where the archive holds one trace.
         python: Whether ``python_function`` events are kept.
+        within: Only what overlaps this stretch of time is kept, ns on the trace's clock.
         limits: What is refused.
 
     Raises:
@@ -42,14 +50,15 @@ def load(path: Path, *, python: bool = False, limits: Limits = DEFAULT_LIMITS) -
     if inside is None and is_zip(path):
         inside = path, _only_trace(path, limits)
     health: dict[str, int] = {}
+    how = functools.partial(read, python=python, within=within, limits=limits, health=health)
     try:
         if inside is None:
             with path.open("rb", buffering=0) as file:
-                return read(file, str(path), python=python, limits=limits, health=health, path=path)
+                return how(file, str(path), path=path)
         archive, member = inside
         source = str(archive / member)
         with open_member(archive, member, source, limits, health) as stream:
-            return read(stream, source, python=python, limits=limits, health=health)
+            return how(stream, source)
     except OSError as error:
         raise _unreadable(path, error) from None
 
