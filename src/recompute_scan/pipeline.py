@@ -105,7 +105,7 @@ def analyse(
     pieces: list[Piece] = []
     try:
         for one in load_each(addresses, failures, on_progress, limits):
-            answer = _answer(one, machine, limits, on_progress)
+            answer = answer_to(one, machine, limits, on_progress)
             answer = _with_hta(answer, one.trace) if hta else answer
             pieces.append(Piece(one.name, one.rank, answer))
     except InputError:
@@ -143,9 +143,10 @@ def load_each(
         yield Loaded(traces.name_of(address), rank, trace, info, address)
 
 
-def _answer(
+def answer_to(
     one: Loaded, machine: Machine, limits: Limits, on_progress: Callable[[str], None]
 ) -> Result:
+    """The result for one loaded trace, with what else its file tells (frames, memory)."""
     facts = study(one.trace, name_mechanism)
     facts = with_stacks(facts, one.address, one.info, limits, on_progress)
     return result_from(facts, one.info, machine, _footprint(facts, one, limits))

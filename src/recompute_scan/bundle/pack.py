@@ -17,10 +17,11 @@ from recompute_scan.bundle.clean import clean_account, clean_trace
 from recompute_scan.bundle.cut import Cut, rows_of, smaller_and_smaller
 from recompute_scan.bundle.issue import issue_text
 from recompute_scan.bundle.names import Names
-from recompute_scan.bundle.same import differences
+from recompute_scan.bundle.same import differences, untold
 from recompute_scan.bundle.writing import trace_json
+from recompute_scan.cost.machine import UNKNOWN_MACHINE
 from recompute_scan.errors import InputError
-from recompute_scan.pipeline import Piece, analyse, load_each, merge, result_from, worst
+from recompute_scan.pipeline import Piece, analyse, answer_to, load_each, merge, worst
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.report.html import render_html
 from recompute_scan.result import Result, to_json
@@ -46,6 +47,7 @@ class Contents:
         before: The result for the original.
         after: The result for the archive, as its receiver will see it.
         differences: What is not the same in both, one sentence each.
+        untold: What the original knows beside that, and the archive does not.
         dropped: What was left out to make it small, one phrase each.
         kept: Names that stay and are not torch's own.
         aliases: What was replaced, and by what; not in the archive.
@@ -55,6 +57,7 @@ class Contents:
     before: Result
     after: Result
     differences: tuple[str, ...]
+    untold: tuple[str, ...]
     dropped: tuple[str, ...]
     kept: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...]
@@ -111,8 +114,8 @@ def pack(
     pieces: list[Piece] = []
     parts: list[_Part] = []
     for one in load_each(addresses, failures, on_progress, limits):
-        facts = study(one.trace)
-        pieces.append(Piece(one.name, one.rank, result_from(facts, one.info)))
+        answer = answer_to(one, UNKNOWN_MACHINE, limits, on_progress)
+        pieces.append(Piece(one.name, one.rank, answer))
         taken = {part.rank for part in parts}
         rank = one.rank if one.rank not in taken else max(taken) + 1
         on_progress(f"building {one.name} anew")
@@ -185,15 +188,16 @@ def _try(
                 _write(archive, run_info_name(part.rank), encode_run_info(part.info))
     after = analyse([target])
     found = tuple(differences(before, after))
+    more = tuple(untold(before, after))
     dropped = tuple(cut.dropped(complete, ranks))
     with zipfile.ZipFile(target, "a", zipfile.ZIP_DEFLATED) as archive:
         _write(archive, "result.json", to_json(after).encode())
         _write(archive, "report.html", render_html(after).encode())
-        _write(archive, "issue.md", issue_text(after, found, dropped).encode())
+        _write(archive, "issue.md", issue_text(after, (*found, *more), dropped).encode())
         members = [(info.filename, info.compress_size, info.file_size) for info in archive.filelist]
     if target.stat().st_size > limit:
         raise _TooLarge
-    return Contents(tuple(members), before, after, found, dropped, (), ())
+    return Contents(tuple(members), before, after, found, more, dropped, (), ())
 
 
 def _write_trace(

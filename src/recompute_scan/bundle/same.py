@@ -31,7 +31,7 @@ _REGION = (
     "recompute_ms_per_step",
     "surplus_ms_per_step",
 )
-_CHECKPOINT = ("depth", "variant", "mechanism")
+_CHECKPOINT = ("depth", "variant")
 _RELATIVE = 1e-9
 
 
@@ -45,6 +45,18 @@ def differences(before: Result, after: Result) -> Iterator[str]:
             yield f"{name}: {first[name]} in the original, {second[name]} here."
         else:
             yield f"{name}: not the same as in the original."
+
+
+def untold(before: Result, after: Result) -> Iterator[str]:
+    """What the original knows beside verdict, counts and cost, and the archive does not."""
+    if _who(before) - _who(after):
+        yield "Who asked for the checkpoints was read from Python frames, which stay out."
+    if before.memory is not None and after.memory is None:
+        yield "The allocations that tell of memory stay out."
+
+
+def _who(result: Result) -> set[str]:
+    return {c.mechanism for r in result.regions for c in r.checkpoints if c.mechanism}
 
 
 def _plain(result: Result) -> dict[str, Any]:

@@ -111,6 +111,8 @@ def _listing(contents: Contents, *, every_name: bool) -> Iterator[str]:
     yield f"Verdict of the archive: {result.verdict}{counted}"
     for sentence in contents.differences:
         yield f"  differs from the original: {visible(sentence, 300)}"
+    for sentence in contents.untold:
+        yield f"  not in the archive: {sentence}"
     for phrase in contents.dropped:
         yield f"  left out to make it small: {phrase}"
     if result.environment:
