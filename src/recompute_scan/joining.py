@@ -11,12 +11,13 @@ workers and other tools run on as they are. Standard library only, and harmless 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-# The options of `recompute-scan run` for the processes that join, one a line.
+# The options of `recompute-scan run` for the processes that join, quoted as for a shell.
 VARIABLE = "RECOMPUTE_SCAN_JOIN"
 
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -40,7 +41,7 @@ def join() -> None:
     options = os.environ.pop(VARIABLE, None)
     if options is None:
         return
-    command = joined(sys.orig_argv, options.splitlines(), _tool_folders())
+    command = joined(sys.orig_argv, shlex.split(options), _tool_folders())
     if command is None:
         os.environ[VARIABLE] = options  # for those that this process starts
     else:

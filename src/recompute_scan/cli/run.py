@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -97,12 +100,24 @@ def run(
 
     Options of recompute-scan stand before SCRIPT; everything after it belongs to the script.
     The script is ended after the last recorded step.
+
+    A launcher stands behind two dashes: recompute-scan run -- torchrun --nproc-per-node 4 train.py.
+    The scripts that it starts are recorded.
     """
-    from recompute_scan.record.launch import launch
+    from recompute_scan.record.launch import launch, launch_with
     from recompute_scan.record.runner import RunOptions, record
 
-    command = shlex.join(["recompute-scan", *click.get_current_context().obj])
-    folder = output or Path("recompute-scan-out") / Path(script).stem.replace("/", "-")
+    whole: list[str] = click.get_current_context().obj
+    command = shlex.join(["recompute-scan", *whole])
+    launcher = _launcher(whole, script, args)
+    folder = output or _default_folder(script if launcher is None else _script_in(script, args))
+    if launcher is not None and (verify or nproc_per_node is not None or is_module):
+        raise UsageError(
+            "E223",
+            f"{script} starts the processes itself: --verify, --nproc-per-node and -m are for a "
+            "script that recompute-scan starts.",
+            hint="leave the launcher out and give --nproc-per-node, or leave the option out",
+        )
     if nproc_per_node is not None and nproc_per_node < 1:
         raise UsageError("E207", f"--nproc-per-node {nproc_per_node} starts no process.")
     if without_checkpointing and not verify:
@@ -124,19 +139,23 @@ def run(
         return _verify(
             options, nproc_per_node, command, machine, without_checkpointing=without_checkpointing
         )
-    if nproc_per_node is not None:
+    if nproc_per_node is not None or launcher is not None:
         os.environ[_COMMAND] = command  # for rank 0, which knows only its own
-        status = launch(
-            nproc_per_node,
-            ["run", "--steps", str(steps), "--warmup", str(warmup)]
-            + ["--timing-steps", str(timing_steps), "--output", str(folder), "--device", device]
-            + ["--timeout", str(timeout)]
+        given = (
+            ["--steps", str(steps), "--warmup", str(warmup), "--timing-steps", str(timing_steps)]
+            + ["--output", str(folder.absolute()), "--device", device, "--timeout", str(timeout)]
             + ["--keep-going"] * keep_going
             + ["--debug"] * debug
-            + ["-m"] * is_module
             + as_arguments(machine)
-            + [script, *args],
         )
+        if launcher is not None:
+            began = time.time()
+            status = launch_with([launcher, *args], given)
+            _see_that_some_took_part(folder, began, status)
+        else:
+            assert nproc_per_node is not None
+            target = ["-m"] * is_module + [script, *args]
+            status = launch(nproc_per_node, ["run", *given, *target])
         if status not in (0, 130):
             report_failed_ranks(folder, machine)
         return status
@@ -147,6 +166,39 @@ def run(
     elif info.rank == 0:
         _report_run(folder, info, os.environ.get(_COMMAND, command), machine)
     return info.exit_status
+
+
+def _launcher(whole: Sequence[str], script: str, args: Sequence[str]) -> str | None:
+    """The launcher's path where one stands behind ``--``; ``None`` for a script."""
+    before = len(whole) - len(args) - 2
+    if before < 0 or whole[before] != "--" or Path(script).suffix == ".py" or Path(script).is_dir():
+        return None
+    return shutil.which(script)
+
+
+def _default_folder(script: str) -> Path:
+    return Path("recompute-scan-out") / Path(script).stem.replace("/", "-")
+
+
+def _script_in(launcher: str, args: Sequence[str]) -> str:
+    return next((one for one in args if one.endswith(".py")), launcher)
+
+
+def _see_that_some_took_part(folder: Path, began: float, status: int) -> None:
+    accounts = folder.glob("run-rank*.json")
+    if any(account.stat().st_mtime >= began - 1 for account in accounts):
+        return
+    error = RunError(
+        "E319",
+        "No script that the launcher started took part.",
+        why="either it ran none with Python, or its Python is another than the one that "
+        "recompute-scan is installed in",
+        hint="install recompute-scan where the script runs, or start it there: "
+        "torchrun … -m recompute_scan run train.py",
+    )
+    if status == 0:
+        raise error
+    tell(f"recompute-scan: {error}")
 
 
 def _verify(

@@ -1,8 +1,10 @@
-"""Starting several processes with torchrun's own launcher, and knowing which one this is."""
+"""Starting several processes, with torchrun's own launcher or the user's, and which one this is."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,9 +14,15 @@ from pathlib import Path
 import torch
 
 from recompute_scan.errors import InputError
+from recompute_scan.joining import VARIABLE
 from recompute_scan.run_info import read_run_info, run_info_name
 
 _POLL_S = 0.1
+_RANK_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
 
 
 @dataclass(frozen=True)
@@ -26,18 +34,21 @@ class RankFacts:
 
 
 def rank_facts() -> RankFacts:
-    """This process's rank: from an initialised process group, else from ``RANK``, else 0 of 1.
+    """This process's rank: from an initialised process group, else from its launcher's variables,
+    else 0 of 1.
 
-    torchrun, accelerate and deepspeed set ``RANK`` and ``WORLD_SIZE`` before the script starts;
-    scripts under other launchers tell torch only when they make their process group.
+    torchrun, accelerate and deepspeed set ``RANK`` and ``WORLD_SIZE`` before the script starts,
+    Open MPI and launchers of the PMI kind their own; scripts under others tell torch only when they
+    make their process group.
     """
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return RankFacts(distributed.get_rank(), distributed.get_world_size())
-    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-    if not 0 <= rank < world_size:
-        return RankFacts(0, 1)
-    return RankFacts(rank, world_size)
+    for rank_name, size_name in _RANK_VARIABLES:
+        if rank_name in os.environ:
+            rank, world_size = _number(rank_name, 0), _number(size_name, 1)
+            return RankFacts(rank, world_size) if 0 <= rank < world_size else RankFacts(0, 1)
+    return RankFacts(0, 1)
 
 
 def launch(nproc_per_node: int, argv: Sequence[str], module: str = "recompute_scan") -> int:
@@ -71,6 +82,26 @@ def launch(nproc_per_node: int, argv: Sequence[str], module: str = "recompute_sc
         if own_threads:
             os.environ.pop("OMP_NUM_THREADS", None)
     return 0
+
+
+def launch_with(command: Sequence[str], options: Sequence[str]) -> int:
+    """Exit status of a launcher whose Python processes take part by themselves.
+
+    See :mod:`recompute_scan.joining` for which do. 128 + N where signal N ended the launcher.
+
+    Args:
+        command: The launcher with all its arguments.
+        options: What each process gives to ``recompute-scan run``.
+    """
+    environment = os.environ | {VARIABLE: shlex.join(options)}
+    with subprocess.Popen(list(command), env=environment) as launcher:  # noqa: S603 - the user's
+        while True:
+            try:
+                status = launcher.wait()
+                break
+            except KeyboardInterrupt:
+                continue  # it was interrupted too, and knows how to end its processes
+    return 128 - status if status < 0 else status
 
 
 def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> list[int]:
