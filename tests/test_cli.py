@@ -178,7 +178,7 @@ def test_a_shell_sees_the_status_and_one_message(bad: Path) -> None:
     assert [line.partition(":")[0] for line in lines] == ["recompute-scan", "why", "try"]
 
 
-def breaks(*_: object) -> None:
+def breaks(*_: object, **__: object) -> None:
     raise RuntimeError("did not expect that")
 
 
@@ -202,7 +202,7 @@ def test_a_bug_of_ours_has_a_traceback_when_asked(
 
 
 def test_interrupted(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pipeline, "analyse", interrupted)
