@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -75,7 +75,15 @@ def spans_from_frames(
 
 
 def with_frames(replayed: list[Span], framed: list[Span]) -> list[Span]:
-    """The spans of frames, and of replays where no frame was recorded for them."""
+    """The spans of frames, and of replays where no frame was recorded for them.
+
+    A frame also holds what the checkpoint itself does before the module runs; where a replay shows
+    where the module begins, the span begins there.
+    """
+    ends: dict[int, list[int]] = {}
+    for span in replayed:
+        ends.setdefault(span.last, []).append(span.first)
+    framed = [_without_preparation(span, ends.get(span.last, [])) for span in framed]
     known = {span.first: span for span in framed}
     left = [
         span
@@ -87,6 +95,11 @@ def with_frames(replayed: list[Span], framed: list[Span]) -> list[Span]:
         )
     ]
     return sorted([*framed, *left], key=lambda span: (span.first, -span.last))
+
+
+def _without_preparation(span: Span, firsts: list[int]) -> Span:
+    close = [first for first in firsts if 0 < first - span.first <= _CLOSE_BY]
+    return replace(span, first=min(close)) if close and span.first not in firsts else span
 
 
 class _ForwardStarts:
