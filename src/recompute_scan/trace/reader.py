@@ -19,10 +19,10 @@ from recompute_scan.trace.about import About
 from recompute_scan.trace.builder import Builder
 from recompute_scan.trace.chunks import CHUNK, decoded, python_frames
 from recompute_scan.trace.columns import Trace
+from recompute_scan.trace.ending import Ending
 from recompute_scan.trace.health import count
 from recompute_scan.trace.layout import (
     BOM,
-    EVENTS_BEGIN,
     Separator,
     find_head,
     find_separator,
@@ -32,7 +32,6 @@ from recompute_scan.trace.limits import Limits
 from recompute_scan.trace.mender import Mender
 from recompute_scan.trace.nothing import nothing_kept, without_events
 from recompute_scan.trace.packing import Packer
-from recompute_scan.trace.repair import object_end
 from recompute_scan.trace.schema import (
     UNREADABLE,
     Decode,
@@ -48,10 +47,6 @@ from recompute_scan.trace.window import Window
 
 # A cut at a false separator makes pieces that only decode together.
 _JOINED = 4
-# How much of what follows the events is looked at.
-_TAIL = 4 << 20
-_CLOSES = re.compile(rb"\s*(?:,\s*)*\]")
-_CLOSED = re.compile(rb"\}\s*(?:,\s*)*\]")
 _TIME = re.compile(rb'"ts"\s*:\s*(\d+(?:\.\d+)?)[\s,}]')
 _FINISHED = -1
 
@@ -88,13 +83,11 @@ class Reader:
         self._within = within
         self._packer = Packer(python, health, within)
         self._builder = Builder(source, limits, self._packer, health)
-        self._bare = False
-        # Whether the file was cut among its events.
-        self._cut = False
         self._decode: Decode = decode_events
         self._mender = Mender(source, limits, health)
         self._decode_document = decode_document
         self._about = About(health)
+        self._ending = Ending(self._about, self._mender, health)
         # Where the last decoding stopped for want of bytes: it must not stop there twice.
         self._waiting = 0
 
@@ -123,7 +116,7 @@ class Reader:
             self._read_events(separator)
         if not self._builder.rows:
             raise nothing_kept(self._source, self._health)
-        return self._builder.finish(self._about.metadata, self._about.rank, cut=self._cut)
+        return self._builder.finish(self._about.metadata, self._about.rank, cut=self._ending.cut)
 
     def _read_head(self) -> Separator:
         """Take in what stands before the events; what stands between two of them."""
@@ -138,7 +131,7 @@ class Reader:
                 self._source, window.rest(), window.ended, self._limits, self._health
             )
         count(self._health, "commas_dropped", head.commas)
-        self._bare = head.bare
+        self._ending.bare = head.bare
         if not head.bare:
             self._about.read(head.text + b"]}")
         window.drop(head.first)
@@ -260,7 +253,9 @@ class Reader:
                 position = last + 1
                 continue
             piece = chunk[start : ends[position]]
-            if self._ends_in(piece, start, taken):
+            last_ones = self._ending.inside(window, piece, start - window.FIRST)
+            if last_ones is not None:
+                taken += last_ones
                 undone = _FINISHED
             elif position == len(starts) - 1 and not self._waiting:
                 undone = start
@@ -270,30 +265,10 @@ class Reader:
         self._builder.add(taken)
         return undone
 
-    # The end
-
-    def _ends_in(self, piece: bytes, start: int, taken: list[Event]) -> bool:
-        """Whether the trace ends inside the piece, though the file goes on; if so, end it."""
-        behind = start - self._window.FIRST
-        end = object_end(piece) if _CLOSED.search(piece) else -1
-        closed = _CLOSES.match(piece, end) if end > 0 else None
-        event = self._mender.decoded(piece[:end]) if closed else None
-        if closed and event:
-            taken.append(event)
-            self._finish_document(self._window.rest()[behind + closed.end() :])
-            return True
-        if EVENTS_BEGIN.search(piece):
-            # The next trace begins where this one was cut.
-            self._cut = True
-            count(self._health, "cut_short")
-            self._pass_over(self._window.rest()[behind:])
-            return True
-        return False
-
     def _finish(self, rest: bytes) -> None:
         """Take in the last event and what stands behind the events."""
         try:
-            if self._bare:
+            if self._ending.bare:
                 events = self._decode(b"[" + rest)
                 if self._needs_text(events):
                     events = self._decode(b"[" + rest)
@@ -304,58 +279,10 @@ class Reader:
             if self._needs_text(document.traceEvents or ()):
                 document = self._decode_document(text)
         except UNREADABLE:
-            self._salvage(rest)
+            self._builder.add(self._ending.salvaged(self._window, rest))
         else:
             self._about.add(document)
             self._builder.add(document.traceEvents or ())
-
-    def _salvage(self, rest: bytes) -> None:
-        """Take the last events one by one, to where the file is cut or its events end."""
-        taken: list[Event] = []
-        position = 0
-        closed = None
-        rest = rest.rstrip()
-        while position < len(rest) and (found := self._mender.event_at(rest, position, cut=True)):
-            taken += found[0]
-            position = found[1]
-            if closed := _CLOSES.match(rest, position):
-                break
-            position = self._mender.next(rest, position)
-        self._builder.add(taken)
-        if closed:
-            count(self._health, "commas_dropped", closed[0].count(b","))
-            self._finish_document(rest[closed.end() :])
-            return
-        left = rest[position:].strip(b" \t\r\n,")
-        # An array of events needs no closing bracket: the format says so.
-        if left or not self._bare:
-            self._cut = True
-            count(self._health, "cut_short")
-        if EVENTS_BEGIN.search(left):
-            self._pass_over(left)
-
-    def _finish_document(self, after: bytes) -> None:
-        """Read what the file says about itself behind its events."""
-        after += self._window.behind(_TAIL)
-        if self._bare:
-            self._pass_over(after)
-            return
-        text = b'{"_":0' + after
-        end = object_end(text, most=_TAIL)
-        if end > 0:
-            self._about.read(text[:end])
-            self._pass_over(text[end:])
-            return
-        count(self._health, "cut_short")
-        if after.strip():
-            count(self._health, "metadata_unreadable")
-
-    def _pass_over(self, beyond: bytes) -> None:
-        """Count what follows the trace's end."""
-        beyond = beyond.strip()
-        count(self._health, "bytes_after_end", len(beyond) + self._window.drain())
-        if EVENTS_BEGIN.search(beyond):
-            count(self._health, "documents_after_first")
 
 
 def _starts(chunk: bytes, separator: Separator, first: int) -> Iterator[int]:

@@ -1,0 +1,112 @@
+"""How a file ends: what it says behind its events, a second document, or a cut."""
+
+from __future__ import annotations
+
+import re
+
+from recompute_scan.trace.about import About
+from recompute_scan.trace.health import count
+from recompute_scan.trace.layout import EVENTS_BEGIN
+from recompute_scan.trace.mender import Mender
+from recompute_scan.trace.repair import object_end
+from recompute_scan.trace.schema import Event
+from recompute_scan.trace.window import Window
+
+# How much of what follows the events is looked at.
+_TAIL = 4 << 20
+_CLOSES = re.compile(rb"\s*(?:,\s*)*\]")
+_CLOSED = re.compile(rb"\}\s*(?:,\s*)*\]")
+
+
+class Ending:
+    """Takes in what stands behind the last sound chunk of events.
+
+    Args:
+        about: Takes what the file says about itself.
+        mender: Takes events apart.
+        health: Counters to add to.
+
+    Attributes:
+        bare: Whether the file is a bare array of events.
+        cut: Whether the file was cut among its events.
+    """
+
+    def __init__(self, about: About, mender: Mender, health: dict[str, int]) -> None:
+        self.bare = False
+        self.cut = False
+        self._about = about
+        self._mender = mender
+        self._health = health
+
+    def inside(self, window: Window, piece: bytes, behind: int) -> list[Event] | None:
+        """The last events of a trace that ends inside a piece, though the file goes on.
+
+        Args:
+            window: What is held of the file.
+            piece: What seems to be one event.
+            behind: How many bytes of the window stand before it.
+
+        Returns:
+            ``None`` where the trace does not end here.
+        """
+        end = object_end(piece) if _CLOSED.search(piece) else -1
+        closed = _CLOSES.match(piece, end) if end > 0 else None
+        event = self._mender.decoded(piece[:end]) if closed else None
+        if closed and event:
+            self._read_tail(window, window.rest()[behind + closed.end() :])
+            return [event]
+        if EVENTS_BEGIN.search(piece):
+            # The next trace begins where this one was cut.
+            self.cut = True
+            count(self._health, "cut_short")
+            self._pass_over(window, window.rest()[behind:])
+            return []
+        return None
+
+    def salvaged(self, window: Window, rest: bytes) -> list[Event]:
+        """The last events one by one, to where the file is cut or its events end."""
+        taken: list[Event] = []
+        position = 0
+        closed = None
+        rest = rest.rstrip()
+        while position < len(rest) and (found := self._mender.event_at(rest, position, cut=True)):
+            taken += found[0]
+            position = found[1]
+            if closed := _CLOSES.match(rest, position):
+                break
+            position = self._mender.next(rest, position)
+        if closed:
+            count(self._health, "commas_dropped", closed[0].count(b","))
+            self._read_tail(window, rest[closed.end() :])
+            return taken
+        left = rest[position:].strip(b" \t\r\n,")
+        # An array of events needs no closing bracket: the format says so.
+        if left or not self.bare:
+            self.cut = True
+            count(self._health, "cut_short")
+        if EVENTS_BEGIN.search(left):
+            self._pass_over(window, left)
+        return taken
+
+    def _read_tail(self, window: Window, after: bytes) -> None:
+        """Read what the file says about itself behind its events."""
+        after += window.behind(_TAIL)
+        if self.bare:
+            self._pass_over(window, after)
+            return
+        text = b'{"_":0' + after
+        end = object_end(text, most=_TAIL)
+        if end > 0:
+            self._about.read(text[:end])
+            self._pass_over(window, text[end:])
+            return
+        count(self._health, "cut_short")
+        if after.strip():
+            count(self._health, "metadata_unreadable")
+
+    def _pass_over(self, window: Window, beyond: bytes) -> None:
+        """Count what follows the trace's end."""
+        beyond = beyond.strip()
+        count(self._health, "bytes_after_end", len(beyond) + window.drain())
+        if EVENTS_BEGIN.search(beyond):
+            count(self._health, "documents_after_first")
