@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -173,7 +174,9 @@ def _launcher(whole: Sequence[str], script: str, args: Sequence[str]) -> str | N
     before = len(whole) - len(args) - 2
     if before < 0 or whole[before] != "--" or Path(script).suffix == ".py" or Path(script).is_dir():
         return None
-    return shutil.which(script)
+    # An environment that is used without being activated has its launchers beside its Python.
+    beside = str(Path(sys.executable).parent)
+    return shutil.which(script) or shutil.which(script, path=beside)
 
 
 def _default_folder(script: str) -> Path:
