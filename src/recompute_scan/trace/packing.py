@@ -141,8 +141,12 @@ class Packer:
                 codes.forget(number)
             if strict:
                 raise
-            timed = [_tame(event, self._health) for event in timed]
+            odd, timed = timed, [_tame(event, {}) for event in timed]
             kinds, kept = self._chosen(timed)
+            counted = {id(event) for event in kept}  # of what is passed over, nothing counts
+            for event, tame in zip(odd, timed, strict=True):
+                if id(tame) in counted:
+                    _tame(event, self._health)
             packed = self._pack(kept, kinds) if kept else None
         self.left_out += len(events) - len(kept)
         if timed:
