@@ -132,6 +132,9 @@ def run_the_readme(python: Path) -> None:
     # the working tree would come first.
     paths = [sysconfig.get_path("purelib"), *(p for p in sys.path if p.endswith("site-packages"))]
     (Path(site) / "torch-beside.pth").write_text("\n".join(dict.fromkeys(paths)) + "\n")
+    launcher = python.parent / "torchrun"
+    launcher.write_text(f"#!{python}\nfrom torch.distributed.run import main\n\nmain()\n")
+    launcher.chmod(0o755)
     where = subprocess.run(
         [python, "-c", "import recompute_scan, torch; print(recompute_scan.__file__)"],
         capture_output=True, text=True, check=True, cwd="/",
