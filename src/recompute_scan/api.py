@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from recompute_scan.comparison import Comparison
 from recompute_scan.comparison import compare as compare_results
 from recompute_scan.errors import InputError
-from recompute_scan.pipeline import analyse, load_each, result_at
+from recompute_scan.loading import load_each
+from recompute_scan.pipeline import analyse, result_at
 from recompute_scan.result import Cost, Family, Finding, Result, Verdict, from_json, to_json
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
 """The second reading of a trace, with its Python frames, where only they tell who asked.
 
-Frames are most of a trace that has them, and are passed over at first unless they are few. They are
-read when work was replayed, no mark says by whose doing, and the trace, or the one with stacks that
-`run` writes beside it, has frames.
+Frames are most of a trace that has them, and are passed over at first. Where they are few, all are
+read, for the names of modules. Where they are many, those of one step are, and only when work was
+replayed, no mark says by whose doing, and the trace, or the one with stacks that `run` writes
+beside it, has frames.
 """
 
 from __future__ import annotations
@@ -14,15 +15,33 @@ from pathlib import Path
 
 from recompute_scan import trace as traces
 from recompute_scan.advise.registry import recognise
+from recompute_scan.annotations import REGION
 from recompute_scan.errors import InputError
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.recompute.frames import has_frames
 from recompute_scan.run_info import RunInfo
-from recompute_scan.trace import Address, Limits
+from recompute_scan.trace import Address, Limits, Trace
 
 # What a second reading may hold: about 500 MB of columns.
 _MOST_EVENTS = 5_000_000
+# So many are few: a moment suffices to read them.
+_FEW_FRAMES = 500_000
+
+
+def with_module_frames(trace: Trace, address: Address, limits: Limits) -> Trace:
+    """The trace again with all its Python frames, where it has some but few.
+
+    Frames name modules: they are read where no mark of the recording does.
+
+    Raises:
+        InputError: See :func:`recompute_scan.trace.load`.
+    """
+    if not trace.metadata.get("with_stack") or not 0 < trace.left_out <= _FEW_FRAMES:
+        return trace
+    if any(name.startswith(REGION) for name in trace.names):
+        return trace
+    return traces.load(address, python=True, limits=limits)
 
 
 def with_stacks(

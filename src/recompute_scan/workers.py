@@ -37,7 +37,8 @@ class Workers:
     """Where jobs run.
 
     Attributes:
-        count: Processes on this machine; 1 is this process itself. Not used with ``dask``.
+        count: Processes on this machine; 1 is this process itself, and 0 stands for a number
+            that whoever has the jobs decides. Not used with ``dask``.
         dask: Address of a Dask scheduler (``tcp://host:8786``), or the path of its scheduler
             file; ``None`` for this machine.
     """
@@ -47,6 +48,8 @@ class Workers:
 
 
 HERE = Workers()
+# As many processes on this machine as make the work faster.
+AUTOMATIC = Workers(count=0)
 
 
 def usable_cores() -> int:

@@ -42,7 +42,7 @@ def one_input(data: bytes) -> None:
 
 def round_trip(data: bytes) -> None:
     """The same down to the JSON document and back; slower, for the replayed corpus."""
-    from recompute_scan.pipeline import result_of  # noqa: PLC0415
+    from recompute_scan.answer import result_of  # noqa: PLC0415
 
     try:
         trace = load(data)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute_scan.pipeline import result_of
+from recompute_scan.answer import result_of
 from recompute_scan.result import Result
 from recompute_scan.trace import load
 from recompute_scan.trace.kineto import parse

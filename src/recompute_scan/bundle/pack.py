@@ -21,7 +21,9 @@ from recompute_scan.bundle.same import differences, untold
 from recompute_scan.bundle.writing import trace_json
 from recompute_scan.cost.machine import UNKNOWN_MACHINE
 from recompute_scan.errors import InputError
-from recompute_scan.pipeline import Piece, analyse, answer_to, load_each, merge, worst
+from recompute_scan.loading import load_each
+from recompute_scan.pipeline import analyse, answer_to
+from recompute_scan.ranks import Piece, merge, worst
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.report.html import render_html
 from recompute_scan.result import Result, to_json

@@ -68,6 +68,12 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
 @force_option
 @machine_options
 @click.option("--hta", is_flag=True, help="Add the breakdowns of Holistic Trace Analysis.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    help="Processes that read the ranks.  [default: one a core where that is faster]",
+)
+@click.option("--dask", metavar="ADDRESS", help="Dask scheduler whose workers read the ranks.")
 @debug_option
 @limit_options
 def analyze(
@@ -78,6 +84,8 @@ def analyze(
     force: bool,
     machine: Machine,
     hta: bool,
+    workers: int | None,
+    dask: str | None,
     debug: bool,
     **limits: int | None,
 ) -> int:
@@ -89,11 +97,13 @@ def analyze(
     # numpy's linear algebra starts idle threads that cost more than reading a small trace.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.pipeline import analyse
+    from recompute_scan.workers import AUTOMATIC, Workers
 
     for target in (html, output):
         if target is not None:
             refuse_existing(target, force=force)
-    result = analyse(traces, progress, lifted(limits), machine, hta=hta)
+    where = AUTOMATIC if workers is None and dask is None else Workers(workers or 1, dask)
+    result = analyse(traces, progress, lifted(limits), machine, hta=hta, workers=where)
     if html is not None:
         from recompute_scan.report.html import render_html
 

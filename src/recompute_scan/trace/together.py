@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -33,8 +34,12 @@ _START = (
 
 
 def worth_it(size: int) -> bool:
-    """Whether a plain file of so many bytes should be read by two processes."""
-    return size >= FROM_BYTES and _processors() > 1 and bool(sys.executable)
+    """Whether a plain file of so many bytes should be read by two processes.
+
+    A worker that reads one rank of many leaves the other processors to the other ranks.
+    """
+    alone = multiprocessing.parent_process() is None
+    return size >= FROM_BYTES and alone and _processors() > 1 and bool(sys.executable)
 
 
 def read_together(
