@@ -120,6 +120,8 @@ class RunInfo:
         end: How the script ended, where it raised, exited with a failure or hung.
         untrained: Modules whose trainable weights got no gradient, because a reentrant
             checkpoint stands round them and none of its inputs needs one.
+        chosen: Whether this rank was one of those to record (``--ranks``); the others leave step
+            times and no trace.
     """
 
     rank: int
@@ -140,6 +142,7 @@ class RunInfo:
     measured: Measurements | None = None
     end: RankEnd | None = None
     untrained: tuple[str, ...] = ()
+    chosen: bool = True
     schema: str = RUN_SCHEMA
 
 

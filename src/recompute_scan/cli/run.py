@@ -58,6 +58,13 @@ _COMMAND = "RECOMPUTE_SCAN_COMMAND"
 )
 @click.option("--nproc-per-node", type=int, help="Start that many processes with torchrun.")
 @click.option(
+    "--ranks",
+    metavar="0|all|LIST",
+    default="0,last",
+    show_default=True,
+    help="Ranks to record, such as 0,8-15; all stop after the same step.",
+)
+@click.option(
     "--verify",
     is_flag=True,
     help="Run it again with the fix applied in memory, and measure what that changes.",
@@ -87,6 +94,7 @@ def run(
     output: Path | None,
     device: Literal["auto", "cpu", "cuda"],
     nproc_per_node: int | None,
+    ranks: str,
     verify: bool,
     without_checkpointing: bool,
     keep_going: bool,
@@ -105,6 +113,7 @@ def run(
     A launcher stands behind two dashes: recompute-scan run -- torchrun --nproc-per-node 4 train.py.
     The scripts that it starts are recorded.
     """
+    from recompute_scan.record.chosen import chosen
     from recompute_scan.record.launch import launch, launch_with
     from recompute_scan.record.runner import RunOptions, record
 
@@ -121,6 +130,8 @@ def run(
         )
     if nproc_per_node is not None and nproc_per_node < 1:
         raise UsageError("E207", f"--nproc-per-node {nproc_per_node} starts no process.")
+    if not chosen(ranks, nproc_per_node or 1) and nproc_per_node is not None:
+        raise UsageError("E224", f"--ranks {ranks} names none of {nproc_per_node} processes.")
     if without_checkpointing and not verify:
         raise UsageError("E220", "--without-checkpointing measures only together with --verify.")
     options = RunOptions(
@@ -135,6 +146,7 @@ def run(
         keep_going=keep_going,
         measure=verify,
         timeout_s=timeout,
+        ranks=ranks,
     )
     if verify:
         return _verify(
@@ -145,6 +157,7 @@ def run(
         given = (
             ["--steps", str(steps), "--warmup", str(warmup), "--timing-steps", str(timing_steps)]
             + ["--output", str(folder.absolute()), "--device", device, "--timeout", str(timeout)]
+            + ["--ranks", ranks]
             + ["--keep-going"] * keep_going
             + ["--debug"] * debug
             + as_arguments(machine)
@@ -271,7 +284,9 @@ def _result_of(folder: Path, info: RunInfo, machine: Machine) -> Result | None:
     from recompute_scan.ends import ends_in
     from recompute_scan.pipeline import analyse
 
-    if info.trace is None and not ends_in([folder]).failed:
+    ends = ends_in([folder])
+    traced = info.trace or any(account.trace for account in ends.accounts)
+    if not traced and not ends.failed:
         error = RunError("E309", "The run gave no trace.", why=info.message)
         if info.exit_status == 0:
             raise error

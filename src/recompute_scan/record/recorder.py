@@ -14,9 +14,11 @@ from typing import Literal
 
 import torch
 
+from recompute_scan.record.chosen import DEFAULT, chosen
 from recompute_scan.record.execute import StopRecording
 from recompute_scan.record.launch import rank_facts
 from recompute_scan.record.memory import PeakMemory
+from recompute_scan.record.peers import LastStep
 from recompute_scan.record.plan import Plan, Seen
 from recompute_scan.record.profiler import OtherProfilers, Window
 from recompute_scan.record.progress import Progress
@@ -32,6 +34,7 @@ class Phase(Enum):
     WAITING = auto()  # for a profiler of the script's own to end
     TRACE = auto()
     STACKS = auto()
+    COUNTING = auto()  # on a rank that is not to record
     DONE = auto()
 
 
@@ -45,6 +48,7 @@ class Recorder:
         trace: File name of the trace, once written.
         stacks: File name of the trace with stacks, once written.
         profiled: Complete steps in the trace.
+        chosen: Whether this rank is to record; known once the warm-up is over.
         ranks: This process among the others, as last known.
         warnings: What the person should know.
         failure: Why recording had to be given up.
@@ -60,6 +64,7 @@ class Recorder:
         counter: StepCounter,
         begin_marking: Callable[[], None],
         memory: PeakMemory | None = None,
+        recording_ranks: str = DEFAULT,
     ) -> None:
         self._plan = plan
         self._folder = folder
@@ -68,6 +73,9 @@ class Recorder:
         self._counter = counter
         self._begin_marking = begin_marking
         self._memory = memory
+        self._recording_ranks = recording_ranks
+        self._last_step = LastStep(plan.wanted)
+        self.chosen = True
         self.ranks = rank_facts()
         self._progress = Progress(wanted=self.ranks.rank == 0)
         self._phase = Phase.WARMUP
@@ -120,7 +128,7 @@ class Recorder:
             except Exception as error:
                 # Whatever goes wrong in recording is ours to report, never the script's.
                 self._fail(error)
-        if self._phase is Phase.DONE and not self._keep_going:
+        if not self._keep_going and self._over():
             self._progress.clear()
             raise StopRecording(0)
 
@@ -151,6 +159,14 @@ class Recorder:
             self.warmup_steps = self._counter.steps
         self._progress.clear()
 
+    def _over(self) -> bool:
+        """Need the script not go on? One of several ranks stops when the others do, whatever
+        became of its own recording.
+        """
+        if self.ranks.world_size == 1:
+            return self._phase is Phase.DONE
+        return self._last_step.passed(self._counter.steps)
+
     def _advance(self) -> None:
         if self._phase is Phase.WARMUP:
             self._after_warmup_step()
@@ -164,6 +180,8 @@ class Recorder:
                     self._phase = Phase.DONE
         elif self._phase is Phase.WAITING:
             self._open(lead=self._plan.lead)
+        elif self._phase is Phase.COUNTING:
+            self._counter.freeze()  # now, as where a window has begun
         elif self._window is not None:
             with self.others.ours():
                 self._window.step()
@@ -199,18 +217,35 @@ class Recorder:
         # Asked only now, and only whether the script itself has started CUDA: to start it here
         # would break a script that forks later, and would record a GPU that nobody uses.
         self.ranks = rank_facts()  # now, because the script may leave its group before it ends
+        self._last_step.meet()
+        self._choose()
         wanted = self._wanted_device
         used = torch.cuda.is_available() and torch.cuda.is_initialized()
         self.device = "cuda" if used and wanted != "cpu" else "cpu"
         if wanted == "cuda" and not used:
             self._warn("The script did not use a GPU in its warm-up steps; the CPU was recorded.")
 
+    def _choose(self) -> None:
+        recording = chosen(self._recording_ranks, self.ranks.world_size)
+        if not recording:
+            self._warn(
+                f"--ranks {self._recording_ranks} names none of the {self.ranks.world_size} ranks "
+                "of this run; the first and the last were recorded."
+            )
+            recording = chosen(DEFAULT, self.ranks.world_size)
+        self.chosen = self.ranks.rank in recording
+
     def _open(self, *, lead: int) -> None:
+        if not self.chosen:
+            self._phase = Phase.COUNTING
+            if not lead:
+                self._counter.freeze()
+            return
         if self.others.running():
-            self._phase = Phase.WAITING
-            self._warn_of_other_profiler()
+            self._wait_for_other_profiler()
             return
         stacks = self.trace is not None
+        self._last_step.settle(self._counter.steps, 1 if stacks else lead + self._plan.steps + 1)
         if not lead:
             self._counter.freeze()
         self._begin_marking()
@@ -252,8 +287,7 @@ class Recorder:
         if self._window is None:
             return
         self._drop_window()
-        self._phase = Phase.WAITING
-        self._warn_of_other_profiler()
+        self._wait_for_other_profiler()
 
     def _drop_window(self) -> None:
         window, self._window = self._window, None
@@ -268,7 +302,11 @@ class Recorder:
         except Exception as second:
             self._warn(f"The profiler could not be stopped: {second}")
 
-    def _warn_of_other_profiler(self) -> None:
+    def _wait_for_other_profiler(self) -> None:
+        alone = self.ranks.world_size == 1
+        # The other ranks stop at the end: there is nothing to wait for when it is too near.
+        can_wait = alone or self._last_step.wait(self._counter.steps)
+        self._phase = Phase.WAITING if can_wait else Phase.DONE
         self._warn(
             "The script runs a torch profiler of its own, and torch runs one at a time: recording "
             "waited for it to end. For a complete recording, run the script without its profiler."
@@ -290,3 +328,5 @@ class Recorder:
             self._progress.show("profiling one step with stacks")
         elif self._phase is Phase.WAITING:
             self._progress.show("waiting for the script's own profiler to end")
+        elif self._phase is Phase.COUNTING:
+            self._progress.show(f"other ranks record, step {made} of {plan.wanted}")

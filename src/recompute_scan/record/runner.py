@@ -21,6 +21,7 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
 from recompute_scan.errors import UsageError
 from recompute_scan.record.bypass import Bypass, Removal
+from recompute_scan.record.chosen import DEFAULT, chosen
 from recompute_scan.record.environment import environment
 from recompute_scan.record.execute import Outcome, run_program
 from recompute_scan.record.failure import end_of
@@ -52,6 +53,8 @@ class RunOptions:
         removals: Checkpoints to take out in memory.
         without_checkpointing: Take out every checkpoint.
         timeout_s: Seconds without progress after which a run is ended; 0 for never.
+        ranks: The ranks to record, as :func:`recompute_scan.record.chosen.chosen` reads them; the
+            others count and time their steps, and stop with them.
     """
 
     target: str
@@ -67,6 +70,7 @@ class RunOptions:
     removals: tuple[Removal, ...] = ()
     without_checkpointing: bool = False
     timeout_s: float = 0.0
+    ranks: str = DEFAULT
 
 
 def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: None) -> RunInfo:
@@ -78,8 +82,8 @@ def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: N
 
     Raises:
         UsageError: No such script (``E202``) or module (``E203``), impossible step counts
-            (``E204``), no GPU although one is asked for (``E205``), or an output folder that
-            cannot be written (``E206``).
+            (``E204``), no GPU although one is asked for (``E205``), an output folder that
+            cannot be written (``E206``), or ranks that are none (``E224``).
     """
     _check(options)
     folder = options.output.absolute()  # the script may change the current directory
@@ -96,6 +100,7 @@ def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: N
         counter=counter,
         begin_marking=probe.begin,
         memory=gauges.memory if gauges else None,
+        recording_ranks=options.ranks,
     )
     everything = options.without_checkpointing
     bypass = Bypass(probe, options.removals, everything=everything)
@@ -145,6 +150,7 @@ def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: N
 
 
 def _check(options: RunOptions) -> None:
+    chosen(options.ranks, 1)
     fewest = 0 if options.measure and options.timing_steps else 1
     if options.steps < fewest or options.warmup < 1 or options.timing_steps < 0:
         raise UsageError(
@@ -202,6 +208,8 @@ def _account(
     probe: Probe,
     end: RankEnd | None,
 ) -> RunInfo:
+    if not recorder.chosen:
+        plan = replace(plan, steps=0)
     missing = recorder.failure or shortfall(plan, recorder.seen)
     status: Literal["complete", "ended-early", "failed"] = "ended-early" if missing else "complete"
     message = missing
@@ -222,6 +230,7 @@ def _account(
         profiled_steps=recorder.profiled,
         trace=recorder.trace,
         stacks=recorder.stacks,
+        chosen=recorder.chosen,
         sources=probe.sites.sources(),
         environment=environment(target, recorder.device, ranks),
         warnings=(*recorder.warnings, *probe.warnings),

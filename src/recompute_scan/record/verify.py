@@ -107,7 +107,7 @@ def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None
     status = run_trial(options, nproc_per_node, folder / "output.txt")
     accounts = tuple(_accounts(folder))
     result = None
-    if traced and accounts and accounts[0].trace is not None:
+    if traced and any(account.trace is not None for account in accounts):
         result = _analysed(folder)
     return Trial(accounts, status, result)
 
