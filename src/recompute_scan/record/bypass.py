@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import torch
 
 from recompute_scan.record.caught import (
-    Undo,
     Variant,
     generator_function,
     reentrant_function,
@@ -26,6 +25,7 @@ from recompute_scan.record.caught import (
     within,
 )
 from recompute_scan.record.options import Arguments
+from recompute_scan.record.patches import Patches
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Bypass:
         self._removals = removals
         self._everything = everything
         self._thread = threading.local()
-        self._undo: list[Undo] = []
+        self._patches = Patches()
         self.calls = 0
 
     def install(self) -> None:
@@ -86,8 +86,7 @@ class Bypass:
 
     def remove(self) -> None:
         """Let every checkpoint be one again."""
-        while self._undo:
-            self._undo.pop()()
+        self._patches.undo()
 
     def _catch_reentrant(self, function: Any) -> None:
         original = function.apply
@@ -101,8 +100,7 @@ class Bypass:
                     return run_function(*args)
             return original(self._always_inside(run_function, asker), preserve_rng_state, *args)
 
-        function.apply = staticmethod(apply)  # hides the inherited one
-        self._undo.append(lambda: delattr(function, "apply"))
+        self._patches.replace(function, "apply", staticmethod(apply))  # hides the inherited one
 
     def _catch_non_reentrant(self, original: Any) -> None:
         arguments = Arguments(original)
@@ -118,7 +116,7 @@ class Bypass:
             inner = original(self._always_inside(function, asker), *args, **kwargs)
             return within(inner, self._inside(asker))
 
-        self._undo += replace_generator(generator)
+        replace_generator(generator, self._patches)
 
     def _asker(
         self, function: object, args: tuple[object, ...], options: Sequence[str] = ()

@@ -8,7 +8,6 @@ attributes of ``CheckpointFunction`` for the reentrant variant and
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
@@ -16,10 +15,10 @@ from typing import Any, Literal
 
 import torch.utils.checkpoint as torch_checkpoint
 
+from recompute_scan.record.patches import Patches
 from recompute_scan.record.switches import COMPOSABLE_MODULE
 
 Variant = Literal["reentrant", "non-reentrant"]
-Undo = Callable[[], None]
 
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 
@@ -37,16 +36,13 @@ def generator_function() -> Any:
     return getattr(torch_checkpoint, _GENERATOR, None)
 
 
-def replace_generator(replacement: Callable[..., Any]) -> list[Undo]:
+def replace_generator(replacement: Callable[..., Any], patches: Patches) -> None:
     """Put another function in the place of :func:`generator_function`, wherever it is named."""
     original = generator_function()
-    undo: list[Undo] = []
     # The composable checkpoint imports the generator by name.
     for module in (torch_checkpoint, sys.modules.get(COMPOSABLE_MODULE)):
         if module is not None and getattr(module, _GENERATOR, None) is original:
-            setattr(module, _GENERATOR, replacement)
-            undo.append(functools.partial(setattr, module, _GENERATOR, original))
-    return undo
+            patches.replace(module, _GENERATOR, replacement)
 
 
 def within(

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from recompute_scan.record.patches import Patches
+
 # Far more than any run that is measured has; a bound for loops that call backward all the time.
 _MOST = 100_000
 
@@ -20,11 +22,11 @@ class LossWatch:
 
     def __init__(self) -> None:
         self._copies: list[torch.Tensor] = []
-        self._real: Any = None
+        self._patches = Patches()
 
     def install(self) -> None:
         """Begin to watch; before the script is imported."""
-        real = self._real = torch.autograd.backward
+        real = torch.autograd.backward
 
         @functools.wraps(real)
         def backward(tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -35,11 +37,11 @@ class LossWatch:
                 self._keep(tensors)
             return real(tensors, *args, **kwargs)
 
-        torch.autograd.backward = backward
+        self._patches.replace(torch.autograd, "backward", backward)
 
     def remove(self) -> None:
         """Put torch's own function back."""
-        torch.autograd.backward = self._real
+        self._patches.undo()
 
     def values(self) -> tuple[str, ...]:
         """The losses in order, as ``float.hex()`` gives them: all bits, infinities and NaN."""

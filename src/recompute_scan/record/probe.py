@@ -18,22 +18,22 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import torch
-import wrapt
 
 from recompute_scan.advise.registry import MECHANISMS
 from recompute_scan.annotations import MARKING, RegionMark, region_name, replay_name
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.caught import (
-    Undo,
     Variant,
     generator_function,
     reentrant_function,
     replace_generator,
     within,
 )
+from recompute_scan.record.imports import after_import
 from recompute_scan.record.module_names import ModuleIndex
 from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origins
+from recompute_scan.record.patches import Patches
 from recompute_scan.record.switches import Switches
 from recompute_scan.record.untrained import Untrained
 from recompute_scan.run_info import SwitchedOn
@@ -65,9 +65,8 @@ class Probe:
         self._origins = Origins(self.sites, self._switches, self._index)
         self._calls = itertools.count(1)
         self._thread = threading.local()
-        self._undo: list[Undo] = []
+        self._patches = Patches()
         self._warnings: list[str] = []
-        self._installed = False
         self.switched_on: tuple[SwitchedOn, ...] = ()
 
     @property
@@ -82,7 +81,6 @@ class Probe:
             self._cannot_watch("non-reentrant")
             return
         self._switches.install()
-        self._installed = True
         self._watch_reentrant()
         self._watch_non_reentrant()
         for entry in dict.fromkeys(e for m in MECHANISMS for e in m.watched):
@@ -90,10 +88,8 @@ class Probe:
 
     def remove(self) -> None:
         """Put torch's own functions back, and the libraries'."""
-        self._installed = False
         self._switches.remove()
-        while self._undo:
-            self._undo.pop()()
+        self._patches.undo()
 
     def begin(self) -> None:
         """Recording is about to start: learn the modules there are now, and what is on."""
@@ -130,10 +126,10 @@ class Probe:
 
         def hook(module: ModuleType) -> None:
             function = getattr(module, class_name, None)
-            if self._installed and getattr(function, "forward", None) is not None:
+            if getattr(function, "forward", None) is not None:
                 self._watch_function(function)
 
-        wrapt.register_post_import_hook(hook, name)
+        self._patches.add(after_import(name, hook))
 
     def _watch_function(self, function: Any) -> None:
         """Mark what an autograd function of the reentrant kind runs.
@@ -156,8 +152,7 @@ class Probe:
                     args = (*args[:place], both, *args[place + 1 :])
             return original(ctx, *args, **kwargs)
 
-        function.forward = staticmethod(forward)
-        self._undo.append(lambda: setattr(function, "forward", staticmethod(original)))
+        self._patches.replace(function, "forward", staticmethod(forward))
 
     def _watch_non_reentrant(self) -> None:
         original = generator_function()
@@ -180,7 +175,7 @@ class Probe:
             inner = original(replay, *args, **kwargs)
             return within(inner, self._range(name, mark.depth))
 
-        self._undo += replace_generator(generator)
+        replace_generator(generator, self._patches)
 
     def _cannot_watch(self, variant: Variant) -> None:
         self._warn(

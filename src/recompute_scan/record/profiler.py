@@ -14,6 +14,7 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
+from recompute_scan.record.patches import Patches
 from recompute_scan.record.quiet import without_kineto_noise
 
 
@@ -126,7 +127,7 @@ class OtherProfilers:
     def __init__(self, give_way: Callable[[], None]) -> None:
         self._give_way = give_way
         self._ours = False
-        self._undo: list[Callable[[], None]] = []
+        self._patches = Patches()
 
     def install(self) -> None:
         """Begin to watch."""
@@ -134,13 +135,11 @@ class OtherProfilers:
             original = getattr(autograd_profiler.profile, name, None)
             if original is None:
                 continue
-            setattr(autograd_profiler.profile, name, self._watched(original))
-            self._undo.append(_restorer(name, original))
+            self._patches.replace(autograd_profiler.profile, name, self._watched(original))
 
     def remove(self) -> None:
         """Stop watching."""
-        while self._undo:
-            self._undo.pop()()
+        self._patches.undo()
 
     @contextmanager
     def ours(self) -> Iterator[None]:
@@ -163,7 +162,3 @@ class OtherProfilers:
             return original(profiler, *args, **kwargs)
 
         return watched
-
-
-def _restorer(name: str, original: Callable[..., Any]) -> Callable[[], None]:
-    return lambda: setattr(autograd_profiler.profile, name, original)

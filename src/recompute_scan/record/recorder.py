@@ -92,6 +92,11 @@ class Recorder:
         self.failure: str | None = None
 
     @property
+    def done(self) -> bool:
+        """Whether nothing more will be recorded."""
+        return self._phase is Phase.DONE
+
+    @property
     def seen(self) -> Seen:
         """How far the recording has come."""
         return Seen(

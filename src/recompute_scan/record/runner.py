@@ -103,8 +103,9 @@ def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: N
         recording_ranks=options.ranks,
     )
     everything = options.without_checkpointing
+    bypassing = bool(options.removals) or everything
     bypass = Bypass(probe, options.removals, everything=everything)
-    hooks = StepHooks(counter, _Boundaries(recorder, probe))
+    hooks = StepHooks(counter, _Boundaries(recorder, probe, keeps_probe=bypassing))
     ends: list[RankEnd] = []
 
     def failed(error: BaseException) -> None:
@@ -119,7 +120,7 @@ def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: N
 
     watchdog = Watchdog(folder, options.timeout_s, lambda: counter.steps, hung)
     probe.install()
-    if options.removals or everything:
+    if bypassing:
         bypass.install()
     if gauges is not None:
         gauges.install()
@@ -252,17 +253,25 @@ def _how_it_failed(outcome: Outcome) -> str:
 
 @dataclass(frozen=True)
 class _Boundaries:
-    """The step boundaries go to the recorder, once the gradients have been looked at."""
+    """The step boundaries go to the recorder, once the gradients have been looked at.
+
+    With the last recorded step the probe goes, unless checkpoints are to stay out.
+    """
 
     recorder: Recorder
     probe: Probe
+    keeps_probe: bool
 
     def restart(self) -> None:
         self.recorder.restart()
 
     def boundary(self) -> None:
-        self.probe.look_at_gradients()
+        if not self.recorder.done:
+            self.probe.look_at_gradients()
         self.recorder.boundary()
+        if self.recorder.done and not self.keeps_probe:
+            self.probe.remove()
+            self.recorder.others.remove()
 
 
 def _leave(

@@ -19,6 +19,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from recompute_scan import _step
+from recompute_scan.record.patches import Patches
 
 _EXPLICIT = "recompute_scan.step()"
 _MARK = "_recompute_scan_wrapped"
@@ -97,25 +98,22 @@ class StepHooks:
         self._boundary_due = False
         self._active = False
         self._real_backward: Callable[..., Any] | None = None
-        self._undo: list[Callable[[], None]] = []
+        self._patches = Patches()
 
     def install(self) -> None:
         """Begin to listen. Optimizers made before this call are heard by the global hook."""
         self._active = True
         handle = register_optimizer_step_post_hook(self._after_hooked_step)
-        self._undo.append(handle.remove)
+        self._patches.add(handle.remove)
         patch = getattr(Optimizer, "_patch_step_function", None)
         if patch is not None:
-            Optimizer._patch_step_function = self._patching(patch)  # type: ignore[method-assign,assignment]
-            self._undo.append(lambda: setattr(Optimizer, "_patch_step_function", patch))
-        _step.on_step = lambda: self._saw(_EXPLICIT)
-        self._undo.append(lambda: setattr(_step, "on_step", None))
+            self._patches.replace(Optimizer, "_patch_step_function", self._patching(patch))
+        self._patches.replace(_step, "on_step", lambda: self._saw(_EXPLICIT))
 
     def remove(self) -> None:
-        """Stop listening. Wrapped ``step`` methods stay wrapped and do nothing more."""
+        """Stop listening. A ``step`` that somebody got hold of meanwhile passes calls through."""
         self._active = False
-        while self._undo:
-            self._undo.pop()()
+        self._patches.undo()
 
     def _patching(self, patch: Callable[[Any], None]) -> Callable[[Any], None]:
         @functools.wraps(patch)
@@ -123,7 +121,7 @@ class StepHooks:
             patch(optimizer)
             kind = type(optimizer)
             if self._active and not getattr(kind.step, _MARK, False):
-                kind.step = self._wrapped(kind.step)
+                self._patches.replace(kind, "step", self._wrapped(kind.step))
 
         return patch_step_function
 
@@ -193,8 +191,7 @@ class StepHooks:
                 self._fire()
             return result
 
-        torch.autograd.backward = backward
-        self._undo.append(lambda: setattr(torch.autograd, "backward", real))
+        self._patches.replace(torch.autograd, "backward", backward)
 
 
 def _in_backward() -> bool:

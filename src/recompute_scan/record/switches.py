@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import wrapt
 from torch import nn
 
 from recompute_scan.advise import fsdp, pytorch
 from recompute_scan.advise.registry import MECHANISMS, recognise
 from recompute_scan.record.call_sites import CallSites, places_of
+from recompute_scan.record.imports import after_import
 from recompute_scan.record.module_names import unwrapped
+from recompute_scan.record.patches import Patches
 from recompute_scan.run_info import SwitchedOn
 
 WRAPPER_MODULE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
@@ -58,6 +59,7 @@ class Switches:
         self._models: _ByModule = weakref.WeakKeyDictionary()
         self._parts: _ByModule = weakref.WeakKeyDictionary()  # of models, once looked up
         self._settings: dict[str, str] = {}
+        self._patches = Patches()
         self._active = False
         self.warnings: list[str] = []
 
@@ -73,8 +75,9 @@ class Switches:
             self._watch_method(entry, functools.partial(self._set, entry))
 
     def remove(self) -> None:
-        """Remember nothing more. What was wrapped stays and passes calls through."""
+        """Remember nothing more. What was imported by name meanwhile passes calls through."""
         self._active = False
+        self._patches.undo()
 
     def of_wrapper(self, wrapper: object) -> Switched:
         """Where this ``CheckpointWrapper`` was made."""
@@ -118,8 +121,6 @@ class Switches:
 
     def _after_import(self, name: str, watch: Callable[[ModuleType], None]) -> None:
         def hook(module: ModuleType) -> None:
-            if not self._active:
-                return
             try:
                 watch(module)
             except Exception as error:  # an import of the user's must not fail because of us
@@ -127,7 +128,7 @@ class Switches:
                     f"Call sites of {module.__name__} are not known in this version: {error}"
                 )
 
-        wrapt.register_post_import_hook(hook, name)
+        self._patches.add(after_import(name, hook))
 
     def _watch_wrapper(self, module: ModuleType) -> None:
         kind = module.CheckpointWrapper
@@ -138,7 +139,7 @@ class Switches:
             original(wrapper, *args, **kwargs)
             self._remember(self._wrappers, wrapper, fsdp.MECHANISM.asks[0])
 
-        kind.__init__ = init
+        self._patches.replace(kind, "__init__", init)
 
     def _watch_composable(self, module: ModuleType) -> None:
         original = module.checkpoint
@@ -149,10 +150,10 @@ class Switches:
             self._remember(self._composable, target, pytorch.COMPOSABLE.asks[0])
             return result
 
-        module.__dict__["checkpoint"] = checkpoint
+        self._patches.replace(module, "checkpoint", checkpoint)
         parent = sys.modules.get(module.__name__.rpartition(".")[0])
         if parent is not None and getattr(parent, "checkpoint", None) is original:
-            parent.__dict__["checkpoint"] = checkpoint
+            self._patches.replace(parent, "checkpoint", checkpoint)
 
     def _watch_method(self, entry: str, called: Callable[[object], None]) -> None:
         name, _, path = entry.partition(":")
@@ -169,7 +170,7 @@ class Switches:
                 called(target)
                 return original(target, *args, **kwargs)
 
-            setattr(kind, method, watched)
+            self._patches.replace(kind, method, watched)
 
         self._after_import(name, watch)
 

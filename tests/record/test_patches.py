@@ -1,0 +1,72 @@
+"""What is replaced is put back exactly, and nobody waits for imports in vain."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from recompute_scan.record.imports import after_import
+from recompute_scan.record.patches import Patches
+
+
+class Base:
+    @staticmethod
+    def plain() -> str:
+        return "plain"
+
+    def method(self) -> str:
+        return "method"
+
+
+class Child(Base):
+    pass
+
+
+def test_entries_come_back_as_the_objects_they_were() -> None:
+    before = dict(vars(Base))
+    patches = Patches()
+    patches.replace(Base, "plain", staticmethod(lambda: "ours"))
+    patches.replace(Base, "plain", staticmethod(lambda: "ours again"))
+    patches.replace(Base, "method", lambda _: "ours")
+    assert (Base.plain(), Base().method()) == ("ours again", "ours")
+    patches.undo()
+    assert all(vars(Base)[name] is value for name, value in before.items())
+
+
+def test_what_was_inherited_is_inherited_again() -> None:
+    patches = Patches()
+    patches.replace(Child, "method", lambda _: "ours")
+    assert Child().method() == "ours"
+    patches.undo()
+    assert "method" not in vars(Child)
+
+
+def test_what_somebody_else_put_over_ours_stays() -> None:
+    patches, owner = Patches(), ModuleType("owner")
+    owner.name = "before"  # type: ignore[attr-defined]
+    patches.replace(owner, "name", "ours")
+    owner.name = "theirs"  # type: ignore[attr-defined]
+    patches.undo()
+    assert owner.name == "theirs"
+
+
+def test_a_hook_is_called_at_the_import_unless_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "waited_for_by_a_test.py").write_text("")
+    called: list[Any] = []
+    after_import("waited_for_by_a_test", lambda _: called.append("first"))
+    stop = after_import("waited_for_by_a_test", lambda _: called.append("second"))
+    after_import("waited_for_by_a_test", lambda _: called.append("third"))
+    stop()
+    module = __import__("waited_for_by_a_test")
+    assert called == ["first", "third"]
+    stop()
+    after_import("waited_for_by_a_test", called.append)  # it is there already
+    assert called[2:] == [module]
+    del sys.modules["waited_for_by_a_test"]
