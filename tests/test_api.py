@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import recompute_scan as rs
+from recompute_scan import tables
 from recompute_scan.errors import InputError
-from recompute_scan.result import to_json
-from tests.recompute.training import checkpointed_step, marked_step, plain_step
-from tests.trace_builder import Call, as_bytes, document, op, step, thread
+from recompute_scan.result import Result, to_json
+from tests.recompute.training import checkpointed_step, marked_step
+from tests.report.page_reader import Page
+from tests.report.sample_results import HOSTILE, doubled, full, hostile, inconclusive
+from tests.trace_builder import Call, as_bytes, document, launch, op, step, thread
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -75,7 +82,6 @@ def test_renderings(trace: Path) -> None:
     assert "doubled" in scan.to_markdown()
     assert "doubled" in str(scan)
     assert "\x1b" not in str(scan)
-    assert scan._repr_html_().startswith("<p><b>doubled</b>: ")
 
 
 def test_figures(trace: Path) -> None:
@@ -101,14 +107,91 @@ def test_errors_are_raised(tmp_path: Path) -> None:
         rs.load_result(tmp_path / "missing.json")
 
 
-def test_hostile_text_is_escaped_in_a_notebook(tmp_path: Path) -> None:
-    import dataclasses  # noqa: PLC0415
+@pytest.mark.parametrize("case", [doubled, full, inconclusive])
+def test_a_notebook_shows_text_and_tables(case: Callable[[], Result]) -> None:
+    shown = rs.Scan(case())._repr_html_()
+    page = Page(shown)
+    assert not page.stray
+    assert not page.unclosed
+    assert case().headline in page.elements[0].text
+    tags = {"div", "p", "strong", "br", "table", "tr", "th", "td", "ol", "ul", "li", "code"}
+    assert {item.tag for item in page.elements} <= tags
+    assert {name for item in page.elements for name in item.attributes} <= {"scope"}
+    assert len(shown) < 5000
 
-    scan = rs.analyze(write(tmp_path / "t.json", plain_step(0)))
-    hostile = dataclasses.replace(scan.result, headline="<img src=x onerror=alert(1)>\u202e")
-    shown = rs.Scan(hostile)._repr_html_()
-    assert "<img" not in shown
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_text_in_a_notebook(name: str) -> None:
+    shown = rs.Scan(hostile(name))._repr_html_()
+    page = Page(shown)
+    assert not page.stray
+    assert not page.unclosed
+    assert {name for item in page.elements for name in item.attributes} <= {"scope"}
+    assert not {"script", "img", "a", "b", "svg"} & {item.tag for item in page.elements}
     assert "\u202e" not in shown
+
+
+def test_events_are_those_of_the_file(tmp_path: Path) -> None:
+    first = step(0, op("aten::linear", op("aten::mm"), seq=3, dims=[[2, 3], [3, 4]]))
+    second = step(1, op("aten::linear", launch("mm_kernel"), seq=4))
+    written = document(thread(first), thread(second, tid=9, start=500.0))
+    file = tmp_path / "trace-rank0.json"
+    file.write_bytes(as_bytes(written))
+    trace = rs.analyze(file).trace
+    events = trace.events
+    assert trace.rank == 0
+    expected = [event for event in written["traceEvents"] if event["ph"] == "X"]
+    assert events.index.tolist() == list(range(len(expected)))
+    assert events["name"].tolist() == [event["name"] for event in expected]
+    starts = [round(1000 * event["ts"]) for event in expected]
+    assert events["start_ns"].tolist() == starts
+    assert events["duration_ns"].tolist() == [round(1000 * event["dur"]) for event in expected]
+    assert events["thread"].tolist() == [str(event["tid"]) for event in expected]
+    assert events["process"].tolist() == [str(event["pid"]) for event in expected]
+    host = [event["cat"] != "kernel" for event in expected]
+    assert events["stream"].isna().tolist() == host
+    numbers = [event["args"].get("Sequence number") for event in expected]
+    assert [None if pd.isna(n) else n for n in events["sequence"]] == numbers
+    shaped = events[events["shapes"].notna()]
+    assert shaped["name"].tolist() == ["aten::linear"]
+    assert json.loads(shaped["shapes"].iloc[0]) == [[2, 3], [3, 4]]
+    recorded = rs.analyze(ROOT / "traces" / "plain_twice").trace.events
+    product = recorded[recorded["name"] == "aten::addmm"].iloc[0]
+    shapes, types = json.loads(product["shapes"]), json.loads(product["types"])
+    assert [len(shape) for shape in shapes[:3]] == [1, 2, 2]
+    assert types[:3] == ["float"] * 3
+    assert set(events["step"][events["name"] == "ProfilerStep#1"]) == {1}
+    kernel = events[events["kind"] == "kernel"]
+    launched = events[(events["kind"] == "runtime")]
+    assert kernel["correlation"].tolist() == launched["correlation"].tolist()
+
+
+def test_the_tables_are_as_documented(tmp_path: Path) -> None:
+    full = write(tmp_path / "one.json", marked_step(0, replays=2))
+    empty = write(tmp_path / "two.json", step(0, op("aten::mm")))
+    for file in (full, empty):
+        scan = rs.analyze(file)
+        made = (scan.regions, scan.families, scan.trace.events)
+        documented = (tables.REGIONS, tables.FAMILIES, tables.EVENTS)
+        for frame, columns in zip(made, documented, strict=True):
+            assert list(frame.columns) == [column.name for column in columns]
+            types = [str(kind) for kind in frame.dtypes]
+            assert types == [column.dtype for column in columns]
+
+
+def test_a_rank_is_asked_for(tmp_path: Path) -> None:
+    for rank, replays in ((0, 1), (3, 2)):
+        write(tmp_path / f"trace-rank{rank}.json", marked_step(0, replays=replays))
+    scan = rs.analyze(tmp_path)
+    ranks = [rank.rank for rank in scan.result.ranks]
+    assert [scan.trace_of(rank).rank for rank in ranks] == ranks
+    assert scan.trace.rank == min(ranks)
+    assert len(scan.trace_of(ranks[0]).events) < len(scan.trace_of(ranks[1]).events)
+    with pytest.raises(InputError, match="no trace of rank 7"):
+        scan.trace_of(7)
+    (tmp_path / "result.json").write_text(scan.to_json())
+    with pytest.raises(InputError, match="without its traces"):
+        _ = rs.load_result(tmp_path / "result.json").trace
 
 
 def test_importing_the_package_loads_next_to_nothing() -> None:

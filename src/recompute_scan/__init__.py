@@ -5,20 +5,22 @@ Importing this package costs next to nothing: no torch, no numpy.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from recompute_scan._step import step
 from recompute_scan._version import __version__
 
 if TYPE_CHECKING:
-    from recompute_scan.api import Scan, analyze, compare, load_result
+    from recompute_scan.api import analyze, compare, load_result
+    from recompute_scan.scan import Scan
 
 __all__ = ["Scan", "__version__", "analyze", "compare", "load_result", "step"]
 
+_WHERE = {"Scan": "scan", "analyze": "api", "compare": "api", "load_result": "api"}
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("Scan", "analyze", "compare", "load_result"):
-        from recompute_scan import api  # noqa: PLC0415 - only when it is used
-
-        return getattr(api, name)
+    if name in _WHERE:  # only when it is used
+        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -100,10 +100,12 @@ def fill(template: str, **values: Any) -> str:
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    page = _environment().get_template(template)
-    return page.render(
-        style=style, script=script, policy=policy, words=words, units=units, **values
-    )
+    return fill_part(template, style=style, script=script, policy=policy, **values)
+
+
+def fill_part(template: str, **values: Any) -> str:
+    """The template with its values, escaped, and words and units; no page round it."""
+    return _environment().get_template(template).render(words=words, units=units, **values)
 
 
 def region_rows(regions: Sequence[Region]) -> RegionRows:

@@ -1,0 +1,21 @@
+"""A scan in a notebook: the verdict, three numbers, who asked for it and what to change."""
+
+from __future__ import annotations
+
+from recompute_scan.report import summary
+from recompute_scan.report.html import fill_part
+from recompute_scan.result import Result
+
+# Arrangements and findings that are shown; the page has the others.
+_MOST = 4
+
+
+def render_brief_html(result: Result) -> str:
+    """An HTML fragment without script and style; every name in it is escaped."""
+    return fill_part(
+        "brief.html",
+        result=result,
+        numbers=summary.key_numbers(result),
+        stacks=summary.checkpoint_stacks(result.regions),
+        most=_MOST,
+    )
