@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from recompute_scan.cli import main, output
+from recompute_scan import files
+from recompute_scan.cli import main
 from recompute_scan.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,12 +87,12 @@ def test_output_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Path, "write_text", cut)
     with pytest.raises(UsageError, match="Cannot write"):
-        output.write(target, "x" * 100)
+        files.write(target, "x" * 100)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), output.written(tmp_path / "out") as partial:
+    with pytest.raises(KeyboardInterrupt), files.written(tmp_path / "out") as partial:
         partial.write_text("half")
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []

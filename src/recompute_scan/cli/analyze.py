@@ -16,10 +16,9 @@ from recompute_scan.cli.output import (
     force_option,
     print_text,
     progress,
-    refuse_existing,
     rendered,
-    write,
 )
+from recompute_scan.files import refuse_existing, write
 
 if TYPE_CHECKING:
     from recompute_scan.cost.machine import Machine

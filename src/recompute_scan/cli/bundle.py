@@ -11,15 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from recompute_scan.cli.analyze import lifted, limit_options
-from recompute_scan.cli.output import (
-    debug_option,
-    force_option,
-    progress,
-    refuse_existing,
-    tell,
-    written,
-)
+from recompute_scan.cli.output import debug_option, force_option, progress, tell
 from recompute_scan.errors import UsageError
+from recompute_scan.files import refuse_existing, written
 
 if TYPE_CHECKING:
     from recompute_scan.bundle import Contents

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from recompute_scan.cli.analyze import lifted, limit_options
-from recompute_scan.cli.output import debug_option, force_option, progress, refuse_existing, write
+from recompute_scan.cli.output import debug_option, force_option, progress
 from recompute_scan.errors import InputError, UsageError
+from recompute_scan.files import refuse_existing, write
 
 if TYPE_CHECKING:
     from recompute_scan.check import Policy

@@ -8,13 +8,8 @@ from typing import Literal
 
 import click
 
-from recompute_scan.cli.output import (
-    debug_option,
-    force_option,
-    progress,
-    refuse_existing,
-    write,
-)
+from recompute_scan.cli.output import debug_option, force_option, progress
+from recompute_scan.files import refuse_existing, write
 
 
 @click.command(short_help="Set two runs side by side.")

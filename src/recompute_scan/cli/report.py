@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from recompute_scan.cli.output import debug_option, force_option, write
+from recompute_scan.cli.output import debug_option, force_option
+from recompute_scan.files import write
 
 
 @click.command(short_help="Make the HTML report again from a result.")

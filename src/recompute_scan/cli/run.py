@@ -15,13 +15,9 @@ import click
 
 from recompute_scan.cli.machine import as_arguments, machine_options
 from recompute_scan.cli.output import debug_option, progress, tell
-from recompute_scan.cli.run_report import (
-    print_report,
-    report_failed_ranks,
-    report_failure,
-    write_report,
-)
+from recompute_scan.cli.run_report import print_report, report_failed_ranks, report_failure
 from recompute_scan.errors import RunError, UsageError
+from recompute_scan.report.folder import write_report
 
 if TYPE_CHECKING:
     from recompute_scan.cost.machine import Machine

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recompute_scan.cli.output import print_text, progress, write
+from recompute_scan.cli.output import print_text, progress
+from recompute_scan.report.folder import write_report
 
 if TYPE_CHECKING:
     from recompute_scan.cost.machine import Machine
@@ -16,15 +17,6 @@ if TYPE_CHECKING:
 # How long a rank that failed too waits for the report of another.
 _REPORT_TIMEOUT_S = 120.0
 _POLL_S = 0.1
-
-
-def write_report(folder: Path, result: Result) -> None:
-    """Write the result and its page into the run's folder."""
-    from recompute_scan.report.html import render_html
-    from recompute_scan.result import to_json
-
-    write(folder / "result.json", to_json(result), force=True)
-    write(folder / "report.html", render_html(result), force=True)
 
 
 def print_report(folder: Path, result: Result, command: str | None) -> None:

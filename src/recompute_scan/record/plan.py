@@ -44,33 +44,55 @@ class Seen:
     explicit: bool = False
 
 
-def shortfall(plan: Plan, seen: Seen) -> str | None:
+@dataclass(frozen=True)
+class Wording:
+    """How a person asked for the recording, for what is said to them.
+
+    Attributes:
+        who: Who made the steps, such as ``The script``.
+        no_step: What is said where no step was made.
+        fits: What to ask for instead, with ``{steps}`` in it.
+    """
+
+    who: str
+    no_step: str
+    fits: str
+
+
+COMMAND = Wording(
+    who="The script",
+    no_step="The script made no optimizer step, so no training step could be told from the next. "
+    "In a loop without a torch.optim optimizer, call recompute_scan.step() at the end of each "
+    "step.",
+    fits="--warmup 1 --timing-steps 0 --steps {steps}",
+)
+
+
+def shortfall(plan: Plan, seen: Seen, wording: Wording = COMMAND) -> str | None:
     """One or two sentences on what is missing and what would fit; ``None`` when nothing is."""
     if seen.profiled >= plan.steps and (seen.stacks or not plan.steps):
-        return None if plan.steps or seen.made >= plan.wanted else _too_few(plan, seen)
+        enough = plan.steps or seen.made >= plan.wanted
+        return None if enough else _too_few(plan, seen, wording)
     if seen.made == 0:
-        return (
-            "The script made no optimizer step, so no training step could be told from the next. "
-            "In a loop without a torch.optim optimizer, call recompute_scan.step() at the end of "
-            "each step."
-        )
+        return wording.no_step
     if seen.profiled >= plan.steps:
         return (
-            f"The script made {_steps(seen)}; one more was wanted, to record the Python stacks of "
-            "the checkpoint calls. Everything else is there."
+            f"{wording.who} made {_steps(seen)}; one more was wanted, to record the Python stacks "
+            "of the checkpoint calls. Everything else is there."
         )
-    made = f"The script made {_steps(seen)}; {_wanted(plan)} were wanted."
+    made = f"{wording.who} made {_steps(seen)}; {_wanted(plan)} were wanted."
     if seen.profiled:
         made += f" {seen.profiled} of {plan.steps} could be profiled."
     if seen.made == 1:
         return f"{made} Try a longer run: at least 2 steps."
-    return f"{made} Try {_what_fits(plan, seen.made)}, or a longer run."
+    fits = wording.fits.format(steps=max(1, min(plan.steps, seen.made - 2)))
+    return f"{made} Try {fits}, or a longer run."
 
 
-def _too_few(plan: Plan, seen: Seen) -> str:
+def _too_few(plan: Plan, seen: Seen, wording: Wording) -> str:
     return (
-        f"The script made {_steps(seen)}; {plan.warmup} for warm-up and {plan.timing} timed were "
-        "wanted."
+        f"{wording.who} made {_steps(seen)}; {plan.warmup} for warm-up and {plan.timing} timed "
+        "were wanted."
     )
 
 
@@ -87,8 +109,3 @@ def _wanted(plan: Plan) -> str:
         parts.append("1 to warm the profiler up")
     parts.append(f"{plan.steps} profiled")
     return f"{', '.join(parts)} and 1 with stacks"
-
-
-def _what_fits(plan: Plan, made: int) -> str:
-    steps = max(1, min(plan.steps, made - 2))
-    return f"--warmup 1 --timing-steps 0 --steps {steps}"

@@ -19,20 +19,20 @@ import torch
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
-from recompute_scan.errors import UsageError
+from recompute_scan.record.account import account_of
 from recompute_scan.record.bypass import Bypass, Removal
 from recompute_scan.record.chosen import DEFAULT, chosen
-from recompute_scan.record.environment import environment
 from recompute_scan.record.execute import Outcome, run_program
 from recompute_scan.record.failure import end_of
 from recompute_scan.record.gauges import Gauges
-from recompute_scan.record.launch import rank_facts, wait_for_ranks
-from recompute_scan.record.plan import Plan, shortfall
+from recompute_scan.record.launch import wait_for_ranks
+from recompute_scan.record.plan import Plan
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
+from recompute_scan.record.run_folder import cannot_write, check_device, check_plan, prepare
 from recompute_scan.record.steps import StepCounter, StepHooks
 from recompute_scan.record.watchdog import HUNG, Watchdog
-from recompute_scan.run_info import CLAIM, RunInfo, run_info_name, stacks_text_name, write_run_info
+from recompute_scan.run_info import RunInfo, write_run_info
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,12 @@ def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: N
             (``E204``), no GPU although one is asked for (``E205``), an output folder that
             cannot be written (``E206``), or ranks that are none (``E224``).
     """
-    _check(options)
-    folder = options.output.absolute()  # the script may change the current directory
-    _prepare(folder)
+    chosen(options.ranks, 1)
     plan = Plan(warmup=options.warmup, timing=options.timing_steps, steps=options.steps)
+    check_plan(plan, measuring=options.measure)
+    check_device(options.device)
+    folder = options.output.absolute()  # the script may change the current directory
+    prepare(folder)
     probe = Probe(Path.cwd())
     counter = StepCounter()
     gauges = Gauges() if options.measure else None
@@ -107,6 +109,13 @@ def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: N
     bypass = Bypass(probe, options.removals, everything=everything)
     hooks = StepHooks(counter, _Boundaries(recorder, probe, keeps_probe=bypassing))
     ends: list[RankEnd] = []
+    target = f"-m {options.target}" if options.is_module else options.target
+
+    def account(outcome: Outcome, end: RankEnd | None) -> RunInfo:
+        failure = _how_it_failed(outcome) if outcome.exit_status else None
+        return account_of(
+            recorder, probe, plan, target, failure=failure, status=outcome.exit_status, end=end
+        )
 
     def failed(error: BaseException) -> None:
         seen = [NO_INPUT_GRAD] if probe.untrained.suspected else []
@@ -115,7 +124,7 @@ def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: N
     def hung(end: RankEnd) -> None:
         recorder.abandon()
         end = replace(end, regions=dict(probe.entered))
-        info = _account(options, plan, Outcome("hung", HUNG), recorder, probe, end)
+        info = account(Outcome("hung", HUNG), end)
         _leave(folder, info, watchdog.patience_s, on_hang)
 
     watchdog = Watchdog(folder, options.timeout_s, lambda: counter.steps, hung)
@@ -138,7 +147,7 @@ def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: N
             gauges.remove()
         bypass.remove()
         probe.remove()
-    info = _account(options, plan, outcome, recorder, probe, ends[0] if ends else None)
+    info = account(outcome, ends[0] if ends else None)
     if gauges is not None:
         info = replace(info, measured=gauges.measurements(bypass.calls))
     if outcome.ending == "stopped":
@@ -146,99 +155,8 @@ def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: N
     try:
         write_run_info(folder, info)
     except OSError as error:
-        raise _cannot_write(folder, error) from None
+        raise cannot_write(folder, error) from None
     return info
-
-
-def _check(options: RunOptions) -> None:
-    chosen(options.ranks, 1)
-    fewest = 0 if options.measure and options.timing_steps else 1
-    if options.steps < fewest or options.warmup < 1 or options.timing_steps < 0:
-        raise UsageError(
-            "E204",
-            "At least 1 warm-up step and 1 profiled step are needed, and no fewer than 0 timed.",
-        )
-    # Counted without starting CUDA, which would break a script that forks later.
-    if options.device == "cuda" and torch.cuda.device_count() == 0:
-        raise UsageError(
-            "E205",
-            "There is no GPU that torch can use here.",
-            hint="--device cpu records the CPU; --device auto takes what the script uses",
-        )
-
-
-def _prepare(folder: Path) -> None:
-    facts = rank_facts()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # What an earlier run left must not pass for this one's.
-        for name in _files(facts.rank):
-            (folder / name).unlink(missing_ok=True)
-        if facts.rank == 0:
-            (folder / CLAIM).unlink(missing_ok=True)
-            rank = facts.world_size
-            while (folder / run_info_name(rank)).exists():
-                for name in _files(rank):
-                    (folder / name).unlink(missing_ok=True)
-                rank += 1
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(13, os.strerror(13))
-    except OSError as error:
-        raise _cannot_write(folder, error) from None
-
-
-def _cannot_write(folder: Path, error: OSError) -> UsageError:
-    return UsageError("E206", f"Cannot write to the output folder {folder}.", why=error.strerror)
-
-
-def _files(rank: int) -> tuple[str, ...]:
-    return (
-        f"trace-rank{rank}.json.gz",
-        f"stacks-rank{rank}.json.gz",
-        f"flight-rank{rank}.json",
-        stacks_text_name(rank),
-        run_info_name(rank),
-    )
-
-
-def _account(
-    options: RunOptions,
-    plan: Plan,
-    outcome: Outcome,
-    recorder: Recorder,
-    probe: Probe,
-    end: RankEnd | None,
-) -> RunInfo:
-    if not recorder.chosen:
-        plan = replace(plan, steps=0)
-    missing = recorder.failure or shortfall(plan, recorder.seen)
-    status: Literal["complete", "ended-early", "failed"] = "ended-early" if missing else "complete"
-    message = missing
-    if outcome.exit_status != 0:
-        status = "failed"
-        message = " ".join(part for part in (_how_it_failed(outcome), missing) if part)
-    target = f"-m {options.target}" if options.is_module else options.target
-    ranks = recorder.ranks
-    return RunInfo(
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        status=status,
-        exit_status=outcome.exit_status,
-        message=message,
-        device=recorder.device,
-        warmup_steps=recorder.warmup_steps,
-        timed_steps_ms=recorder.timed_ms,
-        profiled_steps=recorder.profiled,
-        trace=recorder.trace,
-        stacks=recorder.stacks,
-        chosen=recorder.chosen,
-        sources=probe.sites.sources(),
-        environment=environment(target, recorder.device, ranks),
-        warnings=(*recorder.warnings, *probe.warnings),
-        switched_on=probe.switched_on,
-        end=replace(end, rank=ranks.rank) if end is not None else None,
-        untrained=probe.untrained.names,
-    )
 
 
 def _how_it_failed(outcome: Outcome) -> str:

@@ -1,0 +1,45 @@
+"""Files that appear whole or not at all, and are not written over unasked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from recompute_scan.errors import UsageError
+
+
+def write(path: Path, text: str, *, force: bool = False) -> None:
+    """Write a whole file or none; see :func:`written`."""
+    with written(path, force=force) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def written(path: Path, *, force: bool = False) -> Iterator[Path]:
+    """A file to fill beside ``path``, which it becomes at the end if nothing went wrong.
+
+    Raises:
+        UsageError: There is such a file and ``force`` was not given (``E209``), or it cannot be
+            written (``E208``).
+    """
+    refuse_existing(path, force=force)
+    partial = path.with_name(path.name + ".part")
+    try:
+        # Never through a link that somebody put there.
+        partial.unlink(missing_ok=True)
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        try:
+            yield partial
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError("E208", f"Cannot write {path}.", why=error.strerror) from None
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Refuse to write over what is there, before any work is done for it (``E209``)."""
+    if not force and (path.exists() or path.is_symlink()):
+        raise UsageError("E209", f"{path} is there already.", hint="--force writes over it")

@@ -1,0 +1,75 @@
+"""The folder that a recording goes to, and what can be said against it before anything runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from recompute_scan.errors import UsageError
+from recompute_scan.record.launch import rank_facts
+from recompute_scan.record.plan import Plan
+from recompute_scan.run_info import CLAIM, run_info_name, stacks_text_name
+
+
+def check_plan(plan: Plan, *, measuring: bool = False) -> None:
+    """Refuse impossible step counts (``E204``); who measures steps may do without profiled ones."""
+    fewest = 0 if measuring and plan.timing else 1
+    if plan.steps < fewest or plan.warmup < 1 or plan.timing < 0:
+        raise UsageError(
+            "E204",
+            "At least 1 warm-up step and 1 profiled step are needed, and no fewer than 0 timed.",
+        )
+
+
+def check_device(device: Literal["auto", "cpu", "cuda"]) -> None:
+    """Refuse to record a GPU where there is none (``E205``)."""
+    # Counted without starting CUDA, which would break a script that forks later.
+    if device == "cuda" and torch.cuda.device_count() == 0:
+        raise UsageError(
+            "E205",
+            "There is no GPU that torch can use here.",
+            hint="cpu as the device records the CPU; auto takes what the script uses",
+        )
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder, and take out what an earlier recording left there.
+
+    Raises:
+        UsageError: It cannot be written (``E206``).
+    """
+    facts = rank_facts()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # What an earlier run left must not pass for this one's.
+        for name in _files(facts.rank):
+            (folder / name).unlink(missing_ok=True)
+        if facts.rank == 0:
+            (folder / CLAIM).unlink(missing_ok=True)
+            rank = facts.world_size
+            while (folder / run_info_name(rank)).exists():
+                for name in _files(rank):
+                    (folder / name).unlink(missing_ok=True)
+                rank += 1
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(13, os.strerror(13))
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+
+
+def cannot_write(folder: Path, error: OSError) -> UsageError:
+    """The error for a folder that cannot be written (``E206``)."""
+    return UsageError("E206", f"Cannot write to the output folder {folder}.", why=error.strerror)
+
+
+def _files(rank: int) -> tuple[str, ...]:
+    return (
+        f"trace-rank{rank}.json.gz",
+        f"stacks-rank{rank}.json.gz",
+        f"flight-rank{rank}.json",
+        stacks_text_name(rank),
+        run_info_name(rank),
+    )
