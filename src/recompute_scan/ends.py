@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,9 +10,8 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.outcome import crash_of, findings_of
 from recompute_scan.diagnose.places import user_place
 from recompute_scan.diagnose.stacks import main_stack
-from recompute_scan.errors import InputError
 from recompute_scan.result import Checked, Result
-from recompute_scan.run_info import RunInfo, read_run_info, run_info_name, stacks_text_name
+from recompute_scan.run_info import RunInfo, accounts_in, stacks_text_name
 from recompute_scan.trace import Address
 
 _LONGEST_STACKS = 1 << 20
@@ -48,19 +46,11 @@ def ends_in(addresses: Sequence[Address]) -> Ends:
     """The ends of the run in a folder that ``run`` wrote; empty for anything else."""
     if len(addresses) != 1 or not (folder := Path(addresses[0])).is_dir():
         return Ends()
-    accounts = tuple(_accounts(folder))
+    accounts = accounts_in(folder)
     world = max((info.world_size for info in accounts), default=0)
     by_rank = {info.rank: info for info in accounts}
     ends = [_end(folder, rank, by_rank.get(rank)) for rank in range(world)]
     return Ends(accounts, tuple(end for end in ends if end is not None))
-
-
-def _accounts(folder: Path) -> list[RunInfo]:
-    found = []
-    for path in folder.glob(run_info_name(0).replace("0", "*")):
-        with suppress(InputError):
-            found.append(read_run_info(path))
-    return sorted(found, key=lambda info: info.rank)
 
 
 def _end(folder: Path, rank: int, info: RunInfo | None) -> RankEnd | None:

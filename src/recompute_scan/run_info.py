@@ -6,6 +6,7 @@ A run's folder holds, for each rank N that recorded::
     trace-rank<N>.json.gz    the profiled steps, without stacks
     stacks-rank<N>.json.gz   one more step, with Python stacks (call sites only, never times)
     run-rank<N>.json         this document
+    so-far-rank<N>.json      the same, of a rank that still records or that was killed
 
 and, once analysed, ``result.json`` and ``report.html``. A run that failed may also leave::
 
@@ -15,6 +16,7 @@ and, once analysed, ``result.json`` and ``report.html``. A run that failed may a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
@@ -29,6 +31,10 @@ from recompute_scan.errors import InputError
 RUN_SCHEMA = "recompute-scan-run/1"
 # Made by the one rank that reports on a failed run.
 CLAIM = ".reported"
+# Made by rank 0, for others to see whether they share the folder.
+WORD = ".word"
+# Made by a process that the script started itself, when everything was recorded.
+STOPPED = ".stopped"
 
 
 @dataclass(frozen=True)
@@ -156,12 +162,48 @@ def stacks_text_name(rank: int) -> str:
     return f"where-rank{rank}.txt"
 
 
+def so_far_name(rank: int) -> str:
+    """File name of what a rank would account for if it were killed now."""
+    return f"so-far-rank{rank}.json"
+
+
 def write_run_info(folder: Path, info: RunInfo) -> None:
     """Write the account beside the trace; the file appears whole or not at all."""
-    target = folder / run_info_name(info.rank)
+    _write(folder / run_info_name(info.rank), info)
+    (folder / so_far_name(info.rank)).unlink(missing_ok=True)
+
+
+def write_so_far(folder: Path, info: RunInfo) -> None:
+    """Write what is to count as the account if no other comes."""
+    _write(folder / so_far_name(info.rank), info)
+
+
+def _write(target: Path, info: RunInfo) -> None:
     partial = target.with_suffix(".part")
-    partial.write_bytes(encode_run_info(info))
-    partial.replace(target)
+    try:
+        partial.write_bytes(encode_run_info(info))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def accept_so_far(folder: Path) -> None:
+    """The run is over: what ranks that were killed had accounted for so far is their account."""
+    for path in folder.glob(so_far_name(0).replace("0", "*")):
+        rank = path.stem.rpartition("rank")[2]
+        target = folder / f"run-rank{rank}.json"
+        with suppress(OSError):
+            if not target.exists():
+                path.replace(target)
+
+
+def accounts_in(folder: Path) -> tuple[RunInfo, ...]:
+    """The accounts in a run's folder that can be read, by rank."""
+    found = []
+    for path in folder.glob(run_info_name(0).replace("0", "*")):
+        with suppress(InputError):
+            found.append(read_run_info(path))
+    return tuple(sorted(found, key=lambda info: info.rank))
 
 
 def encode_run_info(info: RunInfo) -> bytes:

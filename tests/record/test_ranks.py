@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 from recompute_scan.cli import cli
 from recompute_scan.errors import UsageError
-from recompute_scan.record import peers
 from recompute_scan.record.chosen import chosen
 from recompute_scan.record.peers import LastStep
 from recompute_scan.run_info import RunInfo, read_run_info
@@ -95,12 +94,11 @@ class Store:
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> list[LastStep]:
+def ends() -> list[LastStep]:
     store = Store()
-    monkeypatch.setattr(peers, "store_of_group", lambda: store)
     found = [LastStep(10), LastStep(10)]
     for end in found:
-        end.meet()
+        end.meet(store)
     return found
 
 

@@ -261,11 +261,13 @@ def _verify(
 def _report_run(folder: Path, info: RunInfo, command: str, machine: Machine) -> None:
     from recompute_scan.ends import ends_in
     from recompute_scan.record.launch import wait_for_ranks
+    from recompute_scan.run_info import accept_so_far
 
     if info.world_size > 1:
         there = wait_for_ranks(folder, info.world_size, _RANKS_TIMEOUT_S)
         if missing := sorted(set(range(info.world_size)) - set(there)):
             tell(f"recompute-scan: no account from ranks {missing}; reporting on the others")
+            accept_so_far(folder)
     if ends_in([folder]).failed:  # another rank failed, and not this one
         report_failure(folder, machine, launched=_COMMAND in os.environ)
         return

@@ -58,14 +58,18 @@ def _wait_for_report(claim: Path) -> None:
 def report_failed_ranks(folder: Path, machine: Machine) -> None:
     """Report on what the ranks left, if one of them says that it failed."""
     from recompute_scan.ends import ends_in
+    from recompute_scan.run_info import accept_so_far
 
+    accept_so_far(folder)
     if ends_in([folder]).failed:
         _report(folder, machine)
 
 
 def _report(folder: Path, machine: Machine) -> None:
     from recompute_scan.pipeline import analyse
+    from recompute_scan.run_info import accept_so_far
 
+    accept_so_far(folder)
     result = analyse([folder], progress, machine=machine)
     write_report(folder, result)
     print_report(folder, result, None)

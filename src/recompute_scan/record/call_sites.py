@@ -111,6 +111,12 @@ def is_user_code(frame: FrameType) -> bool:
     return not _is_generated(frame) and not _is_installed(frame)
 
 
+def is_library(module: str, file: str) -> bool:
+    """Whether code of this module and file is Python's, torch's or another library's."""
+    installed = file.startswith(_SKIPPED) or _in_library(file)
+    return installed or module.partition(".")[0] in _FRAMEWORKS
+
+
 def place_of(frame: FrameType) -> str:
     """``path:function`` of the frame's code, the path as below ``site-packages``."""
     name = str(frame.f_globals.get("__name__") or "")
@@ -157,8 +163,7 @@ def _is_generated(frame: FrameType) -> bool:
 
 
 def _is_installed(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file.startswith(_SKIPPED) or _in_library(file) or top_package(frame) in _FRAMEWORKS
+    return is_library(top_package(frame), frame.f_code.co_filename)
 
 
 def _is_library(frame: FrameType) -> bool:

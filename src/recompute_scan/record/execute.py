@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from recompute_scan.errors import UsageError
 
@@ -36,7 +36,7 @@ class StopRecording(SystemExit):
 class Outcome:
     """How the script ended, its exit status as Python gives it, and the error in one line."""
 
-    ending: Literal["finished", "stopped", "exited", "raised", "interrupted", "hung"]
+    ending: Literal["finished", "stopped", "exited", "raised", "interrupted", "hung", "killed"]
     exit_status: int
     error: str | None = None
 
@@ -89,6 +89,36 @@ def run_program(
             traceback.clear_frames(error.__traceback__)
             return Outcome("raised", 1, summary)
         return Outcome("finished", 0)
+
+
+def run_call(
+    call: Callable[[], Any],
+    returned: list[Any],
+    raised: list[BaseException],
+    on_failure: Callable[[BaseException], None],
+) -> Outcome:
+    """How the call ended. What it returned or raised is added to a list, for whoever made it;
+    nothing is printed. ``on_failure`` as for :func:`run_program`.
+    """
+    try:
+        returned.append(call())
+    except StopRecording as stop:
+        traceback.clear_frames(stop.__traceback__)
+        return Outcome("stopped", 0)
+    except SystemExit as error:
+        raised.append(error)
+        status = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+        if status:
+            on_failure(error)
+        return Outcome("exited", status)
+    except KeyboardInterrupt as error:
+        raised.append(error)
+        return Outcome("interrupted", 130)
+    except BaseException as error:
+        raised.append(error)
+        on_failure(error)
+        return Outcome("raised", 1, traceback.format_exception_only(type(error), error)[-1].strip())
+    return Outcome("finished", 0)
 
 
 def _load(target: str, is_module: bool, args: Sequence[str]) -> _Program:

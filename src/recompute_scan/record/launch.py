@@ -18,6 +18,8 @@ from recompute_scan.joining import VARIABLE
 from recompute_scan.run_info import read_run_info, run_info_name
 
 _POLL_S = 0.1
+# Of a process that the script started itself, as long as it has no other rank.
+_OWN_NUMBER = [0]
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -35,7 +37,7 @@ class RankFacts:
 
 def rank_facts() -> RankFacts:
     """This process's rank: from an initialised process group, else from its launcher's variables,
-    else 0 of 1.
+    else 0 of 1, or its number of 1 in a process that the script started.
 
     torchrun, accelerate and deepspeed set ``RANK`` and ``WORLD_SIZE`` before the script starts,
     Open MPI and launchers of the PMI kind their own; scripts under others tell torch only when they
@@ -48,7 +50,12 @@ def rank_facts() -> RankFacts:
         if rank_name in os.environ:
             rank, world_size = _number(rank_name, 0), _number(size_name, 1)
             return RankFacts(rank, world_size) if 0 <= rank < world_size else RankFacts(0, 1)
-    return RankFacts(0, 1)
+    return RankFacts(_OWN_NUMBER[0], 1)
+
+
+def started_as(number: int) -> None:
+    """The script started this process itself, after so many others."""
+    _OWN_NUMBER[0] = number
 
 
 def launch(nproc_per_node: int, argv: Sequence[str], module: str = "recompute_scan") -> int:

@@ -47,9 +47,9 @@ class LastStep:
         self._number = 0
         self._store: Any | None = None
 
-    def meet(self) -> None:
+    def meet(self, store: Any | None) -> None:
         """The warm-up is over: the others can be reached now, if ever."""
-        self._store = store_of_group()
+        self._store = store
 
     def wait(self, made: int) -> bool:
         """Ask that nobody stops until more is said; ``False`` where it is too late for that."""

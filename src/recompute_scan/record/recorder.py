@@ -10,15 +10,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from recompute_scan.record.chosen import DEFAULT, chosen
+from recompute_scan.record.collect import mark_folder
 from recompute_scan.record.execute import StopRecording
 from recompute_scan.record.launch import rank_facts
 from recompute_scan.record.memory import PeakMemory
-from recompute_scan.record.peers import LastStep
+from recompute_scan.record.peers import LastStep, store_of_group
 from recompute_scan.record.plan import Plan, Seen
 from recompute_scan.record.profiler import OtherProfilers, Window
 from recompute_scan.record.progress import Progress
@@ -49,6 +50,7 @@ class Recorder:
         stacks: File name of the trace with stacks, once written.
         profiled: Complete steps in the trace.
         chosen: Whether this rank is to record; known once the warm-up is over.
+        store: The store of the script's process group, once the warm-up is over.
         ranks: This process among the others, as last known.
         warnings: What the person should know.
         failure: Why recording had to be given up.
@@ -65,6 +67,7 @@ class Recorder:
         begin_marking: Callable[[], None],
         memory: PeakMemory | None = None,
         recording_ranks: str = DEFAULT,
+        on_kept: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan = plan
         self._folder = folder
@@ -74,8 +77,10 @@ class Recorder:
         self._begin_marking = begin_marking
         self._memory = memory
         self._recording_ranks = recording_ranks
+        self._on_kept = on_kept
         self._last_step = LastStep(plan.wanted)
         self.chosen = True
+        self.store: Any | None = None
         self.ranks = rank_facts()
         self._progress = Progress(wanted=self.ranks.rank == 0)
         self._phase = Phase.WARMUP
@@ -154,6 +159,7 @@ class Recorder:
                 self._keep_times(self._timer)
         if self._phase is Phase.WARMUP:
             self.warmup_steps = self._counter.steps
+            self.ranks = rank_facts()
         self._progress.clear()
 
     def abandon(self) -> None:
@@ -217,12 +223,15 @@ class Recorder:
         self.timed_ms = timer.milliseconds()
         if self._memory is not None:
             self._memory.end()
+        self._on_kept()
 
     def _settle_device(self) -> None:
         # Asked only now, and only whether the script itself has started CUDA: to start it here
         # would break a script that forks later, and would record a GPU that nobody uses.
         self.ranks = rank_facts()  # now, because the script may leave its group before it ends
-        self._last_step.meet()
+        self.store = store_of_group()
+        self._last_step.meet(self.store)
+        mark_folder(self._folder, self.store, self.ranks.rank)
         self._choose()
         wanted = self._wanted_device
         used = torch.cuda.is_available() and torch.cuda.is_initialized()
@@ -238,7 +247,10 @@ class Recorder:
                 "of this run; the first and the last were recorded."
             )
             recording = chosen(DEFAULT, self.ranks.world_size)
-        self.chosen = self.ranks.rank in recording
+        self.chosen = self.ranks.world_size == 1 or self.ranks.rank in recording
+        if self.ranks.rank != 0:
+            self._progress.clear()
+            self._progress = Progress(wanted=False)
 
     def _open(self, *, lead: int) -> None:
         if not self.chosen:
@@ -282,6 +294,7 @@ class Recorder:
             name = f"trace-rank{rank}.json.gz"
             window.export(self._folder / name)
             self.trace, self.profiled = name, window.completed
+            self._on_kept()
         else:
             self._progress.show("writing the stacks")
             name = f"stacks-rank{rank}.json.gz"

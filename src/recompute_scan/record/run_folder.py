@@ -11,7 +11,14 @@ import torch
 from recompute_scan.errors import UsageError
 from recompute_scan.record.launch import rank_facts
 from recompute_scan.record.plan import Plan
-from recompute_scan.run_info import CLAIM, run_info_name, stacks_text_name
+from recompute_scan.run_info import (
+    CLAIM,
+    STOPPED,
+    WORD,
+    run_info_name,
+    so_far_name,
+    stacks_text_name,
+)
 
 
 def check_plan(plan: Plan, *, measuring: bool = False) -> None:
@@ -45,14 +52,12 @@ def prepare(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # What an earlier run left must not pass for this one's.
-        for name in _files(facts.rank):
-            (folder / name).unlink(missing_ok=True)
+        _take_out(folder, _files(facts.rank))
         if facts.rank == 0:
-            (folder / CLAIM).unlink(missing_ok=True)
+            _take_out(folder, (CLAIM, STOPPED, WORD))
             rank = facts.world_size
-            while (folder / run_info_name(rank)).exists():
-                for name in _files(rank):
-                    (folder / name).unlink(missing_ok=True)
+            while any((folder / name).exists() for name in _accounts(rank)):
+                _take_out(folder, _files(rank))
                 rank += 1
         if not os.access(folder, os.W_OK):
             raise PermissionError(13, os.strerror(13))
@@ -65,11 +70,20 @@ def cannot_write(folder: Path, error: OSError) -> UsageError:
     return UsageError("E206", f"Cannot write to the output folder {folder}.", why=error.strerror)
 
 
+def _take_out(folder: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _accounts(rank: int) -> tuple[str, ...]:
+    return run_info_name(rank), so_far_name(rank)
+
+
 def _files(rank: int) -> tuple[str, ...]:
     return (
         f"trace-rank{rank}.json.gz",
         f"stacks-rank{rank}.json.gz",
         f"flight-rank{rank}.json",
         stacks_text_name(rank),
-        run_info_name(rank),
+        *_accounts(rank),
     )

@@ -13,7 +13,7 @@ from recompute_scan.record.bypass import Removal
 from recompute_scan.record.runner import RunOptions
 from recompute_scan.record.trial import run_trial
 from recompute_scan.result import Checkpoint, Result
-from recompute_scan.run_info import RunInfo, read_run_info
+from recompute_scan.run_info import accounts_in
 from recompute_scan.verification import Trial, verified
 
 _ROUNDS = 2
@@ -50,7 +50,7 @@ def verify(
     if without_checkpointing:
         ways["without-checkpointing"] = replace(options, without_checkpointing=True)
     trials: dict[str, list[Trial]] = {name: [] for name in ways}
-    before = [Trial(tuple(_accounts(options.output)), result=result)]
+    before = [Trial(accounts_in(options.output), result=result)]
     for number in range(1, _ROUNDS + 1) if ways else ():
         order = dict(ways) if number == 1 else {"unchanged": options, **ways}
         for name, way in order.items():
@@ -105,17 +105,11 @@ def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None
         options, output=folder, steps=options.steps if traced else 0, keep_going=False
     )
     status = run_trial(options, nproc_per_node, folder / "output.txt")
-    accounts = tuple(_accounts(folder))
+    accounts = accounts_in(folder)
     result = None
     if traced and any(account.trace is not None for account in accounts):
         result = _analysed(folder)
     return Trial(accounts, status, result)
-
-
-def _accounts(folder: Path) -> list[RunInfo]:
-    """The accounts in a folder, rank 0 first; a rank that was killed leaves none."""
-    found = [read_run_info(path) for path in folder.glob("run-rank*.json")]
-    return sorted(found, key=lambda info: info.rank)
 
 
 def _analysed(folder: Path) -> Result | None:

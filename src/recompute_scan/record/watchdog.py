@@ -59,6 +59,7 @@ class Watchdog:
         timeout_s: Seconds without progress before the run is ended; 0 for never.
         steps: How many steps were made so far.
         on_hang: Called in the watchdog's thread with this rank's end; must end the process.
+        waits: Whether it is no hang that nothing moves here now.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class Watchdog:
         timeout_s: float,
         steps: Callable[[], int],
         on_hang: Callable[[RankEnd], None],
+        waits: Callable[[], bool] = lambda: False,
     ) -> None:
         self._folder = folder
         self._limits = Limits(timeout_s)
         self._steps = steps
         self._on_hang = on_hang
+        self._waits = waits
         self._main = threading.get_ident()
         self._stopped = threading.Event()
         self._beats = 0
@@ -126,7 +129,7 @@ class Watchdog:
             ranks = rank_facts()
             now, mark_now, used_now = time.monotonic(), self._mark(), time.process_time()
             computed = ranks.world_size == 1 and used_now - used > _BUSY * look
-            if mark_now != mark or computed:
+            if mark_now != mark or computed or self._waits():
                 mark, moved_at, told = mark_now, now, False
             used = used_now
             silent = now - moved_at >= timeout

@@ -1,0 +1,256 @@
+"""One process under observation: step hooks, checkpoint probe, watchdog, and its account."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from recompute_scan.crash import RankEnd
+from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
+from recompute_scan.record.account import account_of
+from recompute_scan.record.bypass import Bypass, Removal
+from recompute_scan.record.chosen import DEFAULT
+from recompute_scan.record.collect import receive, send
+from recompute_scan.record.execute import Outcome
+from recompute_scan.record.failure import end_of
+from recompute_scan.record.gauges import Gauges
+from recompute_scan.record.launch import wait_for_ranks
+from recompute_scan.record.plan import Plan
+from recompute_scan.record.probe import Probe
+from recompute_scan.record.recorder import Recorder
+from recompute_scan.record.run_folder import cannot_write
+from recompute_scan.record.steps import StepCounter, StepHooks
+from recompute_scan.record.watchdog import HUNG, Watchdog
+from recompute_scan.run_info import RunInfo, write_run_info, write_so_far
+
+# What a shell says of a process that was killed.
+KILLED = 137
+# What observes now, with the process that it belongs to: a forked one inherits its parent's.
+_ACTIVE: list[tuple[int, list[Callable[[], None]]]] = []
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What to run and how much of it to record.
+
+    Attributes:
+        target: Path of the script, or name of the module.
+        is_module: Whether ``target`` is a module, as with ``python -m``.
+        args: The script's own arguments.
+        output: Folder for the traces and the account; made when missing.
+        steps: Steps profiled without stacks, at least 1; where steps are measured, 0 will do.
+        warmup: Steps before anything is recorded, at least 1.
+        timing_steps: Steps timed without the profiler; 0 for none.
+        device: What to record; ``auto`` records the GPU where the script uses one.
+        keep_going: Let the script run to its end after the last recorded step.
+        measure: Measure memory and losses too, from seeds that are the same in every run.
+        removals: Checkpoints to take out in memory.
+        without_checkpointing: Take out every checkpoint.
+        timeout_s: Seconds without progress after which a run is ended; 0 for never.
+        ranks: The ranks to record, as :func:`recompute_scan.record.chosen.chosen` reads them; the
+            others count and time their steps, and stop with them.
+    """
+
+    target: str
+    is_module: bool
+    args: tuple[str, ...]
+    output: Path
+    steps: int = 5
+    warmup: int = 3
+    timing_steps: int = 10
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    keep_going: bool = False
+    measure: bool = False
+    removals: tuple[Removal, ...] = ()
+    without_checkpointing: bool = False
+    timeout_s: float = 0.0
+    ranks: str = DEFAULT
+
+
+def observe(
+    options: RunOptions,
+    folder: Path,
+    program: Callable[[Callable[[BaseException], None]], Outcome],
+    *,
+    on_hang: Callable[[RunInfo], None] = lambda _: None,
+    keep: Callable[[RunInfo], bool] = lambda _: True,
+    waits: Callable[[], bool] = lambda: False,
+) -> RunInfo:
+    """This process's account of the program, which it runs.
+
+    Traces are written as soon as they are recorded, and with each of them the account so far,
+    which is taken for the account where the process is killed.
+
+    Args:
+        options: How much to record.
+        folder: The run's folder, absolute: the script may change the current directory.
+        program: Runs the script; gets what to call with an exception that ends it.
+        on_hang: As for :func:`recompute_scan.record.runner.record`.
+        keep: Whether to write this account.
+        waits: Whether the program may stand still now, because others work for it.
+
+    Raises:
+        UsageError: The account cannot be written (``E206``).
+    """
+    plan = Plan(warmup=options.warmup, timing=options.timing_steps, steps=options.steps)
+    probe = Probe(Path.cwd())
+    counter = StepCounter()
+    gauges = Gauges() if options.measure else None
+
+    target = f"-m {options.target}" if options.is_module else options.target
+
+    def account(outcome: Outcome, end: RankEnd | None) -> RunInfo:
+        failure = _how_it_failed(outcome) if outcome.exit_status else None
+        return account_of(
+            recorder, probe, plan, target, failure=failure, status=outcome.exit_status, end=end
+        )
+
+    def so_far() -> None:
+        end = RankEnd(rank=None, ending="killed", steps=counter.steps)
+        info = account(Outcome("killed", KILLED), end)
+        with suppress(OSError):
+            write_so_far(folder, info)
+
+    recorder = Recorder(
+        plan,
+        folder,
+        device=options.device,
+        keep_going=options.keep_going,
+        counter=counter,
+        begin_marking=probe.begin,
+        memory=gauges.memory if gauges else None,
+        recording_ranks=options.ranks,
+        on_kept=so_far,
+    )
+    everything = options.without_checkpointing
+    bypassing = bool(options.removals) or everything
+    bypass = Bypass(probe, options.removals, everything=everything)
+    hooks = StepHooks(counter, _Boundaries(recorder, probe, keeps_probe=bypassing))
+    ends: list[RankEnd] = []
+
+    def failed(error: BaseException) -> None:
+        seen = [NO_INPUT_GRAD] if probe.untrained.suspected else []
+        ends.append(end_of(error, counter.steps, seen, probe.entered))
+
+    def hung(end: RankEnd) -> None:
+        recorder.abandon()
+        end = replace(end, regions=dict(probe.entered))
+        info = account(Outcome("hung", HUNG), end)
+        _leave(folder, info, watchdog.patience_s, on_hang)
+
+    watchdog = Watchdog(folder, options.timeout_s, lambda: counter.steps, hung, waits)
+    active = os.getpid(), [hooks.remove, recorder.others.remove, bypass.remove, probe.remove]
+    _ACTIVE.append(active)
+    probe.install()
+    if bypassing:
+        bypass.install()
+    if gauges is not None:
+        gauges.install()
+    recorder.others.install()
+    hooks.install()
+    watchdog.start()
+    try:
+        outcome = program(failed)
+    finally:
+        watchdog.stop()
+        hooks.remove()
+        recorder.finish()
+        recorder.others.remove()
+        if gauges is not None:
+            gauges.remove()
+        bypass.remove()
+        probe.remove()
+        _ACTIVE.remove(active)
+    info = account(outcome, ends[0] if ends else None)
+    if gauges is not None:
+        info = replace(info, measured=gauges.measurements(bypass.calls))
+    if outcome.ending == "stopped":
+        _leave_groups()
+    if recorder.store is not None and outcome.ending in ("stopped", "finished"):
+        info = _bring_together(folder, recorder.store, info)
+    if keep(info):
+        try:
+            write_run_info(folder, info)
+        except OSError as error:
+            raise cannot_write(folder, error) from None
+    return info
+
+
+def _bring_together(folder: Path, store: Any, info: RunInfo) -> RunInfo:
+    if info.rank:
+        send(folder, store, info)
+        return info
+    return replace(info, warnings=(*info.warnings, *receive(folder, store, info.world_size)))
+
+
+def forget_parent() -> None:
+    """In a forked process: take out what its parent had installed, which observes the parent."""
+    while _ACTIVE and _ACTIVE[-1][0] != os.getpid():
+        for remove in _ACTIVE.pop()[1]:
+            remove()
+
+
+def _how_it_failed(outcome: Outcome) -> str:
+    if outcome.ending == "raised":
+        return f"The script raised {outcome.error}."
+    if outcome.ending == "interrupted":
+        return "The script was interrupted."
+    if outcome.ending == "killed":
+        return "The process was ended from outside."
+    if outcome.ending == "hung":
+        return "The script made no progress and was ended."
+    return f"The script ended with exit status {outcome.exit_status}."
+
+
+@dataclass(frozen=True)
+class _Boundaries:
+    """The step boundaries go to the recorder, once the gradients have been looked at.
+
+    With the last recorded step the probe goes, unless checkpoints are to stay out.
+    """
+
+    recorder: Recorder
+    probe: Probe
+    keeps_probe: bool
+
+    def restart(self) -> None:
+        self.recorder.restart()
+
+    def boundary(self) -> None:
+        if not self.recorder.done:
+            self.probe.look_at_gradients()
+        self.recorder.boundary()
+        if self.recorder.done and not self.keeps_probe:
+            self.probe.remove()
+            self.recorder.others.remove()
+
+
+def _leave(
+    folder: Path, info: RunInfo, patience_s: float, on_hang: Callable[[RunInfo], None]
+) -> None:
+    """End this process, which hangs, once the account is written and the others' are there."""
+    try:
+        write_run_info(folder, info)
+        # The first process that ends makes a launcher end the others.
+        wait_for_ranks(folder, info.world_size, patience_s)
+        on_hang(info)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(HUNG)
+
+
+def _leave_groups() -> None:
+    gc.collect()  # data-loader workers end with the script's frames, which are gone by now
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()

@@ -1,0 +1,93 @@
+"""What ranks on other file systems recorded comes to rank 0, through the store and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from recompute_scan.record import collect
+from recompute_scan.run_info import RunInfo, read_run_info, run_info_name, write_run_info
+
+TRACE = bytes(range(256)) * 9000  # more than one piece
+
+
+def account(rank: int) -> RunInfo:
+    return RunInfo(
+        rank=rank,
+        world_size=2,
+        status="complete",
+        exit_status=0,
+        device="cpu",
+        warmup_steps=1,
+        timed_steps_ms=(1.5,),
+        profiled_steps=1,
+        trace=f"trace-rank{rank}.json.gz",
+        stacks=None,
+    )
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> tuple[Path, Path]:
+    """Folders of two nodes; the second holds what rank 1 left."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    (second / "trace-rank1.json.gz").write_bytes(TRACE)
+    return first, second
+
+
+def test_a_private_folder_is_sent(nodes: tuple[Path, Path]) -> None:
+    first, second = nodes
+    store = HashStore()
+    collect.mark_folder(first, store, 0)
+    collect.send(second, store, account(1))
+    assert collect.receive(first, store, 2) == ()
+    assert (first / "trace-rank1.json.gz").read_bytes() == TRACE
+    assert read_run_info(first / run_info_name(1)) == account(1)
+    assert sorted(path.name for path in first.iterdir()) == [
+        "run-rank1.json",
+        "trace-rank1.json.gz",
+    ]
+
+
+def test_a_shared_folder_is_not(nodes: tuple[Path, Path]) -> None:
+    _, second = nodes
+    store = HashStore()
+    collect.mark_folder(second, store, 0)
+    collect.send(second, store, account(1))
+    assert json.loads(store.get("rank1")) == {"files": [], "left": None}
+    write_run_info(second, account(1))
+    assert collect.receive(second, store, 2) == ()
+
+
+def test_what_is_too_large_is_said_to_lie_where_it_is(
+    nodes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = nodes
+    monkeypatch.setattr(collect, "MOST_BYTES", len(TRACE) - 1)
+    store = HashStore()
+    collect.mark_folder(first, store, 0)
+    collect.send(second, store, account(1))
+    (said,) = collect.receive(first, store, 2)
+    assert "rank 1" in said
+    assert f":{second}: copy them into {first}" in said
+    assert [path.name for path in first.iterdir()] == ["run-rank1.json"]
+
+
+def test_names_that_are_no_rank_s_files_are_not_written(nodes: tuple[Path, Path]) -> None:
+    first, _ = nodes
+    store = HashStore()
+    store.set("rank1/../x/0", "no")
+    store.set("rank1", json.dumps({"files": [["../x", 1]], "left": None}))
+    assert collect.receive(first, store, 2) == ()
+    assert not (first.parent / "x").exists()
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_for_ever(
+    nodes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "_TIMEOUT_S", 0.2)
+    assert collect.receive(nodes[0], HashStore(), 2) == ()
