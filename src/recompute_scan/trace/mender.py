@@ -21,6 +21,7 @@ _HOPELESS = 200
 _SAMPLE = 50
 # A longer event is none.
 _LONGEST = 1 << 20
+_WINDOW, _WINDOW_GROWS = 256, 16
 
 
 class Mender:
@@ -93,9 +94,7 @@ class Mender:
             brace = data.find(b"{", start)
             count(self._health, "events_dropped")
             return [], brace if brace >= 0 else len(data)
-        # No further than to where the next event seems to begin: the end may be missing.
-        border = BETWEEN_EVENTS.search(data, start, start + _LONGEST)
-        end = object_end(data, start, (border.start() + 1 if border else start + _LONGEST) - start)
+        end = _end(data, start)
         if end > 0 and (event := self.decoded(data[start:end])):
             return [event], end
         ends = [found.end() for found in islice(_MAY_END.finditer(data, start), _ENDS)]
@@ -135,3 +134,15 @@ class Mender:
         if len(events) != 1:
             raise msgspec.DecodeError("not one event")
         return events[0]
+
+
+def _end(data: bytes, start: int) -> int:
+    """Where the object ends, before another event seems to begin; -1 where it does not."""
+    # Through a window that grows: nothing far behind is looked at for the sake of a short event.
+    window = _WINDOW
+    while True:
+        border = BETWEEN_EVENTS.search(data, start, start + window)
+        end = object_end(data, start, border.start() + 1 - start if border else window)
+        if end > 0 or border or window >= _LONGEST or start + window >= len(data):
+            return end
+        window *= _WINDOW_GROWS
