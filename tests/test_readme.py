@@ -141,13 +141,6 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_what_is_not_there_yet_is_not_there() -> None:
-    (line,) = re.findall(r"^- Not there yet: (.*?)\.$", README, re.MULTILINE | re.DOTALL)
-    named = set(re.findall(r"`(\w+)`", line))
-    assert named
-    assert not named & set(cli.commands)
-
-
 def test_the_steps_of_run_are_its_defaults() -> None:
     defaults = {option.name: option.default for option in cli.commands["run"].params}
     rows = re.findall(r"^\| (\d+) \|[^|]*\(`--([\w-]+)`\) \|$", README, re.MULTILINE)

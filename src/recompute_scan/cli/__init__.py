@@ -16,6 +16,7 @@ from recompute_scan.cli.analyze import analyze
 from recompute_scan.cli.bundle import bundle
 from recompute_scan.cli.check import check
 from recompute_scan.cli.compare import compare
+from recompute_scan.cli.doctor import doctor
 from recompute_scan.cli.explain import explain
 from recompute_scan.cli.output import tell
 from recompute_scan.cli.report import report
@@ -37,7 +38,7 @@ def cli() -> None:
     """  # noqa: D301 - \\b is the character by which click keeps lines as they are
 
 
-for _command in (run, analyze, report, compare, explain, bundle, check):
+for _command in (run, analyze, report, compare, explain, bundle, check, doctor):
     cli.add_command(_command)
 
 

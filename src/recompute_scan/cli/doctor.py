@@ -1,0 +1,41 @@
+"""``recompute-scan doctor``: what is installed here, and what that allows."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+
+import click
+
+from recompute_scan.cli.output import debug_option
+
+_COLORS = {"ok": "green", "missing": None, "problem": "red"}
+_WIDTH = 80
+
+
+@click.command(short_help="Say what is installed, and what that allows.")
+@debug_option
+def doctor(debug: bool) -> int:
+    """Look at what is installed: torch and its GPUs, launchers, the optional packages.
+
+    A line that begins with `missing` names something that only some uses need.
+    """
+    from recompute_scan.installation import heading, look
+    from recompute_scan.report.escape import visible
+
+    lines = look()
+    click.echo(f"{heading()}\n")
+    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    wide = max(len(line.purpose) for line in lines)
+    for line in lines:
+        state = click.style(
+            f"{line.state:<9}", fg=_COLORS[line.state], bold=line.state != "missing"
+        )
+        margin = 9 + wide + 2
+        said = textwrap.wrap(visible(line.said, 400), _WIDTH - margin, break_on_hyphens=False)
+        first, *more = said or [""]
+        click.echo(f"{state}{line.purpose:<{wide}}  {first}", color=color)
+        for each in more:
+            click.echo(" " * margin + each)
+    return 0
