@@ -13,14 +13,17 @@ from recompute_scan._version import __version__
 
 if TYPE_CHECKING:
     from recompute_scan.api import analyze, compare, load_result
+    from recompute_scan.record.recording import record
     from recompute_scan.scan import Scan
 
-__all__ = ["Scan", "__version__", "analyze", "compare", "load_result", "step"]
+__all__ = ["Scan", "__version__", "analyze", "compare", "load_result", "record", "step"]
 
 _WHERE = {"Scan": "scan", "analyze": "api", "compare": "api", "load_result": "api"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "record":  # a package that can be called
+        return importlib.import_module(f"{__name__}.record")
     if name in _WHERE:  # only when it is used
         return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,14 @@
 """Recording: run the user's script unchanged and keep the traces. The only part that needs torch.
 
-Importing it without torch raises :class:`~recompute_scan.errors.MissingExtra`.
+Importing it without torch raises :class:`~recompute_scan.errors.MissingExtra`. The package can
+be called: ``recompute_scan.record(steps=5)`` is :func:`recompute_scan.record.recording.record`.
 """
 
 from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
 
 from recompute_scan.errors import MissingExtra
 
@@ -13,4 +18,16 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("torch", "wrapt"):
         raise
-    raise MissingExtra(error.name, "torch", "`recompute-scan run`") from None
+    raise MissingExtra(error.name, "torch", "Recording") from None
+
+
+class _Callable(ModuleType):
+    """A package whose name is also that of a function."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from recompute_scan.record.recording import record  # noqa: PLC0415 - not for `run`
+
+        return record(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -98,8 +98,22 @@ class Recorder:
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will be recorded."""
+        """Whether nothing more will be recorded, if this rank was to record at all."""
         return self._phase is Phase.DONE
+
+    @property
+    def idle(self) -> bool:
+        """Whether this rank records nothing from here on."""
+        return self._phase in (Phase.DONE, Phase.COUNTING)
+
+    @property
+    def over(self) -> bool:
+        """Need nobody go on? One of several ranks stops when the others do, whatever became of
+        its own recording.
+        """
+        if self.ranks.world_size == 1:
+            return self.done
+        return self._last_step.passed(self._counter.steps)
 
     @property
     def seen(self) -> Seen:
@@ -138,7 +152,7 @@ class Recorder:
             except Exception as error:
                 # Whatever goes wrong in recording is ours to report, never the script's.
                 self._fail(error)
-        if not self._keep_going and self._over():
+        if not self._keep_going and self.over:
             self._progress.clear()
             raise StopRecording(0)
 
@@ -169,14 +183,6 @@ class Recorder:
         if self._phase is Phase.WARMUP:
             self.warmup_steps = self._counter.steps
         self._progress.clear()
-
-    def _over(self) -> bool:
-        """Need the script not go on? One of several ranks stops when the others do, whatever
-        became of its own recording.
-        """
-        if self.ranks.world_size == 1:
-            return self._phase is Phase.DONE
-        return self._last_step.passed(self._counter.steps)
 
     def _advance(self) -> None:
         if self._phase is Phase.WARMUP:

@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from recompute_scan import _step
 from recompute_scan.record.patches import Patches
 
-_EXPLICIT = "recompute_scan.step()"
+EXPLICIT = "recompute_scan.step()"
 _MARK = "_recompute_scan_wrapped"
 
 
@@ -51,7 +51,7 @@ class StepCounter:
     @property
     def explicit(self) -> bool:
         """Whether the script marks its steps itself."""
-        return self._ender == _EXPLICIT
+        return self._ender == EXPLICIT
 
     def freeze(self) -> None:
         """Settle what ends a step; optimizers not seen until now are ignored from here on."""
@@ -63,10 +63,10 @@ class StepCounter:
         Returns:
             Whether the idea of what ends a step has changed with it, and whether it ends one.
         """
-        if self.explicit and event != _EXPLICIT:
+        if self.explicit and event != EXPLICIT:
             return False, False
         before = self._ender
-        if event == _EXPLICIT and not self.explicit:
+        if event == EXPLICIT and not self.explicit:
             self._counts = {event: 1}
             self._ender = event
             return before is not None, True
@@ -108,7 +108,7 @@ class StepHooks:
         patch = getattr(Optimizer, "_patch_step_function", None)
         if patch is not None:
             self._patches.replace(Optimizer, "_patch_step_function", self._patching(patch))
-        self._patches.replace(_step, "on_step", lambda: self._saw(_EXPLICIT))
+        self._patches.replace(_step, "on_step", lambda: self._saw(EXPLICIT))
 
     def remove(self) -> None:
         """Stop listening. A ``step`` that somebody got hold of meanwhile passes calls through."""

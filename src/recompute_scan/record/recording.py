@@ -1,0 +1,312 @@
+"""Record a training loop from inside: the same marks, timed steps and traces as ``run`` makes.
+
+The loop says where its steps end. With the last one that is recorded everything of ours is taken
+out of the process again, and the loop goes on as if nothing had been there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from recompute_scan import _step
+from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
+from recompute_scan.errors import RunError, ScanError, UsageError
+from recompute_scan.pipeline import analyse
+from recompute_scan.record.account import account_of
+from recompute_scan.record.failure import end_of
+from recompute_scan.record.launch import wait_for_ranks
+from recompute_scan.record.plan import Plan, Wording
+from recompute_scan.record.probe import Probe
+from recompute_scan.record.recorder import Recorder
+from recompute_scan.record.run_folder import cannot_write, check_device, check_plan, prepare
+from recompute_scan.record.steps import EXPLICIT, StepCounter
+from recompute_scan.report.folder import write_report
+from recompute_scan.run_info import RunInfo, write_run_info
+from recompute_scan.scan import Scan
+
+# How long rank 0 waits for the accounts of the others, which end with the same step.
+_RANKS_TIMEOUT_S = 30.0
+_INTERRUPTED = 130
+_WORDING = Wording(
+    who="The loop",
+    no_step="step() of the recording was never called, so no training step could be told from the "
+    "next. Call it at the end of each step.",
+    fits="record(steps={steps}, warmup=1, timing_steps=0)",
+)
+_current: Recording | None = None
+
+
+class _Home:
+    """The folder of a recording; one of our own is deleted when nobody needs it any more."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.lasting = folder is not None
+        # Absolute, because the loop may change the current directory.
+        self.path = (
+            folder.absolute()
+            if folder is not None
+            else Path(tempfile.mkdtemp(prefix="recompute-scan-"))
+        )
+        if not self.lasting:
+            weakref.finalize(self, _delete, self.path, os.getpid())
+
+
+def _delete(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # not in a forked child, which has it too
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Live:
+    """What is at work while a recording is under way."""
+
+    plan: Plan
+    home: _Home
+    probe: Probe
+    counter: StepCounter
+    recorder: Recorder
+
+    def install(self) -> None:
+        self.probe.install()
+        self.recorder.others.install()
+
+    def remove(self) -> None:
+        self.recorder.finish()
+        self.recorder.others.remove()
+        self.probe.remove()
+
+
+class Recording:
+    """A recording of a training loop; made by :func:`record`, and used in a ``with`` statement.
+
+    Attributes:
+        info: This rank's account, once recording is over; ``None`` before.
+    """
+
+    def __init__(
+        self, plan: Plan, device: Literal["auto", "cpu", "cuda"], folder: Path | None
+    ) -> None:
+        self._plan = plan
+        self._device = device
+        self._folder = folder
+        self._home: _Home | None = None
+        self._live: _Live | None = None
+        self._unwritten: UsageError | None = None
+        self._scan: Scan | None = None
+        self.info: RunInfo | None = None
+
+    def __enter__(self) -> Recording:
+        self.begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.end(error)
+
+    @property
+    def done(self) -> bool:
+        """Whether everything is recorded; true after the same step on every rank."""
+        return self._live is None and self.info is not None
+
+    @property
+    def scan(self) -> Scan:
+        """What the recorded steps show, those of all ranks where the folder has them.
+
+        Analysed when first asked for; available once :attr:`done`, and after the block.
+
+        Raises:
+            UsageError: The recording has not begun or is under way (``E231``), or its folder
+                could not be written (``E206``).
+            RunError: No trace came out of it (``E309``); the second line says why.
+        """
+        if self._live is not None or self.info is None or self._home is None:
+            raise UsageError(
+                "E231",
+                "There is no scan yet: the recording has not ended.",
+                hint="ask for .scan after the `with` block, or when .done is true",
+            )
+        if self._scan is None:
+            self._scan = self._analysed(self.info, self._home)
+        return self._scan
+
+    def begin(self) -> None:
+        """Begin to watch, as entering the block does. The model is best made after this.
+
+        Raises:
+            UsageError: This process is being recorded already (``E230``), or the folder cannot
+                be written (``E206``).
+        """
+        global _current
+        if _current is not None or _step.on_step is not None:
+            who = "recompute-scan run" if _current is None else "another recording"
+            raise UsageError(
+                "E230",
+                "This process is being recorded already.",
+                why=f"{who} is under way, and torch runs one profiler at a time",
+                hint="end the other one first: its `with` block, or its end()",
+            )
+        home = _Home(self._folder)
+        prepare(home.path)
+        self._home, self._scan, self._unwritten, self.info = home, None, None, None
+        probe, counter = Probe(Path.cwd()), StepCounter()
+        recorder = Recorder(
+            self._plan,
+            home.path,
+            device=self._device,
+            keep_going=True,
+            counter=counter,
+            begin_marking=probe.begin,
+        )
+        self._live = _Live(self._plan, home, probe, counter, recorder)
+        _current = self
+        self._live.install()
+
+    def step(self) -> None:
+        """A training step has ended: call this at the end of each, behind the optimizer's step.
+
+        Once everything is recorded it does nothing.
+
+        Raises:
+            UsageError: The recording has not begun (``E231``).
+        """
+        live = self._live
+        if live is None:
+            if self._home is None:
+                raise UsageError(
+                    "E231",
+                    "step() was called before the recording began.",
+                    hint="with recompute_scan.record(steps=5) as recording: …",
+                )
+            return
+        live.counter.saw(EXPLICIT)
+        if self.info is None:
+            live.probe.look_at_gradients()
+        live.recorder.boundary()
+        if live.recorder.idle and self.info is None:
+            self._leave(live)
+        if live.recorder.over:
+            self._live = None
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End it, as leaving the block does: nothing of ours is left in the process.
+
+        Where a folder was given and nothing failed, rank 0 writes the result and the page too.
+        A recording that gave no trace is warned of.
+
+        Args:
+            error: What ended the loop, if it failed.
+        """
+        live, self._live = self._live, None
+        if live is not None and self.info is None:
+            self._leave(live, error)
+        if error is not None or self.info is None or self.info.rank != 0 or self._home is None:
+            return
+        if self._home.lasting or self.info.trace is None:
+            try:
+                _ = self.scan
+            except ScanError as said:
+                warnings.warn(f"recompute-scan: {said}", RuntimeWarning, stacklevel=3)
+
+    def _leave(self, live: _Live, error: BaseException | None = None) -> None:
+        """Take everything out of the process, and write the account."""
+        global _current
+        try:
+            live.remove()
+        finally:
+            _current = None
+        end = failure = None
+        status = 0
+        if isinstance(error, Exception):
+            seen = [NO_INPUT_GRAD] if live.probe.untrained.suspected else []
+            end = end_of(error, live.counter.steps, seen, live.probe.entered)
+            failure, status = f"The loop raised {type(error).__name__}: {error}.", 1
+        elif isinstance(error, KeyboardInterrupt):
+            failure, status = "The loop was interrupted.", _INTERRUPTED
+        self.info = account_of(
+            live.recorder,
+            live.probe,
+            live.plan,
+            _target(),
+            failure=failure,
+            status=status,
+            end=end,
+            wording=_WORDING,
+        )
+        try:
+            write_run_info(live.home.path, self.info)
+        except OSError as unwritten:
+            self._unwritten = cannot_write(live.home.path, unwritten)
+
+    def _analysed(self, info: RunInfo, home: _Home) -> Scan:
+        if self._unwritten is not None:
+            raise self._unwritten
+        if home.lasting and info.world_size > 1:
+            wait_for_ranks(home.path, info.world_size, _RANKS_TIMEOUT_S)
+        elif info.trace is None and info.end is None:
+            why = " ".join(filter(None, (info.message, *info.warnings)))
+            if not info.chosen:
+                why = f"of {info.world_size} ranks, rank {info.rank} was not one to be recorded"
+            raise RunError("E309", "The recording gave no trace.", why=why)
+        scan = Scan(analyse([home.path]), (str(home.path),), keeps=home)
+        if home.lasting and info.rank == 0:
+            write_report(home.path, scan.result)
+        return scan
+
+
+def record(
+    steps: int = 5,
+    *,
+    warmup: int = 3,
+    timing_steps: int = 10,
+    folder: str | os.PathLike[str] | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> Recording:
+    """A recording of the training loop in its ``with`` block, which calls ``step()``.
+
+    ::
+
+        with recompute_scan.record(steps=5) as recording:
+            for batch in data:
+                ...
+                optimizer.step()
+                recording.step()
+        print(recording.scan.verdict)
+
+    The steps are used as those of ``recompute-scan run`` are: warm-up, timed, one that warms the
+    profiler up, profiled, one with Python stacks; 20 by default. What comes after them runs as if
+    nothing had been there.
+
+    Args:
+        steps: Steps to profile, 1 or more.
+        warmup: Steps before anything is recorded, 1 or more.
+        timing_steps: Steps to time without the profiler; 0 for none.
+        folder: Where traces, the account, the result and its page go, one folder for all ranks of
+            a run; ``None`` for a temporary one that lives as long as the scan does.
+        device: What to record; ``auto`` takes the GPU where the loop uses one.
+
+    Raises:
+        UsageError: Impossible step counts (``E204``), or no GPU although one is asked for
+            (``E205``).
+    """
+    plan = Plan(warmup=warmup, timing=timing_steps, steps=steps)
+    check_plan(plan)
+    check_device(device)
+    return Recording(plan, device, None if folder is None else Path(folder))
+
+
+def _target() -> str:
+    """What is recorded, as far as it has a name."""
+    return sys.argv[0] if sys.argv and sys.argv[0] else "python"
