@@ -40,7 +40,7 @@ demo: $(RUN) ## Find the doubled checkpointing in an example, then look at its r
 	    $(OUT)/plain/result.json $(OUT)/repaired/result.json $(OUT)/doubled/result.json
 
 test: check ## Everything: check, then all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 browser: $(DEV) ## The report in a real Chromium (Debian's package, or CHROMIUM=PATH)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
