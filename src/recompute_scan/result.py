@@ -94,6 +94,8 @@ class Region:
     """One block of the forward pass, in forward order: how often it ran again, at what price.
 
     ``checkpoints`` stand outermost first and are empty for a block that is not checkpointed.
+    ``replays_by_step`` has a number for each of the result's steps, in their order: ``None`` where
+    the step is not whole or the block did not run in it.
     """
 
     ordinal: int
@@ -107,6 +109,7 @@ class Region:
     recompute_ms_per_step: float
     surplus_ms_per_step: float
     checkpoints: tuple[Checkpoint, ...] = ()
+    replays_by_step: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,16 +22,7 @@ from playwright.sync_api import (
 
 from recompute_scan.report.html import render_html
 from recompute_scan.result import Result
-from tests.report import sample_results
-
-CASES: dict[str, Callable[[], Result]] = {
-    "doubled": sample_results.doubled,
-    "full": sample_results.full,
-    "clean": sample_results.clean,
-    "partial": sample_results.partial,
-    "inconclusive": sample_results.inconclusive,
-    "deep": lambda: sample_results.many(200),
-}
+from tests.report.pages import page as page_of
 
 
 @dataclass
@@ -71,12 +62,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Opens a report of a result; keywords go to Playwright's ``new_context``."""
+    """Opens the page of that name, or the report of a result; keywords go to ``new_context``."""
     contexts: list[BrowserContext] = []
 
-    def open_page(result: Result, **options: Any) -> Watched:
+    def open_page(shown: str | Result, **options: Any) -> Watched:
         path = tmp_path / f"report-{len(contexts)}.html"
-        path.write_text(render_html(result), encoding="utf-8")
+        text = page_of(shown) if isinstance(shown, str) else render_html(shown)
+        path.write_text(text, encoding="utf-8")
         context = browser.new_context(**options)
         contexts.append(context)
         watched = Watched(context.new_page(), path.as_uri())

@@ -12,9 +12,10 @@ VOID = {"meta", "link", "br", "img", "input", "hr", "source"}
 class Element:
     tag: str
     attributes: dict[str, str | None]
-    above: tuple[Element, ...]
-    pieces: list[str] = field(default_factory=list)
-    children: list[Element] = field(default_factory=list)
+    # Left out of the representation, which pytest shows of a failure and which would never end.
+    above: tuple[Element, ...] = field(repr=False)
+    pieces: list[str] = field(default_factory=list, repr=False)
+    children: list[Element] = field(default_factory=list, repr=False)
 
     @property
     def text(self) -> str:

@@ -117,7 +117,7 @@ def test_each_verdict_says_what_it_means(case: Callable[[], Result], sentence: s
 def test_doubled_page_holds_the_whole_story() -> None:
     page = Page(render_html(doubled()))
     verdict = page.one("verdict").text
-    for number in ("2.0", "16.8 %", "247.7 ms", "295.9 ms"):
+    for number in ("2.0", "16.3 %", "247.7 ms", "295.9 ms"):
         assert number in verdict
     bill = page.one("cost").text
     assert "19.5 % more time than needed" in bill
@@ -161,9 +161,8 @@ def test_proof_lanes_share_one_scale_and_start_at_the_left() -> None:
     assert starts[:17] == starts[17:34] == starts[34:51]
     titles = [item.text for item in page.all("title")]
     assert "aten::scaled_dot_product_attention (attention): 1.27 ms, at 0.91 ms" in titles
-    assert (
-        "1700000598213.4 µs on the trace's clock, 6.21 ms into the step" in page.one("proof").text
-    )
+    assert "6.21 ms into the step" in page.one("proof").text
+    assert "1700000598213.4 µs" in page.one("proof").text
 
 
 def test_a_long_backward_lane_is_cut_and_says_so() -> None:
@@ -172,7 +171,7 @@ def test_a_long_backward_lane_is_cut_and_says_so() -> None:
     drawn = timeline(dataclasses.replace(doubled(), proof=dataclasses.replace(base, lanes=lanes)))
     assert drawn is not None
     assert [lane.width for lane in drawn.lanes] == [pytest.approx(45.455)] * 3 + [100.0]
-    assert drawn.lanes[3].title == "backward: 90.0 ms (cut at the right edge)"
+    assert drawn.lanes[3].title == "The gradients (backward): 90.0 ms, cut at the right edge"
     assert all(0 <= box.x < 100 and box.x + box.width <= 100.11 for box in drawn.lanes[3].boxes)
 
 
@@ -181,7 +180,7 @@ def test_surplus_that_does_not_matter_promises_nothing() -> None:
     text = Page(render_html(slight)).one("main").text
     assert "more time than needed" not in text
     assert "After the fix" not in text
-    assert "the same as now" in text
+    assert "stays as it is" in text
 
 
 def test_unknown_is_said_and_never_zero() -> None:

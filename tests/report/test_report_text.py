@@ -71,7 +71,7 @@ def test_doubled_says_it_all() -> None:
         "Verdict: doubled",
         doubled().headline,
         "Replays per layer 2.0",
-        "Share of the step 16.8 %",
+        "Share of the step 16.3 %",
         "Step time after 247.7 ms 295.9 ms now; likely 240.5 ms to 257.3 ms after the fix",
         "19.5 % more time than needed",
         "as throughput, 16.3 % of it is lost",

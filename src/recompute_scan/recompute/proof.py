@@ -6,6 +6,7 @@ import numpy as np
 
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.families import family_of_node
 from recompute_scan.recompute.regions import group_blocks
 from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Proof, ProofLane, ProofOp, Region
@@ -49,13 +50,18 @@ def _lane(facts: Recompute, label: str, kind: str, rows: Int64) -> ProofLane:
         ops=tuple(
             ProofOp(
                 name=_shown_name(calls.names[calls.name[row]]),
-                family=words.family_of(calls.names[calls.name[row]])[0],
+                family=_family(calls.names[calls.name[row]]),
                 start_us=float(calls.start[row]) / 1000,
                 duration_us=float(calls.end[row] - calls.start[row]) / 1000,
             )
             for row in rows[:MOST_OPERATORS]
         ),
     )
+
+
+def _family(name: str) -> str:
+    # the kind of a node is what the forward operator's family is called
+    return family_of_node(name)[1] if name.startswith(words.ENGINE) else words.family_of(name)[0]
 
 
 def _shown_name(name: str) -> str:

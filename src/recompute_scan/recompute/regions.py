@@ -9,6 +9,7 @@ import numpy as np
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.result import Checkpoint, Region
+from recompute_scan.trace.columns import Int64
 
 # Within one block, a multiplicity counts when this share of the block's time has it.
 MATTERS_IN_BLOCK = 0.01
@@ -50,6 +51,7 @@ def list_regions(facts: Recompute, scale: float = 1.0) -> tuple[Region, ...]:
     regions = []
     for ordinal, blocks in enumerate(group_blocks(facts)):
         places = [facts.places(block) for block in blocks]
+        replays = [counts.highest(p, MATTERS_IN_BLOCK) for p in places]
         everywhere = np.concatenate(places)
         first = blocks[0]
         regions.append(
@@ -59,17 +61,26 @@ def list_regions(facts: Recompute, scale: float = 1.0) -> tuple[Region, ...]:
                 module_class=first.span.module_class,
                 signature=_signature(facts, first),
                 forward_runs_per_step=len(blocks) / steps,
-                recompute_runs_per_backward=float(
-                    np.mean([counts.highest(p, MATTERS_IN_BLOCK) for p in places])
-                ),
+                recompute_runs_per_backward=float(np.mean(replays)),
                 mean_recompute=counts.mean(everywhere),
                 forward_ms_per_step=float(counts.weight[everywhere].sum()) * per_step_ms,
                 recompute_ms_per_step=float(counts.again[everywhere].sum()) * per_step_ms,
                 surplus_ms_per_step=float(counts.surplus[everywhere].sum()) * per_step_ms,
                 checkpoints=_commonest(blocks),
+                replays_by_step=_by_step(facts, places, replays),
             )
         )
     return tuple(regions)
+
+
+def _by_step(
+    facts: Recompute, places: list[Int64], replays: list[float]
+) -> tuple[float | None, ...]:
+    found: list[list[float]] = [[] for _ in facts.steps]
+    for place, number in zip(places, replays, strict=True):
+        # operators in no step have -1; a block has some in a complete one
+        found[int(facts.counts.step[place].max())].append(number)
+    return tuple(float(np.mean(numbers)) if numbers else None for numbers in found)
 
 
 def _commonest(blocks: list[Block]) -> tuple[Checkpoint, ...]:

@@ -230,7 +230,7 @@ def _report(error: BaseException) -> str:
     seen: set[int] = set()
     _leave_out_own_frames(error, seen)
     sys.excepthook(type(error), error, error.__traceback__)
-    return traceback.format_exception_only(type(error), error)[-1].strip()
+    return traceback.format_exception_only(type(error), error)[-1].strip().partition("\n")[0]
 
 
 def _leave_out_own_frames(error: BaseException, seen: set[int]) -> None:

@@ -200,7 +200,8 @@ def forget_parent() -> None:
 
 def _how_it_failed(outcome: Outcome) -> str:
     if outcome.ending == "raised":
-        return f"The script raised {outcome.error}."
+        error = (outcome.error or "an exception").rstrip(".")
+        return f"The script raised {error}."
     if outcome.ending == "interrupted":
         return "The script was interrupted."
     if outcome.ending == "killed":

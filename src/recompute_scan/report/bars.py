@@ -73,8 +73,8 @@ def cost_bars(result: Result) -> CostBars | None:
         summary=_summary(cost, step, whole, saves=saves),
         saves=saves,
         measured=step.measured,
-        before=_parts(now, scale),
-        after=_parts(then, scale),
+        before=stacked(now, scale),
+        after=stacked(then, scale),
         low=round(100 * step.low_ms / scale, 3),
         middle=round(100 * step.after_ms / scale, 3),
         high=round(100 * step.high_ms / scale, 3),
@@ -105,11 +105,11 @@ def _after(now: dict[str, float], step_ms: float) -> dict[str, float]:
     return {**kept, "other": rest} if rest >= 0 else {}
 
 
-def _parts(values: dict[str, float], scale: float) -> tuple[Part, ...]:
+def stacked(values: dict[str, float], scale: float) -> tuple[Part, ...]:
+    """The pieces of one bar in the order of ``values`` (ms by part), per cent of ``scale`` wide."""
     parts, x = [], 0.0
     whole = sum(values.values()) or 1.0
-    for kind in PARTS:
-        value = values.get(kind, 0.0)
+    for kind, value in values.items():
         if value <= 0:
             continue
         width = 100 * value / scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from recompute_scan.report import summary
+from recompute_scan.report.groups import checkpoint_stacks
 from recompute_scan.report.html import fill_part
 from recompute_scan.result import Result
 
@@ -16,6 +17,6 @@ def render_brief_html(result: Result) -> str:
         "brief.html",
         result=result,
         numbers=summary.key_numbers(result),
-        stacks=summary.checkpoint_stacks(result.regions),
+        stacks=checkpoint_stacks(result.regions),
         most=_MOST,
     )

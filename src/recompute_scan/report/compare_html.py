@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recompute_scan.comparison import Comparison
-from recompute_scan.report.compared import call_rows, changes, rows, step_sentence
+from recompute_scan.report.compared import call_rows, changes, rows, step_bars, step_sentence
 from recompute_scan.report.html import fill
 
 
@@ -13,6 +13,7 @@ def render_comparison_html(comparison: Comparison) -> str:
         "compare.html",
         comparison=comparison,
         sentence=step_sentence(comparison),
+        bars=step_bars(comparison),
         rows=rows(comparison),
         changes=changes(comparison),
         calls=call_rows(comparison),

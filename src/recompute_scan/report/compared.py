@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recompute_scan.comparison import Calls, Comparison, Mark, Side, Switch
+from recompute_scan.report.bars import Part, stacked
 from recompute_scan.report.words import MECHANISM_WORDS
 from recompute_scan.units import count, ms, pct, plural, times
 
@@ -32,6 +33,29 @@ def step_sentence(comparison: Comparison) -> str:
         f"A step takes {ms(after)} instead of {ms(before)}: {pct(abs(time))} {more} time than "
         f"before. Put as throughput, it is {pct(abs(throughput))} {other}."
     )
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One step, drawn as its replays and the rest."""
+
+    name: str
+    total: str
+    parts: tuple[Part, ...]
+
+
+def step_bars(comparison: Comparison) -> tuple[Bar, ...]:
+    """The two steps on one scale; empty where what replays take is not known of both."""
+    sides = (("Before", comparison.before), ("After", comparison.after))
+    scale = max(side.step_ms or 0.0 for _, side in sides)
+    bars = []
+    for name, side in sides:
+        step, replays, surplus = side.step_ms, side.recompute_ms, side.surplus_recompute_ms
+        if not step or replays is None or surplus is None or replays > step:
+            return ()
+        values = {"other": step - replays, "recompute": replays - surplus, "surplus": surplus}
+        bars.append(Bar(name, ms(step), stacked(values, scale)))
+    return tuple(bars)
 
 
 def rows(comparison: Comparison) -> list[tuple[str, str, str]]:

@@ -103,14 +103,20 @@ def ratio_row(result: Result) -> tuple[str, str] | None:
     return times(flops.hfu_over_mfu), reached + _HEALTHY
 
 
-def flops_table(flops: Flops) -> list[tuple[str, str, str]]:
-    """Part of the step, its operations, and their share of all that ran."""
-    parts = (
+def flops_table(flops: Flops, *, told_apart: bool = True) -> list[tuple[str, str, str]]:
+    """Part of the step, its operations, and their share of all that ran.
+
+    Replays have no row unless they could be ``told_apart`` from the backward pass.
+    """
+    parts = [
         ("Forward pass", flops.forward_per_step),
         ("Backward pass", flops.backward_per_step),
-        ("First replays", _less(flops.recompute_per_step, flops.surplus_per_step)),
-        ("Surplus replays", flops.surplus_per_step),
-    )
+    ]
+    if told_apart:
+        parts += [
+            ("First replays", _less(flops.recompute_per_step, flops.surplus_per_step)),
+            ("Surplus replays", flops.surplus_per_step),
+        ]
     known = [value for _, value in parts if value is not None]
     whole = sum(known)
     if not whole:

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from recompute_scan import units
 from recompute_scan.report import device, failure, summary, words
 from recompute_scan.report.attachments import proof_trace, regions_csv
 from recompute_scan.report.bars import cost_bars
+from recompute_scan.report.by_step import by_step
 from recompute_scan.report.escape import inert, lines, script_json, shorten, visible
+from recompute_scan.report.groups import block_groups, block_label, checkpoint_stacks
 from recompute_scan.report.markdown import render_markdown
 from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
 from recompute_scan.report.proof import family_table, timeline
+from recompute_scan.report.ranks import MANY_RANKS, MOST_RANKS, rank_groups, ranks_sentence
 from recompute_scan.result import Checkpoint, Region, Result, to_json
 
 # Rows shown before the table folds blocks that are like one already shown.
@@ -31,6 +35,7 @@ MOST_ROWS = 60
 MOST_FOLDED = 2000
 # Characters of JSON that the page carries; a larger result is left to its own file.
 MOST_JSON = 3_000_000
+_CODE = re.compile(r"`([^`]+)`|(?<!\S)(--[a-z][a-z-]*)(?![\w-])")
 
 
 @dataclass(frozen=True)
@@ -61,19 +66,27 @@ def render_html(result: Result) -> str:
         # A run that failed before its first recorded step has nothing else to show.
         analysed=result.crash is None or bool(result.steps),
         numbers=summary.key_numbers(result),
+        reason=summary.further_reason(result),
         waste=summary.waste_sentences(result),
         measured=measured_table(result),
         measured_says=measured_sentences(result),
         removed=removed_words,
         bars=cost_bars(result),
         ratio=device.ratio_row(result),
-        flops_rows=device.flops_table(result.flops) if result.flops else [],
+        flops_rows=device.flops_table(result.flops, told_apart=result.verdict != "inconclusive")
+        if result.flops
+        else [],
         flops_says=device.flops_sentences(result.flops) if result.flops else [],
         proof=timeline(result),
         proof_families=family_table(result.proof) if result.proof else [],
         rows=region_rows(result.regions),
-        groups=summary.block_groups(result.regions),
-        stacks=summary.checkpoint_stacks(result.regions),
+        by_step=by_step(result),
+        ranks=rank_groups(result) if len(result.ranks) > 1 else (),
+        ranks_say=ranks_sentence(result),
+        many_ranks=MANY_RANKS,
+        most_ranks=MOST_RANKS,
+        groups=block_groups(result.regions),
+        stacks=checkpoint_stacks(result.regions),
         anchors=summary.finding_anchors(result.findings),
         commands=summary.check_commands(result),
         health=summary.health_counters(result),
@@ -155,6 +168,7 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         name=visible,
+        prose=_prose,
         ms=units.ms,
         clock=units.microseconds,
         pct=units.pct,
@@ -165,7 +179,7 @@ def _environment() -> Environment:
         source_line=lambda line: shorten(line, 200),
         diff=diff_lines,
         web_link=_web_link,
-        block=lambda region: visible(summary.block_label(region)),
+        block=lambda region: visible(block_label(region)),
     )
     return environment
 
@@ -177,6 +191,17 @@ def _finalize(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Markup | Undefined):
         return inert(value, keep="\n\t")
     return value
+
+
+def _prose(text: str, limit: int) -> Markup:
+    """A sentence in which what stands between backticks, and any option, is set as code."""
+    pieces, end = [], 0
+    shown = visible(text, limit)
+    for found in _CODE.finditer(shown):
+        pieces.append(escape(shown[end : found.start()]))
+        pieces.append(Markup("<code>{}</code>").format(found[1] or found[2]))
+        end = found.end()
+    return Markup("").join([*pieces, escape(shown[end:])])
 
 
 def _web_link(address: str) -> bool:

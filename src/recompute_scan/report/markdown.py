@@ -11,7 +11,9 @@ from recompute_scan.report.device import memory_sentences, ratio_row
 from recompute_scan.report.escape import markdown_code as code
 from recompute_scan.report.escape import markdown_fence as fence
 from recompute_scan.report.escape import markdown_prose as prose
+from recompute_scan.report.groups import block_groups, checkpoint_stacks
 from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
+from recompute_scan.report.ranks import rank_words
 from recompute_scan.result import Checkpoint, Finding, Result
 
 _MOST_GROUPS = 12
@@ -68,7 +70,7 @@ def _numbers(result: Result) -> str:
     evidence = f"{result.evidence_level}: {words.EVIDENCE_WORDS[result.evidence_level]}"
     rows.append(f"| Confidence | **{result.confidence}** | {evidence} |")
     if len(result.ranks) > 1:
-        rows.append(f"| Ranks | **{len(result.ranks)}** | {summary.rank_words(result)} |")
+        rows.append(f"| Ranks | **{len(result.ranks)}** | {rank_words(result)} |")
     return "\n".join(["| | | |", "| --- | --- | --- |", *rows])
 
 
@@ -91,7 +93,7 @@ def _measured(result: Result) -> str:
 
 
 def _blocks(result: Result) -> str:
-    groups = summary.block_groups(result.regions)
+    groups = block_groups(result.regions)
     if not groups:
         return ""
     rows = [
@@ -107,7 +109,7 @@ def _blocks(result: Result) -> str:
 
 
 def _who(result: Result) -> str:
-    stacks = summary.checkpoint_stacks(result.regions)
+    stacks = checkpoint_stacks(result.regions)
     if not stacks:
         return ""
     written = ["#### Who asked for it, outer to inner"]

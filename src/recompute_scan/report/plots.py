@@ -14,6 +14,7 @@ from recompute_scan import units
 from recompute_scan.report import summary, words
 from recompute_scan.report.bars import PARTS, cost_bars
 from recompute_scan.report.escape import visible
+from recompute_scan.report.groups import block_label
 from recompute_scan.report.proof import COLOURS, family_colours
 from recompute_scan.result import Result
 
@@ -72,7 +73,7 @@ def timeline_figure(result: Result) -> go.Figure:
         )
     again = sum(lane.kind in ("replay", "surplus") for lane in proof.lanes)
     region = next((item for item in result.regions if item.ordinal == proof.region), None)
-    name = label(summary.block_label(region)) if region else f"block {proof.region}"
+    name = label(block_label(region)) if region else f"block {proof.region}"
     figure.update_layout(barmode="overlay", height=180 + 2 * _HEIGHT_OF_ROW * len(lanes))
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=lanes[::-1])
     title = f"{name}: one forward pass and {units.plural(again, 'replay')} of it in step"
@@ -120,7 +121,7 @@ def regions_figure(result: Result) -> go.Figure:
     needed = [min(value, 1.0) for value in replays]
     rows = [
         [
-            label(summary.block_label(region), 100),
+            label(block_label(region), 100),
             units.times(region.recompute_runs_per_backward),
             units.ms(region.recompute_ms_per_step),
             units.ms(region.surplus_ms_per_step),
@@ -144,7 +145,7 @@ def regions_figure(result: Result) -> go.Figure:
     figure.update_layout(barmode="stack", height=360, bargap=0.15)
     figure.update_yaxes(title_text="replays a backward pass", rangemode="tozero")
     if len(places) <= 40:
-        texts = [label(summary.block_label(region), 30) for region in result.regions]
+        texts = [label(block_label(region), 30) for region in result.regions]
         figure.update_xaxes(tickmode="array", tickvals=places, ticktext=texts)
     highest = units.times(max(replays))
     return _finish(figure, f"Replays of each block: up to {highest}", "block, in forward order")

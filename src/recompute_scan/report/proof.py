@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recompute_scan.report.escape import shorten, visible
+from recompute_scan.report.escape import visible
 from recompute_scan.result import Proof, ProofLane, ProofOp, Result
-from recompute_scan.units import microseconds, ms, plural
+from recompute_scan.units import ms, plural
 
 # Enough to see a block's shape; beyond it boxes are thinner than a line and weigh megabytes.
 MOST_BOXES = 600
@@ -26,6 +26,12 @@ _LANE_GAP = 14
 _THINNEST = 0.1  # per cent of the width
 # A character is taken for 0.72 % of the width: 6.5 px of 900.
 _CHARACTER = 0.72
+_LANE_WORDS = {
+    "forward": "The forward pass",
+    "replay": "Run again: the one replay that checkpointing needs",
+    "surplus": "Run again: surplus, the same work for nothing",
+    "backward": "The gradients",
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Lane:
     """One run of the block, drawn from ``y`` on; ``width`` is its length in per cent."""
 
     title: str
-    clock: str
+    begins: str
     kind: str
     y: int
     height: int
@@ -152,12 +158,12 @@ def _lane(
             row_ends += [0.0] * (row + 1 - len(row_ends))
         row_ends[row] = max(row_ends[row], op.start_us + op.duration_us)
         boxes.append(_box(op, lane, y + _LANE_HEAD + row * _ROW_HEIGHT, longest, colours))
-    clock = f"starts at {microseconds(lane.start_us)} on the trace's clock"
+    begins = ""
     if step_start is not None:
-        clock += f", {ms((lane.start_us - step_start) / 1000)} into the step"
+        begins = f"{ms((lane.start_us - step_start) / 1000)} into the step"
     return Lane(
         title=_title(lane, longest),
-        clock=clock,
+        begins=begins,
         kind=lane.kind,
         y=y,
         height=_LANE_HEAD + max(1, len(row_ends)) * _ROW_HEIGHT,
@@ -169,10 +175,9 @@ def _lane(
 
 def _title(lane: ProofLane, longest: float) -> str:
     # said in words as well, since colour alone does not reach everyone
-    surplus = lane.kind == "surplus" and "surplus" not in lane.label
-    name = visible(lane.label, 60) + (", surplus" if surplus else "")
-    cut = " (cut at the right edge)" if lane.duration_us > 1.001 * longest else ""
-    return f"{name}: {ms(lane.duration_us / 1000)}{cut}"
+    cut = ", cut at the right edge" if lane.duration_us > 1.001 * longest else ""
+    label = visible(lane.label, 60)
+    return f"{_LANE_WORDS[lane.kind]} ({label}): {ms(lane.duration_us / 1000)}{cut}"
 
 
 def _box(op: ProofOp, lane: ProofLane, y: int, longest: float, colours: dict[str, int]) -> Box:
@@ -181,7 +186,9 @@ def _box(op: ProofOp, lane: ProofLane, y: int, longest: float, colours: dict[str
     # the last part of `aten::mm` or `Linear.forward` is what tells operators apart
     short = visible(op.name.rpartition("::")[2], 40)
     room = int(width / _CHARACTER) - 1
-    label = short if len(short) <= room else shorten(short, room) if room >= 5 else ""
+    family = visible(op.family, 40)
+    fitting = (text for text in (short, family) if len(text) <= room)
+    label = next(fitting, f"{family[: room - 1]}…" if room >= 5 else "")
     at = (op.start_us - lane.start_us) / 1000
     tooltip = f"{visible(op.name)} ({visible(op.family, 40)}): {ms(op.duration_us / 1000)}"
     return Box(

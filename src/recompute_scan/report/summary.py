@@ -1,4 +1,4 @@
-"""What every rendering says first: three numbers, the waste, blocks and checkpoints in groups.
+"""What every rendering says first: three numbers, the waste, and the commands to check the fix.
 
 Reads the result, decides nothing: the verdict and the headline come from it as they are.
 """
@@ -6,15 +6,12 @@ Reads the result, decides nothing: the verdict and the headline come from it as 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recompute_scan.result import MEASURED, Breakdown, Checkpoint, Finding, Region, Result
+from recompute_scan.result import MEASURED, Breakdown, Finding, Result
 from recompute_scan.units import UNKNOWN, ms, pct, share, times
 
-_LAST_NUMBER = re.compile(r"^(.*?)(\d{1,9})(\D*)$", re.DOTALL)
-_MOST_RANGES = 6
 _PLAIN_SCRIPT = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./@%+-]{0,300}\.py")
 
 # The folder that the commands on the page record into.
@@ -55,39 +52,6 @@ class StepAfter:
     measured: bool
 
 
-@dataclass(frozen=True)
-class BlockGroup:
-    """Blocks that are the same but for their number. ``label`` is not escaped yet."""
-
-    label: str
-    regions: tuple[Region, ...]
-
-    @property
-    def first(self) -> Region:
-        """The earliest of them in forward order."""
-        return self.regions[0]
-
-    @property
-    def recompute_ms(self) -> float:
-        """All their replays in one step, in ms."""
-        return sum(region.recompute_ms_per_step for region in self.regions)
-
-    @property
-    def surplus_ms(self) -> float:
-        """Their surplus replays in one step, in ms."""
-        return sum(region.surplus_ms_per_step for region in self.regions)
-
-
-@dataclass(frozen=True)
-class Stack:
-    """One arrangement of checkpoints, outermost first, and the blocks it stands round."""
-
-    label: str
-    blocks: int
-    replays: float
-    checkpoints: tuple[Checkpoint, ...]
-
-
 def step_after(result: Result) -> StepAfter | None:
     """The step after the fix: as measured where that could tell, else as predicted."""
     verified, cost = result.verified, result.cost
@@ -120,12 +84,6 @@ def saving(result: Result) -> Waste | None:
         more_time_pct=100 * saved / step.after_ms,
         throughput_pct=100 * saved / step.now_ms,
     )
-
-
-def rank_words(result: Result) -> str:
-    """``3 doubled, 1 full``: the ranks' own verdicts, the commonest first."""
-    counts = Counter(rank.verdict for rank in result.ranks)
-    return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
 
 
 def total(breakdown: Breakdown) -> float:
@@ -166,6 +124,10 @@ def _share(result: Result) -> KeyNumber:
     if verified is not None and verified.outcome == "helps":
         note = "goes with the fix, measured"
         return KeyNumber("Share of the step", pct(verified.saving_pct), note, True)
+    found = saving(result)
+    if found is not None:
+        note = "would go with the fix, as predicted"
+        return KeyNumber("Share of the step", pct(found.throughput_pct), note, True)
     if result.verdict == "doubled":
         value = parts.surplus / whole if parts and whole > 0 else None
         return KeyNumber("Share of the step", share(value), "spent on surplus replays", True)
@@ -177,7 +139,7 @@ def _share(result: Result) -> KeyNumber:
 
 
 def _step_after(result: Result) -> KeyNumber:
-    label = "Step time after"
+    label = "Step time" if result.verdict in ("none", "partial", "full") else "Step time after"
     step = step_after(result)
     if step is None:
         return KeyNumber(label, UNKNOWN, "the trace gave no step time")
@@ -188,7 +150,7 @@ def _step_after(result: Result) -> KeyNumber:
             f"{ms(step.now_ms)} now; likely {ms(step.low_ms)} to {ms(step.high_ms)} after the fix"
         )
         return KeyNumber(label, ms(step.after_ms), note)
-    note = "the same as now: there is no surplus to remove"
+    note = "stays as it is: there is no surplus to remove"
     if result.verdict == "doubled":
         note = "the same as now: no saving is predicted"
     elif result.verdict == "inconclusive":
@@ -201,6 +163,14 @@ def _measured_note(result: Result, step: StepAfter) -> str:
     if result.cost is None:
         return note
     return f"{note}; {ms(result.cost.predicted_step_ms)} was predicted"
+
+
+def further_reason(result: Result) -> str | None:
+    """Why there is no clearer answer, where the headline does not say it already."""
+    reason = result.reason
+    if reason is None or reason.rstrip(".").casefold() in result.headline.casefold():
+        return None
+    return reason
 
 
 def waste_sentences(result: Result) -> list[str]:
@@ -216,81 +186,6 @@ def waste_sentences(result: Result) -> list[str]:
         f"({ms(found.saved_ms)} of it is surplus).",
         f"Put as throughput, {pct(found.throughput_pct)} of it is lost.",
     ]
-
-
-def block_label(region: Region) -> str:
-    """The block's module, or its number and signature where no module is known."""
-    return region.module or f"block {region.ordinal} ({region.signature})"
-
-
-def block_groups(regions: Iterable[Region]) -> list[BlockGroup]:
-    """Blocks gathered by name pattern, class, replays and checkpoints, in forward order."""
-    groups: dict[object, list[Region]] = {}
-    for region in regions:
-        key = (
-            *_pattern(region)[:2],
-            region.module_class,
-            round(region.recompute_runs_per_backward, 2),
-            region.checkpoints,
-        )
-        groups.setdefault(key, []).append(region)
-    return [BlockGroup(_group_label(members), tuple(members)) for members in groups.values()]
-
-
-def _pattern(region: Region) -> tuple[str, str, int]:
-    """What stands before and after the block's number, and the number."""
-    if region.module is None:
-        return ("block ", "", region.ordinal)
-    match = _LAST_NUMBER.match(region.module)
-    if match is None:
-        return (region.module, "", -1)
-    return (match[1], match[3], int(match[2]))
-
-
-def _group_label(members: Sequence[Region]) -> str:
-    before, after, first = _pattern(members[0])
-    if len(members) == 1:
-        return block_label(members[0])
-    if first < 0:
-        return before
-    if members[0].module is None:
-        before = "blocks "
-    numbers = ranges(sorted({_pattern(region)[2] for region in members}))
-    return f"{before}[{numbers}]{after}" if "," in numbers else f"{before}{numbers}{after}"
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """``0-3, 7``; long lists of single numbers lose their middle: ``0, 2, 4, …, 30``."""
-    parts: list[str] = []
-    start = previous = None
-    for number in (*numbers, None):
-        if start is not None and previous is not None and number != previous + 1:
-            parts.append(str(start) if start == previous else f"{start}-{previous}")
-            start = number
-        elif start is None:
-            start = number
-        previous = number
-    if len(parts) > _MOST_RANGES:
-        parts = [*parts[:3], "…", parts[-1]]
-    return ", ".join(parts)
-
-
-def checkpoint_stacks(regions: Iterable[Region]) -> list[Stack]:
-    """Who asked for it: each arrangement of checkpoints once, those with most replays first."""
-    stacks: dict[tuple[Checkpoint, ...], list[Region]] = {}
-    for region in regions:
-        if region.checkpoints:
-            stacks.setdefault(region.checkpoints, []).append(region)
-    found = [
-        Stack(
-            label=", ".join(group.label for group in block_groups(members)[:3]),
-            blocks=len(members),
-            replays=max(region.recompute_runs_per_backward for region in members),
-            checkpoints=checkpoints,
-        )
-        for checkpoints, members in stacks.items()
-    ]
-    return sorted(found, key=lambda stack: -stack.replays)
 
 
 def health_counters(result: Result) -> list[tuple[str, int]]:

@@ -10,8 +10,10 @@ from recompute_scan.report import summary, words
 from recompute_scan.report.device import ratio_row
 from recompute_scan.report.escape import lines, visible
 from recompute_scan.report.failure import failure_text, is_crash_finding, known_failure_text
+from recompute_scan.report.groups import block_groups, checkpoint_stacks
 from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
 from recompute_scan.report.page import Page
+from recompute_scan.report.ranks import rank_words
 from recompute_scan.result import Finding, Result
 
 # A statement is shown on one line, which ends here.
@@ -73,7 +75,7 @@ def _verdict(page: Page, result: Result) -> None:
     evidence = f"{result.evidence_level}: {words.EVIDENCE_WORDS[result.evidence_level]}"
     page.row("Confidence", result.confidence, evidence, bold=True)
     if len(result.ranks) > 1:
-        page.row("Ranks", str(len(result.ranks)), summary.rank_words(result), bold=True)
+        page.row("Ranks", str(len(result.ranks)), rank_words(result), bold=True)
     if result.verdict == "inconclusive":
         page.title("Why, and what to record")
         if result.reason:
@@ -114,7 +116,7 @@ def _cost(page: Page, result: Result) -> None:
 
 
 def _blocks(page: Page, result: Result) -> None:
-    groups = summary.block_groups(result.regions)
+    groups = block_groups(result.regions)
     if not groups:
         return
     page.title("Blocks")
@@ -135,7 +137,7 @@ def _blocks(page: Page, result: Result) -> None:
 
 
 def _who(page: Page, result: Result) -> None:
-    stacks = summary.checkpoint_stacks(result.regions)
+    stacks = checkpoint_stacks(result.regions)
     if not stacks:
         return
     page.title("Who asked for it, outer to inner")

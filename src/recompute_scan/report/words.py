@@ -17,8 +17,8 @@ VERDICT_WORDS: dict[Verdict, str] = {
 
 VERDICT_MEANING: dict[Verdict, str] = {
     "none": (
-        "No forward work ran again in the backward pass. Nothing is wasted, and there is "
-        "nothing to change."
+        "The forward pass of every block ran once only, so no activation checkpoint was at work. "
+        "Nothing is wasted, and there is nothing to change."
     ),
     "partial": (
         "Some blocks, or some of their operators, ran again once in the backward pass. That is "
@@ -42,7 +42,7 @@ VERDICT_MEANING: dict[Verdict, str] = {
 
 HOW_TO_RECORD = (
     "Record at least one whole training step, forward and backward pass, with operator events "
-    "on. The command “recompute-scan run --steps 5 train.py” does so with your script unchanged. "
+    "on. The command `recompute-scan run --steps 5 train.py` does so with your script unchanged. "
     "Where torch.compile hides the operators, set TORCH_COMPILE_DISABLE=1 for the recording. In "
     "torch.profiler code of your own, keep ProfilerActivity.CPU among the activities and let "
     "the schedule record at least two whole steps."
