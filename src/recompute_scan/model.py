@@ -7,22 +7,18 @@ by their own time: a GPU runs behind its host, in one public trace by 38 ms.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from recompute_scan.nesting import levels_of, nest_intervals, whole_trees
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind, Trace
 
 _STEP = re.compile(r"ProfilerStep#(\d+)$")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
-# Times written as absolute float microseconds are off by up to a quarter of one.
-_SLACK_NS = 1000
 _HOST = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
-# Calls taken at once: what is needed on the way to a result is held for so many only.
-_PIECE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -70,13 +66,13 @@ class Calls:
 
     def levels(self) -> Iterator[Int64]:
         """Rows of one depth, the top first; after a few whole trees the next few from the top."""
-        for piece in _whole_trees(self.depth == 0):
-            yield from _levels(self.depth[piece], piece.start)
+        for piece in whole_trees(self.depth == 0):
+            yield from levels_of(self.depth[piece], piece.start)
 
     def levels_up(self) -> Iterator[Int64]:
         """The same from the deepest to those below the top."""
-        for piece in _whole_trees(self.depth == 0):
-            yield from reversed(_levels(self.depth[piece], piece.start)[1:])
+        for piece in whole_trees(self.depth == 0):
+            yield from reversed(levels_of(self.depth[piece], piece.start)[1:])
 
     def named(self, pattern: re.Pattern[str]) -> Int64:
         """Rows whose name matches from its beginning."""
@@ -117,17 +113,7 @@ def nest(trace: Trace, kinds: Sequence[Kind] = _HOST) -> Calls:
     events = _events(trace, kinds)
     thread, start, duration = trace.thread[events], trace.ts[events], trace.dur[events]
     end = start + duration
-    depth = np.zeros(len(start), np.int32)
-    parent = np.full(len(start), -1, np.int32)
-    size = np.zeros(len(start), np.int32)
-    overruns = 0
-    for piece in _pieces(thread, start, end):
-        own_depth, above, cut = _nest_together(start[piece], end[piece])
-        depth[piece], parent[piece] = own_depth, np.where(above >= 0, above + piece.start, -1)
-        overruns += cut
-        for rows in reversed(_levels(own_depth, piece.start)[1:]):
-            np.add.at(size, parent[rows], size[rows] + 1)
-    shallow = depth.max(initial=0) <= np.iinfo(np.int16).max
+    depth, parent, size, overruns = nest_intervals(thread, start, end)
     return Calls(
         events=events,
         name=trace.name[events],
@@ -139,7 +125,7 @@ def nest(trace: Trace, kinds: Sequence[Kind] = _HOST) -> Calls:
         sequence=trace.sequence[events],
         dims=trace.dims[events],
         parent=parent,
-        depth=depth.astype(np.int16) if shallow else depth,
+        depth=depth,
         size=size,
         names=trace.names,
         overruns=overruns,
@@ -226,91 +212,3 @@ def _in_order(trace: Trace, rows: slice) -> bool:
     thread, start, length = trace.thread[rows], trace.ts[rows], trace.dur[rows]
     later = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (length[1:] <= length[:-1]))
     return bool(((thread[1:] > thread[:-1]) | ((thread[1:] == thread[:-1]) & later)).all())
-
-
-def _pieces(thread: Int32, start: Int64, end: Int64) -> Iterator[slice]:
-    """Stretches of intervals of one thread that none of another stretch reaches into."""
-    edges = np.flatnonzero(thread[1:] != thread[:-1]) + 1
-    for first, last in itertools.pairwise((0, *edges.tolist(), len(thread))):
-        alone = np.ones(last - first, np.bool_)
-        alone[1:] = start[first + 1 : last] >= np.maximum.accumulate(end[first : last - 1])
-        for piece in _whole_trees(alone):
-            yield slice(piece.start + first, piece.stop + first)
-
-
-def _whole_trees(first: Bool) -> Iterator[slice]:
-    """Stretches that begin where ``first`` is true, of about a piece's size if that can be."""
-    begin = 0
-    while begin < len(first):
-        end = min(begin + _PIECE, len(first))
-        while end < len(first) and not first[end : end + _PIECE].any():
-            end = min(end + _PIECE, len(first))
-        if end < len(first):
-            end += int(first[end : end + _PIECE].argmax())
-        yield slice(begin, end)
-        begin = end
-
-
-def _nest_together(start: Int64, end: Int64) -> tuple[Int64, Int64, int]:
-    """Depth and parent of each interval of a few trees; ``end`` is cut in place to nest."""
-    depth = _depths(start, end)
-    parent = _parents(depth)
-    limit = np.where(parent >= 0, end[parent], np.iinfo(np.int64).max)
-    if not (end > limit).any():
-        return depth, parent, 0
-    cut = _cut_to_nest(start, end)
-    depth = _depths(start, end)
-    return depth, _parents(depth), cut
-
-
-def _cut_to_nest(start: Int64, end: Int64) -> int:
-    """Cut crossing intervals of one thread in place; how many were cut.
-
-    A call that outlives the one it began in ends with it, unless it began within the slack of
-    that one's end: then they are neighbours whose rounded times overlap, and the first gives way.
-    """
-    cut = 0
-    begins, ends = start.tolist(), end.tolist()
-    still_open: list[int] = []
-    for row, begin in enumerate(begins):
-        while still_open and ends[still_open[-1]] <= begin:
-            still_open.pop()
-        while still_open and ends[still_open[-1]] < ends[row]:
-            above = still_open[-1]
-            shared = ends[above] - begin
-            cut += 1
-            if begins[above] < begin and shared <= min(_SLACK_NS, ends[row] - ends[above]):
-                ends[above] = begin
-                still_open.pop()
-            else:
-                ends[row] = ends[above]
-        still_open.append(row)
-    end[:] = ends
-    return cut
-
-
-def _depths(start: Int64, end: Int64) -> Int64:
-    rows = np.arange(len(start))
-    closed = np.searchsorted(np.sort(end), start, side="right")
-    # A call without duration holds nothing, and closes after calls of the same instant before
-    # it, not after those behind it: those are counted in `closed` and must come off.
-    empty_before = np.concatenate(([0], np.cumsum(end == start)))
-    behind = np.searchsorted(start, start, side="right")
-    closed -= empty_before[behind] - empty_before[rows]
-    return rows - closed
-
-
-def _parents(depth: Int64) -> Int64:
-    parent = np.full(len(depth), -1, np.int64)
-    for above, rows in itertools.pairwise(_levels(depth)):
-        if len(above):
-            parent[rows] = above[np.searchsorted(above, rows) - 1]
-    return parent
-
-
-def _levels(depth: Ints, first: int = 0) -> tuple[Int64, ...]:
-    """Rows of each depth, in order, of calls that begin at row ``first``."""
-    by_depth = np.argsort(depth, kind="stable")
-    depths = np.arange(1, (int(depth.max()) if len(depth) else 0) + 1)
-    edges = np.searchsorted(depth[by_depth], depths)
-    return tuple(np.split(by_depth + first, edges))

@@ -13,6 +13,14 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from recompute_scan.crash import Frame, Raised
+from recompute_scan.diagnose.log_lines import (
+    HEADER,
+    TYPED,
+    is_telling,
+    is_warning,
+    owner,
+    worth_a_stream,
+)
 
 LONGEST_LINE = 1 << 16
 MOST_FAILURES = 100
@@ -21,20 +29,10 @@ _MOST_CONTINUED = 60
 _SAVING_WITHIN = 400
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
-_PREFIX = re.compile(
-    r"^\s*(?:\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s+)?"
-    r"(?:\[\d+\]\s)?"
-    r"(?:\[rank(?P<rank>\d+)\]:?\s?|\[default(?P<tee>\d+)\]:|(?P<task>\d+): "
-    r"|\((?P<actor>[\w.:\- ]*pid=\d+[^)]*)\)\s?)"
-)
-_HEADER = re.compile(r"(?P<before>.*?)Traceback \(most recent call last\):?\s*$")
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+?))?\s*$'
 )
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*\w)(?:: ?(?P<message>.*))?$")
-_TYPED = re.compile(
-    r"(?:^|[\s:|])(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)): (?P<message>.*)"
-)
 _CHAIN = re.compile(
     r"The above exception was the direct cause of the following exception"
     r"|During handling of the above exception, another exception occurred"
@@ -53,13 +51,6 @@ _SAVING = re.compile(
     r"\bsav(?:e|ing|ed)\b.{0,40}\b(?:checkpoint|model|state|weights|optimizer)"
     r"|\b(?:checkpoint|model|state)\w*\b.{0,20}\bsav(?:e|ing)\b",
     re.IGNORECASE,
-)
-# A line without one of these matters only inside a traceback. Looking for each of them in turn is
-# many times faster than one regular expression for all.
-_TELLING = (
-    *(b"Traceback (most", b"Error: ", b"Exception: ", b"Warning: ", b"Watchdog caught"),
-    *(b"Root Cause (first", b"use_reentrant", b"requires_grad=True", b"AllGather"),
-    *(b"checkpointed layers", b"sav", b"Sav"),
 )
 
 
@@ -153,16 +144,16 @@ class _Reader:
 
     def read(self, number: int, raw: bytes) -> None:
         self._number = number
-        if not self._busy and not self._await_rank and not _is_telling(raw):
+        if not self._busy and not self._await_rank and not is_telling(raw):
             return
         text = raw.decode("utf-8", errors="replace").rstrip("\r\n")
         if "\x1b" in text:
             text = _COLOUR.sub("", text)
         self._notice(number, text)
-        key, rank, text = _owner(text)
+        key, rank, text = owner(text)
         stream = self._streams.get(key)
         if stream is None:
-            if not _worth_a_stream(text):
+            if not worth_a_stream(text):
                 return
             stream = self._streams[key] = _Stream(rank)
         before = self._is_busy(stream)
@@ -198,16 +189,16 @@ class _Reader:
             return
         if _FIRST_FAILURE.search(text):
             self._await_rank = True
-        elif self._await_rank and (found := _SUMMARY_RANK.match(_owner(text)[2])) is not None:
+        elif self._await_rank and (found := _SUMMARY_RANK.match(owner(text)[2])) is not None:
             self._first_rank = self._first_rank if self._first_rank is not None else int(found[1])
             self._await_rank = False
         if not self._timeouts and _SAVING.search(text) and not text.lstrip().startswith("File "):
             self._saving = (number, text.strip()[:200])
-        if _is_warning(text) and len(self._lines) < MOST_FAILURES:
+        if is_warning(text) and len(self._lines) < MOST_FAILURES:
             self._lines.setdefault(text.strip()[:2000], number)
 
     def _feed(self, stream: _Stream, number: int, text: str) -> None:
-        header = _HEADER.match(text)
+        header = HEADER.match(text)
         if header is not None:
             # Two processes that write into one log begin at once; nothing tells their frames apart.
             if not stream.chained and not (stream.reading and stream.type is None):
@@ -258,7 +249,7 @@ class _Reader:
             self._close(stream)
             stream.chained = True
             return
-        second = _TYPED.match(text)
+        second = TYPED.match(text)
         if second is not None and not text[:1].isspace():
             frames = list(stream.frames)
             self._end(stream)
@@ -286,7 +277,7 @@ class _Reader:
 
     def _loose(self, stream: _Stream, number: int, text: str) -> None:
         """An exception named without a traceback, as in a pasted message or a log record."""
-        match = _TYPED.search(text)
+        match = TYPED.search(text)
         if match is not None and not match["type"].endswith("Warning"):
             stream.type, stream.line = match["type"], number
             stream.message, stream.frames, stream.chain = [match["message"]], [], []
@@ -297,37 +288,6 @@ class _Reader:
         key = (failure.rank, last.type, last.message[:2000], places)
         if len(self._failures) < MOST_FAILURES:
             self._failures.setdefault(key, failure)
-
-
-def _is_telling(line: bytes) -> bool:
-    for words in _TELLING:  # noqa: SIM110 - any() takes twice as long, once for every line
-        if words in line:
-            return True
-    return False
-
-
-def _owner(text: str) -> tuple[str, int | None, str]:
-    """Whose line it is: a key, the rank where that is said, and the line without its prefix."""
-    match = _PREFIX.match(text)
-    if match is None:
-        return "", None, text
-    rest = text[match.end() :]
-    if match["tee"] is not None and (second := _PREFIX.match(rest)) is not None:
-        match, rest = second, rest[second.end() :]  # torchrun's prefix round torch's own
-    rank = match["rank"] or match["tee"] or match["task"]
-    key = f"rank {rank}" if rank is not None else str(match["actor"])
-    return key, int(rank) if rank is not None else None, rest
-
-
-def _worth_a_stream(text: str) -> bool:
-    return _HEADER.match(text) is not None or _TYPED.search(text) is not None
-
-
-def _is_warning(text: str) -> bool:
-    return any(
-        words in text
-        for words in ("Warning: ", "use_reentrant", "requires_grad=True", "AllGather", "ed layers")
-    )
 
 
 def _timeout(rank: int, number: int, work: str) -> Timeout:
