@@ -35,8 +35,9 @@ def test_a_file_of_several_gzip_members_is_one_trace(tmp_path: Path) -> None:
         gzip.compress(TRACE)[:20],
         b"\x1f\x8b",
         b"\x1f\x8b\x08\x00 not gzip at all",
-        gzip.compress(TRACE)[:-8] + b"\0" * 8,  # checksum
+        gzip.compress(TRACE)[:-8] + b"\0" * 8,
     ],
+    ids=["no end", "head only", "two bytes", "no deflate", "checksum"],
 )
 def test_broken_gzip_is_said(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "trace.json.gz"
