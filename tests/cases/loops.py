@@ -30,29 +30,38 @@ def train(
     early_stop: bool = True,
     wrapper: bool = False,
     micro_batches: int = 1,
-    optimizer: Literal["adamw", "none"] = "adamw",
+    optimizer: Literal["adamw", "closure", "none"] = "adamw",
     evaluate: bool = False,
     autocast: bool = False,
 ) -> Build:
     """An ordinary step: forward, loss, backward, update.
 
     ``wrapper`` puts torch's (non-reentrant) ``CheckpointWrapper`` round every layer, as FSDP
-    recipes do; ``evaluate`` runs the model once without gradients after each update.
+    recipes do; with ``closure`` the optimizer calls for the gradients itself, as Lightning lets it;
+    ``evaluate`` runs the model once without gradients after each update.
     """
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         model = Model(oracle, asked).to(device)
         if wrapper:
             apply_activation_checkpointing(model, check_fn=lambda m: isinstance(m, Layer))
-        adamw = torch.optim.AdamW(model.parameters()) if optimizer == "adamw" else None
+        adamw = torch.optim.AdamW(model.parameters()) if optimizer != "none" else None
         tokens = [batch(device) for _ in range(micro_batches)]
         mixed = torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast)
 
-        def step() -> None:
+        def gradients() -> Tensor:
             for some in tokens:
                 with mixed, set_checkpoint_early_stop(early_stop):
                     loss = next_token_loss(model(some), some) / micro_batches
                 loss.backward()
+            return loss.detach()
+
+        def step() -> None:
+            if adamw is not None and optimizer == "closure":
+                adamw.zero_grad()
+                adamw.step(gradients)
+                return
+            gradients()
             if adamw is None:
                 with torch.no_grad():
                     for parameter in model.parameters():

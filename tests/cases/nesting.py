@@ -228,6 +228,18 @@ LOOPS = (
         train(Checkpoints(outer=R, inner=R), optimizer="none"),
     ),
     Case(
+        "closure_doubled",
+        "The optimizer calls for loss and gradients itself (a closure), as Lightning lets it.",
+        "doubled",
+        train(Checkpoints(outer=R, inner=R), optimizer="closure"),
+    ),
+    Case(
+        "closure_none",
+        "The same, nothing checkpointed.",
+        "none",
+        train(optimizer="closure"),
+    ),
+    Case(
         "two_losses_n",
         "Two backward passes through one checkpointed forward: once in each.",
         "full",

@@ -66,6 +66,8 @@ MULTIPLICITY = {
     "no_schedule_doubled": [TWO] * 4,
     "no_schedule_none": [NONE] * 4,
     "no_optimizer_doubled": [TWO] * 4,
+    "closure_doubled": [TWO] * 4,
+    "closure_none": [NONE] * 4,
     "two_losses_n": [ONE] * 4,
     "two_losses_r": [ONE] * 4,
     "frozen_teacher_once": [NONE] * 4 + [ONE] * 4,

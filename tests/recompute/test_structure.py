@@ -19,6 +19,7 @@ from tests.trace_builder import (
     optimizer,
     step,
     thread,
+    wait,
 )
 
 
@@ -81,6 +82,30 @@ def test_the_optimizer_is_no_forward_pass() -> None:
         ("Optimizer.step#AdamW.step", "OPTIMIZER"),
         ("aten::_foreach_add_", "INNER"),
     ]
+
+
+def test_a_closure_is_forward_work_and_what_follows_it_the_update() -> None:
+    closure = (op("aten::linear", seq=3), node("AddmmBackward0", op("aten::mm"), seq=3))
+    assert roles(optimizer(*closure, annotation("any", op("aten::_foreach_add_")))) == [
+        ("Optimizer.step#AdamW.step", "RANGE"),
+        ("aten::linear", "FORWARD"),
+        ("engine:AddmmBackward0", "BACKWARD"),
+        ("AddmmBackward0", "FORMULA"),
+        ("aten::mm", "FORMULA"),
+        ("any", "RANGE"),
+        ("aten::_foreach_add_", "OPTIMIZER"),
+    ]
+
+
+def test_a_closure_may_wait_for_the_backward_pass_of_another_thread() -> None:
+    stepping = optimizer(op("aten::linear", seq=3), wait(100.0), op("aten::_foreach_add_"))
+    backward = node("AddmmBackward0", op("aten::mm"), seq=3)
+    forest, structure = classified(thread(stepping), thread(backward, tid=2, start=30.0))
+    named = zip(forest.name.tolist(), structure.role.tolist(), strict=True)
+    found = {forest.names[name]: Role(role).name for name, role in named}
+    assert found["aten::linear"] == "FORWARD"
+    assert found["aten::_foreach_add_"] == "OPTIMIZER"
+    assert found["aten::mm"] == "FORMULA"
 
 
 def test_communication_is_no_forward_pass() -> None:

@@ -93,6 +93,7 @@ def classify(calls: Calls) -> Structure:
     owner = np.full(size, -1, np.int32)
     node = np.zeros(size, np.bool_)
     is_checkpoint_node = classes.checkpoint_node[calls.name] & (calls.kind == Kind.OP)
+    closures = _closures(calls, classes)
     node_of_engine = classes.node[calls.name]
     for rows in calls.levels():
         parent = calls.parent[rows]
@@ -121,7 +122,7 @@ def classify(calls: Calls) -> Structure:
         looked_through = (calls.kind[rows] == Kind.ANNOTATION) | (is_op & classes.function[name])
         new[free & looked_through] = Role.RANGE
         new[free & classes.plumbing[name] & (calls.kind[rows] != Kind.RUNTIME)] = Role.PLUMBING
-        new[free & classes.optimizer[name]] = Role.OPTIMIZER
+        new[free & classes.optimizer[name] & ~np.isin(rows, closures)] = Role.OPTIMIZER
         new[is_node] = Role.FORMULA
         new[starts_engine] = Role.BACKWARD
 
@@ -138,6 +139,7 @@ def classify(calls: Calls) -> Structure:
         function[rows] = np.where(
             starts_engine | is_node, -1, np.where(in_function, rows, above_function)
         )
+    _settle_updates(calls, role, closures)
     if words.REPLAYED_BY_HOOK not in calls.names:
         _settle_hooks(calls, role, engine, owner, node)
     number = _numbers(calls, role, engine, np.flatnonzero(node))
@@ -145,6 +147,32 @@ def classify(calls: Calls) -> Structure:
     return Structure(
         role, engine, _tops(calls, role), function, _has_checkpoint_node(calls, classes), number
     )
+
+
+def _closures(calls: Calls, classes: _NameClasses) -> Int64:
+    """Rows of optimizer ranges that hold forward work: ``optimizer.step(closure)``.
+
+    Lightning steps so by default. An update itself runs without gradients, so that none of its
+    operators has a sequence number.
+    """
+    ranges = np.flatnonzero(classes.optimizer[calls.name])
+    numbered = np.flatnonzero((calls.sequence >= 0) & (calls.kind == Kind.OP))
+    first = np.searchsorted(numbered, ranges + 1)
+    return ranges[first < np.searchsorted(numbered, ranges + 1 + calls.size[ranges])]
+
+
+def _settle_updates(calls: Calls, role: Int8, closures: Int64) -> None:
+    """Turn what follows the closure in an optimizer's range into OPTIMIZER, in place."""
+    engines = np.flatnonzero(role == Role.BACKWARD)
+    for row in closures.tolist():
+        inside = np.arange(row + 1, row + 1 + calls.size[row])
+        # On a GPU the backward pass runs in another thread, and the closure waits for it.
+        began = calls.start[engines]
+        within = engines[(began >= calls.start[row]) & (began < calls.end[row])]
+        last = inside[(calls.sequence[inside] >= 0) & (calls.kind[inside] == Kind.OP)]
+        update = max(calls.end[within].max(initial=0), calls.end[last].max(initial=0))
+        after = inside[(role[inside] == Role.FORWARD) & (calls.start[inside] >= update)]
+        role[after] = Role.OPTIMIZER
 
 
 class OperatorCodes:

@@ -1,0 +1,137 @@
+"""The callback under the real Trainer of transformers, on the CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from recompute_scan.callbacks import HuggingFaceCallback
+from tests.callbacks.counted import Counter
+from tests.record.residue import left_behind
+
+# What the frameworks warn of is theirs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PLAN = {"steps": 1, "warmup": 2, "timing_steps": 0}
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def trainer(folder: Path, callback: HuggingFaceCallback, made: Any, **options: Any) -> Trainer:
+    tokens = torch.randint(0, 32, (4, 8))
+    arguments = TrainingArguments(
+        str(folder),
+        use_cpu=True,
+        max_steps=options.pop("max_steps", 6),
+        report_to=[],
+        logging_strategy="no",
+        save_strategy="no",
+        disable_tqdm=True,
+        per_device_train_batch_size=2,
+        **options,
+    )
+    data = [{"input_ids": row, "labels": row} for row in tokens]
+    return Trainer(made, arguments, train_dataset=data, callbacks=[callback])
+
+
+def checkpointing() -> dict[str, Any]:
+    """The setting under its name of the day, with the variant that replays whatever is inside."""
+    old = "gradient" if "gradient_checkpointing" in TrainingArguments.__dataclass_fields__ else ""
+    name = f"{old or 'activation'}_checkpointing"
+    return {name: True, f"{name}_kwargs": {"use_reentrant": True}}
+
+
+@pytest.mark.parametrize(("twice", "verdict"), [(True, "doubled"), (False, "full")])
+def test_a_trainer_is_recorded(tmp_path: Path, twice: bool, verdict: str) -> None:
+    callback = HuggingFaceCallback(**PLAN, folder=tmp_path / "scan")
+    made = model()
+    counters = [Counter(layer.mlp) for layer in made.model.layers]
+    training = trainer(tmp_path, callback, made, **checkpointing())
+    if twice:
+        apply_activation_checkpointing(
+            made,
+            checkpoint_wrapper_fn=functools.partial(checkpoint_wrapper),
+            check_fn=lambda part: isinstance(part, LlamaDecoderLayer),
+        )
+    training.train()
+    assert {counter.replays for counter in counters} == {2 if twice else 1}
+    scan = callback.scan
+    assert scan.verdict == verdict
+    assert scan.regions["recompute_runs_per_backward"].tolist() == [2.0 if twice else 1.0] * 2
+    assert scan.regions["module"].tolist() == ["model.layers.0", "model.layers.1"]
+    asked = scan.result.regions[0].checkpoints[-1]
+    assert asked.call_site is not None
+    assert asked.call_site.startswith("tests/callbacks/test_huggingface.py:")
+    assert (tmp_path / "scan" / "report.html").exists()
+    assert left_behind() == set()
+
+
+def test_steps_are_optimizer_steps_and_a_second_training_is_recorded_too(tmp_path: Path) -> None:
+    callback = HuggingFaceCallback(**PLAN)
+    made = model()
+    training = trainer(tmp_path, callback, made, gradient_accumulation_steps=2)
+    training.train()
+    first = callback.scan
+    assert first.verdict == "none"
+    assert [step.micro_batches for step in first.result.steps if step.complete] == [2]
+    made.gradient_checkpointing_enable({"use_reentrant": True})
+    made.enable_input_require_grads()
+    training.train()
+    assert callback.scan.verdict == "full"
+    assert callback.scan.result.regions[0].checkpoints
+    assert first.verdict == "none"
+
+
+def test_a_training_that_fails_is_followed_by_another(tmp_path: Path) -> None:
+    class Stop(transformers.TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 1:
+                raise ZeroDivisionError("theirs")
+
+    failing, callback = HuggingFaceCallback(**PLAN), HuggingFaceCallback(**PLAN)
+    training = trainer(tmp_path, failing, model())
+    training.add_callback(Stop())
+    with pytest.raises(ZeroDivisionError):
+        training.train()
+    trainer(tmp_path, callback, model(), **checkpointing()).train()
+    assert callback.scan.verdict == "full"
+    assert failing.scan.result.crash is not None
+    assert left_behind() == set()
+
+
+@pytest.mark.parametrize("stopped", [3, 6])
+def test_the_losses_are_the_same_with_it(tmp_path: Path, stopped: int) -> None:
+    def weights(use: Callable[[Trainer], None]) -> list[torch.Tensor]:
+        made = model()
+        training = trainer(tmp_path, HuggingFaceCallback(**PLAN), made, max_steps=stopped)
+        use(training)
+        training.train()
+        return list(made.parameters())
+
+    watched = weights(lambda training: None)
+    plain = weights(lambda training: training.remove_callback(HuggingFaceCallback))
+    assert all(torch.equal(one, other) for one, other in zip(watched, plain, strict=True))

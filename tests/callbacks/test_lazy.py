@@ -1,0 +1,24 @@
+"""No framework is imported before its class is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import recompute_scan.callbacks
+
+
+def test_importing_the_callbacks_imports_no_framework() -> None:
+    code = "import sys, recompute_scan.callbacks; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "numpy", "transformers", "lightning", "pytorch_lightning", "accelerate"}
+    assert not heavy & set(done.stdout.split())
+
+
+def test_what_is_offered_is_there() -> None:
+    for name in recompute_scan.callbacks.__all__:
+        assert getattr(recompute_scan.callbacks, name).__name__ == name
+    with pytest.raises(AttributeError):
+        recompute_scan.callbacks.NoSuchCallback  # noqa: B018

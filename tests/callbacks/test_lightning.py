@@ -1,0 +1,97 @@
+"""The callback under the real Trainer of Lightning, on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from recompute_scan.callbacks import LightningCallback
+from tests.callbacks.counted import Counter
+from tests.record.residue import left_behind
+
+# What the frameworks warn of is theirs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PLAN = {"steps": 1, "warmup": 2, "timing_steps": 0}
+
+
+class Model(pl.LightningModule):
+    def __init__(self, checkpoints: int, fails_at: int = -1) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3))
+        self.checkpoints, self.fails_at = checkpoints, fails_at
+
+    def run(self, layer: nn.Module, x: Any, checkpoints: int) -> Any:
+        if not checkpoints:
+            return layer(x)
+        return checkpoint(self.run, layer, x, checkpoints - 1, use_reentrant=True)
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        if number == self.fails_at:
+            raise ZeroDivisionError("theirs")
+        x = batch.requires_grad_()
+        for layer in self.layers:
+            x = self.run(layer, x, self.checkpoints)
+        loss: torch.Tensor = x.square().mean()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fit(folder: Path, model: Model, callback: LightningCallback, **options: Any) -> None:
+    rows: Any = torch.ones(32, 8)
+    data: Any = torch.utils.data.DataLoader(rows, batch_size=2)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        callbacks=[callback],
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    trainer.fit(model, data)
+
+
+@pytest.mark.parametrize(("checkpoints", "verdict"), [(2, "doubled"), (1, "full"), (0, "none")])
+def test_a_fit_is_recorded(tmp_path: Path, checkpoints: int, verdict: str) -> None:
+    callback, model = LightningCallback(**PLAN, folder=tmp_path / "scan"), Model(checkpoints)
+    counters = [Counter(layer) for layer in model.layers]
+    fit(tmp_path, model, callback)
+    assert {counter.replays for counter in counters} == {checkpoints}
+    scan = callback.scan
+    assert (scan.verdict, scan.recompute_per_backward) == (verdict, float(checkpoints))
+    for region in scan.result.regions:
+        for one in region.checkpoints:
+            assert one.call_site is not None
+            assert one.call_site.startswith("tests/callbacks/test_lightning.py:")
+    assert (tmp_path / "scan" / "report.html").exists()
+    assert left_behind() == set()
+
+
+def test_steps_are_optimizer_steps(tmp_path: Path) -> None:
+    callback = LightningCallback(**PLAN)
+    fit(tmp_path, Model(1), callback, accumulate_grad_batches=4)
+    assert [step.micro_batches for step in callback.scan.result.steps if step.complete] == [4]
+
+
+def test_a_fit_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    callback = LightningCallback(**PLAN)
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, Model(2, fails_at=3), callback)
+    assert left_behind() == set()
+    crash = callback.scan.result.crash
+    assert crash is not None
+    verdicts = [callback.scan.verdict]
+    fit(tmp_path, Model(1), callback)
+    verdicts.append(callback.scan.verdict)
+    assert verdicts == ["doubled", "full"]
