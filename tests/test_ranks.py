@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import recompute_scan as rs
 from recompute_scan import pipeline
 from recompute_scan.errors import InputError
 from recompute_scan.pipeline import analyse
@@ -52,6 +53,10 @@ def test_workers_give_the_same_result(folder: Path, dask: str) -> None:
     for workers in (Workers(2), Workers(dask=dask)):
         assert to_json(analyse([folder], lines.append, workers=workers)) == to_json(here)
     assert lines.count("read 5 of 5 traces") == 2
+
+
+def test_the_python_interface_has_workers_too(folder: Path) -> None:
+    assert rs.analyze(folder, workers=2).result == rs.analyze(folder).result
 
 
 def test_small_traces_are_read_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,23 +16,31 @@ from recompute_scan.comparison import compare as compare_results
 from recompute_scan.pipeline import analyse, result_at
 from recompute_scan.result import Result, from_json
 from recompute_scan.scan import Scan
+from recompute_scan.workers import Workers
 
 PathLike = str | os.PathLike[str]
 
 
-def analyze(traces: PathLike | Iterable[PathLike]) -> Scan:
+def analyze(
+    traces: PathLike | Iterable[PathLike], *, workers: int = 1, dask: str | None = None
+) -> Scan:
     """What the given traces show.
 
     Args:
         traces: A trace file, a folder of one trace a rank (such as ``recompute-scan run``
             writes), a remote address (``s3://…``), or several of these.
+        workers: Processes that read the ranks. With more than one, a script that calls this
+            must keep its own work under ``if __name__ == "__main__"``: they import it.
+        dask: Address of a Dask scheduler, or the path of its scheduler file; its workers read
+            the ranks instead.
 
     Raises:
         InputError: Nothing could be read; its text says why and what to try.
+        UsageError: The scheduler does not answer (``E219``), or Dask is not installed (``E201``).
     """
     paths = [traces] if isinstance(traces, (str, os.PathLike)) else list(traces)
     found = tuple(os.fspath(path) for path in paths)
-    return Scan(analyse(found), found)
+    return Scan(analyse(found, workers=Workers(workers, dask)), found)
 
 
 def compare(before: PathLike | Scan, after: PathLike | Scan) -> Comparison:
