@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser hta docs check fix venv clean accuracy diagnoses prediction gpu-matrix bench-load share-check licenses release-check lock
+.PHONY: help demo test browser hta docs check fix venv clean accuracy diagnoses prediction gpu-matrix launchers faults bench-load share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,12 @@ diagnoses: $(DEV) ## Every failure that can be made to happen: the code expected
 
 gpu-matrix: $(DEV) ## The nesting table on this machine's GPU; traces and truths to traces/gpu
 	$(BIN)/python benchmarks/gpu_matrix.py --keep traces/gpu
+
+launchers: $(DEV) ## A small job under every launcher: the verdict beside the job's own count
+	$(BIN)/python benchmarks/launchers.py $(BENCH)
+
+faults: $(DEV) ## A small job broken in every way: what was reported, and what was kept
+	$(BIN)/python benchmarks/faults.py $(BENCH)
 
 prediction: $(DEV) ## Predicted and measured step time for a matrix of changes, on this machine
 	$(BIN)/python benchmarks/prediction.py $(BENCH)

@@ -115,8 +115,8 @@ class Crash:
     """What a failed run leaves beside its verdict.
 
     Attributes:
-        kind: An exception (``raised``), a failing exit status (``exited``) or no progress
-            (``hung``).
+        kind: An exception (``raised``), a failing exit status (``exited``), no progress
+            (``hung``), or an end from outside (``killed``).
         rank: The rank that failed first; ``None`` where that is not known.
         headline: The failure in one sentence.
         phase: What the run was doing, in words.
@@ -124,7 +124,7 @@ class Crash:
         traceback: The first failure as Python prints it; ``None`` where there was no exception.
     """
 
-    kind: Literal["raised", "exited", "hung"]
+    kind: Literal["raised", "exited", "hung", "killed"]
     rank: int | None
     headline: str
     phase: str | None

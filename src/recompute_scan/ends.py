@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recompute_scan.crash import RankEnd
-from recompute_scan.diagnose.outcome import crash_of, findings_of
+from recompute_scan.diagnose.outcome import crash_of, findings_of, own_failure
 from recompute_scan.diagnose.places import user_place
 from recompute_scan.diagnose.stacks import main_stack
 from recompute_scan.result import Checked, Result
@@ -15,6 +15,7 @@ from recompute_scan.run_info import RunInfo, accounts_in, stacks_text_name
 from recompute_scan.trace import Address
 
 _LONGEST_STACKS = 1 << 20
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,13 @@ class Ends:
 
     @property
     def failed(self) -> bool:
-        """Did some rank raise, exit with a failure or hang?"""
-        return any(end.ending in ("raised", "exited", "hung") for end in self.ranks)
+        """Did some rank raise, exit with a failure, hang, or end from outside?
+
+        Not where somebody interrupted the run, and the rest followed from that.
+        """
+        failed = any(end.ending != "ended" for end in self.ranks)
+        interrupted = any(one.exit_status == INTERRUPTED for one in self.accounts)
+        return failed and (not interrupted or own_failure(self.ranks))
 
     def with_crash(self, result: Result) -> Result:
         """The result with what is known of the failure, the finding on it first."""
@@ -50,18 +56,27 @@ def ends_in(addresses: Sequence[Address]) -> Ends:
     world = max((info.world_size for info in accounts), default=0)
     by_rank = {info.rank: info for info in accounts}
     ends = [_end(folder, rank, by_rank.get(rank)) for rank in range(world)]
-    return Ends(accounts, tuple(end for end in ends if end is not None))
+    known = Ends(accounts, tuple(end for end in ends if end is not None))
+    if not known.failed:
+        return known
+    # In a run that failed, who left nothing did not end well either.
+    told = (end or RankEnd(rank=rank, ending="killed") for rank, end in enumerate(ends))
+    return Ends(accounts, tuple(told))
 
 
 def _end(folder: Path, rank: int, info: RunInfo | None) -> RankEnd | None:
+    end = None
     if info is not None:
-        return info.end or RankEnd(rank=rank, ending="ended")
+        end = info.end or RankEnd(rank=rank, ending="ended")
+        if end.ending != "killed":
+            return end
     # A launcher ended it before it could write its account; its stacks may be there.
     try:
         with (folder / stacks_text_name(rank)).open(encoding="utf-8", errors="replace") as file:
             stack = main_stack(file.read(_LONGEST_STACKS))
     except OSError:
-        return None
+        return end
     if not stack:
-        return None
-    return RankEnd(rank=rank, ending="killed", place=user_place(stack), stack=stack)
+        return end
+    end = end or RankEnd(rank=rank, ending="killed")
+    return replace(end, place=user_place(stack), stack=stack)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recompute_scan import trace as traces
 from recompute_scan.errors import InputError
-from recompute_scan.run_info import RunInfo, parse_run_info, run_info_name
+from recompute_scan.run_info import RunInfo, parse_run_info, run_info_name, so_far_name
 from recompute_scan.stacks import with_module_frames
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
 
@@ -88,6 +88,9 @@ def _info_beside(address: Address, limits: Limits) -> RunInfo | None:
     rank = address.name.removeprefix("trace-rank").partition(".")[0]
     if not rank.isdigit():
         return None
-    account = address.with_name(run_info_name(int(rank)))
-    data = traces.read_beside(account, limits)
-    return parse_run_info(data, account.name) if data is not None else None
+    # Of a rank that was killed there may be only what it had accounted for so far.
+    for name in (run_info_name(int(rank)), so_far_name(int(rank))):
+        data = traces.read_beside(address.with_name(name), limits)
+        if data is not None:
+            return parse_run_info(data, name)
+    return None

@@ -166,7 +166,7 @@ def run(
             assert nproc_per_node is not None
             target = ["-m"] * is_module + [script, *args]
             status = launch(nproc_per_node, ["run", *given, *target])
-        if status not in (0, 130):
+        if status:
             report_failed_ranks(folder, machine)
         return status
     launched = _COMMAND in os.environ
@@ -197,7 +197,7 @@ def _script_in(launcher: str, args: Sequence[str]) -> str:
 
 
 def _see_that_some_took_part(folder: Path, began: float, status: int) -> None:
-    accounts = folder.glob("run-rank*.json")
+    accounts = (*folder.glob("run-rank*.json"), *folder.glob("so-far-rank*.json"))
     if any(account.stat().st_mtime >= began - 1 for account in accounts):
         return
     error = RunError(
@@ -273,8 +273,10 @@ def _report_run(folder: Path, info: RunInfo, command: str, machine: Machine) -> 
         return
     result = _result_of(folder, info, machine)
     if result is not None:
-        write_report(folder, result)
-        print_report(folder, result, command)
+        try:
+            write_report(folder, result)
+        finally:  # a full disk keeps nobody from reading it here
+            print_report(folder, result, command)
 
 
 def _result_of(folder: Path, info: RunInfo, machine: Machine) -> Result | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +25,8 @@ _POLL_S = 0.1
 def print_report(folder: Path, result: Result, command: str | None) -> None:
     """Print the summary, and the command that records again where there is something to fix."""
     again = command if result.findings and result.crash is None else None
-    print_text(result, report=str(folder / "report.html"), next_command=again)
+    page = folder / "report.html"
+    print_text(result, report=str(page) if page.exists() else None, next_command=again)
 
 
 def report_failure(folder: Path, machine: Machine, *, launched: bool) -> None:
@@ -41,11 +45,25 @@ def report_failure(folder: Path, machine: Machine, *, launched: bool) -> None:
     except FileExistsError:
         _wait_for_report(claim)  # or the launcher would end the rank that writes it
         return
+    # A launcher that ends the others now means this one too, and gives it some seconds.
+    with _deaf_to_sigterm():
+        try:
+            _report(folder, machine)
+        finally:
+            with suppress(OSError):
+                claim.write_text("done")
+
+
+@contextmanager
+def _deaf_to_sigterm() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # the watchdog's: only the main thread may choose, and it hangs
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        _report(folder, machine)
+        yield
     finally:
-        with suppress(OSError):
-            claim.write_text("done")
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait_for_report(claim: Path) -> None:
@@ -56,12 +74,13 @@ def _wait_for_report(claim: Path) -> None:
 
 
 def report_failed_ranks(folder: Path, machine: Machine) -> None:
-    """Report on what the ranks left, if one of them says that it failed."""
+    """Report on what the ranks left, if one of them failed or they left traces all the same."""
     from recompute_scan.ends import ends_in
     from recompute_scan.run_info import accept_so_far
 
     accept_so_far(folder)
-    if ends_in([folder]).failed:
+    ends = ends_in([folder])
+    if ends.failed or any(account.trace for account in ends.accounts):
         _report(folder, machine)
 
 
@@ -71,5 +90,7 @@ def _report(folder: Path, machine: Machine) -> None:
 
     accept_so_far(folder)
     result = analyse([folder], progress, machine=machine)
-    write_report(folder, result)
-    print_report(folder, result, None)
+    try:
+        write_report(folder, result)
+    finally:  # a full disk keeps nobody from reading it here
+        print_report(folder, result, None)

@@ -19,6 +19,14 @@ from recompute_scan.result import Finding, Fix
 _MOST_RANKS_NAMED = 4
 
 
+def own_failure(ends: Sequence[RankEnd]) -> bool:
+    """Did some rank fail for reasons of its own, rather than for another's end?"""
+    return any(
+        end.ending in ("raised", "exited") and not (end.errors and is_consequence(end.errors))
+        for end in ends
+    )
+
+
 def crash_of(ends: Sequence[RankEnd]) -> Crash:
     """What the result says of a run that ended so. ``ends`` holds at least one that failed."""
     first = _first(ends)
@@ -30,11 +38,19 @@ def crash_of(ends: Sequence[RankEnd]) -> Crash:
             phase=None,
             ranks=tuple(ends),
         )
+    if first.ending == "killed":
+        return Crash(
+            kind="killed",
+            rank=None if first.stack else first.rank,
+            headline=_killed_headline(first, ends),
+            phase=None,
+            ranks=tuple(ends),
+        )
     doing = phase(first.stack)
     return Crash(
         kind="exited" if first.ending == "exited" else "raised",
         rank=first.rank,
-        headline=_headline(first, len(ends), doing),
+        headline=_headline(first, len(ends), doing) + _gone_before(first, ends),
         phase=doing,
         ranks=tuple(ends),
         traceback=traceback_text(first.errors) if first.errors else None,
@@ -44,6 +60,8 @@ def crash_of(ends: Sequence[RankEnd]) -> Crash:
 def findings_of(ends: Sequence[RankEnd]) -> tuple[Finding, ...]:
     """The known cause of the failure that came first, as a finding; empty where none is known."""
     first = _first(ends)
+    if first is not None and first.ending == "killed":
+        return ()
     if first is None:
         signature, evidence = of_ranks(ends)
         notes = tuple(f"rank {end.rank}: {note}" for end in ends for note in end.notes)
@@ -93,13 +111,21 @@ def traceback_text(errors: Sequence[Raised]) -> str:
 
 
 def _first(ends: Sequence[RankEnd]) -> RankEnd | None:
-    """The rank that failed by itself first; ``None`` where no rank did and they hang."""
+    """The rank that failed by itself first; ``None`` where no rank did and they hang.
+
+    Where all that the others raised follows from its death, the rank that left no word: of those
+    that a launcher ends for its sake there are stacks.
+    """
     failed = [end for end in ends if end.ending in ("raised", "exited")]
-    own = [end for end in failed if not end.errors or not is_consequence(end.errors)]
+    own = [end for end in failed if own_failure([end])]
     # What a rank raised because another is gone explains nothing beside ranks that hang.
     if not own and any(end.ending == "hung" for end in ends):
         return None
-    return min(own or failed, key=lambda end: end.at or 0.0, default=None)
+    killed = [end for end in ends if end.ending == "killed"]
+    outright = [end for end in killed if not end.stack]
+    if not own and (outright or not failed):
+        return (outright or killed)[0]
+    return min(own or failed, key=lambda end: end.at or 0.0)
 
 
 def _headline(end: RankEnd, ranks: int, doing: str | None) -> str:
@@ -111,6 +137,29 @@ def _headline(end: RankEnd, ranks: int, doing: str | None) -> str:
         what = f"ended itself with a failure after {end.errors[-1].name}"
     where = f" under {end.place}" if end.place else ""
     return f"{who} {what}{where}{f', {doing}' if doing else ''}."
+
+
+def _gone_before(first: RankEnd, ends: Sequence[RankEnd]) -> str:
+    """Who had ended well before this rank failed for want of the others."""
+    gone = [str(end.rank) for end in ends if end.ending == "ended"]
+    if not gone or own_failure([first]):
+        return ""
+    named = ", ".join(gone[:_MOST_RANKS_NAMED])
+    return f" Before that, {'rank' if len(gone) == 1 else 'ranks'} {named} had ended."
+
+
+def _killed_headline(end: RankEnd, ends: Sequence[RankEnd]) -> str:
+    after = f" after {end.steps} steps" if end.steps else ""
+    if end.stack:
+        return f"The run was ended from outside{after}."
+    silent = [str(one.rank) for one in ends if one.ending == "killed" and not one.stack]
+    who = f"Rank {end.rank}" if len(ends) > 1 else "The script"
+    if len(silent) > 1:  # whoever started them ended the others
+        who = f"Of ranks {', '.join(silent[:_MOST_RANKS_NAMED])}, one"
+    return (
+        f"{who} ended without a word{after}: by kill -9, for want of memory, by os._exit() or in a "
+        "crash of native code."
+    )
 
 
 def _hung_headline(ends: Sequence[RankEnd]) -> str:

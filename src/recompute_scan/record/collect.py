@@ -90,7 +90,6 @@ def receive(folder: Path, store: Any, world_size: int) -> tuple[str, ...]:
                         )
             if waited:
                 time.sleep(_POLL_S)
-        (folder / WORD).unlink(missing_ok=True)
     return tuple(said)
 
 

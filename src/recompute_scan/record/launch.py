@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from recompute_scan.joining import VARIABLE
 from recompute_scan.run_info import read_run_info, run_info_name
 
 _POLL_S = 0.1
+# How long a launcher may take to end after a terminal has interrupted it.
+_ENDING_S = 5.0
 # Of a process that the script started itself, as long as it has no other rank.
 _OWN_NUMBER = [0]
 _RANK_VARIABLES = (
@@ -62,7 +65,8 @@ def launch(nproc_per_node: int, argv: Sequence[str], module: str = "recompute_sc
     """Exit status of N processes of ``python -m MODULE ARGV…`` on this machine.
 
     0 when all of them end with 0, else that of the first that failed (128 + N for signal N),
-    130 when interrupted. They meet on the loopback interface at a port that is free.
+    128 + N when signal N ends this process, 130 thus when interrupted. They meet on the loopback
+    interface at a port that is free.
 
     Args:
         nproc_per_node: Number of processes.
@@ -83,8 +87,10 @@ def launch(nproc_per_node: int, argv: Sequence[str], module: str = "recompute_sc
     except ChildFailedError as error:
         status = int(error.get_first_failure()[1].exitcode)
         return 128 - status if status < 0 else status
-    except (KeyboardInterrupt, SignalException):
+    except KeyboardInterrupt:
         return 130
+    except SignalException as error:
+        return 128 + int(error.sigval)
     finally:
         if own_threads:
             os.environ.pop("OMP_NUM_THREADS", None)
@@ -102,13 +108,25 @@ def launch_with(command: Sequence[str], options: Sequence[str]) -> int:
     """
     environment = os.environ | {VARIABLE: shlex.join(options)}
     with subprocess.Popen(list(command), env=environment) as launcher:  # noqa: S603 - the user's
-        while True:
-            try:
-                status = launcher.wait()
-                break
-            except KeyboardInterrupt:
-                continue  # it was interrupted too, and knows how to end its processes
+        before = signal.signal(signal.SIGTERM, lambda number, _: launcher.send_signal(number))
+        try:
+            status = _wait(launcher)
+        finally:
+            signal.signal(signal.SIGTERM, before)
     return 128 - status if status < 0 else status
+
+
+def _wait(launcher: subprocess.Popen[bytes]) -> int:
+    patience_s: float | None = None
+    while True:
+        try:
+            return launcher.wait(patience_s)
+        except KeyboardInterrupt:
+            # A terminal interrupts it too, and it knows how to end its processes.
+            patience_s = _ENDING_S
+        except subprocess.TimeoutExpired:
+            launcher.send_signal(signal.SIGINT)
+            patience_s = None
 
 
 def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> list[int]:

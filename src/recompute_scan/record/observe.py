@@ -29,7 +29,7 @@ from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.run_folder import cannot_write
 from recompute_scan.record.steps import StepCounter, StepHooks
 from recompute_scan.record.watchdog import HUNG, Watchdog
-from recompute_scan.run_info import RunInfo, write_run_info, write_so_far
+from recompute_scan.run_info import WORD, RunInfo, write_run_info, write_so_far
 
 # What a shell says of a process that was killed.
 KILLED = 137
@@ -176,6 +176,8 @@ def observe(
         _leave_groups()
     if recorder.store is not None and outcome.ending in ("stopped", "finished"):
         info = _bring_together(folder, recorder.store, info)
+    if info.rank == 0:
+        (folder / WORD).unlink(missing_ok=True)
     if keep(info):
         try:
             write_run_info(folder, info)
@@ -205,7 +207,7 @@ def _how_it_failed(outcome: Outcome) -> str:
     if outcome.ending == "interrupted":
         return "The script was interrupted."
     if outcome.ending == "killed":
-        return "The process was ended from outside."
+        return "The process ended without a word."
     if outcome.ending == "hung":
         return "The script made no progress and was ended."
     return f"The script ended with exit status {outcome.exit_status}."

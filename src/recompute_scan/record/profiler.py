@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +19,9 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.quiet import without_kineto_noise
+
+# More than plain recordings of a few steps have come to.
+_ENOUGH_BYTES = 4 << 30
 
 
 class Window:
@@ -91,12 +97,20 @@ class Window:
             self._filters.__exit__(None, None, None)
 
     def export(self, target: Path) -> None:
-        """Write the closed recording, gzipped; the file appears whole or not at all."""
-        plain = target.with_name(f".{target.name}.json.part")
+        """Write the closed recording, gzipped; the file appears whole or not at all.
+
+        The recording is written plain first, which takes ten times the room and more.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        plain = _room(target.parent) / f".{target.name}.{os.getpid()}.json.part"
         packed = target.with_name(f".{target.name}.part")
         try:
             with without_kineto_noise():
                 self._profiler.export_chrome_trace(str(plain))
+            if not plain.exists():  # it says why on standard error, and raises nothing
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(plain))
             # Bytes, not text: some versions of torch write names that are not valid UTF-8.
             with (
                 plain.open("rb") as source,
@@ -107,6 +121,7 @@ class Window:
             packed.replace(target)
         finally:
             plain.unlink(missing_ok=True)
+            plain.with_name(f"{plain.name}.tmp").unlink(missing_ok=True)
             packed.unlink(missing_ok=True)
 
     def _action(self, step: int) -> ProfilerAction:
@@ -115,6 +130,19 @@ class Window:
         if step < self._lead + self._steps - 1:
             return ProfilerAction.RECORD
         return ProfilerAction.RECORD_AND_SAVE
+
+
+def _room(folder: Path) -> Path:
+    """Where a plain recording has room: the folder, or the system's own for temporary files.
+
+    torch writes a recording once, and what it cannot write is lost.
+    """
+    others = Path(tempfile.gettempdir())
+    with suppress(OSError):
+        free = shutil.disk_usage(folder).free
+        if free < _ENOUGH_BYTES and shutil.disk_usage(others).free > free:
+            return others
+    return folder
 
 
 class OtherProfilers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from recompute_scan.record.children import Children, trained
 from recompute_scan.record.chosen import chosen
@@ -12,7 +13,7 @@ from recompute_scan.record.execute import run_program
 from recompute_scan.record.observe import RunOptions, observe
 from recompute_scan.record.plan import Plan
 from recompute_scan.record.run_folder import check_device, check_plan, prepare
-from recompute_scan.run_info import RunInfo, accounts_in
+from recompute_scan.run_info import RunInfo, accept_so_far, accounts_in
 
 __all__ = ["RunOptions", "record"]
 
@@ -46,11 +47,17 @@ def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: N
             folder,
             partial(run_program, options.target, options.is_module, options.args),
             on_hang=on_hang,
-            keep=lambda info: trained(info) or not accounts_in(folder),
+            keep=lambda info: trained(info) or not _accounts_of_children(folder),
             waits=children.running,
         )
     finally:
         children.remove()
     if trained(info):
         return info
-    return replace(info, world_size=max([1, *(one.world_size for one in accounts_in(folder))]))
+    worlds = [one.world_size for one in _accounts_of_children(folder)]
+    return replace(info, world_size=max([1, *worlds]))
+
+
+def _accounts_of_children(folder: Path) -> tuple[RunInfo, ...]:
+    accept_so_far(folder)
+    return accounts_in(folder)

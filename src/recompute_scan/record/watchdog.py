@@ -126,6 +126,8 @@ class Watchdog:
         used = time.process_time()
         told = False
         while not self._stopped.wait(look):
+            if self._file is None:  # it may be known only now that there are several
+                self._keep_stacks_when_terminated()
             ranks = rank_facts()
             now, mark_now, used_now = time.monotonic(), self._mark(), time.process_time()
             computed = ranks.world_size == 1 and used_now - used > _BUSY * look

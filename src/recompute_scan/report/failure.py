@@ -16,7 +16,7 @@ ENDING_WORDS = {
     "killed": "was ended from outside",
     "ended": "ended well",
 }
-KIND_WORDS = {"raised": "failed", "exited": "failed", "hung": "hung"}
+KIND_WORDS = {"raised": "failed", "exited": "failed", "hung": "hung", "killed": "killed"}
 UNKNOWN_CAUSE = "This is none of the failures that recompute-scan knows."
 _MEMORY_WORDS = {
     "cuda_allocated": "on the GPU, in use",
@@ -36,7 +36,8 @@ def failure_text(page: Page, result: Result) -> None:
         return
     page.written.append(page.style(f"Run: {KIND_WORDS[crash.kind]}", fg="red"))
     page.prose(crash.headline, "", bold=True)
-    if not result.findings or not is_crash_finding(result.findings[0]):
+    unknown = not result.findings or not is_crash_finding(result.findings[0])
+    if unknown and crash.kind != "killed":
         page.prose(UNKNOWN_CAUSE, "")
     if len(crash.ranks) > 1:
         page.title("Ranks")
@@ -114,7 +115,10 @@ def rank_words(end: RankEnd) -> str:
     """``rank 1: raised an exception at train.py:31 (RuntimeError: …)``."""
     where = f" at {visible(end.place, 200)}" if end.place else ""
     what = f" ({visible(_begun(end.errors[-1].summary), 200)})" if end.errors else ""
-    return f"rank {end.rank}: {ENDING_WORDS[end.ending]}{where}{what}"
+    how = ENDING_WORDS[end.ending]
+    if end.ending == "killed" and not end.stack:
+        how = "ended without a word"
+    return f"rank {end.rank}: {how}{where}{what}"
 
 
 def _begun(text: str) -> str:

@@ -1,0 +1,25 @@
+"""What breaks jobs: what was recorded before is kept, and somebody reports it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from benchmarks.faults import FAULTS, break_job
+
+# Some of the whole table, which `make faults` prints.
+CHOSEN = (
+    "kill -9 of a rank, trace written",
+    "Ctrl-C to the whole job",
+    "the disk is full, stacks don't fit",
+)
+CASES = {one.name: one for one in FAULTS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHOSEN)
+def test_what_was_recorded_is_kept_and_told(name: str) -> None:
+    if CASES[name].mount is not None and os.geteuid() != 0:
+        pytest.skip("a mount of its own needs root")
+    wrong, _ = break_job(CASES[name])
+    assert not wrong
