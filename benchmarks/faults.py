@@ -109,7 +109,7 @@ FAULTS = (
         options=(),
         after=("analyze", "out"),
     ),
-    Fault("os._exit(5) in a rank", fault("os-exit"), 5, WORDLESS, (0, 1)),
+    Fault("os._exit(5) in a rank", fault("os-exit"), 5, "Rank 1 ended itself", (0, 1)),
     Fault("a rank raises", fault("raise"), 1, "Rank 1 raised ValueError", (0, 1)),
     Fault("a rank calls sys.exit(3)", fault("exit"), 3, "Rank 1 ended itself", (0, 1)),
     Fault("a rank ends early", fault("end"), 1, r"rank 1 had\s+ended", (0, 1)),

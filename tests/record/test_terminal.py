@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 
 import pytest
 
 from recompute_scan.record.progress import Progress
-from recompute_scan.record.quiet import without_kineto_noise
+from recompute_scan.record.quiet import without_grad_warnings, without_kineto_noise
 
 
 class Terminal(io.StringIO):
@@ -30,6 +31,25 @@ def test_an_error_inside_still_shows_what_was_written(capfd: pytest.CaptureFixtu
         os.write(2, b"said\n")
         raise ValueError("broken")
     assert capfd.readouterr().err == "said\n"
+
+
+def test_one_warning_is_left_out_and_no_other_shown_twice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def warn() -> None:
+        warnings.warn("the script's own", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.showwarning = lambda message, *_, **__: print(message)
+        before = list(warnings.filters)
+        warn()
+        with without_grad_warnings():
+            warnings.warn("The .grad attribute of a Tensor that is not a leaf", stacklevel=1)
+            warn()
+        warn()
+        assert list(warnings.filters) == before
+    assert capsys.readouterr().out == "the script's own\n"
 
 
 def test_progress_replaces_its_line_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:

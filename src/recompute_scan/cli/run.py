@@ -16,7 +16,7 @@ import click
 from recompute_scan.cli.machine import as_arguments, machine_options
 from recompute_scan.cli.output import debug_option, progress, tell
 from recompute_scan.cli.run_report import print_report, report_failed_ranks, report_failure
-from recompute_scan.errors import RunError, UsageError
+from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.report.folder import write_report
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def run(
     command = shlex.join(["recompute-scan", *whole])
     launcher = _launcher(whole, script, args)
     folder = output or _default_folder(script if launcher is None else _script_in(script, args))
+    folder = folder.absolute()  # the script may change the current directory
     if launcher is not None and (verify or nproc_per_node is not None or is_module):
         raise UsageError(
             "E223",
@@ -152,7 +153,7 @@ def run(
         os.environ[_COMMAND] = command  # for rank 0, which knows only its own
         given = (
             ["--steps", str(steps), "--warmup", str(warmup), "--timing-steps", str(timing_steps)]
-            + ["--output", str(folder.absolute()), "--device", device, "--timeout", str(timeout)]
+            + ["--output", str(folder), "--device", device, "--timeout", str(timeout)]
             + ["--ranks", ranks]
             + ["--keep-going"] * keep_going
             + ["--debug"] * debug
@@ -170,11 +171,25 @@ def run(
             report_failed_ranks(folder, machine)
         return status
     launched = _COMMAND in os.environ
-    info = record(options, lambda _: report_failure(folder, machine, launched=launched))
-    if info.end is not None:
-        report_failure(folder, machine, launched=launched)
-    elif info.rank == 0:
-        _report_run(folder, info, os.environ.get(_COMMAND, command), machine)
+
+    def conclude(info: RunInfo) -> None:
+        if info.end is not None:
+            report_failure(folder, machine, launched=launched)
+        elif info.rank == 0:
+            _report_run(folder, info, os.environ.get(_COMMAND, command), machine)
+
+    def conclude_at_once(info: RunInfo) -> None:
+        try:
+            conclude(info)
+        except ScanError as error:
+            tell(f"recompute-scan: {error}")
+
+    info = record(
+        options,
+        on_hang=lambda _: report_failure(folder, machine, launched=launched),
+        on_exit=conclude_at_once,
+    )
+    conclude(info)
     return info.exit_status
 
 

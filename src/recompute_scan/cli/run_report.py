@@ -26,7 +26,10 @@ def print_report(folder: Path, result: Result, command: str | None) -> None:
     """Print the summary, and the command that records again where there is something to fix."""
     again = command if result.findings and result.crash is None else None
     page = folder / "report.html"
-    print_text(result, report=str(page) if page.exists() else None, next_command=again)
+    there = page.exists()
+    with suppress(OSError, ValueError):  # elsewhere, or the script has removed where it was
+        page = page.relative_to(Path.cwd())
+    print_text(result, report=str(page) if there else None, next_command=again)
 
 
 def report_failure(folder: Path, machine: Machine, *, launched: bool) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from os import _exit  # scripts get another
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from recompute_scan.record.execute import Outcome
 from recompute_scan.record.failure import end_of
 from recompute_scan.record.gauges import Gauges
 from recompute_scan.record.launch import wait_for_ranks
+from recompute_scan.record.patches import Patches
 from recompute_scan.record.plan import Plan
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
@@ -81,6 +83,7 @@ def observe(
     program: Callable[[Callable[[BaseException], None]], Outcome],
     *,
     on_hang: Callable[[RunInfo], None] = lambda _: None,
+    on_exit: Callable[[RunInfo], None] = lambda _: None,
     keep: Callable[[RunInfo], bool] = lambda _: True,
     waits: Callable[[], bool] = lambda: False,
 ) -> RunInfo:
@@ -94,6 +97,7 @@ def observe(
         folder: The run's folder, absolute: the script may change the current directory.
         program: Runs the script; gets what to call with an exception that ends it.
         on_hang: As for :func:`recompute_scan.record.runner.record`.
+        on_exit: Likewise.
         keep: Whether to write this account.
         waits: Whether the program may stand still now, because others work for it.
 
@@ -146,20 +150,7 @@ def observe(
         info = account(Outcome("hung", HUNG), end)
         _leave(folder, info, watchdog.patience_s, on_hang)
 
-    watchdog = Watchdog(folder, options.timeout_s, lambda: counter.steps, hung, waits)
-    active = os.getpid(), [hooks.remove, recorder.others.remove, bypass.remove, probe.remove]
-    _ACTIVE.append(active)
-    probe.install()
-    if bypassing:
-        bypass.install()
-    if gauges is not None:
-        gauges.install()
-    recorder.others.install()
-    hooks.install()
-    watchdog.start()
-    try:
-        outcome = program(failed)
-    finally:
+    def close() -> None:
         watchdog.stop()
         hooks.remove()
         recorder.finish()
@@ -168,22 +159,55 @@ def observe(
             gauges.remove()
         bypass.remove()
         probe.remove()
+        patches.undo()
         _ACTIVE.remove(active)
-    info = account(outcome, ends[0] if ends else None)
-    if gauges is not None:
-        info = replace(info, measured=gauges.measurements(bypass.calls))
-    if outcome.ending == "stopped":
-        _leave_groups()
-    if recorder.store is not None and outcome.ending in ("stopped", "finished"):
-        info = _bring_together(folder, recorder.store, info)
-    if info.rank == 0:
-        (folder / WORD).unlink(missing_ok=True)
-    if keep(info):
+
+    def conclude(outcome: Outcome) -> RunInfo:
+        info = account(outcome, ends[0] if ends else None)
+        if gauges is not None:
+            info = replace(info, measured=gauges.measurements(bypass.calls))
+        if outcome.ending == "stopped":
+            _leave_groups()
+        if recorder.store is not None and outcome.ending in ("stopped", "finished"):
+            info = _bring_together(folder, recorder.store, info)
+        if info.rank == 0:
+            (folder / WORD).unlink(missing_ok=True)
+        if keep(info):
+            try:
+                write_run_info(folder, info)
+            except OSError as error:
+                raise cannot_write(folder, error) from None
+        return info
+
+    def leave(status: int) -> None:
         try:
-            write_run_info(folder, info)
-        except OSError as error:
-            raise cannot_write(folder, error) from None
-    return info
+            if os.getpid() == active[0]:
+                if status:
+                    failed(SystemExit(status))
+                close()
+                on_exit(conclude(Outcome("exited", status & 0xFF)))
+        finally:
+            _leave_now(status)
+
+    patches = Patches()
+    watchdog = Watchdog(folder, options.timeout_s, lambda: counter.steps, hung, waits)
+    removes = [hooks.remove, recorder.others.remove, bypass.remove, probe.remove, patches.undo]
+    active = os.getpid(), removes
+    _ACTIVE.append(active)
+    probe.install()
+    if bypassing:
+        bypass.install()
+    if gauges is not None:
+        gauges.install()
+    recorder.others.install()
+    hooks.install()
+    patches.replace(os, "_exit", leave)
+    watchdog.start()
+    try:
+        outcome = program(failed)
+    finally:
+        close()
+    return conclude(outcome)
 
 
 def _bring_together(folder: Path, store: Any, info: RunInfo) -> RunInfo:
@@ -246,10 +270,14 @@ def _leave(
         wait_for_ranks(folder, info.world_size, patience_s)
         on_hang(info)
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
-        os._exit(HUNG)
+        _leave_now(HUNG)
+
+
+def _leave_now(status: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    _exit(status)
 
 
 def _leave_groups() -> None:

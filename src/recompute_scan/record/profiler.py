@@ -7,7 +7,6 @@ import gzip
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from recompute_scan.record.patches import Patches
-from recompute_scan.record.quiet import without_kineto_noise
+from recompute_scan.record.quiet import without_grad_warnings, without_kineto_noise
 
 # More than plain recordings of a few steps have come to.
 _ENOUGH_BYTES = 4 << 30
@@ -37,7 +36,7 @@ class Window:
         self._steps = steps
         self._passed = 0
         self._closed = False
-        self._filters = warnings.catch_warnings() if stacks else nullcontext()
+        self._filters = without_grad_warnings() if stacks else nullcontext()
         activities = [ProfilerActivity.CPU]
         if device == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -70,10 +69,6 @@ class Window:
     def start(self) -> None:
         """Begin at a step boundary."""
         self._filters.__enter__()
-        # To record stacks, torch reads `.grad` of every tensor that a module holds, and warns
-        # of each that is no leaf, such as FSDP's views. The script did nothing of the kind.
-        if isinstance(self._filters, warnings.catch_warnings):
-            warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
         with without_kineto_noise():
             self._profiler.start()
 

@@ -1,4 +1,4 @@
-"""Keeps Kineto's own log lines off the user's terminal.
+"""Keeps off the user's terminal what the profiler says there: Kineto's log lines, torch's warnings.
 
 torch 2.13's Kineto writes ``USDT:…`` lines to file descriptor 2 whenever a profiler starts or
 stops; no setting turns them off. The descriptor is redirected only while our own calls into
@@ -8,12 +8,16 @@ the profiler last, and everything else that was written meanwhile is passed on.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 _NOISE = b"USDT:"
+_GRAD = re.compile(r"The \.grad attribute of a Tensor")
 
 
 @contextmanager
@@ -37,3 +41,21 @@ def without_kineto_noise() -> Iterator[None]:
             while kept:
                 kept = kept[os.write(terminal, kept) :]
             os.close(terminal)
+
+
+@contextmanager
+def without_grad_warnings() -> Iterator[None]:
+    """Run the body without torch's warning on ``.grad`` of tensors that are no leaves.
+
+    To record stacks, torch reads ``.grad`` of every tensor that a module holds, FSDP's views among
+    them. The filter goes straight into the list, since all that :mod:`warnings` has for it makes
+    Python show every other warning once more.
+    """
+    filters: Any = warnings.filters
+    entry = ("ignore", _GRAD, Warning, None, 0)
+    filters.insert(0, entry)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the script has reset its filters
+            filters.remove(entry)

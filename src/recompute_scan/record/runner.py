@@ -18,7 +18,11 @@ from recompute_scan.run_info import RunInfo, accept_so_far, accounts_in
 __all__ = ["RunOptions", "record"]
 
 
-def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: None) -> RunInfo:
+def record(
+    options: RunOptions,
+    on_hang: Callable[[RunInfo], None] = lambda _: None,
+    on_exit: Callable[[RunInfo], None] = lambda _: None,
+) -> RunInfo:
     """This rank's account of the run, as it was also written to ``run-rank<N>.json``.
 
     Where the script trains only in processes that it starts itself, those leave the accounts, and
@@ -26,7 +30,8 @@ def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: N
 
     Returns normally whatever the script does: its failure is in ``exit_status`` and ``end``. Only
     a script that hangs cannot be returned from: then the account is written, ``on_hang`` is called
-    with it in another thread, and the process ends with status 124.
+    with it in another thread, and the process ends with status 124; and one that calls
+    ``os._exit``: then ``on_exit`` is called with the account.
 
     Raises:
         UsageError: No such script (``E202``) or module (``E203``), impossible step counts
@@ -47,6 +52,7 @@ def record(options: RunOptions, on_hang: Callable[[RunInfo], None] = lambda _: N
             folder,
             partial(run_program, options.target, options.is_module, options.args),
             on_hang=on_hang,
+            on_exit=on_exit,
             keep=lambda info: trained(info) or not _accounts_of_children(folder),
             waits=children.running,
         )
