@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser hta docs check fix venv clean accuracy diagnoses prediction gpu-matrix launchers faults bench-load share-check licenses release-check lock
+.PHONY: help demo test browser shots hta docs check fix venv clean accuracy diagnoses prediction gpu-matrix launchers faults bench-load bench-page share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test: check ## Everything: check, then all tests
 browser: $(DEV) ## The report in a real Chromium (Debian's package, or CHROMIUM=PATH)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
 	$(BIN)/python -m pytest tests/browser
+
+shots: $(DEV) ## Pictures of the report for the documentation, into docs/img
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
+	$(BIN)/python docs/shots.py
 
 hta: $(DEV) ## The bridge to Holistic Trace Analysis, which brings JupyterLab and more with it
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group hta
@@ -85,6 +89,10 @@ prediction: $(DEV) ## Predicted and measured step time for a matrix of changes, 
 
 bench-load: $(DEV) ## Reading speed and memory, beside other readers
 	$(BIN)/python benchmarks/load.py $(BENCH)
+
+bench-page: $(DEV) ## Size of the report and its first paint in Chromium
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
+	$(BIN)/python benchmarks/page.py
 
 share-check: $(DEV) ## Bundle every trace: the same answer, sizes, and no canary
 	$(BIN)/python benchmarks/share.py

@@ -244,6 +244,27 @@ def test_downloads_hold_what_the_page_was_made_of(name: str, show: Open) -> None
         assert json.loads(downloaded("Download it as a trace"))["traceEvents"]
 
 
+def test_the_proof_can_be_enlarged_and_then_names_its_boxes(show: Open) -> None:
+    page = show("doubled", color_scheme="light").page
+    names = "[...document.querySelectorAll('#proof .on-op')].map(text => text.textContent)"
+    before = page.evaluate(names)
+    assert "scaled_dot_product_attention" not in before
+    drawing = page.locator("#proof svg.wide")
+    width = drawing.evaluate("drawing => drawing.getBoundingClientRect().width")
+    for _ in range(3):
+        page.get_by_role("button", name="Enlarge").click()
+    wider = drawing.evaluate("drawing => drawing.getBoundingClientRect().width")
+    assert wider == pytest.approx(8 * width)
+    # once in the forward pass, and again in each of the two replays
+    assert page.evaluate(names).count("scaled_dot_product_attention") == 3
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 1280
+    for _ in range(4):
+        page.get_by_role("button", name="Shrink").click()
+    shrunk = drawing.evaluate("drawing => drawing.getBoundingClientRect().width")
+    assert shrunk == pytest.approx(width)
+    assert [name for name in page.evaluate(names) if name] == before
+
+
 def test_markdown_is_copied(show: Open) -> None:
     page = show(doubled(), permissions=["clipboard-read", "clipboard-write"]).page
     page.get_by_role("button", name="Copy as Markdown").click()

@@ -132,6 +132,10 @@ def test_a_large_job_stays_within_the_limits_and_says_what_it_put_together() -> 
         assert sentence in said
 
 
+def test_the_page_of_the_demo_is_light() -> None:
+    assert len(page("doubled").encode()) < 2_500_000
+
+
 def test_code_in_a_sentence_is_set_as_code() -> None:
     result = dataclasses.replace(
         doubled(), warnings=("Call `step(<b>)` or --peak-tflops 9; a--b is none",)

@@ -36,12 +36,13 @@ _LANE_WORDS = {
 
 @dataclass(frozen=True)
 class Box:
-    """One operator: ``x`` and ``width`` in per cent, ``y`` in px, ``label`` where it fits."""
+    """One operator: ``x`` and ``width`` in per cent, ``y`` in px; ``label`` is what fits of it."""
 
     x: float
     width: float
     y: int
     colour: int
+    name: str
     label: str
     tooltip: str
 
@@ -192,7 +193,7 @@ def _box(op: ProofOp, lane: ProofLane, y: int, longest: float, colours: dict[str
     at = (op.start_us - lane.start_us) / 1000
     tooltip = f"{visible(op.name)} ({visible(op.family, 40)}): {ms(op.duration_us / 1000)}"
     return Box(
-        round(x, 3), round(width, 3), y, colours[op.family], label, f"{tooltip}, at {ms(at)}"
+        round(x, 3), round(width, 3), y, colours[op.family], short, label, f"{tooltip}, at {ms(at)}"
     )
 
 

@@ -67,6 +67,43 @@
     setTimeout(function () { URL.revokeObjectURL(link.href); }, 10000);
   }
 
+  // Positions in the drawing are per cent: a wider drawing is an enlarged one, with room for names.
+  var times = 1;
+  function enlarge(factor) {
+    var drawing = document.querySelector("#proof .wide"), box = drawing.closest(".scroll");
+    var wider = Math.min(64, Math.max(1, times * factor));
+    var left = box.scrollLeft * wider / times;
+    times = wider;
+    drawing.style.width = 100 * times + "%";
+    box.scrollLeft = left;
+    drawing.querySelectorAll("g[data-name]").forEach(nameBox);
+    say(times === 1 ? "As wide as the page" : times + " times as wide");
+  }
+  function nameBox(group) {
+    var SVG = "http://www.w3.org/2000/svg", drawn = group.querySelector("rect");
+    var room = Math.floor(drawn.getBoundingClientRect().width / 7.2) - 1, name = group.dataset.name;
+    var text = group.querySelector("text");
+    if (!text && room >= name.length) {
+      var frame = group.appendChild(document.createElementNS(SVG, "svg"));
+      ["x", "y", "width", "height"].forEach(function (side) {
+        frame.setAttribute(side, drawn.getAttribute(side));
+      });
+      text = frame.appendChild(document.createElementNS(SVG, "text"));
+      text.setAttribute("class", "on-op");
+      text.setAttribute("x", "4");
+      text.setAttribute("y", "18");
+    }
+    if (text && text.dataset.short === undefined) { text.dataset.short = text.textContent; }
+    if (text) { text.textContent = room >= name.length ? name : text.dataset.short; }
+  }
+
+  // The lanes' names stay where they can be read.
+  function keepNames(box) {
+    box.querySelectorAll(".lane-name").forEach(function (name) {
+      name.setAttribute("x", box.scrollLeft);
+    });
+  }
+
   // Perfetto's own way to be given a trace: it answers PONG once it can take one.
   var PERFETTO = "https://ui.perfetto.dev";
   function openInPerfetto(source) {
@@ -94,6 +131,9 @@
 
   document.addEventListener("DOMContentLoaded", function () {
     document.querySelectorAll(".tools, .copy, .take").forEach(function (item) { item.hidden = false; });
+    document.querySelectorAll("#proof .scroll").forEach(function (box) {
+      box.addEventListener("scroll", function () { keepNames(box); });
+    });
     var allOpen = false;
     document.addEventListener("click", function (event) {
       var button = event.target.closest("button");
@@ -104,6 +144,8 @@
       }
       if (button.dataset.do === "help") { askForHelp(); }
       if (button.dataset.do === "close") { button.closest("dialog").close(); }
+      if (button.dataset.do === "enlarge") { enlarge(2); }
+      if (button.dataset.do === "shrink") { enlarge(0.5); }
       if (button.dataset.do === "perfetto") { openInPerfetto(document.getElementById("as-trace")); }
       if (button.dataset.do === "theme") { turnTheme(); }
       if (button.dataset.do === "expand") {

@@ -1,0 +1,115 @@
+"""How heavy the report is and how soon its verdict is painted, in a real Chromium.
+
+    python benchmarks/page.py [--runs 15]
+
+Every page is opened from a file in a context of its own, without script and with it. The time is
+that of the first contentful paint after the navigation began (Paint Timing); the browser has been
+started before. A page misses a target where the line says so, and the command then ends with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.machine import processor
+from tests.report.pages import page, ranks
+
+from recompute_scan.report.html import render_html
+
+_PAINT = "performance.getEntriesByType('paint').find(e => e.name.startsWith('first-c'))?.startTime"
+_VERDICT = "document.querySelector('#verdict-title').getBoundingClientRect().bottom"
+_PARTS = "document.querySelectorAll('*').length"
+_DRAWN = "document.querySelectorAll('svg rect').length"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A page, and what it may weigh and take (MB, s); ``None`` where no target was set."""
+
+    name: str
+    text: str
+    most_mb: float | None = None
+    most_s: float | None = None
+
+
+def subjects() -> tuple[Subject, ...]:
+    """The demo's page, and those of large jobs."""
+    return (
+        Subject("the demo: 4 layers doubled", page("doubled"), 2.5, 0.2),
+        Subject("512 ranks", render_html(ranks(512)), 8.0),
+        Subject("512 ranks, 200 layers, 100 steps", page("large"), 8.0),
+    )
+
+
+def measure(browser: Any, address: str, runs: int, *, script: bool) -> list[float]:
+    """Seconds from the start of the navigation to the first contentful paint, run by run."""
+    found = []
+    for _ in range(runs):
+        context = browser.new_context(java_script_enabled=script)
+        opened = context.new_page()
+        opened.goto(address)
+        assert opened.evaluate(_VERDICT) < opened.viewport_size["height"]
+        while (painted := opened.evaluate(_PAINT)) is None:
+            opened.wait_for_timeout(50)
+        found.append(painted / 1000)
+        context.close()
+    return found
+
+
+def main() -> int:
+    """Print the table; 1 where a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=15)
+    options = parser.parse_args()
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    if chromium is None:
+        print("No chromium: install Debian's package, or name one in $CHROMIUM.")
+        return 2
+    missed = False
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        where = f"{processor()}, {os.cpu_count()} cores, Chromium {browser.version}"
+        print(f"{where}; medians of {options.runs} runs, the shortest and the longest beside them")
+        print()
+        print("| page | MB | elements | drawn | first paint, s: no script | with script |")
+        print("| --- | ---: | ---: | ---: | ---: | ---: |")
+        for subject in subjects():
+            path = Path(folder, "report.html")
+            path.write_text(subject.text, encoding="utf-8")
+            size = path.stat().st_size / 1e6
+            plain, full = (
+                measure(browser, path.as_uri(), options.runs, script=script)
+                for script in (False, True)
+            )
+            opened = browser.new_page()
+            opened.goto(path.as_uri())
+            elements, drawn = opened.evaluate(_PARTS), opened.evaluate(_DRAWN)
+            opened.close()
+            print(
+                f"| {subject.name} | {size:.2f} | {elements:,} | {drawn:,} | "
+                f"{median(plain):.3f} ({min(plain):.3f} to {max(plain):.3f}) | {median(full):.3f} |"
+            )
+            if subject.most_mb is not None and size > subject.most_mb:
+                print(f"missed: at most {subject.most_mb} MB")
+                missed = True
+            if subject.most_s is not None and median(plain) > subject.most_s:
+                print(f"missed: at most {subject.most_s} s")
+                missed = True
+        browser.close()
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

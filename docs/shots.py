@@ -1,0 +1,93 @@
+"""Pictures of the report for these pages: ``make shots`` writes them into ``docs/img``.
+
+The page is that of ``traces/doubled_llama_fsdp``, opened in a real Chromium (Debian's package, or
+``CHROMIUM=PATH``): its first screen, then the whole story in light and dark, on a phone and on
+paper.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from recompute_scan import analyze
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "img"
+MOST_BYTES = 300_000
+COLOURS = 128
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture: from the top of the page to the end of the section ``until``."""
+
+    name: str
+    until: str
+    width: int
+    options: dict[str, Any]
+    paper: bool = False
+
+
+SHOTS = (
+    Shot("verdict", "verdict", 1000, {"color_scheme": "light"}),
+    Shot("report-light", "findings", 1120, {"color_scheme": "light"}),
+    Shot("report-dark", "findings", 1120, {"color_scheme": "dark"}),
+    Shot("report-phone", "proof", 360, {"color_scheme": "light", "device_scale_factor": 1.5}),
+    # A4 less its margins, in CSS pixels.
+    Shot("report-print", "findings", 688, {"color_scheme": "light"}, paper=True),
+)
+
+
+def main() -> int:
+    """Write every picture; 1 where one is larger than it may be."""
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    if chromium is None:
+        print("No chromium: install Debian's package, or name one in $CHROMIUM.")
+        return 1
+    IMAGES.mkdir(exist_ok=True)
+    status = 0
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        page = Path(folder, "report.html")
+        page.write_text(analyze(ROOT / "traces" / "doubled_llama_fsdp").to_html(), "utf-8")
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for shot in SHOTS:
+            size = take(browser, page.as_uri(), shot)
+            print(f"{shot.name}.png: {size:,} bytes")
+            status |= size > MOST_BYTES
+        browser.close()
+    return int(status)
+
+
+def take(browser: Any, address: str, shot: Shot) -> int:
+    """One picture; its size in bytes."""
+    viewport = {"width": shot.width, "height": 900}
+    context = browser.new_context(viewport=viewport, **shot.options)
+    opened = context.new_page()
+    opened.goto(address)
+    if shot.paper:
+        opened.emulate_media(media="print")
+    height = opened.locator(f"#{shot.until}").evaluate(
+        "section => Math.ceil(section.getBoundingClientRect().bottom + scrollY) + 12"
+    )
+    picture = opened.screenshot(
+        full_page=True, clip={"x": 0, "y": 0, "width": shot.width, "height": height}
+    )
+    context.close()
+    path = IMAGES / f"{shot.name}.png"
+    # A palette takes a third of the bytes; the page has few colours.
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS).save(path, optimize=True)
+    return path.stat().st_size
+
+
+if __name__ == "__main__":
+    sys.exit(main())
