@@ -19,7 +19,7 @@ from tests.report import sample_results
 
 pytestmark = pytest.mark.slow
 
-# Trains three layers in which every forward run takes 20 ms more, and prints for every step how
+# Trains three layers in which every forward run takes 50 ms more, and prints for every step how
 # often they ran in the backward pass, and the loss to its last bit.
 HEAD = (
     LAYERS
@@ -30,7 +30,7 @@ SEED = None
 
 class Slow(Layer):
     def forward(self, x):
-        time.sleep(0.02)
+        time.sleep(0.05)
         return super().forward(x)
 
 def inner(layer, x):
@@ -122,10 +122,10 @@ def test_the_fix_is_applied_and_measured(tmp_path: Path) -> None:
         "return checkpoint(layer, x, use_reentrant=True)",
     )
 
-    # Three runs of 20 ms each are saved; and again as many without any checkpoint.
+    # Three runs of 50 ms each are saved; and again as many without any checkpoint.
     assert section.outcome == "helps"
     assert section.saving_ms is not None
-    assert 45 < section.saving_ms < 120
+    assert 120 < section.saving_ms < 300
     assert section.before_step_ms is not None
     assert section.after_step_ms is not None
     assert section.saving_pct == pytest.approx(100 * section.saving_ms / section.before_step_ms)
@@ -134,7 +134,7 @@ def test_the_fix_is_applied_and_measured(tmp_path: Path) -> None:
     assert after is not None
     assert without is not None
     assert without.step_ms is not None
-    assert 45 < section.after_step_ms - without.step_ms < 120
+    assert 120 < section.after_step_ms - without.step_ms < 300
     counted = [arm.recompute_per_backward for arm in (before, after, without)]
     assert counted == [2.0, 1.0, 0.0]
     assert [arm.verdict for arm in (before, after, without)] == ["doubled", "full", "none"]
