@@ -1,24 +1,30 @@
-"""Write the pages that follow from the code: the commands' help and the result's fields.
+"""Write the pages that follow from the code: commands, the result's fields, the Python interface.
 
 ``python docs/generate.py`` writes them (``make fix`` does), and a test checks that they are true.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
 
+from recompute_scan import tables
 from recompute_scan.cli import cli
 from recompute_scan.diagnose.classify import how_checked
 from recompute_scan.diagnose.logs import lines_of, read_log
 from recompute_scan.diagnose.registry import HANGS, SIGNATURES, names
 from recompute_scan.diagnose.signature import Signature
+from recompute_scan.record.recording import Recording, record
 from recompute_scan.result import json_schema
+from recompute_scan.scan import Events, Scan
 
 DOCS = Path(__file__).parent
 LOGS = DOCS.parent / "tests" / "diagnose" / "corpus" / "known"
@@ -40,6 +46,118 @@ Schema itself is `recompute_scan/result.schema.json` in the package. Every field
 what is not known is `null`, never 0. This page is generated: `python docs/generate.py`.
 """
 
+
+_PYTHON = """\
+# The Python interface
+
+Everything that the commands do with traces, and recording from inside a training loop. This page is
+generated from the code (`python docs/generate.py`), and the examples on it are run by a test.
+
+```python
+import recompute_scan as rs
+
+scan = rs.analyze("traces/doubled_llama_fsdp")  # a trace, a folder of one a rank, an address
+print(scan.verdict, scan.recompute_per_backward)
+print(scan.regions[["module", "recompute_runs_per_backward", "surplus_ms_per_step"]])
+for finding in scan.findings:
+    print(finding.code, finding.title)
+events = scan.trace.events
+print(events[events["kind"] == "op"]["name"].value_counts().head(3))
+```
+
+In a notebook a scan shows itself: verdict, numbers, who asked, what to change. Importing the
+package loads neither torch nor numpy nor pandas; each is loaded when it is needed.
+
+## Recording a loop
+
+```python
+import torch
+from torch.utils.checkpoint import checkpoint
+
+layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
+optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+
+
+def forward(x, layer):
+    return checkpoint(layer, x, use_reentrant=True)
+
+
+with rs.record(steps=2, warmup=2, timing_steps=3) as recording:
+    while not recording.done:
+        x = torch.randn(4, 16, requires_grad=True)
+        for layer in layers:
+            x = checkpoint(forward, x, layer, use_reentrant=True)  # twice round each layer
+        x.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        recording.step()
+
+print(recording.scan.verdict)
+```
+
+The steps are used as `recompute-scan run` uses them: warm-up, timed without the profiler, one that
+warms the profiler up, profiled, one with Python stacks. With the last of them everything of ours is
+taken out of the process, and a loop that goes on runs as if nothing had been there
+([what it costs](performance.md#recording)). An exception passes through, with the same care; what
+was recorded until then stays, and `recording.scan` names a known cause. It can be done again in the
+same process, one recording at a time.
+
+Enter the block before the model is made, and the lines that switch checkpointing on are named too.
+With `folder=` the block leaves what `run` leaves: traces, account, `result.json` and `report.html`;
+give all ranks of a run the same one. A profiler of your own goes first: recording waits for it to
+end, and says so.
+
+## Callbacks
+
+They take what `rs.record` takes and have a `scan` when the training is over. Nothing of a framework
+is imported before its class is asked for.
+
+```python
+from recompute_scan.callbacks import HuggingFaceCallback
+from transformers import Trainer
+
+callback = HuggingFaceCallback(steps=2, warmup=2, timing_steps=0)
+Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
+print(callback.scan.verdict)
+```
+
+```python
+from lightning.pytorch import Trainer
+from recompute_scan.callbacks import LightningCallback
+
+callback = LightningCallback(steps=2, warmup=2, timing_steps=0, folder="out/lightning")
+Trainer(max_steps=6, callbacks=[callback], **quiet).fit(module, loader)
+print(callback.scan.verdict)
+```
+
+With accelerate it is a tracker: log once a step, at its end.
+
+```python
+from accelerate import Accelerator
+from recompute_scan.callbacks import AccelerateTracker
+
+tracker = AccelerateTracker(steps=2, warmup=2, timing_steps=0)
+accelerator = Accelerator(log_with=[tracker])
+accelerator.init_trackers("training")
+for step in range(6):
+    loss = layers[0](torch.randn(4, 16)).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    accelerator.log({"loss": loss.item()}, step=step)
+accelerator.end_training()
+print(tracker.scan.verdict)
+```
+"""
+
+
+_TABLES = """\
+pandas tables, made anew at each call. What is not known is missing (`NaN`, `<NA>`), never 0.
+"""
+_COLUMNS = {
+    "Scan.regions, one row a block in forward order, index `ordinal`": tables.REGIONS,
+    "Scan.families, one row a family of operators, index `family`": tables.FAMILIES,
+    "Events.events, one row an event in the order of the file, index `event`": tables.EVENTS,
+}
 
 _DIAGNOSES = """\
 # Diagnoses
@@ -143,6 +261,84 @@ def _type(schema: Mapping[str, Any]) -> str:
     return f"`{kind}`"
 
 
+def python_page() -> str:
+    """The Python interface: its functions and classes, and the columns of its tables."""
+    parts = [_PYTHON, "\n## Functions\n"]
+    parts += [_function(name) for name in ("analyze", "record", "compare", "load_result")]
+    parts += ["\n## Scan\n", _class(Scan), "\n## Events\n", _class(Events)]
+    parts += ["\n## Recording\n", _class(Recording), "\n## Tables\n\n", _TABLES]
+    for title, columns in _COLUMNS.items():
+        rows = [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.about} |\n" for c in columns]
+        head = "| column | dtype | unit | what it holds |\n| --- | --- | --- | --- |\n"
+        parts.append(f"\n### {title}\n\n{head}{''.join(rows)}")
+    return "".join(parts)
+
+
+def _function(name: str) -> str:
+    function = getattr(importlib.import_module("recompute_scan.api"), name, record)
+    shown = f"rs.{name}{_signature(function)}"
+    return f"\n### rs.{name}\n\n```text\n{_broken(shown)}\n```\n\n{_docstring(function)}"
+
+
+def _class(kind: type) -> str:
+    rows = []
+    for name, member in vars(kind).items():
+        if name.startswith("_") or not getattr(member, "__doc__", None):
+            continue
+        if isinstance(member, (property, cached_property)):
+            getter = member.fget if isinstance(member, property) else member.func
+            shown = f"`.{name}` | {_marked(inspect.signature(getter).return_annotation)}"
+        elif callable(member):
+            taken = re.sub(r"self(, )?", "", _signature(member)).partition(" -> ")[0]
+            shown = f"`.{name}{taken}`"
+            shown += f" | {_marked(inspect.signature(member).return_annotation)}"
+        else:
+            continue
+        first = " ".join(inspect.cleandoc(member.__doc__).partition("\n\n")[0].split())
+        rows.append(f"| {shown} | {_plain(first)} |\n".replace(" | None", " or None"))
+    return f"\n{_docstring(kind)}\n| | | |\n| --- | --- | --- |\n{''.join(rows)}"
+
+
+def _signature(function: Callable[..., object]) -> str:
+    """As it is written: annotations are text already, and would be quoted."""
+    return re.sub(r"(: |-> )(['\"])(.*?)\2(?=[,)]| =|$)", r"\1\3", str(inspect.signature(function)))
+
+
+def _docstring(thing: object) -> str:
+    """A docstring as Markdown: what is under a heading becomes a list."""
+    lines = []
+    listed = False
+    for line in inspect.cleandoc(thing.__doc__ or "").splitlines():
+        if re.fullmatch(r"(Args|Attributes|Raises|Returns):", line):
+            listed = True
+            lines.append(f"{line[:-1]}:\n")
+        elif listed and (item := re.fullmatch(r"    ([\w.]+): (.*)", line)):
+            lines.append(f"- `{item[1]}`: {item[2]}")
+        else:
+            lines.append(f"  {line.strip()}" if listed and line else line)
+    return _plain("\n".join(lines)).rstrip() + "\n"
+
+
+def _plain(text: str) -> str:
+    """Without the roles of reStructuredText."""
+    text = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", text)
+    return text.replace("``", "`")
+
+
+def _marked(annotation: str) -> str:
+    return f"`{annotation}`" if annotation != "None" else ""
+
+
+def _broken(signature: str) -> str:
+    """One argument a line where it is too long for one."""
+    if len(signature) <= _WIDTH:
+        return signature
+    opening, _, rest = signature.partition("(")
+    arguments, _, result = rest.rpartition(") -> ")
+    parts = re.split(r", (?![^\[]*\])", arguments)
+    return f"{opening}(\n" + "".join(f"    {part},\n" for part in parts) + f") -> {result}"
+
+
 def diagnoses_page() -> str:
     """Every known failure with how it was checked, as Markdown."""
     rows = [
@@ -226,6 +422,7 @@ def _as_code(word: str) -> str:
 
 PAGES = {
     "commands.md": commands_page,
+    "python-api.md": python_page,
     "diagnoses.md": diagnoses_page,
     "result-fields.md": fields_page,
 } | {name: (lambda text=text: text) for name, text in failure_pages().items()}

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.cli import cli
+from tests.record.test_recording import Loop
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -113,13 +114,16 @@ def test_what_is_not_run_is_named_and_there() -> None:
 
 def test_python(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
-    (block,) = blocks("python")
+    reading, recording = blocks("python")
     names: dict[str, object] = {}
-    exec(block, names)
+    exec(reading, names)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "doubled 2.0"
     assert sum("model.layers." in line for line in printed) == 4
     assert type(names["figure"]).__name__ == "Figure"
+    loop = Loop(2)
+    exec(recording, {**names, "batches": range(25), "train": lambda _: loop.train()})
+    assert capsys.readouterr().out == "doubled\n"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])

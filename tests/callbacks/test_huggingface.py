@@ -41,12 +41,11 @@ def model() -> Any:
     return LlamaForCausalLM(config)
 
 
-def trainer(folder: Path, callback: HuggingFaceCallback, made: Any, **options: Any) -> Trainer:
-    tokens = torch.randint(0, 32, (4, 8))
-    arguments = TrainingArguments(
+def arguments(folder: Path, *, max_steps: int = 6, **options: Any) -> TrainingArguments:
+    return TrainingArguments(
         str(folder),
         use_cpu=True,
-        max_steps=options.pop("max_steps", 6),
+        max_steps=max_steps,
         report_to=[],
         logging_strategy="no",
         save_strategy="no",
@@ -54,8 +53,14 @@ def trainer(folder: Path, callback: HuggingFaceCallback, made: Any, **options: A
         per_device_train_batch_size=2,
         **options,
     )
-    data = [{"input_ids": row, "labels": row} for row in tokens]
-    return Trainer(made, arguments, train_dataset=data, callbacks=[callback])
+
+
+def data() -> Any:
+    return [{"input_ids": row, "labels": row} for row in torch.randint(0, 32, (4, 8))]
+
+
+def trainer(folder: Path, callback: HuggingFaceCallback, made: Any, **options: Any) -> Trainer:
+    return Trainer(made, arguments(folder, **options), train_dataset=data(), callbacks=[callback])
 
 
 def checkpointing() -> dict[str, Any]:

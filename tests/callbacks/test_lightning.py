@@ -45,21 +45,25 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def fit(folder: Path, model: Model, callback: LightningCallback, **options: Any) -> None:
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+def loader() -> Any:
     rows: Any = torch.ones(32, 8)
-    data: Any = torch.utils.data.DataLoader(rows, batch_size=2)
+    return torch.utils.data.DataLoader(rows, batch_size=2)
+
+
+def fit(folder: Path, model: Model, callback: LightningCallback, **options: Any) -> None:
     trainer = pl.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        callbacks=[callback],
-        default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
+        max_epochs=1, callbacks=[callback], default_root_dir=folder, **QUIET, **options
     )
-    trainer.fit(model, data)
+    trainer.fit(model, loader())
 
 
 @pytest.mark.parametrize(("checkpoints", "verdict"), [(2, "doubled"), (1, "full"), (0, "none")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,6 +47,8 @@ _FRAMEWORKS = frozenset(
         "wrapt",
     }
 )
+# How IPython names cells at a terminal; in Jupyter they have names of files.
+_IPYTHON = "<ipython-input-"
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _SKIPPED = tuple(
     {str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep}
@@ -94,8 +97,9 @@ class CallSites:
 
     def _site(self, frame: FrameType) -> str:
         file, line = frame.f_code.co_filename, frame.f_lineno
-        site = f"{self._shown(file)}:{line}"
-        self._places.setdefault(site, (self._start / file, line))
+        cell = _cell(file)
+        site = f"{cell or self._shown(file)}:{line}"
+        self._places.setdefault(site, (Path(file) if cell else self._start / file, line))
         return site
 
     def _shown(self, file: str) -> str:
@@ -158,8 +162,22 @@ def _in_library(file: str) -> bool:
     return any(marker in file for marker in _INSTALLED)
 
 
+def _cell(file: str) -> str | None:
+    """``In[3]`` for what IPython or Jupyter compiled from a cell; ``None`` for a file."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or Path(file).is_file():
+        return None
+    try:
+        found = shell.compile.format_code_name(file)  # what its tracebacks say
+    except AttributeError:  # before IPython 7.27
+        return None
+    return str(found[1]) if found else None
+
+
 def _is_generated(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith("<")
+    file = frame.f_code.co_filename
+    return file.startswith("<") and not file.startswith(_IPYTHON)
 
 
 def _is_installed(frame: FrameType) -> bool:

@@ -276,15 +276,6 @@ def record(
 ) -> Recording:
     """A recording of the training loop in its ``with`` block, which calls ``step()``.
 
-    ::
-
-        with recompute_scan.record(steps=5) as recording:
-            for batch in data:
-                ...
-                optimizer.step()
-                recording.step()
-        print(recording.scan.verdict)
-
     The steps are used as those of ``recompute-scan run`` are: warm-up, timed, one that warms the
     profiler up, profiled, one with Python stacks; 20 by default. What comes after them runs as if
     nothing had been there.

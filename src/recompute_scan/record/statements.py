@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 from pathlib import Path
 
 from recompute_scan.run_info import Source
@@ -20,7 +21,9 @@ def statement_at(path: Path, line: int) -> Source | None:
         line: Line number, from 1.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        # Cells of a notebook are in no file; IPython keeps them where tracebacks find them.
+        kept = str(path) in linecache.cache and not path.exists()
+        text = "".join(linecache.getlines(str(path))) if kept else path.read_text(encoding="utf-8")
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
