@@ -2,15 +2,14 @@
 and after the last one.
 
     python benchmarks/overhead.py
-    python benchmarks/overhead.py --width 32 --rounds 60
+    python benchmarks/overhead.py --width 16 --rows 8 --rounds 1500
 
-One process, one model, blocks of steps in turn: without us, then ``recompute_scan.record()`` in
-its warm-up, in its timed steps and after its last step, without us again, then the same under what
-``recompute-scan run`` installs. Each block is compared with those without us round it; the table
-has medians over the rounds with 95 % intervals (bootstrap), and a row of blocks without us compared
-in the same way, which says what the method can tell. The first steps of each block are left out.
-Everything runs in one thread, so that the time of the processor holds all that is done; by the
-clock, other work on the machine is in it too.
+One process, one model. Steps go in pairs, one without us and one with, in random order. What is
+ours is put in and taken out between them, with a step that is not measured behind it; so whatever
+else the machine does falls on both alike. The table has medians of the ratios within pairs, with
+95 % intervals (bootstrap). Pairs of which both steps are without us say what the method can tell.
+Everything runs in one thread, so the time of the processor holds all that is done; by the clock,
+other work on the machine is in it too.
 
 The model is the worst case: every block of it is checkpointed as a whole (reentrant) and in two
 halves (non-reentrant), three checkpoint calls a block and more in the replays.
@@ -19,31 +18,32 @@ halves (non-reentrant), three checkpoint calls a block and more in the replays.
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import statistics
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 import torch
 from torch import Tensor, nn
 
 import recompute_scan
-from recompute_scan.record.execute import Outcome
-from recompute_scan.record.observe import RunOptions, observe
+from recompute_scan.record.recording import Recording
+from recompute_scan.record.steps import StepCounter, StepHooks
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import processor, versions
 
-WITHOUT = "without us"
-# Steps at the beginning of a block that still feel what was before it.
-SETTLE = 2
-_RESAMPLES = 2000
+_RESAMPLES = 1000
+# More steps than any benchmark makes: a phase that does not end.
+_FOREVER = 10**9
 
 
 class Half(nn.Module):
@@ -78,14 +78,14 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Step:
-    """What a step takes: ms by the clock, and ms of the processor in the one thread there is."""
+    """What a step takes: ms by the clock, and ms of the processor."""
 
-    clock_ms: float
-    processor_ms: float
+    clock: float
+    processor: float
 
 
 class Training:
-    """A model, its data, and the times of its steps."""
+    """A model, its data, and its optimizer."""
 
     def __init__(self, width: int, blocks: int, rows: int) -> None:
         torch.manual_seed(0)
@@ -93,150 +93,163 @@ class Training:
         self.data = torch.randn(rows, width, requires_grad=True)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
-    def anew(self) -> None:
-        """Another optimizer, as a script makes it while it is recorded."""
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
-
-    def step(self) -> None:
-        """One ordinary step."""
+    def step(self, ended: Callable[[], None]) -> Step:
+        """One ordinary step; ``ended`` is what the loop calls behind it."""
+        began, used = time.perf_counter(), time.thread_time()
         self.model(self.data).square().mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-    def block(self, steps: int, ended: Callable[[], None] = lambda: None) -> Step:
-        """The median step of so many; ``ended`` is what the loop calls behind each."""
-        clock, processor = [], []
-        for _ in range(SETTLE + steps):
-            began, used = time.perf_counter(), time.thread_time()
-            self.step()
-            ended()
-            processor.append(1e3 * (time.thread_time() - used))
-            clock.append(1e3 * (time.perf_counter() - began))
-        return Step(statistics.median(clock[SETTLE:]), statistics.median(processor[SETTLE:]))
+        ended()
+        took = time.thread_time() - used
+        return Step(1e3 * (time.perf_counter() - began), 1e3 * took)
 
 
-@dataclass
-class Rounds:
-    """Each round's step as a multiple of the step without us, by mode; and those steps."""
+class Watched(AbstractContextManager[None]):
+    """A recording of which nothing is left in the process but within a ``with`` block.
 
-    clock: dict[str, list[float]] = field(default_factory=dict)
-    processor: dict[str, list[float]] = field(default_factory=dict)
-    plain: list[Step] = field(default_factory=list)
+    Args:
+        recording: It has begun, and is in the phase that is measured.
+        as_run: Whether the optimizer's steps are watched too, as ``recompute-scan run`` does.
+    """
 
-    def add(self, before: Step, modes: dict[str, Step], after: Step) -> None:
-        """One group of blocks with the blocks without us round it."""
-        self.plain += [before, after]
-        clock = (before.clock_ms + after.clock_ms) / 2
-        processor = (before.processor_ms + after.processor_ms) / 2
-        for mode, step in modes.items():
-            self.clock.setdefault(mode, []).append(step.clock_ms / clock)
-            self.processor.setdefault(mode, []).append(step.processor_ms / processor)
+    def __init__(self, recording: Recording, *, as_run: bool = False) -> None:
+        self.recording = recording
+        self._as_run = as_run
+        self._hooks: StepHooks | None = None
+        self._take_out()
+
+    def __enter__(self) -> None:
+        live = self.recording._live
+        assert live is not None
+        live.install()
+        if self._as_run:
+            self._hooks = StepHooks(StepCounter(), self)
+            self._hooks.install()
+            # The first optimizer of its kind that is made gets the class watched.
+            torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._take_out()
+
+    def restart(self) -> None:
+        """One optimizer makes all steps, so that this is not called."""
+
+    def boundary(self) -> None:
+        """The optimizer has made its step."""
+        self.recording.step()
+
+    def _take_out(self) -> None:
+        live = self.recording._live
+        assert live is not None
+        live.recorder.others.remove()
+        live.probe.remove()
 
 
-def measure(training: Training, rounds: int, steps: int) -> Rounds:
-    """All blocks, in turn."""
-    found = Rounds()
-    before = training.block(steps)
-    for _ in range(rounds):
-        plain = training.block(steps)
-        after = training.block(steps)
-        found.add(before, {WITHOUT: plain}, after)
-        modes = recorded(training, steps)
-        before, after = after, training.block(steps)
-        found.add(before, modes, after)
-        modes = under_run(training, steps)
-        before, after = after, training.block(steps)
-        found.add(before, modes, after)
-        before = after
+@dataclass(frozen=True)
+class Mode:
+    """One kind of step: what is put in for it, and what the loop calls behind it."""
+
+    name: str
+    inside: AbstractContextManager[None]
+    ended: Callable[[], None]
+
+
+def nothing() -> None:
+    """What a loop without us calls."""
+
+
+WITHOUT = Mode("without us", nullcontext(), nothing)
+
+
+def modes(training: Training) -> list[Mode]:
+    """All kinds of steps, each ready to be made."""
+    found = [WITHOUT]
+    for name, (warmup, timed) in {"before": (_FOREVER, 0), "timed": (1, _FOREVER)}.items():
+        for as_run in (False, True):
+            recording = recompute_scan.record(1, warmup=warmup, timing_steps=timed)
+            recording.begin()
+            training.step(recording.step)  # the warm-up of the second kind
+            watched = Watched(recording, as_run=as_run)
+            call = nothing if as_run else recording.step
+            found.append(Mode(f"{'run' if as_run else 'record()'}, {name}", watched, call))
+            forget()
+    with recompute_scan.record(1, warmup=1, timing_steps=0) as recording:
+        while not recording.done:
+            training.step(recording.step)
+    found.append(Mode("record(), after the last", nullcontext(), recording.step))
     return found
 
 
-def recorded(training: Training, steps: int) -> dict[str, Step]:
-    """The blocks of one ``record()``."""
-    several = SETTLE + steps
-    training.anew()
-    modes = {}
-    with recompute_scan.record(1, warmup=several, timing_steps=several) as recording:
-        modes["record(), before"] = training.block(steps, recording.step)
-        modes["record(), timed"] = training.block(steps, recording.step)
-        while not recording.done:
-            training.step()
-            recording.step()
-        modes["record(), after"] = training.block(steps, recording.step)
-    return modes
+def forget() -> None:
+    """Let another recording begin, though this one has not ended."""
+    sys.modules["recompute_scan.record.recording"].__dict__["_current"] = None
 
 
-def under_run(training: Training, steps: int) -> dict[str, Step]:
-    """The blocks of what ``run`` does in a process."""
-    several = SETTLE + steps
-    modes = {}
-
-    def program(_: object) -> Outcome:
-        training.anew()
-        modes["run, before"] = training.block(steps)
-        modes["run, timed"] = training.block(steps)
-        for _ in ("the profiler's own", "profiled", "with stacks"):
-            training.step()
-        modes["run --keep-going, after"] = training.block(steps)
-        return Outcome("finished", 0)
-
-    with tempfile.TemporaryDirectory() as folder:
-        options = RunOptions(
-            target="overhead.py",
-            is_module=False,
-            args=(),
-            output=Path(folder),
-            steps=1,
-            warmup=several,
-            timing_steps=several,
-            keep_going=True,
-        )
-        info = observe(options, Path(folder), program)
-    if info.status != "complete":
-        raise SystemExit(f"the recording is not complete: {info.message}")
-    return modes
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Where the median lies, with 95 % (percentiles of resampled medians)."""
+def measure(training: Training, rounds: int) -> dict[str, list[tuple[Step, Step]]]:
+    """By mode, so many pairs: the step without us, and the one with."""
+    pairs: dict[str, list[tuple[Step, Step]]] = {}
+    kinds = modes(training)
     random.seed(0)
-    medians = sorted(
-        statistics.median(random.choices(values, k=len(values))) for _ in range(_RESAMPLES)
-    )
-    return medians[_RESAMPLES // 40], medians[-_RESAMPLES // 40 - 1]
+    gc.disable()
+    for _ in range(rounds):
+        for mode in kinds:
+            order = [WITHOUT, mode]
+            random.shuffle(order)
+            steps = {}
+            for number, one in enumerate(order):
+                with one.inside:
+                    training.step(one.ended)
+                    steps[number, one.name] = training.step(one.ended)
+            without = next(step for (_, name), step in steps.items() if name == WITHOUT.name)
+            watched = [step for (_, name), step in steps.items() if name == mode.name][-1]
+            pairs.setdefault(mode.name, []).append((without, watched))
+        gc.collect(0)
+    gc.enable()
+    return pairs
 
 
-def report(found: Rounds) -> str:
+def report(pairs: dict[str, list[tuple[Step, Step]]]) -> str:
     """The table."""
-    clock = statistics.median(step.clock_ms for step in found.plain)
-    processor = statistics.median(step.processor_ms for step in found.plain)
+    plain = [without for found in pairs.values() for without, _ in found]
+    used = statistics.median(step.processor for step in plain)
+    clock = statistics.median(step.clock for step in plain)
     lines = [
-        f"A step without us: {processor:.2f} ms of the processor, {clock:.2f} ms by the clock "
-        f"(median of {len(found.plain)} blocks).",
+        f"A step without us: {used:.2f} ms of the processor, {clock:.2f} ms by the clock.",
         "",
         "| steps | processor | 95 % interval | us a step | clock | 95 % interval |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for mode, ratios in found.processor.items():
-        us = 1e3 * processor * (statistics.median(ratios) - 1)
-        lines.append(f"| {mode} | {_row(ratios)} | {us:+.0f} | {_row(found.clock[mode])} |")
+    for name, found in pairs.items():
+        processor = [watched.processor / without.processor for without, watched in found]
+        by_clock = [watched.clock / without.clock for without, watched in found]
+        us = 1e3 * used * (statistics.median(processor) - 1)
+        lines.append(f"| {name} | {_row(processor)} | {us:+.0f} | {_row(by_clock)} |")
     return "\n".join(lines)
 
 
 def _row(ratios: Sequence[float]) -> str:
-    low, high = interval(ratios)
+    medians = sorted(
+        statistics.median(random.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES)
+    )
+    low, high = medians[_RESAMPLES // 40], medians[-_RESAMPLES // 40 - 1]
     middle = statistics.median(ratios)
     return f"{100 * (middle - 1):+.2f} % | {100 * (low - 1):+.2f} to {100 * (high - 1):+.2f} %"
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=6, help="measured steps of a block")
+    parser.add_argument("--rounds", type=int, default=400)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -244,9 +257,9 @@ def main() -> None:
     print(f"{processor()}; {versions(['recompute-scan', 'torch'])}; one thread")
     print(
         f"{asked.blocks} blocks of 3 checkpoints, width {asked.width}, {asked.rows} rows; "
-        f"{asked.rounds} rounds of blocks of {asked.steps} steps"
+        f"{asked.rounds} pairs a row"
     )
-    print(report(measure(training, asked.rounds, asked.steps)))
+    print(report(measure(training, asked.rounds)))
 
 
 if __name__ == "__main__":

@@ -141,10 +141,14 @@ class Probe:
 
         @functools.wraps(original)
         def forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-            place = next((n for n, arg in enumerate(args) if callable(arg)), None)
+            # Most of this runs in every step, recorded or not: hence no generators, no copies.
+            place: int | None = 0
+            if not (args and callable(args[0])):
+                place = next((n for n, arg in enumerate(args) if callable(arg)), None)
             if place is not None and not torch.compiler.is_compiling():
                 self._count("reentrant")
-                self._suspect(args[place], args[place + 1 :])
+                if not _needs_gradient(args):
+                    self._suspect(args[place], args[place + 1 :])
                 if _recording():
                     with _marking():
                         mark = self._mark("reentrant", args[place], args[place + 1 :])
@@ -262,6 +266,13 @@ class Probe:
         finally:
             _close_range(opened)
             self._thread.depth = before
+
+
+def _needs_gradient(args: tuple[Any, ...]) -> bool:
+    for arg in args:  # noqa: SIM110 - a generator takes three times as long
+        if isinstance(arg, torch.Tensor) and arg.requires_grad:
+            return True
+    return False
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 
-import torch
 from torch import nn
 
 from recompute_scan.record.module_names import covered_modules, plain_name, root_modules
@@ -31,11 +30,8 @@ class Untrained:
         self._looked: set[int] = set()
 
     def entered(self, function: object, args: Iterable[object]) -> None:
-        """A reentrant region is entered with these arguments."""
-        given = list(args)
-        if any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in given):
-            return
-        for module in covered_modules(function, given):
+        """A reentrant region is entered with these arguments, of which none needs a gradient."""
+        for module in covered_modules(function, args):
             if module.training and any(p.requires_grad for p in module.parameters()):
                 self.suspected = True
                 self._modules.setdefault(id(module), weakref.ref(module))
