@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser shots hta docs check fix venv clean accuracy diagnoses prediction gpu-matrix launchers faults bench-load bench-page share-check licenses release-check lock
+.PHONY: help demo test browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix launchers faults bench-load bench-page share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ faults: $(DEV) ## A small job broken in every way: what was reported, and what w
 
 prediction: $(DEV) ## Predicted and measured step time for a matrix of changes, on this machine
 	$(BIN)/python benchmarks/prediction.py $(BENCH)
+
+overhead: $(DEV) ## What recording costs the steps that are not recorded
+	$(BIN)/python benchmarks/overhead.py $(BENCH)
 
 bench-load: $(DEV) ## Reading speed and memory, beside other readers
 	$(BIN)/python benchmarks/load.py $(BENCH)
