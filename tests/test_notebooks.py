@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,8 @@ import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[1]
-NOTEBOOK = ROOT / "notebooks" / "doubled_checkpointing.ipynb"
+NOTEBOOKS = ROOT / "notebooks"
+PUBLIC = ROOT / "traces" / "public"
 
 # Jupyter's own warnings say nothing about the notebook.
 pytestmark = [
@@ -70,25 +74,45 @@ class _Table(HTMLParser):
             self.rows[-1][-1] += data
 
 
+Execute = Callable[[str], Executed]
+
+
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> Executed:
-    # The kernel of this environment, without the settings of whoever runs the tests.
-    private = tmp_path_factory.mktemp("jupyter")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
-        patch.setenv("JUPYTER_PLATFORM_DIRS", "1")
-        patch.setenv("JUPYTER_RUNTIME_DIR", str(private / "runtime"))
-        patch.setenv("IPYTHONDIR", str(private / "ipython"))
-        patch.setenv("PLOTLY_RENDERER", "plotly_mimetype")
-        notebook = nbformat.read(NOTEBOOK, as_version=4)
-        client = NotebookClient(
-            notebook,
-            timeout=300,
-            kernel_name="python3",
-            resources={"metadata": {"path": str(NOTEBOOK.parent)}},
-        )
-        client.execute()
-    return Executed(notebook)
+def execute(tmp_path_factory: pytest.TempPathFactory) -> Execute:
+    """Runs a notebook, once, in the kernel of this environment."""
+
+    @cache
+    def execute(name: str) -> Executed:
+        # Without the settings of whoever runs the tests.
+        private = tmp_path_factory.mktemp("jupyter")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
+            patch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+            patch.setenv("JUPYTER_RUNTIME_DIR", str(private / "runtime"))
+            patch.setenv("IPYTHONDIR", str(private / "ipython"))
+            patch.setenv("PLOTLY_RENDERER", "plotly_mimetype")
+            notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+            client = NotebookClient(
+                notebook,
+                timeout=300,
+                kernel_name="python3",
+                resources={"metadata": {"path": str(NOTEBOOKS)}},
+            )
+            client.execute()
+        return Executed(notebook)
+
+    return execute
+
+
+@pytest.fixture
+def executed(execute: Execute) -> Executed:
+    return execute("doubled_checkpointing")
+
+
+def kernels(name: str) -> list[dict[str, Any]]:
+    """The kernels of a public trace, read without the tool."""
+    events = json.loads(gzip.decompress((PUBLIC / name).read_bytes()))["traceEvents"]
+    return [event for event in events if event.get("cat") in ("kernel", "Kernel")]
 
 
 def test_the_verdict_is_doubled(executed: Executed) -> None:
@@ -170,8 +194,72 @@ def test_the_cost_is_drawn_now_and_after_the_fix(executed: Executed) -> None:
     assert totals["now"] == pytest.approx(step, rel=0.01)
 
 
-def test_it_is_stored_without_outputs() -> None:
-    stored = json.loads(NOTEBOOK.read_text())
+def test_the_kernels_of_any_trace_are_those_of_the_file(execute: Execute) -> None:
+    executed = execute("any_trace")
+    found = kernels("mi300x-resnet-checkpointed.json.gz")
+    table = executed.table("gpu")
+    for row, wanted in (("communication", True), ("computation", False)):
+        mine = [event["dur"] for event in found if event["name"].startswith("nccl") == wanted]
+        assert table[row]["count"] == str(len(mine))
+        assert float(table[row]["ms"]) == pytest.approx(sum(mine) / 1000, abs=0.01)
+    busy, computing = (float(line.split()[1]) for line in executed.printed("busy").splitlines())
+    covered, last = 0.0, 0.0
+    for event in sorted(found, key=lambda event: event["ts"]):
+        end = event["ts"] + event["dur"]
+        covered += max(0.0, end - max(last, event["ts"]))
+        last = max(last, end)
+    assert busy == pytest.approx(covered / 1000, abs=0.02)
+    assert computing <= busy
+    assert executed.printed("again").split() == ["full", "1.0", "autograd"]
+    assert executed.table("again")["conv"]["recomputed_per_step"] == "19.0"
+    assert "full" in executed.shown("load", "text/html")
+
+
+def test_the_rank_that_waits_is_the_one_longest_in_its_collectives(execute: Execute) -> None:
+    executed = execute("comparing_ranks")
+    table = executed.table("kernels")
+    spent = {}
+    for rank in (0, 1):
+        found = kernels(f"v100-megatron-tp2-rank{rank}.json.gz")
+        mine = [event["dur"] for event in found if event["name"].startswith("nccl")]
+        spent[rank] = sum(mine) / 1000
+        assert float(table[str(rank)]["collectives"]) == pytest.approx(spent[rank], abs=0.01)
+        assert float(table[str(rank)]["calls"]) == len(mine)
+    assert spent[1] > spent[0]
+    assert executed.printed("wait").startswith(
+        f"rank 1 waits for rank 0: {spent[1] - spent[0]:.1f} ms of a step of 58.8 ms"
+    )
+    assert {row["verdict"] for row in executed.table("ranks").values()} == {"none"}
+
+
+def test_the_plan_weighs_what_the_model_computes(execute: Execute) -> None:
+    """Batch 4, 128 tokens, width 256, 8 heads, four layers: see ``examples/plain_pytorch.py``."""
+    executed = execute("selective_checkpointing")
+    operators = list(executed.table("operators").values())
+    mib = {
+        (row["operator"], float(row["MiB to keep"])): float(row["ms to run again"])
+        for row in operators
+    }
+    tokens = 4 * 128 * 4 / 2**20  # one number of each token, in MiB
+    assert set(mib) == {
+        ("linear", 3 * 256 * tokens),
+        ("linear", 256 * tokens),
+        ("linear", 1024 * tokens),
+        ("scaled_dot_product_attention", 256 * tokens),
+        ("layer_norm", 256 * tokens),
+        ("gelu", 1024 * tokens),
+    }
+    ratios = [float(row["ms per MiB"]) for row in operators]
+    assert ratios == sorted(ratios, reverse=True)
+    plan = list(executed.table("plan").values())
+    assert float(plan[-1]["MiB"]) == 4 * sum(float(row["MiB to keep"]) for row in operators)
+    # All but views and additions: nearly all of what the replays take.
+    assert 80 < float(plan[-1]["of all replays, %"]) <= 105
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_it_is_stored_without_outputs(path: Path) -> None:
+    stored = json.loads(path.read_text())
     code = [cell for cell in stored["cells"] if cell["cell_type"] == "code"]
     assert code
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
