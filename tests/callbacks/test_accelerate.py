@@ -26,8 +26,9 @@ def run(layer: nn.Module, x: Any, checkpoints: int) -> Any:
     return checkpoint(run, layer, x, checkpoints - 1, use_reentrant=True)
 
 
-@pytest.mark.parametrize("numbered", [True, False])
-@pytest.mark.parametrize(("checkpoints", "verdict"), [(2, "doubled"), (1, "full")])
+@pytest.mark.parametrize(
+    ("checkpoints", "verdict", "numbered"), [(2, "doubled", True), (1, "full", False)]
+)
 def test_a_loop_is_recorded(checkpoints: int, verdict: str, numbered: bool) -> None:
     tracker = AccelerateTracker(**PLAN)
     accelerator = Accelerator(cpu=True, log_with=[tracker])

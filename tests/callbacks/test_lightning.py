@@ -66,7 +66,7 @@ def fit(folder: Path, model: Model, callback: LightningCallback, **options: Any)
     trainer.fit(model, loader())
 
 
-@pytest.mark.parametrize(("checkpoints", "verdict"), [(2, "doubled"), (1, "full"), (0, "none")])
+@pytest.mark.parametrize(("checkpoints", "verdict"), [(2, "doubled"), (1, "full")])
 def test_a_fit_is_recorded(tmp_path: Path, checkpoints: int, verdict: str) -> None:
     callback, model = LightningCallback(**PLAN, folder=tmp_path / "scan"), Model(checkpoints)
     counters = [Counter(layer) for layer in model.layers]

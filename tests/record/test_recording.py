@@ -30,7 +30,7 @@ class Layer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
         self.runs = [0, 0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ class Loop:
         self.losses: list[float] = []
 
     def train(self) -> None:
-        x = torch.ones(4, 8, requires_grad=True)
+        x = torch.ones(32, 64, requires_grad=True)
         for layer in self.layers:
             x = self.run(layer, x, self.checkpoints)
         loss = x.square().mean()
