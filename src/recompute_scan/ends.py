@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.outcome import crash_of, findings_of, own_failure
-from recompute_scan.diagnose.places import user_place
+from recompute_scan.diagnose.places import user_frame
 from recompute_scan.diagnose.stacks import main_stack
 from recompute_scan.result import Checked, Result
 from recompute_scan.run_info import RunInfo, accounts_in, stacks_text_name
@@ -79,4 +79,5 @@ def _end(folder: Path, rank: int, info: RunInfo | None) -> RankEnd | None:
     if not stack:
         return end
     end = end or RankEnd(rank=rank, ending="killed")
-    return replace(end, place=user_place(stack), stack=stack)
+    frame = user_frame(stack)  # none where its script had already ended
+    return replace(end, place=frame.place if frame is not None else None, stack=stack)

@@ -39,6 +39,10 @@ def nodes(tmp_path: Path) -> tuple[Path, Path]:
     return first, second
 
 
+def visible(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("[!.]*"))
+
+
 def test_a_private_folder_is_sent(nodes: tuple[Path, Path]) -> None:
     first, second = nodes
     store = HashStore()
@@ -47,10 +51,7 @@ def test_a_private_folder_is_sent(nodes: tuple[Path, Path]) -> None:
     assert collect.receive(first, store, 2) == ()
     assert (first / "trace-rank1.json.gz").read_bytes() == TRACE
     assert read_run_info(first / run_info_name(1)) == account(1)
-    assert sorted(path.name for path in first.iterdir()) == [
-        "run-rank1.json",
-        "trace-rank1.json.gz",
-    ]
+    assert visible(first) == ["run-rank1.json", "trace-rank1.json.gz"]
 
 
 def test_a_shared_folder_is_not(nodes: tuple[Path, Path]) -> None:
@@ -74,7 +75,7 @@ def test_what_is_too_large_is_said_to_lie_where_it_is(
     (said,) = collect.receive(first, store, 2)
     assert "rank 1" in said
     assert f":{second}: copy them into {first}" in said
-    assert [path.name for path in first.iterdir()] == ["run-rank1.json"]
+    assert visible(first) == ["run-rank1.json"]
 
 
 def test_names_that_are_no_rank_s_files_are_not_written(nodes: tuple[Path, Path]) -> None:

@@ -115,10 +115,14 @@ def rank_words(end: RankEnd) -> str:
     """``rank 1: raised an exception at train.py:31 (RuntimeError: …)``."""
     where = f" at {visible(end.place, 200)}" if end.place else ""
     what = f" ({visible(_begun(end.errors[-1].summary), 200)})" if end.errors else ""
-    how = ENDING_WORDS[end.ending]
+    return f"rank {end.rank}: {ending_words(end)}{where}{what}"
+
+
+def ending_words(end: RankEnd) -> str:
+    """How a rank ended; of one that was killed outright there is no stack."""
     if end.ending == "killed" and not end.stack:
-        how = "ended without a word"
-    return f"rank {end.rank}: {how}{where}{what}"
+        return "ended without a word"
+    return ENDING_WORDS[end.ending]
 
 
 def _begun(text: str) -> str:
