@@ -37,6 +37,8 @@ from tests.cases.case import Case, record
 from tests.cases.compiled import COMPILED
 from tests.cases.discarded import DISCARDED
 from tests.cases.distributed import DISTRIBUTED, record_ranks
+from tests.cases.equal import EQUAL
+from tests.cases.frameworks import INSTALLED
 from tests.cases.hooks import HOOKS
 from tests.cases.huggingface import HUGGING_FACE
 from tests.cases.marked import marks
@@ -58,8 +60,10 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "bystanders": BYSTANDERS + HOOKS,
     "schedules": SCHEDULES,
     "places": PLACES + STACKS + DISCARDED,
+    "equal": EQUAL,
     "distributed": DISTRIBUTED,
     "compiled": COMPILED,
+    "frameworks": INSTALLED,
 }
 
 # Open to the answer that the compiler hides it.

@@ -61,8 +61,10 @@ class Discarding:
 class DiscardingMlp(Mlp):
     """The MLP half; all before its last product is thrown away and computed again."""
 
+    discarding: Any = Discarding
+
     def forward(self, x: Tensor) -> Tensor:
-        hidden = Discarding(self.hidden, x)
+        hidden = self.discarding(self.hidden, x)
         result: Tensor = self.down(hidden.given)
         hidden.discard(result)
         return x + result

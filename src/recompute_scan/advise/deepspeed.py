@@ -16,12 +16,15 @@ MECHANISM = Mechanism(
         "PipelineModule set activation_checkpoint_interval=0"
     ),
     docs="https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html",
-    checked="read (deepspeed 0.19.8)",
+    checked="ran here (deepspeed 0.19.8: both functions; its pipeline was read)",
     variants=(
         "checkpoint(): reentrant",
         "pipeline with use_reentrant false: its own non-reentrant function",
     ),
     caution="Look whether memory depends on its partitioned or offloaded activations.",
     asks=("deepspeed/runtime/activation_checkpointing/checkpointing.py:*",),
-    watched=("deepspeed.runtime.activation_checkpointing.checkpointing:CheckpointFunction",),
+    watched=(
+        "deepspeed.runtime.activation_checkpointing.checkpointing:CheckpointFunction",
+        "deepspeed.runtime.activation_checkpointing.checkpointing:non_reentrant_checkpoint",
+    ),
 )

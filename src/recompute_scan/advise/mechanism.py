@@ -51,7 +51,8 @@ class Mechanism:
             on; empty when that does not matter.
         selective: Whether the call must have, or must not have, a ``context_fn``; ``None``
             when that does not matter.
-        watched: Its own ``autograd.Function`` classes, which ``run`` marks: ``module:Class``.
+        watched: Its own ``autograd.Function`` classes, or functions where it has none, which
+            ``run`` marks: ``module:name``.
         switches: Entry points that switch it on for the module they are called on.
         settings: Entry points of the objects that hold its setting.
         edits: Changes to the statement at the call site, the first that fits is taken.

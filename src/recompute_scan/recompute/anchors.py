@@ -49,6 +49,7 @@ class Anchors:
         self._outer_rows = rows[np.argsort(structure.number[rows], kind="stable")]
         self._outer_numbers = structure.number[self._outer_rows]
         self.backwards = self._count_backwards(structure.rows(Role.BACKWARD))
+        self._run_ends, self._run_over = self._descents()
 
     def remember(self, again: Int64, original: Int64) -> None:
         """Keep which forward operator each replayed one repeats, for stretches inside it."""
@@ -74,9 +75,36 @@ class Anchors:
             # The nodes of a nested backward belong to the replay that started it, no other.
             if not len(inside):
                 return None
-            return self._place(int(inside[np.argmax(structure.number[inside])]), engine)
+            # What makes no node bears the number of the next that does: the last one is it.
+            last = np.flatnonzero(structure.number[inside] == structure.number[inside].max())[-1]
+            return self._place(int(inside[last]), engine)
         at = int(np.searchsorted(self._outer_numbers, number, side="right")) - 1
         return self._place(int(self._outer_rows[at]), engine) if at >= 0 else None
+
+    def still_open(self, place: int, engine: int) -> int:
+        """The first place of the graph that ``place`` belongs to, as far as that can be told.
+
+        What stands before it has been differentiated for the last time when the backward pass
+        that holds this engine range comes to ``place``: another micro-batch.
+        """
+        calls, structure = self._calls, self._structure
+        while (parent := int(calls.parent[engine])) >= 0 and structure.engine[parent] >= 0:
+            engine = int(structure.engine[parent])
+        run = int(np.searchsorted(self._run_ends, place)) - 1
+        while run >= 0 and self._run_over[run] >= calls.start[engine]:
+            run -= 1
+        return int(self._run_ends[run]) + 1 if run >= 0 else 0
+
+    def _descents(self) -> tuple[Int64, Int64]:
+        """Last places of the runs that were differentiated from last to first, and when.
+
+        Nodes of one graph run in falling order of their numbers, so what rises is another's.
+        """
+        over = self._differentiated()
+        places = np.flatnonzero(over >= 0)
+        over = over[places]
+        ends = np.flatnonzero(np.append(over[1:] > over[:-1], True)) if len(over) else places
+        return places[ends], over[ends]
 
     def _place(self, row: int, engine: int) -> Anchor | None:
         """Where the forward run of ``row`` stands: an operator, or a checkpoint function."""
@@ -95,22 +123,47 @@ class Anchors:
     def _count_backwards(self, engines: Int64) -> Int64:
         """For each forward operator: how often a node of its own, or of its checkpoint, ran."""
         calls, structure = self._calls, self._structure
-        times = np.zeros(len(calls), np.int32)
-        root = root_engines(calls, structure)
-        root = root[structure.number[root] >= 0]
+        times = np.zeros(len(calls), np.int64)
+        root = self._roots()
         if len(self._outer_rows) and len(root):
             numbers, counts = np.unique(structure.number[root], return_counts=True)
             if len(np.unique(calls.thread[self._outer_rows])) > 1:
                 counts = np.minimum(counts, 1)  # numbers of several threads repeat each other
-            at = np.searchsorted(self._outer_numbers, numbers, side="right") - 1
-            np.maximum.at(times, self._outer_rows[at[at >= 0]], counts[at >= 0])
+            at, rows = self._outer(numbers)
+            np.maximum.at(times, rows, counts[at])
         elif len(engines):
             # No sequence numbers in this trace: all that ran before a backward has one.
             before = calls.start[self._forward] < calls.start[engines].max()
             return np.asarray(before, np.int64)
-        outermost = self._outermost_function(structure.function[self._forward])
-        whole = times[np.maximum(outermost, 0)]
-        return np.where(outermost >= 0, whole, times[self._forward])
+        return self._of_operators(times)
+
+    def _differentiated(self) -> Int64:
+        """For each forward operator: when the last node of it, or of its checkpoint, began, ns.
+
+        -1 where none ran.
+        """
+        last = np.full(len(self._calls), -1, np.int64)
+        root = self._roots()
+        at, rows = self._outer(self._structure.number[root])
+        np.maximum.at(last, rows, self._calls.start[root[at]])
+        return self._of_operators(last)
+
+    def _roots(self) -> Int64:
+        """Rows of the numbered engine ranges that stand in no other."""
+        root = root_engines(self._calls, self._structure)
+        return root[self._structure.number[root] >= 0]
+
+    def _outer(self, numbers: Ints) -> tuple[Int64, Int64]:
+        """Positions of those of these numbers that lead to the forward pass, and rows there."""
+        at = np.searchsorted(self._outer_numbers, numbers, side="right") - 1
+        known = np.flatnonzero(at >= 0)
+        return known, self._outer_rows[at[known]]
+
+    def _of_operators(self, values: Int64) -> Int64:
+        """For each forward operator: its value, or that of the outermost function round it."""
+        outermost = self._outermost_function(self._structure.function[self._forward])
+        whole = values[np.maximum(outermost, 0)]
+        return np.where(outermost >= 0, whole, values[self._forward])
 
     def _outermost_function(self, function: Ints) -> Ints:
         outermost: Ints = function.copy()

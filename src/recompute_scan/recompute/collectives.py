@@ -8,8 +8,8 @@ import numpy as np
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.align import Replay
 from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.matching import Replay
 from recompute_scan.trace.columns import Int64
 
 

@@ -69,11 +69,27 @@ def read_marks(calls: Calls, structure: Structure, alignment: Alignment) -> Mark
     inside = _inside(calls, replays)
     unexplained = alignment.unexplained[inside[alignment.unexplained]]
     unexplained = unexplained[structure.role[unexplained] == Role.CANDIDATE]
+    unexplained = unexplained[~_prepares(structure, unexplained, np.sort(matched))]
     return Marks(
         calls=tuple(marked),
         disagreeing=int((~inside[matched]).sum()) + len(unexplained),
         replayed=len(matched),
     )
+
+
+def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:
+    """For each row: does it stand before a checkpoint function, no replayed operator between?
+
+    Within a reentrant checkpoint, whose first run has gradients off, some functions are called
+    in the replay alone, and so is what makes their arguments (fairscale).
+    """
+    functions = np.flatnonzero(structure.function == np.arange(len(structure.function)))
+    end = len(structure.function)
+    function, replayed = (
+        np.append(after, end)[np.searchsorted(after, rows)] for after in (functions, matched)
+    )
+    same = structure.engine[np.minimum(function, end - 1)] == structure.engine[rows]
+    return np.asarray((function < replayed) & same)
 
 
 def _inside(calls: Calls, rows: Int64) -> Bool:

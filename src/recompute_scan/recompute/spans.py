@@ -9,8 +9,9 @@ import numpy as np
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.align import Alignment, Replay
+from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.marks import Marks
+from recompute_scan.recompute.matching import Replay
 from recompute_scan.recompute.structure import Structure
 from recompute_scan.result import Checkpoint, Variant
 

@@ -44,6 +44,7 @@ CHECKPOINT_FRAMES = frozenset(
         f"{CHECKPOINT_FILE}:checkpoint",
         COMPOSABLE_HOOK,
         "deepspeed/runtime/activation_checkpointing/checkpointing.py:checkpoint",
+        "deepspeed/runtime/activation_checkpointing/checkpointing.py:non_reentrant_checkpoint",
         "fairscale/nn/checkpoint/checkpoint_activations.py:_checkpointed_forward",
         "megatron/core/tensor_parallel/random.py:checkpoint",
         "transformer_engine/pytorch/distributed.py:checkpoint",
@@ -87,6 +88,13 @@ NEUTRAL = re.compile(
     r"(aten::)?(detach|detach_|alias|requires_grad_|set_|lift_fresh)$|_NoopSaveInputs$"
     r"|TorchDynamo Cache Lookup$"
 )
+
+# torch's non-reentrant checkpoint keeps its inputs by it (torch/utils/checkpoint.py, from torch
+# 2.1 to 2.12), when its function is about to run; not when it runs again.
+INPUT_SAVER = "_NoopSaveInputs"
+
+# By it a non-reentrant checkpoint that is replayed keeps what operators save.
+DETACH = "aten::detach"
 
 # What brings a saved tensor back to its device (`torch.autograd.graph.save_on_cpu`).
 BRINGS_BACK = re.compile(r"aten::(to|_to_copy|copy_)$")

@@ -121,13 +121,18 @@ class Probe:
             self._watch_function(function)
 
     def _watch_others(self, entry: str) -> None:
-        """Watch a library's own checkpoint function, ``module:Class``, once it is imported."""
-        name, _, class_name = entry.partition(":")
+        """Watch a library's own checkpoint function, ``module:name``, once it is imported.
+
+        The name is that of its autograd function, if it has one; else of the function itself.
+        """
+        name, _, attribute = entry.partition(":")
 
         def hook(module: ModuleType) -> None:
-            function = getattr(module, class_name, None)
+            function = getattr(module, attribute, None)
             if getattr(function, "forward", None) is not None:
                 self._watch_function(function)
+            elif callable(function):
+                self._watch_call(module, attribute, function)
 
         self._patches.add(after_import(name, hook))
 
@@ -157,6 +162,23 @@ class Probe:
             return original(ctx, *args, **kwargs)
 
         self._patches.replace(function, "forward", staticmethod(forward))
+
+    def _watch_call(self, module: ModuleType, name: str, original: Any) -> None:
+        """Mark what a function of the non-reentrant kind runs; it is its first argument.
+
+        The mark is made when that runs first, inside the library's function, so that its frame
+        is among those that tell who asked.
+        """
+
+        @functools.wraps(original)
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self._count("non-reentrant")
+                if _recording():
+                    function = self._marked_when_run("non-reentrant", function)
+            return original(function, *args, **kwargs)
+
+        self._patches.replace(module, name, call)
 
     def _watch_non_reentrant(self) -> None:
         original = generator_function()
@@ -244,6 +266,19 @@ class Probe:
             current, name = name, replay_name(mark.call)
             with self._range(current, mark.depth):
                 return function(*args, **kwargs)
+
+        return run
+
+    def _marked_when_run(self, variant: Variant, function: Any) -> Callable[..., Any]:
+        """The function, given a mark in its first run."""
+        both: Callable[..., Any] | None = None
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal both
+            if both is None:
+                with _marking():
+                    both = self._both_runs(function, self._mark(variant, function, args))
+            return both(*args, **kwargs)
 
         return run
 

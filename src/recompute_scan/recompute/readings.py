@@ -1,0 +1,170 @@
+"""Stretches that were read wrongly at first, by what all of them say together.
+
+Where layers are equal, a stretch alone can be one replay of two layers or two replays of one.
+Four facts tell, once every stretch has been read:
+
+* stretches of the same operators were made by checkpoints of the same kind. What is the first
+  of its layers can be read in one way alone, and the others are read likewise; so is what ends
+  like it, where a further checkpoint round all layers put its own replay before;
+* checkpoints round one operator are replayed from the outermost to the innermost, so none of a
+  stretch's replays begins before the one that ran before it;
+* an operator whose results a replay did not keep lies in a further checkpoint within, which has
+  to replay it again later;
+* checkpointed calls nest or are disjoint, so replays that overlap in part cannot both be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from recompute_scan.recompute.runs import SHORT_RUN
+from recompute_scan.trace.columns import Int64
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How far below its expected end a stretch may reach with its last ``count`` operators.
+
+    ``longer``: so may any that ends with these operators.
+    """
+
+    count: int
+    height: int
+    longer: bool = False
+
+
+@dataclass(frozen=True)
+class Endings:
+    """What is known of stretches of certain operators (bytes of their codes)."""
+
+    known: dict[bytes, Ending]
+
+    def of(self, operators: Int64) -> Ending | None:
+        """What is known of this stretch, or of the longest ending of it."""
+        text = operators.tobytes() if self.known else b""
+        if text in self.known:
+            return self.known[text]
+        ends = [end for end, what in self.known.items() if what.longer and text.endswith(end)]
+        return self.known[max(ends, key=len)] if ends else None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one stretch was taken for.
+
+    Attributes:
+        operators: Codes of its operators.
+        expected: Place in the forward pass where its replays are expected to end.
+        replays: First and last place of each, in order of time.
+        asked: A node asked for a saved tensor; else it is a checkpoint function's own.
+        forgotten: The last place whose results were not kept, and that is not replayed again.
+    """
+
+    operators: Int64
+    expected: int
+    replays: tuple[tuple[int, int], ...]
+    asked: bool
+    forgotten: int | None
+
+    @property
+    def key(self) -> bytes:
+        """Equal for equal operators."""
+        return self.operators.tobytes()
+
+    @property
+    def whole(self) -> Ending:
+        """That all of such a stretch may reach as far down as this one."""
+        return Ending(len(self.operators), self.expected - min(self.begins))
+
+    @property
+    def begins(self) -> list[int]:
+        """First place of each replay, in order of time."""
+        return [first for first, _ in self.replays]
+
+    @property
+    def in_order(self) -> bool:
+        """Does none begin before the one that ran before it?"""
+        return self.begins == sorted(self.begins)
+
+
+def correct(endings: Endings, readings: list[Reading]) -> Endings:
+    """What else is known, now that all stretches have been read.
+
+    The first fact that is violated counts alone: what it sets right can be what violates others.
+    """
+    for find in (_by_likeness, _by_order, _by_keeping, _by_crossings):
+        found = find(readings)
+        if find is _by_likeness:
+            found |= {k: e for k, e in _by_longer(readings).items() if k not in endings.known}
+        new = {key: ending for key, ending in found.items() if endings.known.get(key) != ending}
+        if new:
+            return Endings(endings.known | new)
+    return endings
+
+
+def _surest(readings: Iterable[Reading]) -> dict[bytes, Reading]:
+    """Of equal stretches the one that was read as most replays."""
+    surest: dict[bytes, Reading] = {}
+    for reading in readings:
+        known = surest.get(reading.key)
+        if reading.in_order and (known is None or len(reading.replays) > len(known.replays)):
+            surest[reading.key] = reading
+    return surest
+
+
+def _by_likeness(readings: list[Reading]) -> dict[bytes, Ending]:
+    surest = _surest(readings)
+    return {
+        reading.key: surest[reading.key].whole
+        for reading in readings
+        if reading.key in surest and len(reading.replays) < len(surest[reading.key].replays)
+    }
+
+
+def _by_longer(readings: list[Reading]) -> dict[bytes, Ending]:
+    keys = {reading.key for reading in readings}
+    return {
+        key: replace(reading.whole, longer=True)
+        for key, reading in _surest(readings).items()
+        if len(reading.replays) > 1
+        and any(len(other) > len(key) and other.endswith(key) for other in keys)
+    }
+
+
+def _by_order(readings: Iterable[Reading]) -> dict[bytes, Ending]:
+    endings = {}
+    for reading in readings:
+        count = 0
+        for at in reversed(range(1, len(reading.replays))):
+            first, last = reading.replays[at]
+            floor = max(reading.begins[:at])
+            if first < floor:
+                count += last - floor + 1
+                endings[reading.key] = Ending(count, reading.expected - floor)
+                break
+            count += last - first + 1
+    return endings
+
+
+def _by_keeping(readings: Iterable[Reading]) -> dict[bytes, Ending]:
+    return {
+        reading.key: Ending(len(reading.operators), reading.expected - reading.forgotten - 1)
+        for reading in readings
+        if reading.asked and reading.forgotten is not None and reading.forgotten < reading.expected
+    }
+
+
+def _by_crossings(readings: Iterable[Reading]) -> dict[bytes, Ending]:
+    spans = [(first, last, reading) for reading in readings for first, last in reading.replays]
+    endings: dict[bytes, Ending] = {}
+    open_ends: list[int] = []
+    for first, last, reading in sorted(spans, key=lambda span: (span[0], -span[1])):
+        while open_ends and open_ends[-1] < first:
+            open_ends.pop()
+        # A few operators may be counted to the end of one replay or to the begin of the next.
+        if reading.asked and open_ends and open_ends[-1] + SHORT_RUN < last:
+            height = reading.expected - open_ends[-1] - 1
+            endings[reading.key] = Ending(len(reading.operators), height)
+        open_ends.append(last)
+    return {key: ending for key, ending in endings.items() if ending.height >= 0}
