@@ -78,18 +78,76 @@ def test_two_identical_layers_replayed_in_one_stretch_are_two_layers() -> None:
     assert replay_counts(facts) == [1] * 8
 
 
-def test_layers_twice_in_one_stretch_are_doubled() -> None:
+@pytest.mark.parametrize("count", range(1, 5))
+def test_layers_twice_in_one_stretch_are_doubled(count: int) -> None:
     # Non-reentrant round non-reentrant without early stop: a layer's last node asks for the
     # layer twice, and the equal layer before it must not be taken for the first of the two.
-    layers = [run(10 * place) for place in range(3)]
+    layers = [run(10 * place) for place in range(count)]
     backward = [
         call
-        for place in (2, 1, 0)
+        for place in reversed(range(count))
         for call in gradients(layers[place], [*run(500 + 20 * place), *run(510 + 20 * place)])
     ]
     facts = study_step(*(call for layer in layers for call in layer), *backward)
-    assert replay_counts(facts) == [2] * 12
-    assert matched(facts) == [[8, 9, 10, 11]] * 2 + [[4, 5, 6, 7]] * 2 + [[0, 1, 2, 3]] * 2
+    assert replay_counts(facts) == [2] * 4 * count
+    assert matched(facts) == [
+        list(range(4 * place, 4 * place + 4)) for place in reversed(range(count)) for _ in range(2)
+    ]
+
+
+def test_a_layer_of_the_micro_batch_before_is_not_replayed() -> None:
+    # Its backward pass is over; two replays of the second are no replay of both.
+    first, second = run(0), run(20)
+    again = [*run(50), *run(60)]
+    facts = study_step(*first, *gradients(first), *second, *gradients(second, again))
+    assert replay_counts(facts) == [0] * 4 + [2] * 4
+
+
+def saved(first: int) -> list[Call]:
+    """A layer under a non-reentrant checkpoint of torch 2.1 to 2.12, which shows its begin."""
+    return [op("_NoopSaveInputs"), *run(first)]
+
+
+def test_where_a_checkpoint_was_entered_another_replay_begins() -> None:
+    # One round the first, two round the second; without the operator that shows where they
+    # begin, this is one replay of both and one more of the first.
+    first, second = run(0), run(10)
+    forward = [*saved(0), op("_NoopSaveInputs"), *saved(10)]
+    backward = [*gradients(second, [*saved(50), *run(60)]), *gradients(first, run(70))]
+    facts = study_step(*forward, *backward)
+    assert replay_counts(facts) == [1] * 4 + [2] * 4
+    backward = [*gradients(second, [*run(50), *run(60)]), *gradients(first, run(70))]
+    facts = study_step(*first, *second, *backward)
+    assert replay_counts(facts) == [2] * 4 + [1] * 4
+
+
+def kept(calls: list[Call]) -> list[Call]:
+    """Operators whose results a replay keeps."""
+    return [
+        op(str(call.name), op("aten::detach"), op("aten::work"), seq=call.args["Sequence number"],
+           dims=SHAPE)
+        for call in calls
+    ]  # fmt: skip
+
+
+def test_what_a_replay_does_not_keep_is_replayed_again() -> None:
+    # The layer before was not checkpointed: had it run here, it would have to run again.
+    first, second = run(0), run(10)
+    again = [*run(50), *kept(run(60))]
+    facts = study_step(*first, *second, *gradients(second, again), *gradients(first))
+    assert replay_counts(facts) == [0] * 4 + [2] * 4
+
+
+def test_a_function_that_only_the_replay_calls_is_found() -> None:
+    # fairscale's stands aside where gradients are off, as in an outer checkpoint's first run.
+    inner = reentrant(60, run(50))
+    nested = reentrant_backward(60, run(70))
+    layers = [reentrant(5, run(0)), reentrant(6, run(0))]
+    backward = [
+        node("CheckpointFunctionBackward", op("aten::detach_", seq=60), inner, nested, seq=number)
+        for number in (6, 5)
+    ]
+    assert replay_counts(study_step(*layers, *backward)) == [2] * 8
 
 
 def test_early_stop_enters_the_last_operator_without_running_it() -> None:

@@ -1,4 +1,4 @@
-"""Names of attention kernels, as they stand in real profiles, and what they are."""
+"""Names of attention kernels, as they stand in real profiles or follow from sources."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tests.recompute.attention_traces import ALL
 PUBLIC = Path(__file__).parents[2] / "traces" / "public"
 
 # Full names out of profiles and reports in public repositories; "…" where their author cut them.
+# No profile was found for FlashAttention 1, CK and `_attn_bwd`: those follow from the sources that
+# `attention_kernels` names.
 FORWARD = {
     "flash_attention_2": (
         "void flash_fwd_kernel<Flash_fwd_kernel_traits<(int)128, (int)128, (int)64, (int)4>>",
