@@ -2,15 +2,17 @@
 and after the last one.
 
     python benchmarks/overhead.py
-    python benchmarks/overhead.py --width 16 --rows 8 --rounds 1500
+    python benchmarks/overhead.py --rounds 0       the calls alone
+    python benchmarks/overhead.py --width 16 --rows 8 --blocks 1 --rounds 150
 
-One process, one model. Steps go in pairs, one without us and one with, in random order. What is
-ours is put in and taken out between them, with a step that is not measured behind it; so whatever
-else the machine does falls on both alike. Everything runs in one thread, so the time of the
-processor holds all that is done. Two estimates with 95 % intervals (bootstrap over pairs): the
-quickest tenth of the steps with us against that of those without, which other work on the machine
-disturbs least, and the median of the ratios within pairs. Pairs of which both steps are without us
-say what each can tell.
+One process, one model. Short blocks of steps go in pairs, one without us and one with, in random
+order, so that whatever else the machine does falls on both alike. What is ours is put in and taken
+out between them; the first steps behind that are not measured, in which the interpreter gets used
+to it (attributes of classes have changed, which empties its caches). Everything runs in one thread,
+so the time of the processor holds all that is done. Two estimates with 95 % intervals (bootstrap):
+the quickest tenth of the steps with us against that of those without, which other work on the
+machine disturbs least, and the median of the ratios within pairs. Pairs of which both blocks are
+without us say what each can tell.
 
 The model is the worst case: every block of it is checkpointed as a whole (reentrant) and in two
 halves (non-reentrant), three checkpoint calls a block and more in the replays.
@@ -35,6 +37,7 @@ import torch
 from torch import Tensor, nn
 
 import recompute_scan
+from recompute_scan.record.probe import Probe
 from recompute_scan.record.recording import Recording
 from recompute_scan.record.steps import StepCounter, StepHooks
 
@@ -42,11 +45,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import processor, versions
 
-_RESAMPLES = 1000
+_RESAMPLES = 500
+_CALLS = 40
+# Steps of a block: those that are left out, and those that are measured.
+SETTLE, STEPS = 6, 8
 # Without us, and with: ms of the processor.
 Pair = tuple[float, float]
 # More steps than any benchmark makes: a phase that does not end.
 _FOREVER = 10**9
+# Warm-up and timed steps of a recording that stays in one phase.
+PHASES = {"before": (_FOREVER, 0), "timed": (1, _FOREVER)}
 
 
 class Half(nn.Module):
@@ -165,7 +173,7 @@ WITHOUT = Mode("without us", nullcontext(), nothing)
 def modes(training: Training) -> list[Mode]:
     """All kinds of steps, each ready to be made."""
     found = [WITHOUT]
-    for name, (warmup, timed) in {"before": (_FOREVER, 0), "timed": (1, _FOREVER)}.items():
+    for name, (warmup, timed) in PHASES.items():
         for as_run in (False, True):
             recording = recompute_scan.record(1, warmup=warmup, timing_steps=timed)
             recording.begin()
@@ -187,26 +195,65 @@ def forget() -> None:
 
 
 def measure(training: Training, rounds: int) -> dict[str, list[Pair]]:
-    """By mode, so many pairs: the step without us, and the one with."""
+    """By mode, the steps of so many pairs of blocks: without us, and with."""
     pairs: dict[str, list[Pair]] = {}
     kinds = modes(training)
     random.seed(0)
     gc.disable()
     for _ in range(rounds):
         for mode in kinds:
-            order = [WITHOUT, mode]
+            without: list[float] = []
+            watched: list[float] = []
+            order = [(WITHOUT, without), (mode, watched)]
             random.shuffle(order)
-            steps = {}
-            for number, one in enumerate(order):
+            for one, steps in order:
                 with one.inside:
-                    training.step(one.ended)
-                    steps[number, one.name] = training.step(one.ended)
-            without = next(step for (_, name), step in steps.items() if name == WITHOUT.name)
-            watched = [step for (_, name), step in steps.items() if name == mode.name][-1]
-            pairs.setdefault(mode.name, []).append((without, watched))
+                    took = [training.step(one.ended) for _ in range(SETTLE + STEPS)]
+                steps.extend(took[SETTLE:])
+            pairs.setdefault(mode.name, []).extend(zip(without, watched, strict=True))
         gc.collect(0)
     gc.enable()
     return pairs
+
+
+def calls() -> str:
+    """What one call of a checkpoint round an empty function takes, without us and with, in us.
+
+    The quickest of many short runs, which is the surest figure on a machine that others use.
+    """
+    probe, x = Probe(Path.cwd()), torch.zeros(2, requires_grad=True)
+
+    def took(reentrant: bool) -> float:
+        began = time.thread_time()
+        for _ in range(_CALLS):
+            torch.utils.checkpoint.checkpoint(torch.neg, x, use_reentrant=reentrant)
+        return 1e6 * (time.thread_time() - began) / _CALLS
+
+    lines = ["| one call | without us | with |", "| --- | ---: | ---: |"]
+    for reentrant in (True, False):
+        without, watched = [], []
+        for _ in range(_RESAMPLES):
+            took(reentrant)
+            without.append(took(reentrant))
+            probe.install()
+            took(reentrant)
+            watched.append(took(reentrant))
+            probe.remove()
+        name = "reentrant" if reentrant else "non-reentrant"
+        lines.append(f"| checkpoint, {name} | {min(without):.1f} us | {min(watched):.1f} us |")
+    for name, (warmup, timed) in PHASES.items():
+        with recompute_scan.record(1, warmup=warmup, timing_steps=timed) as recording:
+            recording.step()
+            steps = [_step_us(recording) for _ in range(_RESAMPLES)]
+        lines.append(f"| recording.step(), {name} | | {min(steps):.1f} us |")
+    return "\n".join(lines)
+
+
+def _step_us(recording: Recording) -> float:
+    began = time.thread_time()
+    for _ in range(_CALLS):
+        recording.step()
+    return 1e6 * (time.thread_time() - began) / _CALLS
 
 
 def report(pairs: dict[str, list[Pair]]) -> str:
@@ -253,17 +300,19 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=100)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     training = Training(asked.width, asked.blocks, asked.rows)
     print(f"{processor()}; {versions(['recompute-scan', 'torch'])}; one thread")
     print(
-        f"{asked.blocks} blocks of 3 checkpoints, width {asked.width}, {asked.rows} rows; "
-        f"{asked.rounds} pairs a row"
+        f"{asked.blocks} x 3 checkpoints, width {asked.width}, {asked.rows} rows; "
+        f"{asked.rounds} pairs of blocks of {STEPS} steps a row"
     )
-    print(report(measure(training, asked.rounds)))
+    print(calls())
+    if asked.rounds:
+        print(f"\n{report(measure(training, asked.rounds))}")
 
 
 if __name__ == "__main__":
