@@ -103,6 +103,17 @@ def test_a_layer_of_the_micro_batch_before_is_not_replayed() -> None:
     assert replay_counts(facts) == [0] * 4 + [2] * 4
 
 
+def test_a_function_is_run_from_its_begin_whatever_stands_before() -> None:
+    # What unpacks the node's inputs can look like the end of the layer before.
+    forward = [reentrant(5, run(0)), reentrant(6, run(0))]
+    unpacking = no_grad(run(40)[-1:])
+    backward = [
+        node("CheckpointFunctionBackward", *unpacking, reentrant(60, run(0)), *run(50), seq=6),
+        reentrant_backward(5, run(70)),
+    ]
+    assert replay_counts(study_step(*forward, *backward)) == [1] * 4 + [2] * 4
+
+
 def saved(first: int) -> list[Call]:
     """A layer under a non-reentrant checkpoint of torch 2.1 to 2.12, which shows its begin."""
     return [op("_NoopSaveInputs"), *run(first)]

@@ -187,11 +187,11 @@ class ForwardSequence:
             return longest
         last = int(breaks[-1])
         length = longest - 1 - last
-        if crosses[last : last + 1].any() and wanted.function[end - length] >= 0:
+        function = wanted.function[first + last : end]
+        if crosses[last : last + 1].any() and function[0] == function[1] >= 0:
             # A function that the stretch entered is run from its begin: not from here.
-            function = wanted.function[end - length : end]
             others = np.flatnonzero(function != function[0])
-            return len(others) and length - int(others[0])
+            return len(others) and len(function) - int(others[0])
         return length
 
 
