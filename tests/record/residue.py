@@ -18,7 +18,7 @@ import recompute_scan
 OURS = str(Path(recompute_scan.__file__).parent)
 # wrapt cannot be told to wait no longer for an import.
 WAITING = "wrapt.importer._post_import_hooks"
-_MINE = ("recompute_scan", "tests", "_pytest", "conftest", "__main__")
+_MINE = ("recompute_scan", "benchmarks", "tests", "_pytest", "conftest", "__main__")
 
 
 def left_behind() -> set[str]:
