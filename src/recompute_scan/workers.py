@@ -7,10 +7,9 @@ worker died (killed for memory, say) is tried once more, alone, and then handed 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -142,6 +141,9 @@ def _executor(workers: Workers, count: int) -> Iterator[Executor]:
         with _dask_executor(workers.dask) as executor:
             yield executor
         return
+    import multiprocessing  # noqa: PLC0415 - most analyses start no process
+    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
+
     # A fresh interpreter each: forking a process with threads is not safe.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=count, mp_context=context) as pool:

@@ -31,7 +31,7 @@ ALONE = 1 << 60
 def small_stripes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file is large, on a machine with two processors."""
     monkeypatch.setattr(together, "STRIPE", 700)
-    monkeypatch.setattr(together, "_processors", lambda: 2)
+    monkeypatch.setattr(together, "usable_cores", lambda: 2)
     monkeypatch.setattr(stripes, "_OVERHANG", 4096)
     monkeypatch.setattr(stripes, "CHUNK", 400)
 
@@ -181,7 +181,7 @@ def test_small_files_and_single_processors_are_left_alone(
 ) -> None:
     assert together.worth_it(together.FROM_BYTES)
     assert not together.worth_it(together.FROM_BYTES - 1)
-    monkeypatch.setattr(together, "_processors", lambda: 1)
+    monkeypatch.setattr(together, "usable_cores", lambda: 1)
     assert not together.worth_it(together.FROM_BYTES)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +19,7 @@ from recompute_scan.trace.layout import Separator
 from recompute_scan.trace.packing import Codes, Packed, Packer
 from recompute_scan.trace.second import LENGTH
 from recompute_scan.trace.stripes import ODD, Plan, Share, Stripes
+from recompute_scan.workers import usable_cores
 
 # Below this one process has read the file before a second one has paid for its memory.
 FROM_BYTES = 512 * 2**20
@@ -38,8 +37,11 @@ def worth_it(size: int) -> bool:
 
     A worker that reads one rank of many leaves the other processors to the other ranks.
     """
-    alone = multiprocessing.parent_process() is None
-    return size >= FROM_BYTES and alone and _processors() > 1 and bool(sys.executable)
+    if size < FROM_BYTES or not sys.executable or usable_cores() < 2:
+        return False
+    from multiprocessing import parent_process  # noqa: PLC0415 - only large files ask
+
+    return parent_process() is None
 
 
 def read_together(
@@ -159,10 +161,3 @@ class _Translation:
 
 def _longer(table: Int32, codes: Codes, keys: Sequence[Any]) -> Int32:
     return np.concatenate([table, np.array([codes[key] for key in keys], np.int32)])
-
-
-def _processors() -> int:
-    """How many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
