@@ -17,14 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import processor, versions
+from tests.clusters import local_cluster
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACE = ROOT / "traces" / "public" / "mi300x-resnet-checkpointed.json.gz"
@@ -53,7 +53,10 @@ def main() -> int:
     print(f"trace: {options.trace.name}, {options.trace.stat().st_size / 1e6:.1f} MB compressed\n")
     print("| ranks | workers | s | ms a rank | head, peak MB | all processes, MB |")
     print("|---:|---|---:|---:|---:|---:|", flush=True)
-    with tempfile.TemporaryDirectory() as name, cluster(not options.no_dask) as address:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        nullcontext() if options.no_dask else local_cluster() as address,
+    ):
         for ranks in options.ranks:
             folder = Path(name) / str(ranks)
             make_ranks(options.trace, ranks, folder)
@@ -127,20 +130,6 @@ def peak_mb(pid: int) -> float:
         return 0.0
     found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
     return int(found[0]) / 1000 if found else 0.0
-
-
-@contextmanager
-def cluster(wanted: bool) -> Iterator[str | None]:
-    """The address of a Dask scheduler with two workers of one thread, where that is installed."""
-    if not wanted:
-        yield None
-        return
-    from distributed import LocalCluster  # noqa: PLC0415 - an extra
-
-    with LocalCluster(  # type: ignore[no-untyped-call]
-        n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
-    ) as started:
-        yield started.scheduler_address
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from recompute_scan.pipeline import analyse
 from recompute_scan.ranks import Piece
 from recompute_scan.result import to_json
 from recompute_scan.workers import AUTOMATIC, HERE, Workers
+from tests.clusters import local_cluster
 from tests.recompute.training import checkpointed_step, plain_step
 from tests.trace_builder import as_bytes, document, thread
 
@@ -37,12 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dask() -> Iterator[str]:
-    from distributed import LocalCluster  # noqa: PLC0415 - slow to import
-
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
-    ) as started:
-        yield started.scheduler_address
+    with local_cluster() as address:
+        yield address
 
 
 def test_workers_give_the_same_result(folder: Path, dask: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from recompute_scan.errors import InputError, MissingExtra, UsageError
 from recompute_scan.workers import HERE, Lost, Workers, run_each
+from tests.clusters import local_cluster
 
 
 def square(number: int) -> int:
@@ -44,12 +45,8 @@ def die_once(marker: str) -> str:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    from distributed import LocalCluster  # noqa: PLC0415 - slow to import
-
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
-    ) as started:
-        yield started.scheduler_address
+    with local_cluster() as address:
+        yield address
 
 
 @pytest.mark.parametrize("workers", [HERE, Workers(2), Workers(50)])

@@ -74,13 +74,13 @@ class DiscardingMlp(Mlp):
         return F.gelu(self.up(self.norm(x)))
 
 
-def discarded(layers: range) -> Build:
+def discarded(layers: range, mlp: type[DiscardingMlp] = DiscardingMlp) -> Build:
     """The ordinary step, with such MLP halves in these layers."""
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         model = Model(oracle)
         for number in layers:
-            model.layers[number].mlp = DiscardingMlp(oracle, f"layers.{number}")
+            model.layers[number].mlp = mlp(oracle, f"layers.{number}")
         model.to(device)
         adamw = torch.optim.AdamW(model.parameters())
         tokens = batch(device)

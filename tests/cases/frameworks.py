@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .case import Build, Case, TrainingStep
-from .discarded import DiscardingMlp
+from .discarded import DiscardingMlp, discarded
 from .loops import batch, next_token_loss
 from .model import LAYERS, NON_REENTRANT, REENTRANT, Model, Oracle, run
 
@@ -112,22 +112,6 @@ class _MegatronMlp(DiscardingMlp):
     discarding = _Discarding
 
 
-def _discarded(oracle: Oracle, device: torch.device) -> TrainingStep:
-    model = Model(oracle)
-    for number in range(LAYERS):
-        model.layers[number].mlp = _MegatronMlp(oracle, f"layers.{number}")
-    model.to(device)
-    adamw = torch.optim.AdamW(model.parameters())
-    tokens = batch(device)
-
-    def step() -> None:
-        next_token_loss(model(tokens), tokens).backward()
-        adamw.step()
-        adamw.zero_grad()
-
-    return step
-
-
 def _cases(name: str, own: Under, once: tuple[str, ...] = ()) -> tuple[Case, ...]:
     """That function alone, and with torch's and itself; all pairs double, but for those named."""
     n, r = _torch_non_reentrant, _torch_reentrant
@@ -156,7 +140,12 @@ FRAMEWORKS: dict[str, tuple[Case, ...]] = {
     ),
     "megatron": (
         *_cases("megatron", _megatron),
-        Case("megatron_discarded", "Its selective checkpoint, in each MLP half.", None, _discarded),
+        Case(
+            "megatron_discarded",
+            "Its selective checkpoint, in each MLP half.",
+            None,
+            discarded(range(LAYERS), _MegatronMlp),
+        ),
     ),
     "fairscale": _cases("fairscale", _fairscale),
 }
