@@ -45,7 +45,7 @@ class Fault:
 
     Attributes:
         name: What was broken.
-        job: Arguments of the job after the example.
+        job: Arguments of the job.
         status: What the tool must end with.
         said: What its output must match.
         traces: Ranks whose trace must be there.
@@ -216,7 +216,7 @@ def break_job(one: Fault) -> tuple[str, str]:
 def _run(one: Fault, folder: Path, out: Path) -> tuple[int, str]:
     own = [word for word in one.options if one.options is not BELOW]
     below = list(one.options) if one.options is BELOW else []
-    command = [*one.launcher, "run", *OPTIONS, *own, "-o", "out", *below, JOB, "doubled", *one.job]
+    command = [*one.launcher, "run", *OPTIONS, *own, "-o", "out", *below, JOB, *one.job]
     with (folder / "said").open("w") as file:
         process = subprocess.Popen(
             command, cwd=folder, stdout=file, stderr=file, start_new_session=True

@@ -1,14 +1,14 @@
-"""Run a small job under every launcher, and print launcher x processes x result.
+"""Run both examples under every launcher, and print launcher x processes x result.
 
     python benchmarks/launchers.py              all of them
     python benchmarks/launchers.py torchrun     those whose name holds a word
 
-The job (``small_job.py``) trains twice under each: with two checkpoints round every layer, and with
-one. It counts by itself how often a layer's forward runs in the backward pass; the verdict must say
-the same. Ends with 1 where one does not. What is not at hand is listed and not counted: deepspeed
-is not among the packages of this project (``DS_BUILD_OPS=0 pip install --no-deps deepspeed`` and
-what it imports, in an environment of its own), mpirun is Debian's ``openmpi-bin``, two nodes are
-network namespaces and need root.
+The doubled and the repaired Llama of ``examples/`` are trained under each, unchanged;
+``counted_example.py`` counts beside them how often a layer's forward runs in the backward pass,
+and the verdict must say the same. Ends with 1 where one does not. What is not at hand is listed and
+not counted: deepspeed is not among the packages of this project (``DS_BUILD_OPS=0 pip install
+--no-deps deepspeed`` and what it imports, in an environment of its own), mpirun is Debian's
+``openmpi-bin``, two nodes are network namespaces and need root.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import processor, versions
 
-JOB = str(Path(__file__).resolve().with_name("small_job.py"))
+JOB = str(Path(__file__).resolve().with_name("counted_example.py"))
 OPTIONS = ("--steps", "1", "--warmup", "1", "--timing-steps", "1")
 TOOL = (sys.executable, "-m", "recompute_scan", "run", *OPTIONS)
 TIMEOUT_S = 300
@@ -41,11 +41,11 @@ NODES = ("10.77.0.1", "10.77.0.2")
 
 @dataclass(frozen=True)
 class Launcher:
-    """One way to start the job.
+    """One way to start an example.
 
     Attributes:
         name: The command, shortened.
-        processes: How many of the job's it starts.
+        processes: How many run it.
         commands: Made from the example and a free port; one a node.
         needs: A program that must be there.
         nodes: Whether each command has a network namespace of its own.
@@ -60,7 +60,7 @@ class Launcher:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one launch gave, beside what the job counted."""
+    """What one launch gave, beside what was counted."""
 
     verdict: str
     replays: float | None
@@ -151,7 +151,7 @@ LAUNCHERS = (
 def main(wanted: Sequence[str]) -> int:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    found = versions(("torch", "accelerate", "deepspeed"))
+    found = versions(("torch", "transformers", "accelerate", "deepspeed"))
     print(f"{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, {found}\n")
     print("| launcher | processes | doubled: counted, found | repaired: counted, found | result |")
     print("| --- | ---: | --- | --- | --- |")
@@ -176,7 +176,7 @@ def main(wanted: Sequence[str]) -> int:
 
 
 def launch(launcher: Launcher, example: str) -> Answer:
-    """Start the job this way, wait for its end, read what it left."""
+    """Start the example this way, wait for its end, read what it left."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         prefixes: Sequence[Sequence[str]] = ((),)

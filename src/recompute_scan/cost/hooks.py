@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompute_scan.model import Calls
-from recompute_scan.trace.columns import Int32
+from recompute_scan.trace.columns import Int32, Int64
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,14 @@ _SAVED = {
     "where": 1,
 }
 
+# Of these only inputs are saved, and an operator's inputs are saved before it runs.
+_INPUTS_ONLY = frozenset(
+    {
+        *("addmm", "baddbmm", "bmm", "clamp", "convolution", "cos", "div", "embedding", "erf"),
+        *("gelu", "leaky_relu", "log", "mm", "mul", "pow", "silu", "sin", "where"),
+    }
+)
+
 
 def scaled(hooks: Hooks, factor: float) -> Hooks:
     """The same, each multiplied."""
@@ -103,3 +111,22 @@ def saved_tensors(calls: Calls) -> Int32:
     saved: Int32 = before[behind]
     saved -= before[:-1]
     return saved
+
+
+def stopped_at(calls: Calls, rows: Int64) -> int | None:
+    """When early stop ends a run of these operators, ns; ``None`` where none saves a tensor.
+
+    A non-reentrant replay ends at the last tensor that its first run saved
+    (``torch/utils/checkpoint.py``, ``_StopRecomputationError``): in front of an operator of which
+    only inputs are saved, else behind it.
+
+    Args:
+        calls: All calls.
+        rows: The operators of one run, in order.
+    """
+    for row in rows[::-1].tolist():
+        for inner in range(row + int(calls.size[row]), row - 1, -1):
+            name = calls.names[calls.name[inner]].removeprefix("aten::")
+            if _SAVED.get(name):
+                return int((calls.start if name in _INPUTS_ONLY else calls.end)[inner])
+    return None

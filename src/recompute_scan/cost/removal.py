@@ -11,8 +11,9 @@ With it goes the checkpoint's own work, which shows as time between operators:
   operator, and behind the last.
 
 What stays changes too. A run without gradients becomes one with them where no reentrant
-checkpoint is left round it, and a non-reentrant checkpoint keeps a hook at every tensor that
-autograd saves (:mod:`recompute_scan.cost.hooks`).
+checkpoint is left round it, a non-reentrant checkpoint keeps a hook at every tensor that autograd
+saves (:mod:`recompute_scan.cost.hooks`), and its replay, if a reentrant one inside made it run to
+its end, stops at the last of these.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recompute_scan.annotations import MARKING, REGION
+from recompute_scan.annotations import EARLY_STOP_OFF, MARKING, REGION, SELECTIVE
 from recompute_scan.cost.edits import Edit
-from recompute_scan.cost.hooks import Hooks, saved_tensors
+from recompute_scan.cost.hooks import Hooks, saved_tensors, stopped_at
 from recompute_scan.cost.moments import Moments
 from recompute_scan.cost.runs import Keep, Stretch, find_stretches, with_gradients
 from recompute_scan.recompute import vocabulary as words
@@ -223,6 +224,21 @@ class _Removal:
             add += hooks.gradient_ns * saved
         yield self._changed(rows, add)
         yield from self._entries(stretch, rows)
+        yield from self._stopped(stretch, kept)
+
+    def _stopped(self, stretch: Stretch, kept: Checkpoint) -> Iterator[Edit]:
+        """The end of a replay that nothing inside keeps from stopping early any more."""
+        rows = self._rows(stretch)
+        last = stretch.stop == len(self._facts.alignment.replays[stretch.replay].again)
+        early = kept.variant == "non-reentrant" and not {EARLY_STOP_OFF, SELECTIVE} & {
+            *kept.options
+        }
+        if not last or not early or _innermost(stretch) != "reentrant":
+            return
+        calls = self._facts.calls
+        stop = stopped_at(calls, rows)
+        if stop is not None:
+            yield Edit(int(calls.thread[rows[-1]]), stop, int(calls.end[rows[-1]]), gone=True)
 
     def _changed(self, rows: Int64, add: float) -> Edit:
         calls = self._facts.calls

@@ -1,0 +1,121 @@
+"""The whole result, its JSON and its schema."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from recompute_scan.crash import Crash
+from recompute_scan.encoding import encodable
+from recompute_scan.errors import InputError
+from recompute_scan.result.advice import Checked, Finding
+from recompute_scan.result.measured import Verified
+from recompute_scan.result.price import Cost, Flops, Hta, Memory
+from recompute_scan.result.replays import (
+    Attention,
+    EvidenceLevel,
+    Family,
+    Level,
+    Proof,
+    Rank,
+    Region,
+    Step,
+    Verdict,
+)
+
+SCHEMA = "recompute-scan/1"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything that was found out about one run."""
+
+    tool_version: str
+    verdict: Verdict
+    evidence_level: EvidenceLevel
+    confidence: Level
+    reason: str | None
+    headline: str
+    recompute_per_backward: float | None
+    mean_recompute: float | None
+    recomputed_share: float | None
+    attention: Attention | None
+    steps: tuple[Step, ...]
+    families: tuple[Family, ...]
+    regions: tuple[Region, ...]
+    cost: Cost | None
+    findings: tuple[Finding, ...]
+    checked: tuple[Checked, ...]
+    ranks: tuple[Rank, ...]
+    health: dict[str, int]
+    environment: dict[str, str]
+    warnings: tuple[str, ...]
+    proof: Proof | None = None
+    verified: Verified | None = None
+    flops: Flops | None = None
+    memory: Memory | None = None
+    crash: Crash | None = None
+    hta: Hta | None = None
+    schema: str = field(default=SCHEMA)
+
+
+def to_json(result: Result, *, indent: int = 2) -> str:
+    """The result as JSON text, ``schema`` first; the same result gives the same bytes."""
+    fields: dict[str, Any] = msgspec.to_builtins(result)
+    ordered = {"schema": fields.pop("schema"), **fields}
+    try:
+        encoded = msgspec.json.encode(ordered)
+    except UnicodeEncodeError:
+        # The name of a file that is no UTF-8 holds halves of surrogate pairs.
+        encoded = msgspec.json.encode(encodable(ordered))
+    return msgspec.json.format(encoded, indent=indent).decode() + "\n"
+
+
+def from_json(text: str | bytes) -> Result:
+    """A result read back from :func:`to_json`.
+
+    Raises:
+        InputError: The text is not JSON (``E302``), or not a result of this schema (``E305``).
+    """
+    try:
+        result = msgspec.json.decode(text, type=Result)
+    except msgspec.ValidationError as error:
+        raise InputError(
+            "E305",
+            "This JSON is not a recompute-scan result.",
+            why=str(error),
+            hint="give the result.json that `recompute-scan run` or `analyze --format json` wrote",
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError("E302", "This file is not JSON.", why=str(error)) from None
+    if result.schema != SCHEMA:
+        raise InputError(
+            "E305",
+            f"This result has the schema {result.schema!r}; this version reads {SCHEMA!r}.",
+        )
+    return result
+
+
+def json_schema() -> dict[str, Any]:
+    """A JSON Schema (2020-12) of the document that :func:`to_json` writes."""
+    return closed_schema(Result, "recompute-scan result", SCHEMA)
+
+
+def closed_schema(document: type, title: str, name: str) -> dict[str, Any]:
+    """A JSON Schema of a document of ours: every field is there, no other is, and ``schema``
+    is the given name.
+    """
+    schema = msgspec.json.schema(document)
+    # Defaults make fields optional when reading; a written document has them all.
+    for definition in schema["$defs"].values():
+        if "properties" in definition:
+            definition["required"] = list(definition["properties"])
+            definition["additionalProperties"] = False
+    schema["$defs"][document.__name__]["properties"]["schema"] = {"const": name}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        **schema,
+    }

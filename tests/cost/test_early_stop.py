@@ -1,0 +1,139 @@
+"""What early stop will leave out of a replay, against torch leaving it out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from recompute_scan.cost.edits import join
+from recompute_scan.cost.hooks import TYPICAL
+from recompute_scan.cost.removal import removal
+from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.trace import load
+
+WIDTH = 16
+BLOCKS, STEPS = 2, 3
+# They compute nothing, and a trace shows those too that operators make for themselves.
+VIEWS = {"aten::detach", "aten::t", "aten::transpose", "aten::view"}
+Tail = Callable[[Tensor, Tensor], Tensor]
+
+# How a block ends, given what came in and what it made of it.
+TAILS: dict[str, Tail] = {
+    "a product and a residual": lambda x, y: x + functional.linear(y, y.mT @ y),
+    "gelu": lambda _, y: functional.gelu(y),
+    "silu, then a sum and a view": lambda x, y: (x + functional.silu(y)).view(-1),
+    "a product of two": lambda x, y: x * y,
+    "sigmoid": lambda _, y: torch.sigmoid(y),
+    "relu": lambda _, y: torch.relu(y),
+    "tanh and a residual": lambda x, y: x + torch.tanh(y),
+    "softmax": lambda _, y: torch.softmax(y, -1),
+    "layer norm": lambda _, y: functional.layer_norm(y, (WIDTH,)),
+    "layer norm, turned": lambda _, y: functional.layer_norm(y, (WIDTH,)).mT.contiguous(),
+    "attention": lambda _, y: functional.scaled_dot_product_attention(*3 * (y[None, None],)),
+    "exp": lambda _, y: torch.exp(y),
+    "division": lambda x, y: x / (y * y + 1),
+}
+
+
+class Block(nn.Module):
+    """Two products and a tail; reentrant inside where it is asked for."""
+
+    def __init__(self, tail: Tail, *, doubled: bool) -> None:
+        super().__init__()
+        self.tail, self.doubled = tail, doubled
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.doubled:
+            result: Tensor = checkpoint(self.compute, x, use_reentrant=True)
+            return result
+        return self.compute(x)
+
+    def compute(self, x: Tensor) -> Tensor:
+        return self.tail(x, self.down(functional.gelu(self.up(x)))).reshape(WIDTH, WIDTH)
+
+
+class Ran(TorchDispatchMode):
+    """Counts the operators that are really computed again: with gradients, in a backward pass.
+
+    An operator that early stop interrupts has a row in a trace, but never comes here.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
+            self.names[f"aten::{func.overloadpacket.__name__}"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def training(tail: Tail, *, doubled: bool) -> Callable[[], None]:
+    """A step of two blocks with a non-reentrant checkpoint round each."""
+    blocks = [Block(tail, doubled=doubled) for _ in range(BLOCKS)]
+    optimizer = torch.optim.SGD([p for block in blocks for p in block.parameters()], 1e-3)
+
+    def step() -> None:
+        x = torch.randn(WIDTH, WIDTH, requires_grad=True)
+        for block in blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        x.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def recorded(step: Callable[[], None], trace: Path) -> Recompute:
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
+        on_trace_ready=lambda recorded: recorded.export_chrome_trace(str(trace)),
+    ) as profiler:
+        for _ in range(1 + STEPS):
+            step()
+            profiler.step()
+    return study(load(trace))
+
+
+def left(facts: Recompute) -> Counter[str]:
+    """Calls inside the replays, by name, without what goes with the inner checkpoint."""
+    calls = facts.calls
+    begin, end = facts.steps[0].start, facts.steps[-1].end
+    edits = join(removal(facts, lambda kinds: kinds[0], TYPICAL, begin, end))
+    lost = edits.removed(calls.thread, calls.start)
+    return Counter(
+        calls.names[calls.name[inner]]
+        for replay in facts.alignment.replays
+        for row in replay.again.tolist()
+        for inner in range(row, row + int(calls.size[row]) + 1)
+        if not lost[inner]
+    )
+
+
+def computed_again(step: Callable[[], None]) -> Counter[str]:
+    with Ran() as ran:
+        step()
+    return Counter({name: times for name, times in ran.names.items() if name not in VIEWS})
+
+
+@pytest.mark.parametrize("name", TAILS)
+def test_the_replay_that_stays_ends_where_torch_ends_it(name: str, tmp_path: Path) -> None:
+    doubled = training(TAILS[name], doubled=True)
+    whole = computed_again(doubled)
+    expected = computed_again(training(TAILS[name], doubled=False))
+    found = left(recorded(doubled, tmp_path / "doubled.json"))
+    assert {name: found[name] / STEPS for name in whole} == {name: expected[name] for name in whole}
