@@ -1,10 +1,12 @@
-"""Write the pages that follow from the code: commands, the result's fields, the Python interface.
+"""Write the pages that follow from the code: commands, the result's fields, the Python interface,
+and the reports in ``pages``, each again from the result that stands in it.
 
 ``python docs/generate.py`` writes them (``make fix`` does), and a test checks that they are true.
 """
 
 from __future__ import annotations
 
+import html
 import importlib
 import inspect
 import re
@@ -23,7 +25,8 @@ from recompute_scan.diagnose.logs import lines_of, read_log
 from recompute_scan.diagnose.registry import HANGS, SIGNATURES, names
 from recompute_scan.diagnose.signature import Signature
 from recompute_scan.record.recording import Recording, record
-from recompute_scan.result import json_schema
+from recompute_scan.report.html import render_html
+from recompute_scan.result import from_json, json_schema
 from recompute_scan.scan import Events, Scan
 
 DOCS = Path(__file__).parent
@@ -31,6 +34,7 @@ LOGS = DOCS.parent / "tests" / "diagnose" / "corpus" / "known"
 _WIDTH = 80
 _EXAMPLE_LINES = 7
 _EXAMPLE_WIDTH = 160
+_RESULT = re.compile(r'<pre [^>]*id="raw-json"[^>]*><code>(.*?)</code></pre>', re.DOTALL)
 
 _COMMANDS = """\
 # Commands
@@ -420,12 +424,27 @@ def _as_code(word: str) -> str:
     return f"{before}`{core}`{word[len(before) + len(core) :]}"
 
 
+def report_page(path: Path) -> str:
+    """A report made again from the result that it holds.
+
+    One more is made with ``recompute-scan report RESULT --html docs/pages/NAME.html``.
+    """
+    held = _RESULT.search(path.read_text(encoding="utf-8"))
+    if held is None:
+        raise ValueError(f"{path} holds no result")
+    return render_html(from_json(html.unescape(held[1])))
+
+
 PAGES = {
     "commands.md": commands_page,
     "python-api.md": python_page,
     "diagnoses.md": diagnoses_page,
     "result-fields.md": fields_page,
 } | {name: (lambda text=text: text) for name, text in failure_pages().items()}
+PAGES |= {
+    f"pages/{path.name}": (lambda path=path: report_page(path))
+    for path in sorted((DOCS / "pages").glob("*.html"))
+}
 
 
 if __name__ == "__main__":
