@@ -228,7 +228,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="CASE", help="parts of names; all by default")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--seconds", type=float, default=10.0, help="training time of each case")
+    parser.add_argument("--seconds", type=float, default=25.0, help="training time of each case")
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     parser.add_argument("--again", type=Path, metavar="FOLDER", help="measure nothing")
     options = parser.parse_args()

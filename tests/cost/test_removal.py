@@ -14,7 +14,7 @@ from recompute_scan.recompute.facts import Recompute
 from tests.recompute.training import gradients, marked_step, run, training_step
 from tests.trace_builder import annotation, op, studied, thread, wait
 
-NO_HOOKS = Hooks(0.0, 0.0, 0.0, 0.0)
+NO_HOOKS = Hooks(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def gone(facts: Recompute, place: int | None) -> list[Edit]:

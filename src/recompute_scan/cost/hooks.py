@@ -19,22 +19,26 @@ from recompute_scan.trace.columns import Int32, Int64
 
 @dataclass(frozen=True)
 class Hooks:
-    """Host time for each saved tensor, ns.
+    """Host time for each saved tensor, and for the end of a replay, ns.
 
     Attributes:
         gradient_ns: To record the operator that saves it.
         pack_ns: The hook in the forward pass.
         repack_ns: The hook in a replay.
         unpack_ns: The hook in the backward pass.
+        stop_ns: To end one replay early, by an exception that every frame of it lets through.
     """
 
     gradient_ns: float
     pack_ns: float
     repack_ns: float
     unpack_ns: float
+    stop_ns: float
 
 
-TYPICAL = Hooks(gradient_ns=1500.0, pack_ns=7000.0, repack_ns=7000.0, unpack_ns=7000.0)
+TYPICAL = Hooks(
+    gradient_ns=1500.0, pack_ns=7000.0, repack_ns=7000.0, unpack_ns=7000.0, stop_ns=100_000.0
+)
 
 # Tensors that autograd saves for these, from torch's `tools/autograd/derivatives.yaml`: what the
 # formulas of an operator's gradients name, where every input needs one.
@@ -98,6 +102,7 @@ def scaled(hooks: Hooks, factor: float) -> Hooks:
         pack_ns=factor * hooks.pack_ns,
         repack_ns=factor * hooks.repack_ns,
         unpack_ns=factor * hooks.unpack_ns,
+        stop_ns=factor * hooks.stop_ns,
     )
 
 

@@ -237,8 +237,11 @@ class _Removal:
             return
         calls = self._facts.calls
         stop = stopped_at(calls, rows)
-        if stop is not None:
-            yield Edit(int(calls.thread[rows[-1]]), stop, int(calls.end[rows[-1]]), gone=True)
+        if stop is None:
+            return
+        function = int(self._facts.structure.function[rows[-1]])
+        end = max(int(calls.end[rows[-1]]), int(calls.end[function]) if function >= 0 else 0)
+        yield Edit(int(calls.thread[rows[-1]]), stop, end, gone=True, add=self._hooks.stop_ns)
 
     def _changed(self, rows: Int64, add: float) -> Edit:
         calls = self._facts.calls
@@ -280,17 +283,34 @@ class _Removal:
         return found
 
     def _function(self, rows: Int64) -> Iterator[Edit]:
-        """What a checkpoint function does before and behind its operators, which goes with it."""
+        """What a checkpoint function does before and behind its operators, which goes with it.
+
+        Where a mark says what of it is the function that it runs, that stays.
+        """
         calls = self._facts.calls
         function = int(self._facts.structure.function[rows[0]])
         if function < 0 or self._facts.structure.function[rows[-1]] != function:
             return
         thread = int(calls.thread[function])
         first, last = int(calls.start[function]), int(calls.end[function])
-        if self._operators.next(thread, first, otherwise=-1)[0] == calls.start[rows[0]]:
-            yield Edit(thread, first, int(calls.start[rows[0]]), gone=True, add=self._forward_gap)
-        if self._operators.next(thread, int(calls.end[rows[-1]]), otherwise=last)[0] >= last:
-            yield Edit(thread, int(calls.end[rows[-1]]), last, gone=True)
+        begin, end, gap = int(calls.start[rows[0]]), int(calls.end[rows[-1]]), self._forward_gap
+        if self._operators.next(thread, first, otherwise=-1)[0] != begin:
+            first = -1
+        inside = self._below(int(rows[0]), function)
+        if inside is not None and calls.end[inside] >= end:
+            begin, end, gap = int(calls.start[inside]), int(calls.end[inside]), 0.0
+        if first >= 0:
+            yield Edit(thread, first, begin, gone=True, add=gap)
+        if self._operators.next(thread, end, otherwise=last)[0] >= last:
+            yield Edit(thread, end, last, gone=True)
+
+    def _below(self, row: int, function: int) -> int | None:
+        """Row of the range right inside a checkpoint function that an operator stands in."""
+        calls, role = self._facts.calls, self._facts.structure.role
+        above = int(calls.parent[row])
+        while above > function and calls.parent[above] != function:
+            above = int(calls.parent[above])
+        return above if above > function and role[above] == Role.RANGE else None
 
     def _rows(self, stretch: Stretch) -> Int64:
         replay = self._facts.alignment.replays[stretch.replay]

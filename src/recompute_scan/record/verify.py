@@ -12,12 +12,14 @@ from recompute_scan.pipeline import analyse
 from recompute_scan.record.bypass import Removal
 from recompute_scan.record.runner import RunOptions
 from recompute_scan.record.trial import run_trial
-from recompute_scan.result import Checkpoint, Result
+from recompute_scan.result import Checkpoint, Outcome, Result
 from recompute_scan.run_info import accounts_in
 from recompute_scan.verification import Trial, verified
 
-_ROUNDS = 2
+# More rounds follow while the times leave the outcome open.
+_ROUNDS, _MOST_ROUNDS = 2, 6
 _FOLDER = "verify"
+_FIX, _WITHOUT = "with-the-fix", "without-checkpointing"
 
 
 def verify(
@@ -30,9 +32,10 @@ def verify(
 ) -> Result:
     """The result with what was measured.
 
-    The run that gave the result counts as the first of the unchanged ones; then come the fix,
-    no checkpoints (where asked for), and all of them once more. The first run of each leaves a
-    trace too. What the runs print goes to ``output.txt`` beside their accounts, in
+    The run that gave the result counts as the first of the unchanged ones; then come the fix and
+    no checkpoints (where asked for), and all of them once more, the other way round. While that
+    leaves the outcome open, the script is run unchanged and with the fix again. The first run of
+    each leaves a trace too. What the runs print goes to ``output.txt`` beside their accounts, in
     ``verify/…`` below the run's folder.
 
     Args:
@@ -46,21 +49,34 @@ def verify(
     ways: dict[str, RunOptions] = {}
     if removed:
         removals = tuple(removal_of(checkpoint, result) for checkpoint in removed)
-        ways["with-the-fix"] = replace(options, removals=removals)
+        ways[_FIX] = replace(options, removals=removals)
     if without_checkpointing:
-        ways["without-checkpointing"] = replace(options, without_checkpointing=True)
+        ways[_WITHOUT] = replace(options, without_checkpointing=True)
     trials: dict[str, list[Trial]] = {name: [] for name in ways}
     before = [Trial(accounts_in(options.output), result=result)]
-    for number in range(1, _ROUNDS + 1) if ways else ():
+    for number in range(1, _MOST_ROUNDS + 1) if ways else ():
+        if number > _ROUNDS:
+            if not removed or _outcome(result, removed, before, trials[_FIX]) != "unclear":
+                break
+            ways.pop(_WITHOUT, None)
         order = dict(ways) if number == 1 else {"unchanged": options, **ways}
-        for name, way in order.items():
+        # The other way round every second time, for machines that get slower and slower.
+        for name in list(order) if number % 2 else reversed(list(order)):
             done = trials.get(name, before)
             if done and done[-1].exit_status:  # what failed once is not tried again
                 continue
-            on_progress(f"measuring {name.replace('-', ' ')}, run {number} of {_ROUNDS}")
-            done.append(_run(name, number, way, nproc_per_node))
-    after, without = (trials.get(name, []) for name in ("with-the-fix", "without-checkpointing"))
+            of = f"of {_ROUNDS}" if number <= _ROUNDS else "(the times vary)"
+            on_progress(f"measuring {name.replace('-', ' ')}, round {number} {of}")
+            done.append(_run(name, number, order[name], nproc_per_node))
+    after, without = (trials.get(name, []) for name in (_FIX, _WITHOUT))
     return verified(result, removed, before, after, without)
+
+
+def _outcome(
+    result: Result, removed: tuple[Checkpoint, ...], before: list[Trial], after: list[Trial]
+) -> Outcome | None:
+    section = verified(result, removed, before, after, ()).verified
+    return section.outcome if section else None
 
 
 def to_remove(result: Result) -> tuple[Checkpoint, ...]:

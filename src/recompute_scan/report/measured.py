@@ -177,14 +177,19 @@ def _without(verified: Verified, arm: Arm) -> str:
 
 
 def _how(verified: Verified) -> str:
+    without = verified.without_checkpointing
     order = ["unchanged"]
     order += ["with the fix"] if verified.after else []
-    order += ["without checkpoints"] if verified.without_checkpointing else []
     rounds = verified.before.runs
     each = verified.before.timed_steps // rounds if rounds else 0
+    more = ""
+    if without and (without.status != "measured" or without.runs == rounds):
+        order.append("without checkpoints")
+    elif without:
+        more = f", and {plural(without.runs, 'time')} without checkpoints"
     return (
-        f"The same command ran {plural(rounds, 'time')} each way, in turn ({', '.join(order)}), "
-        f"{plural(each, 'step')} timed in each run, without the profiler."
+        f"The same command ran {plural(rounds, 'time')} each way, in turn ({', '.join(order)})"
+        f"{more}, {plural(each, 'step')} timed in each run, without the profiler."
     )
 
 
