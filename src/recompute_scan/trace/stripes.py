@@ -1,7 +1,7 @@
 """A stretch of a large plain file's events, packed by whichever process it falls to.
 
-A file is cut into stripes of equal size, which go to this process and to a second one in a fixed
-order. A stripe ends between two events, at the first separator behind its nominal end, where
+A file is cut into stripes of equal size, one for this process, the next for a second one, and
+so on. A stripe ends between two events, at the first separator behind its nominal end, where
 the next one begins: both processes find the same place without a word. As with chunks, a stripe
 decodes only if it was cut right at both ends; whatever is odd in one (damage, a value that
 does not fit, times that need all their digits) ends the sharing there, and the rest is read as
@@ -24,8 +24,6 @@ from recompute_scan.trace.times import is_coarse
 
 # An event that goes on further beyond its stripe ends the sharing.
 _OVERHANG = 64 * 1024
-# Of so many stripes in a row, these are the second process's.
-_TURN, _OF_SECOND = 7, frozenset({1, 3, 5, 6})
 # What an odd stripe raises while it is packed.
 ODD = (*UNREADABLE, *MISFIT)
 
@@ -48,12 +46,6 @@ class Plan(msgspec.Struct, frozen=True):
     stripes: int
     separator: Separator
     python: bool
-
-    def of_second(self, number: int) -> bool:
-        """Whether a stripe is the second process's: the first has the results to put together too,
-        so that it gets fewer.
-        """
-        return number % _TURN in _OF_SECOND
 
 
 class Share(msgspec.Struct, array_like=True):

@@ -1,4 +1,4 @@
-"""A large plain file read by two processes at once, each some stripes of it."""
+"""A large plain file read by two processes at once, each every other stripe of it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _read(plan: Plan, file: FileIO, builder: Builder, second: subprocess.Popen[b
     translation = _Translation(builder.packer)
     try:
         for number in range(plan.stripes):
-            if not plan.of_second(number):
+            if number % 2 == 0:
                 for packed in stripes.packed(number):
                     builder.take(packed)
                 continue
