@@ -146,6 +146,14 @@ def test_wrapping_counts_columns_and_cuts_long_words() -> None:
         assert joined.replace(" ", "") == text.replace(" ", "")
 
 
+def test_a_number_and_its_unit_stay_on_one_line() -> None:
+    for length in range(60, 80):
+        lines = wrap(f"{'x' * length} 32.6 % more, 12 ms; of 4 layers", "", "")
+        assert any("32.6 %" in line for line in lines)
+        assert any("12 ms;" in line for line in lines)
+        assert all(columns(line) <= WIDTH for line in lines)
+
+
 def test_a_statement_over_several_lines_takes_one() -> None:
     region = doubled().regions[0]
     outer = dataclasses.replace(region.checkpoints[0], source="apply(\n    model,\n)")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import click
 
 from recompute_scan.report.escape import visible
+from recompute_scan.units import UNITS
 
 WIDTH = 80
 _COLUMN = 20
@@ -49,10 +50,11 @@ class Page:
 def wrap(text: str, indent: str, first: str) -> list[str]:
     """Lines of at most :data:`WIDTH` columns; a word longer than a line is cut.
 
+    A number and its unit stay together.
     ``first`` starts the first line, ``indent`` all others; both are narrower than a line.
     """
     found, line, empty = [], first, True
-    for word in text.split():
+    for word in _words(text):
         if not empty and columns(line) + 1 + columns(word) > WIDTH:
             found.append(line)
             line, empty = indent, True
@@ -63,6 +65,16 @@ def wrap(text: str, indent: str, first: str) -> list[str]:
             found.append(line[:cut])
             line = indent + line[cut:]
     return [*found, line]
+
+
+def _words(text: str) -> list[str]:
+    found: list[str] = []
+    for word in text.split():
+        if found and word.rstrip(".,;:)") in UNITS and found[-1][-1].isdigit():
+            found[-1] += f" {word}"
+        else:
+            found.append(word)
+    return found
 
 
 def _fitting(line: str) -> int:
