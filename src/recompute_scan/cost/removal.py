@@ -22,8 +22,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recompute_scan.annotations import EARLY_STOP_OFF, MARKING, REGION, SELECTIVE
+from recompute_scan.annotations import EARLY_STOP_OFF, MARKING, SELECTIVE
 from recompute_scan.cost.edits import Edit
+from recompute_scan.cost.entries import Entries, typical_gap
 from recompute_scan.cost.hooks import Hooks, saved_tensors, stopped_at
 from recompute_scan.cost.moments import Moments
 from recompute_scan.cost.runs import Keep, Stretch, find_stretches, with_gradients
@@ -87,11 +88,9 @@ class _Removal:
         )
         self._before = Moments(calls.thread, ((here & work, calls.start),))
         done = here & (work | ranges | (role == Role.PLUMBING))
-        self._done = Moments(calls.thread, ((done, calls.end),))
         operators = here & (replayed | (role == Role.FORWARD))
-        self._operators = Moments(calls.thread, ((operators, calls.start),))
-        self._gap = _typical_gap(facts, root_engines(calls, facts.structure))
-        self._forward_gap = _typical_gap(facts, facts.alignment.forward)
+        self._entries = Entries(facts, done, operators)
+        self._gap = typical_gap(facts, root_engines(calls, facts.structure))
         self._staying = np.zeros(len(calls) + 1, np.int32)
 
     def edits(self) -> Iterator[Edit]:
@@ -165,7 +164,7 @@ class _Removal:
         recorded_first = with_gradients(self._facts, self._originals(stretch))
         if kept is None or kept.variant != "non-reentrant" or recorded_first:
             return 0.0
-        marks = self._marks_round(int(rows[0]))
+        marks = self._entries.marks_round(int(rows[0]))
         if not marks or not with_gradients(self._facts, rows):
             return 0.0
         mark = marks[0]
@@ -206,7 +205,7 @@ class _Removal:
         if self._keep is None and before == "non-reentrant":
             add -= hooks.unpack_ns * saved
         yield self._changed(rows, add)
-        yield from self._entries(stretch, rows)
+        yield from self._entries.gone(stretch.checkpoints, kept, rows)
 
     def _changed_replay(self, stretch: Stretch) -> Iterator[Edit]:
         """A run again that stays where another goes."""
@@ -223,7 +222,7 @@ class _Removal:
         if not recorded:
             add += hooks.gradient_ns * saved
         yield self._changed(rows, add)
-        yield from self._entries(stretch, rows)
+        yield from self._entries.gone(stretch.checkpoints, kept, rows)
         yield from self._stopped(stretch, kept)
 
     def _stopped(self, stretch: Stretch, kept: Checkpoint) -> Iterator[Edit]:
@@ -248,70 +247,6 @@ class _Removal:
         thread, start, end = calls.thread[rows[0]], calls.start[rows[0]], calls.end[rows[-1]]
         return Edit(int(thread), int(start), int(end), gone=False, add=add)
 
-    def _entries(self, stretch: Stretch, rows: Int64) -> Iterator[Edit]:
-        """What the checkpoints that go do before and behind a run of the operators."""
-        kept, calls = self._kept(stretch), self._facts.calls
-        gone = [c for c in stretch.checkpoints if c is not kept]
-        if any(c.variant == "reentrant" for c in gone):
-            yield from self._function(rows)
-        marks = self._marks_round(int(rows[0]))
-        thread, first = int(calls.thread[rows[0]]), int(calls.start[rows[0]])
-        for checkpoint, mark in zip(reversed(stretch.checkpoints), marks, strict=False):
-            start = int(calls.start[mark])
-            if checkpoint is kept or self._operators.next(thread, start, otherwise=-1)[0] != first:
-                continue
-            parent = int(calls.parent[mark])
-            begin, _ = self._done.last(thread, start, otherwise=start)
-            if parent >= 0 and self._facts.structure.role[parent] == Role.RANGE:
-                begin = max(begin, int(calls.start[parent]))
-            yield Edit(thread, begin, start, gone=True, add=self._forward_gap)
-
-    def _marks_round(self, row: int) -> list[int]:
-        """Rows of the calls that begin the checkpointed regions round an operator, inside first.
-
-        A region's range, or the checkpoint function that it stands in.
-        """
-        calls, structure = self._facts.calls, self._facts.structure
-        found = []
-        above = int(calls.parent[row])
-        while above >= 0 and structure.role[above] == Role.RANGE:
-            if calls.names[calls.name[above]].startswith(REGION):
-                parent = int(calls.parent[above])
-                function = parent >= 0 and parent == structure.function[above]
-                found.append(parent if function else above)
-            above = int(calls.parent[above])
-        return found
-
-    def _function(self, rows: Int64) -> Iterator[Edit]:
-        """What a checkpoint function does before and behind its operators, which goes with it.
-
-        Where a mark says what of it is the function that it runs, that stays.
-        """
-        calls = self._facts.calls
-        function = int(self._facts.structure.function[rows[0]])
-        if function < 0 or self._facts.structure.function[rows[-1]] != function:
-            return
-        thread = int(calls.thread[function])
-        first, last = int(calls.start[function]), int(calls.end[function])
-        begin, end, gap = int(calls.start[rows[0]]), int(calls.end[rows[-1]]), self._forward_gap
-        if self._operators.next(thread, first, otherwise=-1)[0] != begin:
-            first = -1
-        inside = self._below(int(rows[0]), function)
-        if inside is not None and calls.end[inside] >= end:
-            begin, end, gap = int(calls.start[inside]), int(calls.end[inside]), 0.0
-        if first >= 0:
-            yield Edit(thread, first, begin, gone=True, add=gap)
-        if self._operators.next(thread, end, otherwise=last)[0] >= last:
-            yield Edit(thread, end, last, gone=True)
-
-    def _below(self, row: int, function: int) -> int | None:
-        """Row of the range right inside a checkpoint function that an operator stands in."""
-        calls, role = self._facts.calls, self._facts.structure.role
-        above = int(calls.parent[row])
-        while above > function and calls.parent[above] != function:
-            above = int(calls.parent[above])
-        return above if above > function and role[above] == Role.RANGE else None
-
     def _rows(self, stretch: Stretch) -> Int64:
         replay = self._facts.alignment.replays[stretch.replay]
         return replay.again[stretch.first : stretch.stop]
@@ -328,13 +263,3 @@ def _innermost(stretch: Stretch) -> str | None:
 def _named(facts: Recompute, names: frozenset[str]) -> Bool:
     known = np.array([name in names for name in facts.calls.names], np.bool_)
     return known[facts.calls.name]
-
-
-def _typical_gap(facts: Recompute, rows: Int64) -> float:
-    """The usual time from one of these calls to the next on its thread, ns."""
-    calls = facts.calls
-    if len(rows) < 2:
-        return 0.0
-    between = calls.start[rows[1:]] - calls.end[rows[:-1]]
-    between = between[(calls.thread[rows[1:]] == calls.thread[rows[:-1]]) & (between >= 0)]
-    return float(np.median(between)) if len(between) else 0.0
