@@ -252,11 +252,20 @@ def test_the_proof_can_be_enlarged_and_then_names_its_boxes(show: Open) -> None:
     before = page.evaluate(names)
     assert "scaled_dot_product_attention" not in before
     drawing = page.locator("#proof svg.wide")
+    whole_marks = page.locator("#proof .tick").count()
     width = drawing.evaluate("drawing => drawing.getBoundingClientRect().width")
     for _ in range(3):
         page.get_by_role("button", name="Enlarge").click()
     wider = drawing.evaluate("drawing => drawing.getBoundingClientRect().width")
     assert wider == pytest.approx(8 * width)
+    # the scale is divided more finely, and its marks stand where they say
+    marks = """[...document.querySelectorAll('#proof .tick')].map(
+        mark => [parseFloat(mark.getAttribute('x')), parseFloat(mark.textContent)])"""
+    places = sorted(page.evaluate(marks))
+    assert len(places) > 4 * whole_marks
+    assert len(places) == len({value for _, value in places})
+    per_ms = places[-1][0] / places[-1][1]
+    assert all(x == pytest.approx(value * per_ms, abs=0.01) for x, value in places)
     # once in the forward pass, and again in each of the two replays
     assert page.evaluate(names).count("scaled_dot_product_attention") == 3
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 1280
@@ -264,6 +273,7 @@ def test_the_proof_can_be_enlarged_and_then_names_its_boxes(show: Open) -> None:
         page.get_by_role("button", name="Shrink").click()
     shrunk = drawing.evaluate("drawing => drawing.getBoundingClientRect().width")
     assert shrunk == pytest.approx(width)
+    assert page.locator("#proof .tick").count() == whole_marks
     assert [name for name in page.evaluate(names) if name] == before
 
 

@@ -77,7 +77,28 @@
     drawing.style.width = 100 * times + "%";
     box.scrollLeft = left;
     drawing.querySelectorAll("g[data-name]").forEach(nameBox);
+    divideScale(drawing);
     say(times === 1 ? "As wide as the page" : times + " times as wide");
+  }
+  // As many marks on a screen as before: those of the page, and finer ones between them.
+  function divideScale(drawing) {
+    drawing.querySelectorAll(".fine").forEach(function (mark) { mark.remove(); });
+    var whole = drawing.querySelectorAll(".tick"), lines = drawing.querySelectorAll(".grid");
+    if (whole.length < 2) { return; }
+    var parts = [50, 20, 10, 5, 2, 1].find(function (number) { return number <= times; });
+    var part = parseFloat(whole[1].getAttribute("x")) / parts;
+    var value = parseFloat(whole[1].textContent) / parts;
+    for (var number = 1; number * part < 97; number += 1) {
+      if (number % parts === 0) { continue; }
+      var line = lines[0].cloneNode(), text = whole[0].cloneNode();
+      [["x1", line], ["x2", line], ["x", text]].forEach(function (side) {
+        side[1].setAttribute(side[0], number * part + "%");
+        side[1].classList.add("fine");
+      });
+      text.textContent = Number((number * value).toPrecision(6)) + " ms";
+      lines[0].before(line);
+      whole[0].after(text);
+    }
   }
   function nameBox(group) {
     var SVG = "http://www.w3.org/2000/svg", drawn = group.querySelector("rect");
