@@ -1,8 +1,8 @@
-"""Run an example unchanged, and count how often its decoder layers run in the backward pass.
+"""Run an example unchanged, and count how often its layers run in the backward pass.
 
     python counted_example.py doubled|repaired [--spawn N] [--port P]
 
-The count is made in the layer's own ``forward``, without the tool, and left in
+The count is made in the ``forward`` of each layer's MLP, without the tool, and left in
 ``truth-rank<R>.json``: forward runs, and those inside a backward pass. The example takes its rank
 from torchrun's environment variables; where Open MPI started it, or where this script starts N
 ranks itself, they are set here first.
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.spawn import spawn
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SMALL = ("--steps", "1000", "--batch-size", "1", "--sequence-length", "32")
@@ -30,7 +30,9 @@ SMALL = ("--steps", "1000", "--batch-size", "1", "--sequence-length", "32")
 def train(example: str) -> None:
     """Run the example as ``__main__`` until it ends or is ended."""
     runs = {"forward": 0, "in_backward": 0}
-    forward = LlamaDecoderLayer.forward
+    # Not the layer's own: transformers 5.23 no longer checkpoints a layer whose `forward` was
+    # replaced (`GradientCheckpointingLayer`).
+    forward = LlamaMLP.forward
 
     @functools.wraps(forward)
     def counted(*args: Any, **options: Any) -> Any:
@@ -38,7 +40,7 @@ def train(example: str) -> None:
         runs["in_backward" if backward else "forward"] += 1
         return forward(*args, **options)
 
-    LlamaDecoderLayer.forward = counted
+    LlamaMLP.forward = counted
     script = EXAMPLES / f"{example}_llama_fsdp.py"
     sys.argv = [str(script), *SMALL]
     try:

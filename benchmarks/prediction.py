@@ -247,7 +247,8 @@ def main() -> int:
             if options.again is None:
                 trace.parent.mkdir(parents=True, exist_ok=True)
                 print(case.name, file=sys.stderr, flush=True)
-                record(case, trace, options.device, options.seconds)
+                # Ranks that share the cores disturb each other: more turns tell as much.
+                record(case, trace, options.device, options.seconds * case.ranks)
             if trace.with_suffix(".times.json").exists():
                 rows.append(predict(case, trace))
     return 0 if rows and show(rows) else 1

@@ -37,7 +37,7 @@ class Hooks:
 
 
 TYPICAL = Hooks(
-    gradient_ns=1500.0, pack_ns=7000.0, repack_ns=7000.0, unpack_ns=7000.0, stop_ns=100_000.0
+    gradient_ns=1500.0, pack_ns=7000.0, repack_ns=7000.0, unpack_ns=7000.0, stop_ns=130_000.0
 )
 
 # Tensors that autograd saves for these, from torch's `tools/autograd/derivatives.yaml`: what the

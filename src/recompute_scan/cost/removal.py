@@ -6,7 +6,7 @@ With it goes the checkpoint's own work, which shows as time between operators:
 
 * from whatever came before the replay to its first operator (unpacking, restoring the state of
   random numbers);
-* after a reentrant replay, up to the nested backward pass;
+* after a reentrant replay, up to the nested backward pass, and behind that;
 * in the forward pass, what lies between the beginning of a checkpoint function and its first
   operator, and behind the last.
 
@@ -108,6 +108,7 @@ class _Removal:
                     yield from self._changed_replay(stretch)
                 continue
             yield self._gone(stretch)
+            yield from self._end_of_node(stretch)
             first = int(self._originals(stretch)[0])
             if first not in changed:
                 changed.add(first)
@@ -151,6 +152,21 @@ class _Removal:
             if row >= 0 and not self._replayed[row]:
                 end = moment
         return Edit(thread, start, end, gone=True, add=add + self._moved(stretch))
+
+    def _end_of_node(self, stretch: Stretch) -> Iterator[Edit]:
+        """What a reentrant checkpoint's node still does behind its nested backward pass."""
+        calls, rows = self._facts.calls, self._rows(stretch)
+        known = stretch.runs <= len(stretch.checkpoints)
+        if not known or stretch.checkpoints[stretch.run].variant != "reentrant":
+            return
+        node = int(calls.parent[rows[0]])
+        while node >= 0 and not self._checkpoint_node[node]:
+            node = int(calls.parent[node])
+        if node < 0:
+            return
+        inside = np.arange(node + 1, node + 1 + int(calls.size[node]))
+        end, last = int(calls.end[node]), int(calls.end[inside].max())
+        yield Edit(int(calls.thread[node]), last, end, gone=True)
 
     def _moved(self, stretch: Stretch) -> float:
         """What the checkpoint that stays did in a run that goes, and will do in the first run.
