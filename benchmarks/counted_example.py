@@ -4,8 +4,8 @@
 
 The count is made in the ``forward`` of each layer's MLP, without the tool, and left in
 ``truth-rank<R>.json``: forward runs, and those inside a backward pass. The example takes its rank
-from torchrun's environment variables; where Open MPI started it, or where this script starts N
-ranks itself, they are set here first.
+from torchrun's environment variables; where Open MPI or Slurm started it, or where this script
+starts N ranks itself, they are set here first.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from torch.multiprocessing.spawn import spawn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+# Rank and number of ranks, as Open MPI and Slurm say them.
+OTHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 SMALL = ("--steps", "1000", "--batch-size", "1", "--sequence-length", "32")
 
 
@@ -70,9 +72,9 @@ def main() -> None:
     if options.spawn:
         spawn(in_process, (options,), nprocs=options.spawn)  # type: ignore[no-untyped-call]
         return
-    if "OMPI_COMM_WORLD_RANK" in os.environ:
-        size = os.environ["OMPI_COMM_WORLD_SIZE"]
-        join(os.environ["OMPI_COMM_WORLD_RANK"], size, options.port)
+    for rank, world_size in OTHERS:
+        if rank in os.environ and "RANK" not in os.environ:
+            join(os.environ[rank], os.environ[world_size], options.port)
     train(options.example)
 
 

@@ -8,7 +8,8 @@ The doubled and the repaired Llama of ``examples/`` are trained under each, unch
 and the verdict must say the same. Ends with 1 where one does not. What is not at hand is listed and
 not counted: deepspeed is not among the packages of this project (``DS_BUILD_OPS=0 pip install
 --no-deps deepspeed`` and what it imports, in an environment of its own), mpirun is Debian's
-``openmpi-bin``, two nodes are network namespaces and need root.
+``openmpi-bin``, srun its ``slurm-wlm`` with a cluster that answers, two nodes are network
+namespaces and need root.
 """
 
 from __future__ import annotations
