@@ -34,7 +34,7 @@ def train(example: str) -> None:
     runs = {"forward": 0, "in_backward": 0}
     # Not the layer's own: transformers 5.23 no longer checkpoints a layer whose `forward` was
     # replaced (`GradientCheckpointingLayer`).
-    forward = LlamaMLP.forward
+    forward: Any = LlamaMLP.forward
 
     @functools.wraps(forward)
     def counted(*args: Any, **options: Any) -> Any:
@@ -42,7 +42,7 @@ def train(example: str) -> None:
         runs["in_backward" if backward else "forward"] += 1
         return forward(*args, **options)
 
-    LlamaMLP.forward = counted
+    LlamaMLP.forward = counted  # type: ignore[method-assign]
     script = EXAMPLES / f"{example}_llama_fsdp.py"
     sys.argv = [str(script), *SMALL]
     try:
