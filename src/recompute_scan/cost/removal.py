@@ -34,6 +34,9 @@ from recompute_scan.recompute.structure import Role, root_engines
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int64
 
+# Of a replay, what ending it by an exception takes at most.
+_MOST_STOP = 0.25
+
 
 def markings(facts: Recompute) -> list[Edit]:
     """The time that the run wrapper itself took to name checkpoints: never part of a step."""
@@ -256,7 +259,10 @@ class _Removal:
             return
         function = int(self._facts.structure.function[rows[-1]])
         end = max(int(calls.end[rows[-1]]), int(calls.end[function]) if function >= 0 else 0)
-        yield Edit(int(calls.thread[rows[-1]]), stop, end, gone=True, add=self._hooks.stop_ns)
+        # An exception passes no more frames than the run had time for.
+        most = _MOST_STOP * float(calls.end[rows[-1]] - calls.start[rows[0]])
+        add = min(self._hooks.stop_ns, most)
+        yield Edit(int(calls.thread[rows[-1]]), stop, end, gone=True, add=add)
 
     def _changed(self, rows: Int64, add: float) -> Edit:
         calls = self._facts.calls
