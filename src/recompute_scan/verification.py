@@ -197,9 +197,9 @@ def ratio_interval(
 
     A machine that is slower in one round than in another slows both sides of it, so each round
     gives one ratio; how far these lie apart says how sure their mean is (Student's t, of their
-    logarithms). It is never surer than the times within the runs allow. From six rounds on the
-    range of the ratios is given where it is the narrower one: a single round that a burst of other
-    work fell into makes Student's t wide.
+    logarithms), and never surer than the times within the runs allow. From six rounds on the range
+    of the ratios is given where it is the narrower one: it holds their median whatever the
+    distribution, where a single round that a burst of other work fell into makes Student's t wide.
 
     Args:
         rounds: Step times of one run unchanged and of one with the fix, at least one pair; all

@@ -114,6 +114,7 @@ def _values() -> Iterator[tuple[str, bytes]]:
     yield "huge_integers.json", with_event(event(4, args=', "correlation": 123456789012345678901'))
     yield "negative_duration.json", with_event(event(4, dur="-3.5"))
     yield "event_is_a_number.json", with_event("  5")
+    yield "braces_without_end.json", with_event("{{}" * 8000)
     yield "args_is_text.json", with_event('  {"ph": "X", "name": "odd", "ts": 1, "args": "none"}')
     yield "trailing_comma_in_event.json", with_event(event(4, args=","))
     yield "trailing_comma_after_events.json", trace(sound(), tail=BETWEEN + TAIL)

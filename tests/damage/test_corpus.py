@@ -66,6 +66,7 @@ READ: dict[str, tuple[int, dict[str, int]] | tuple[int, dict[str, int], str]] = 
     "huge_integers.json": (10, {"numbers_out_of_range": 1}, "aten::op4"),
     "negative_duration.json": (10, {"negative_durations": 1}, "aten::op4"),
     "event_is_a_number.json": (9, {"events_dropped": 1}, "aten::op5"),
+    "braces_without_end.json": (9, {"events_dropped": 8000}, "aten::op5"),
     "args_is_text.json": (10, {"args_dropped": 1}, "odd"),
     "trailing_comma_in_event.json": (10, {"events_repaired": 1}, "aten::op4"),
     "trailing_comma_after_events.json": (10, {"commas_dropped": 1}),

@@ -301,7 +301,7 @@ IDLE = LAYERS + (
     "    head(x).sum().backward()\n"
     "    optimizer.step()\n"
 )
-SWITCHED_OFF_BY_EVAL = """\
+HUGGING_FACE = """\
 import torch, warnings
 from transformers import LlamaConfig, LlamaForCausalLM
 warnings.simplefilter("ignore")
@@ -316,6 +316,22 @@ optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for step in range(9):
     model(input_ids=tokens, labels=tokens).loss.backward()
     optimizer.step()
+"""
+# transformers checkpoints a layer in the `forward` that its class was made with.
+PATCHED_CLASS = """\
+class_ = type(model.model.layers[0])
+forward = class_.forward
+class_.forward = lambda self, *args, **kwargs: forward(self, *args, **kwargs)
+model.train()
+"""
+SUBCLASS = """\
+class_ = type(model.model.layers[0])
+class Layer(class_):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+for layer in model.model.layers:
+    layer.__class__ = Layer
+model.train()
 """
 EARLY_STOP = LAYERS + (
     "from torch.utils.checkpoint import set_checkpoint_early_stop\n"
@@ -336,12 +352,22 @@ EARLY_STOP = LAYERS + (
     ("script", "code", "found"),
     [
         (IDLE, "RS003", True),
-        (SWITCHED_OFF_BY_EVAL.replace("MODE", "model.eval()"), "RS003", True),
-        (SWITCHED_OFF_BY_EVAL.replace("MODE", "model.train()"), "RS003", False),
+        (HUGGING_FACE.replace("MODE", "model.eval()"), "RS003", True),
+        (HUGGING_FACE.replace("MODE", "model.train()"), "RS003", False),
+        (HUGGING_FACE.replace("MODE", PATCHED_CLASS), "RS003", True),
+        (HUGGING_FACE.replace("MODE", SUBCLASS), "RS003", False),
         (EARLY_STOP.replace("ON", "False"), "RS008", True),
         (EARLY_STOP.replace("ON", "True"), "RS008", False),
     ],
-    ids=["idle", "evaluation", "training", "early-stop-off", "early-stop-on"],
+    ids=[
+        "idle",
+        "evaluation",
+        "training",
+        "forward-replaced",
+        "subclass",
+        "early-stop-off",
+        "early-stop-on",
+    ],
 )
 def test_real_scripts(tmp_path: Path, script: str, code: str, found: bool) -> None:
     recorded = record_script(tmp_path, script, steps=2)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from recompute_scan.trace.about import About
+from recompute_scan.trace.brackets import Events, object_end
 from recompute_scan.trace.health import count
 from recompute_scan.trace.layout import EVENTS_BEGIN
 from recompute_scan.trace.mender import Mender
-from recompute_scan.trace.repair import object_end
 from recompute_scan.trace.schema import Event
 from recompute_scan.trace.window import Window
 
@@ -69,7 +69,8 @@ class Ending:
         position = 0
         closed = None
         rest = rest.rstrip()
-        while position < len(rest) and (found := self._mender.event_at(rest, position, cut=True)):
+        within = Events(rest)
+        while position < len(rest) and (found := self._mender.event_at(within, position, cut=True)):
             taken += found[0]
             position = found[1]
             if closed := _CLOSES.match(rest, position):

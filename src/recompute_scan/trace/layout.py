@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from recompute_scan.trace.repair import BETWEEN_EVENTS, object_end
+from recompute_scan.trace.brackets import BETWEEN_EVENTS, object_end
 from recompute_scan.trace.window import Window
 
 EVENTS_BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[[\s,]*(?=\{)')

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
 
 import msgspec
 
+from recompute_scan.trace.brackets import BETWEEN_EVENTS, Events, nesting
 from recompute_scan.trace.health import count
 from recompute_scan.trace.limits import Limits, refuse_depth
-from recompute_scan.trace.repair import BETWEEN_EVENTS, mend, nesting, object_end
+from recompute_scan.trace.repair import mend
 from recompute_scan.trace.schema import UNREADABLE, Decode, Event, decode_events
 
-_NEXT = re.compile(rb"\s*,[\s,]*(?=\S)")
-_MAY_END = re.compile(rb"\}(?=\s*(?:,\s*)*(?:[\]{]|\Z))")
-# How many ends of a broken event are tried.
-_ENDS = 8
+_FOLLOWING = re.compile(rb"[^\s,]")
 # After so many pieces in a row that nothing repaired, one in so many is still tried.
 _HOPELESS = 200
 _SAMPLE = 50
-# A longer event is none.
-_LONGEST = 1 << 20
-_WINDOW, _WINDOW_GROWS = 256, 16
 
 
 class Mender:
@@ -65,9 +59,10 @@ class Mender:
         if event := self._mend(piece, whole=True):
             return [event]
         events: list[Event] = []
+        within = Events(piece)
         position = 0
         while position < len(piece):
-            found = self.event_at(piece, position)
+            found = self.event_at(within, position)
             if not found:
                 self._drop(piece)
                 break
@@ -76,43 +71,46 @@ class Mender:
         return events
 
     def event_at(
-        self, data: bytes, start: int, *, cut: bool = False
+        self, within: Events, start: int, *, cut: bool = False
     ) -> tuple[list[Event], int] | None:
         """The event that begins at ``start``, repaired if need be, and where it ends.
 
         What cannot be repaired is left out; either is counted.
 
         Args:
-            data: Events.
-            start: Where to begin.
-            cut: Whether ``data`` may end inside an event, where a brace alone proves no end.
+            within: Where the event lies.
+            start: Where it begins there.
+            cut: Whether the bytes may end inside an event, where a brace alone proves no end.
 
         Returns:
             ``None`` where no event ends.
         """
+        data = within.data
         if not data.startswith(b"{", start):
             brace = data.find(b"{", start)
             count(self._health, "events_dropped")
             return [], brace if brace >= 0 else len(data)
-        end = _end(data, start)
+        end = within.end(start)
         if end > 0 and (event := self.decoded(data[start:end])):
             return [event], end
-        ends = [found.end() for found in islice(_MAY_END.finditer(data, start), _ENDS)]
-        for end in ends:
+        nearest = None
+        for end in within.likely_ends(start):
+            nearest = nearest or end
             if event := self._mend(data[start:end], whole=cut and end == len(data)):
                 return [event], end
-        if not ends or (cut and ends[0] == len(data)):
+        if nearest is None or (cut and nearest == len(data)):
             return None
         self._drop(b"")
-        return [], ends[0]
+        return [], nearest
 
     def next(self, data: bytes, end: int) -> int:
-        """Where the event after the one that ends at ``end`` begins, if there is one."""
-        following = _NEXT.match(data, end)
+        """Where something follows what ends at ``end``: the next event, as a rule."""
+        following = _FOLLOWING.search(data, end)
         if not following:
-            return end if data.startswith(b"{", end) else len(data)
-        count(self._health, "commas_dropped", following[0].count(b",") - 1)
-        return following.end()
+            return len(data)
+        commas = data.count(b",", end, following.start())
+        count(self._health, "commas_dropped", max(0, commas - 1))
+        return following.start()
 
     def _mend(self, piece: bytes, whole: bool) -> Event | None:
         # What inflates behind damage is garbage without end: there only samples are tried.
@@ -134,15 +132,3 @@ class Mender:
         if len(events) != 1:
             raise msgspec.DecodeError("not one event")
         return events[0]
-
-
-def _end(data: bytes, start: int) -> int:
-    """Where the object ends, before another event seems to begin; -1 where it does not."""
-    # Through a window that grows: nothing far behind is looked at for the sake of a short event.
-    window = _WINDOW
-    while True:
-        border = BETWEEN_EVENTS.search(data, start, start + window)
-        end = object_end(data, start, border.start() + 1 - start if border else window)
-        if end > 0 or border or window >= _LONGEST or start + window >= len(data):
-            return end
-        window *= _WINDOW_GROWS

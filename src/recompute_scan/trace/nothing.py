@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import msgspec
 
 from recompute_scan.errors import InputError
+from recompute_scan.trace.brackets import nesting
 from recompute_scan.trace.limits import Limits, refuse_depth
-from recompute_scan.trace.repair import mend_text, nesting
+from recompute_scan.trace.repair import mend_text
 from recompute_scan.trace.schema import UNREADABLE, decode_document, decode_events
 from recompute_scan.trace.sniff import broken_archive, no_events, no_json, no_trace
 

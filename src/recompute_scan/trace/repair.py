@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from recompute_scan.trace.brackets import BETWEEN_EVENTS, STRING
+
 T = TypeVar("T")
 
 # A JSON string may hold none of these, and between values a space means the same.
@@ -25,16 +27,14 @@ _ESCAPE = re.compile(
     rb"|\\.",
     re.DOTALL,
 )
-# Matches at every quote, closed or not: a failing match would be tried again at each quote.
-_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)'
 # Outside strings: words where a number should be, and numbers beyond any float.
 _NOT_FINITE = re.compile(
-    _STRING + rb"|((?<![\w.])[-+]?(?:nan|inf(?:inity)?|n/a|none|undefined)\b(?:\([a-z]*\))?"
+    STRING + rb"|((?<![\w.])[-+]?(?:nan|inf(?:inity)?|n/a|none|undefined)\b(?:\([a-z]*\))?"
     rb"|-?\b1\.#(?:INF|IND|QNAN|SNAN)\w*"
     rb"|(?<![\w.])-?\d+(?:\.\d+)?e\+?\d{3,})",
     re.DOTALL | re.IGNORECASE,
 )
-_EXTRA_COMMA = re.compile(_STRING + rb"|,(?=\s*[,}\]])", re.DOTALL)
+_EXTRA_COMMA = re.compile(STRING + rb"|,(?=\s*[,}\]])", re.DOTALL)
 # Whether there may be such a thing at all; cheap, and blind to strings.
 _MAYBE_NOT_FINITE = re.compile(
     rb"[:\[,]\s*[-+]?(?:[nN][aA/oO]|[iI][nN]|[uU][nN]|1\.#|\d[\d.]*[eE]\+?\d{3})"
@@ -53,9 +53,6 @@ _LOOSE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|(["\\])')
 _RAW = re.compile(rb'\\["\\]|(["\\])')
 _NO_ESCAPE = re.compile(rb'(?<!\\)(?:\\\\)*\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _ARGS = re.compile(rb',\s*"args"\s*:')
-# A place that looks like the border of two events, whatever the file's layout.
-BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{\s*\"(?:ph|cat|name|pid|tid|ts|args|s|id)\"\s*:")
-_TOKEN = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)
 # Longer pieces are no event of any profiler; repairing them would cost more than they hold.
 _LONGEST = 1 << 20
 # A block that was never written: nobody knows how many events it held.
@@ -149,36 +146,3 @@ def _mend_quotes(text: bytes, end: re.Pattern[bytes]) -> bytes:
 
 def _escape(found: re.Match[bytes]) -> bytes:
     return b"\\" + found[1] if found[1] else found[0]
-
-
-def object_end(data: bytes, start: int = 0, most: int = 1 << 20) -> int:
-    """Where the value that opens with a bracket at ``start`` ends.
-
-    Returns:
-        The place behind it; -1 when it does not end within ``most`` bytes.
-    """
-    depth = 0
-    for token in _TOKEN.finditer(data, start, min(len(data), start + most)):
-        first = token[0]
-        if first in (b"{", b"["):
-            depth += 1
-        elif first in (b"}", b"]"):
-            depth -= 1
-            if depth <= 0:
-                return token.end()
-    return -1
-
-
-def nesting(data: bytes, enough: int) -> int:
-    """How deep values are nested, strings aside; counted up to ``enough``."""
-    depth = deepest = 0
-    for token in _TOKEN.finditer(data):
-        first = token[0]
-        if first in (b"{", b"["):
-            depth += 1
-            deepest = max(deepest, depth)
-            if deepest >= enough:
-                break
-        elif first in (b"}", b"]"):
-            depth -= 1
-    return deepest
