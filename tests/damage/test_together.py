@@ -31,7 +31,6 @@ ALONE = 1 << 60
 def small_stripes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file is large, on a machine with two processors."""
     monkeypatch.setattr(together, "STRIPE", 700)
-    monkeypatch.setattr(together, "ALONE", 2)
     monkeypatch.setattr(together, "usable_cores", lambda: 2)
     monkeypatch.setattr(stripes, "_OVERHANG", 4096)
     monkeypatch.setattr(stripes, "CHUNK", 400)

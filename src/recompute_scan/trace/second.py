@@ -1,4 +1,4 @@
-"""The second process: packs its stripes of a large file and writes them to its output.
+"""The second process: packs every other stripe of a large file and writes them to its output.
 
 It is started by :mod:`recompute_scan.trace.together`, reads its plan from the input, and
 imports as little as it can.
@@ -23,14 +23,14 @@ LENGTH = struct.Struct("=Q")
 
 
 def main() -> None:
-    """Pack the second process's stripes, in order, until one is not as it should be."""
+    """Pack the odd stripes of the plan, in order, until one is not as it should be."""
     plan = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Plan)
     with FileIO(plan.path) as file, suppress(*ODD):
         share(plan, file, sys.stdout.buffer)
 
 
 def share(plan: Plan, file: FileIO, output: BinaryIO) -> None:
-    """Write the shares of all its stripes.
+    """Write the shares of all odd stripes.
 
     Raises:
         ODD: A stripe is not as it should be; those before it were written.
@@ -38,7 +38,7 @@ def share(plan: Plan, file: FileIO, output: BinaryIO) -> None:
     packer = Packer(plan.python, health={})
     stripes = Stripes(plan, file, packer)
     known = 0, 0, len(packer.signatures)
-    for number in plan.second:
+    for number in range(1, plan.stripes, 2):
         left_out = packer.left_out
         packed = list(stripes.packed(number))
         names, threads, signatures = (

@@ -1,11 +1,11 @@
 """A stretch of a large plain file's events, packed by whichever process it falls to.
 
-A file is cut into stripes of equal size: the first ones for this process, while a second one
-starts, then one for the second, one for this, and so on. A stripe ends between two events, at the
-first separator behind its nominal end, where the next one begins: both processes find the same
-place without a word. As with chunks, a stripe decodes only if it was cut right at both ends;
-whatever is odd in one (damage, a value that does not fit, times that need all their digits) ends
-the sharing there, and the rest is read as if nothing had been shared.
+A file is cut into stripes of equal size, one for this process, the next for a second one, and
+so on. A stripe ends between two events, at the first separator behind its nominal end, where
+the next one begins: both processes find the same place without a word. As with chunks, a stripe
+decodes only if it was cut right at both ends; whatever is odd in one (damage, a value that
+does not fit, times that need all their digits) ends the sharing there, and the rest is read as
+if nothing had been shared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class Plan(msgspec.Struct, frozen=True):
         first: Where its first event begins.
         stripe: Bytes of a stripe.
         stripes: How many stripes are shared; what follows them is not.
-        alone: How many of them the first process packs while the second one starts.
         separator: What stands between two events.
         python: Whether ``python_function`` events are kept.
     """
@@ -45,14 +44,8 @@ class Plan(msgspec.Struct, frozen=True):
     first: int
     stripe: int
     stripes: int
-    alone: int
     separator: Separator
     python: bool
-
-    @property
-    def second(self) -> range:
-        """The numbers of the second process's stripes."""
-        return range(self.alone, self.stripes, 2)
 
 
 class Share(msgspec.Struct, array_like=True):

@@ -1,4 +1,4 @@
-"""A large plain file read by two processes at once, a stripe of it each in turn."""
+"""A large plain file read by two processes at once, each every other stripe of it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from recompute_scan.workers import usable_cores
 # Below this one process has read the file before a second one has paid for its memory.
 FROM_BYTES = 512 * 2**20
 STRIPE = 2 * 2**20
-# What this process has read by the time that the second one runs, about 0.15 s.
-ALONE = 32
 # On Linux a pipe can hold a whole share, so that neither process waits for the other.
 _PIPE = 1 << 20
 # The way in does not look into the current folder, nor at the main module of the caller.
@@ -69,7 +67,7 @@ def read_together(
     """
     # The last stripe has the end of the file in it, which is not events alone.
     stripes = (path.stat().st_size - first) // STRIPE - 1
-    plan = Plan(str(path.resolve()), first, STRIPE, stripes, ALONE, separator, python)
+    plan = Plan(str(path.resolve()), first, STRIPE, stripes, separator, python)
     try:
         second = _start(plan)
     except OSError:
@@ -106,7 +104,7 @@ def _read(plan: Plan, file: FileIO, builder: Builder, second: subprocess.Popen[b
     translation = _Translation(builder.packer)
     try:
         for number in range(plan.stripes):
-            if number not in plan.second:
+            if number % 2 == 0:
                 for packed in stripes.packed(number):
                     builder.take(packed)
                 continue
