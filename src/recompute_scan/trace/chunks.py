@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from recompute_scan.trace.layout import Separator
 from recompute_scan.trace.schema import Decode, Event
 
 # Bytes to decode at once; larger ones cost more in page faults.
 CHUNK = 256 * 1024
 _LOOKED_AT = 256
+# How often one byte stands in a part of a buffer, as `bytearray.count` tells.
+CountOf = Callable[[bytearray, bytes, int, int], int]
 
 
 def decoded(data: bytearray, first: int, comma: int, decode: Decode) -> list[Event]:
@@ -28,14 +32,17 @@ def decoded(data: bytearray, first: int, comma: int, decode: Decode) -> list[Eve
         data[first - 1], data[comma] = before
 
 
-def python_frames(data: bytearray, first: int, comma: int, separator: Separator) -> int:
-    """How many events the chunk has if all seem to be Python frames, else 0.
+def python_frames(
+    data: bytearray, first: int, comma: int, separator: Separator, count_of: CountOf
+) -> int:
+    """How many events the chunk has if all are Python frames, else 0.
 
-    Sure only where it has twice as many opening braces as that: a frame and its args take one
-    each, and an event that opens unlike its neighbours, which the count of separators misses,
-    would add one.
+    It must have twice as many opening braces as frames: a frame and its args take one each, and
+    an event that opens unlike its neighbours, which the count of separators misses, would add one.
     """
     if data.find(separator.python, first, first + _LOOKED_AT) < 0:
         return 0
     frames = data.count(separator.python, first, comma)
-    return frames if data.count(separator.short, first, comma) == frames - 1 else 0
+    if data.count(separator.short, first, comma) != frames - 1:
+        return 0
+    return frames if count_of(data, b"{", first, comma) == 2 * frames else 0

@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from recompute_scan.trace import together
 from recompute_scan.trace.about import About
 from recompute_scan.trace.builder import Builder
@@ -180,11 +178,8 @@ class Reader:
         if self._python:
             return False
         data, first = self._window.data, self._window.FIRST
-        frames = python_frames(data, first, comma, separator)
+        frames = python_frames(data, first, comma, separator, together.count_of)
         if not frames:
-            return False
-        braces = np.count_nonzero(np.frombuffer(data, np.uint8, comma - first, first) == ord("{"))
-        if braces != 2 * frames:
             return False
         self._packer.pass_over(frames)
         return True

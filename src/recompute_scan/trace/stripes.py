@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from recompute_scan.trace.chunks import CHUNK, decoded, python_frames
+from recompute_scan.trace.chunks import CHUNK, CountOf, decoded, python_frames
 from recompute_scan.trace.layout import Separator
 from recompute_scan.trace.packing import MISFIT, Packed, Packer
 from recompute_scan.trace.schema import UNREADABLE, Event, decode_events
@@ -74,15 +74,19 @@ class Stripes:
         plan: How the file is shared.
         file: The file, open.
         packer: Numbers names, threads and shapes.
+        count_of: The fastest there is here.
 
     Attributes:
         position: Where in the file the events begin that were not packed yet.
     """
 
-    def __init__(self, plan: Plan, file: FileIO, packer: Packer) -> None:
+    def __init__(
+        self, plan: Plan, file: FileIO, packer: Packer, count_of: CountOf = bytearray.count
+    ) -> None:
         self.position = plan.first
         self._plan = plan
         self._packer = packer
+        self._count_of = count_of
         self._data = bytearray(1 + plan.stripe + 2 * _OVERHANG)
         self._file = file
 
@@ -139,8 +143,8 @@ class Stripes:
     def _chunk(self, first: int, comma: int) -> Iterator[Packed]:
         data = self._data
         if not self._plan.python:
-            frames = python_frames(data, first, comma, self._plan.separator)
-            if frames and data.count(b"{", first, comma) == 2 * frames:
+            frames = python_frames(data, first, comma, self._plan.separator, self._count_of)
+            if frames:
                 self._packer.pass_over(frames)
                 return
         events = decoded(data, first, comma, decode_events)
