@@ -114,34 +114,38 @@ class Stripes:
         """
         begin, end = self.begin(number), self.begin(number + 1)
         self.position = begin
-        separator, data = self._plan.separator, self._data
-        length = self._fill(begin, end)
-        first, last = 1, length - (separator.brace - separator.comma) + 1
-        while first < last:
-            cut = -1
-            if first + CHUNK < last:
-                cut = data.rfind(separator.text, first, first + CHUNK)
-                if cut < 0:
-                    cut = data.find(separator.text, first + CHUNK, last)
-            comma = cut + separator.comma if cut >= 0 else last
-            yield from self._chunk(first, comma)
-            first = comma + separator.brace - separator.comma
-            self.position = begin + first - 1
+        between = self._plan.separator.brace - self._plan.separator.comma
+        # A chunk at a time and always to the same place, which stays in the processor's cache.
+        while self.position < end:
+            comma = self._fill(end) - between
+            yield from self._chunk(comma)
+            self.position += comma + between - 1
 
-    def _fill(self, begin: int, end: int) -> int:
-        length = end - begin
-        self._file.seek(begin)
+    def _fill(self, end: int) -> int:
+        """Read whole events from the position on; where the next one begins in the buffer."""
+        separator, data = self._plan.separator, self._data
+        size = CHUNK
+        while self.position + size < end:
+            self._read(size)
+            cut = data.rfind(separator.text, 1, 1 + size)
+            if cut >= 0:
+                return cut + separator.brace
+            size *= 2
+        self._read(end - self.position)
+        return 1 + end - self.position
+
+    def _read(self, size: int) -> None:
+        self._file.seek(self.position)
         filled = 0
-        with memoryview(self._data)[1 : 1 + length] as view:
-            while filled < length:
+        with memoryview(self._data)[1 : 1 + size] as view:
+            while filled < size:
                 number = self._file.readinto(view[filled:])
                 if not number:
                     raise ValueError("the file has become shorter")
                 filled += number
-        return length
 
-    def _chunk(self, first: int, comma: int) -> Iterator[Packed]:
-        data = self._data
+    def _chunk(self, comma: int) -> Iterator[Packed]:
+        data, first = self._data, 1
         if not self._plan.python:
             frames = python_frames(data, first, comma, self._plan.separator, self._count_of)
             if frames:
