@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -62,6 +63,8 @@ class CallSites:
     def __init__(self, start_folder: Path) -> None:
         self._start = start_folder
         self._places: dict[str, tuple[Path, int]] = {}
+        # The same lines are asked for in every step, and paths are slow.
+        self._sites: dict[tuple[str, int], str] = {}
 
     def sources(self) -> dict[str, Source]:
         """The statement at each site that was named, where its source can be read."""
@@ -97,9 +100,12 @@ class CallSites:
 
     def _site(self, frame: FrameType) -> str:
         file, line = frame.f_code.co_filename, frame.f_lineno
-        cell = _cell(file)
-        site = f"{cell or self._shown(file)}:{line}"
-        self._places.setdefault(site, (Path(file) if cell else self._start / file, line))
+        site = self._sites.get((file, line))
+        if site is None:
+            cell = _cell(file)
+            site = f"{cell or self._shown(file)}:{line}"
+            self._sites[file, line] = site
+            self._places.setdefault(site, (Path(file) if cell else self._start / file, line))
         return site
 
     def _shown(self, file: str) -> str:
@@ -115,6 +121,7 @@ def is_user_code(frame: FrameType) -> bool:
     return not _is_generated(frame) and not _is_installed(frame)
 
 
+@cache
 def is_library(module: str, file: str) -> bool:
     """Whether code of this module and file is Python's, torch's or another library's."""
     installed = file.startswith(_SKIPPED) or _in_library(file)
@@ -148,6 +155,7 @@ def top_package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__") or "").partition(".")[0]
 
 
+@cache
 def _path(module: str, file: str) -> str:
     """Where the module's file is below the folder that it is imported from."""
     path = file.replace(os.sep, "/")

@@ -52,7 +52,7 @@ class Arguments:
 def counts_runs(modules: Sequence[nn.Module]) -> bool:
     """Does a module in here keep running statistics, to which every replay adds?"""
     return any(
-        getattr(part, "track_running_stats", False) and part.training
+        vars(part).get("track_running_stats") and part.training
         for module in modules
         for part in module.modules()
     )
