@@ -29,6 +29,8 @@ _MOST_CALLS = 1_000_000
 # stretches between two of them take; a trace that is slower yet was slowed by something else.
 _SHORTEST = 40
 _CLOSE = 0.001
+# Of the steps of a trace, how many count at least.
+_FEWEST = 3
 # Of the saving: what memory and caches make of a change, which no trace shows. From the measured
 # cases of `docs/prediction.md`.
 _CHANGE = 0.1
@@ -69,7 +71,8 @@ class Prediction:
     """The step after a change, as a share of the step before.
 
     Attributes:
-        share: The median over the steps; above 1 where the change costs time.
+        share: The median over the faster half of the steps, which whatever else ran slowed least;
+            above 1 where the change costs time.
         doubts: What it could be off by to either side (95 %), as a share of the step before,
             by cause.
     """
@@ -126,7 +129,7 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
     share = _shares(base, edits, base.overhead)
     bare = _shares(base, free, base.overhead)
     as_recorded = _shares(base, edits, 0.0)
-    middle = float(np.median(share))
+    middle = _typical(share, base)
     saved = abs(1 - middle)
     work = base.facts.work
     kernels = max(1, len(base.facts.kernels.event))
@@ -135,11 +138,11 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
         share=middle,
         doubts={
             "replay": float(base.error),
-            "steps": middle_doubt(share),
+            "steps": middle_doubt(share[np.isfinite(share)]),
             "profiler": float(
-                np.hypot(np.median(as_recorded) - middle, base.unlike * saved),
+                np.hypot(_typical(as_recorded, base) - middle, base.unlike * saved),
             ),
-            "hooks": 0.5 * abs(float(np.median(bare)) - middle),
+            "hooks": 0.5 * abs(_typical(bare, base) - middle),
             "places": unevenness(base.facts) * saved,
             "unattributed": min(1.0, float(unknown)) * saved,
             "change": _CHANGE * saved,
@@ -156,12 +159,20 @@ def middle_doubt(values: Float64) -> float:
 
 
 def _shares(base: Base, edits: Sequence[Edit], overhead: float) -> Float64:
+    """Each step after the edits, as a share of itself before; not a number for an empty one."""
     before = base.steps
     if overhead != base.overhead:
         before = replay(base.graph, base.facts, join(base.marks), overhead)
     after = replay(base.graph, base.facts, join([*base.marks, *edits]), overhead)
-    usable = before > 0
-    return np.asarray(after[usable] / before[usable], np.float64)
+    shares: Float64 = np.full(len(before), np.nan)
+    return np.divide(after, before, out=shares, where=before > 0)
+
+
+def _typical(shares: Float64, base: Base) -> float:
+    """The median over the faster half of the steps."""
+    steps = np.flatnonzero(np.isfinite(shares))
+    steps = steps[np.argsort(base.steps[steps], kind="stable")]
+    return float(np.median(shares[steps[: max(_FEWEST, round(len(steps) / 2))]]))
 
 
 def _overhead(facts: Recompute, graph: Graph, marks: Sequence[Edit], timed_ns: float) -> float:
