@@ -8,8 +8,9 @@
 The model is built twice, before and after the change, and both are trained in turn in one
 process, a few steps of the one, a few of the other, many times over, so that what else the
 machine does falls on both alike. The truth is the median step after; how far it could be off is
-said beside it (bootstrap over the turns). The prediction sees one trace of the model before,
-recorded as ``recompute-scan run`` records it, and the times of that model's steps.
+said beside it (bootstrap over the turns). The prediction sees what ``recompute-scan run`` records
+of the model before: a few timed steps, and behind them a trace. What it makes of them, as a share,
+is applied to the median step before.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -47,15 +48,23 @@ from recompute_scan.trace import load
 
 WARMUP = 3
 LEAST_TURNS = 12
+TIMED = 10
 PROFILED = 10
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Step times of all turns, in ms: one row a turn, one column a step."""
+    """Step times in ms.
+
+    Attributes:
+        before: One a turn.
+        after: Likewise.
+        timed: Of the model before, in a row, right before its trace.
+    """
 
     before: list[float]
     after: list[float]
+    timed: list[float]
 
 
 def measure(case: Case, trace: Path, device: torch.device, seconds: float) -> Measured:
@@ -66,12 +75,14 @@ def measure(case: Case, trace: Path, device: torch.device, seconds: float) -> Me
     before, after = (build(case, asked, device) for asked in (case.before, case.after))
     warm = [_timed(step, kind, WARMUP)[-1] for step in (before, after)]
     turns = _agreed(max(LEAST_TURNS, round(1000 * seconds / (2 * sum(warm)))))
-    found = Measured([], [])
+    found = Measured([], [], [])
     for turn in range(turns):
         pair = ((before, found.before), (after, found.after))
         for step, times in pair if turn % 2 == 0 else reversed(pair):
             # The first step after the other model's finds the caches full of that.
             times.append(_timed(step, kind, 2)[1])
+    _timed(before, kind, WARMUP)
+    found.timed.extend(_timed(before, kind, TIMED))
     probe.begin()
     window = Window(lead=1, steps=PROFILED, device=kind, stacks=False)
     before()
@@ -123,8 +134,7 @@ def _rank(rank: int, case: Case, trace: Path, device: str, seconds: float, meeti
 
 
 def _write(trace: Path, found: Measured) -> None:
-    times = {"before": found.before, "after": found.after}
-    trace.with_suffix(".times.json").write_text(json.dumps(times))
+    trace.with_suffix(".times.json").write_text(json.dumps(asdict(found)))
 
 
 def record(case: Case, trace: Path, device: str, seconds: float) -> None:
@@ -165,18 +175,20 @@ class Row:
 
 def predict(case: Case, trace: Path) -> Row:
     """The prediction from the trace before the change, beside what was measured."""
-    times = json.loads(trace.with_suffix(".times.json").read_text())
-    before, after = np.array(times["before"]), np.array(times["after"])
+    found = Measured(**json.loads(trace.with_suffix(".times.json").read_text()))
+    before, after = np.array(found.before), np.array(found.after)
     middle = float(np.median(before))
     low, ratio, high = (middle * value for value in _median_of_ratios(after / before))
     facts = study(load(trace))
     keep = _kept(case)
-    cost = price(facts, before.tolist(), keep or keep_last)
+    cost = price(facts, found.timed, keep or keep_last)
     if cost is None or cost.bare_step_ms is None or cost.bare_low_ms is None:
         raise SystemExit(f"{case.name}: nothing was replayed in the trace")
     predicted = (cost.predicted_step_ms, cost.predicted_low_ms, cost.predicted_high_ms)
     if keep is None:
         predicted = (cost.bare_step_ms, cost.bare_low_ms, cost.bare_high_ms or np.inf)
+    scale = middle / cost.step_ms
+    predicted = (scale * predicted[0], scale * predicted[1], scale * predicted[2])
     error = (cost.replay_error_pct or 0.0) / 100
     return Row(case, middle, ratio, low, high, *predicted, error)
 

@@ -79,6 +79,20 @@ def test_timed_steps_are_the_base_where_there_are_some() -> None:
     assert sum(dataclasses.astuple(cost.breakdown)) == pytest.approx(30.0)
 
 
+def test_steps_that_something_else_slowed_down_do_not_count() -> None:
+    """Five of nine, each in its own place: the median step is a slow one."""
+    quick = [checkpointed_step(number, replays=TWICE) for number in range(4)]
+    slow = []
+    for number in range(4, 9):
+        whole = checkpointed_step(number, replays=TWICE)
+        before, after = whole.inside[: number - 3], whole.inside[number - 3 :]
+        slow.append(dataclasses.replace(whole, inside=(*before, wait(400), *after)))
+    share = [cost.predicted_step_ms / cost.step_ms for cost in (cost_of(*quick), cost_of(*slow))]
+    mixed = cost_of(*slow, *quick)
+    assert share[0] < share[1] - 0.05
+    assert mixed.predicted_step_ms / mixed.step_ms == pytest.approx(share[0], abs=0.01)
+
+
 def test_without_a_complete_step_there_is_no_price() -> None:
     assert price(studied(thread(step(0, *run(0)))), (10.0,)) is None
 
