@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+import recompute_scan as rs
 from recompute_scan.callbacks import HuggingFaceCallback
 from tests.callbacks.counted import Counter
 from tests.record.residue import left_behind
@@ -24,7 +24,7 @@ from tests.record.residue import left_behind
 # What the frameworks warn of is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PLAN = {"steps": 1, "warmup": 2, "timing_steps": 0}
+PLAN: dict[str, Any] = {"steps": 1, "warmup": 2, "timing_steps": 0}
 
 
 def model() -> Any:
@@ -128,14 +128,29 @@ def test_a_training_that_fails_is_followed_by_another(tmp_path: Path) -> None:
     assert left_behind() == set()
 
 
+def test_a_trainer_that_never_trains_is_in_nobodys_way(tmp_path: Path) -> None:
+    idle = HuggingFaceCallback(**PLAN)
+    trainer(tmp_path, idle, model())
+    assert left_behind()  # it watches for the lines that switch checkpointing on
+    with rs.record(**PLAN) as recording:
+        layer = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        while not recording.done:
+            layer(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            recording.step()
+    assert recording.scan.verdict == "none"
+    assert left_behind() == set()
+    crash = idle.scan.result.crash
+    assert crash is not None
+    assert "did not say that it ended" in (crash.traceback or "")
+
+
 def test_the_weights_are_the_same_with_it(tmp_path: Path) -> None:
-    def weights(use: Callable[[Trainer], None]) -> list[torch.Tensor]:
+    def weights(*callbacks: HuggingFaceCallback) -> list[torch.Tensor]:
         made = model()
-        training = trainer(tmp_path, HuggingFaceCallback(**PLAN), made)
-        use(training)
-        training.train()
+        Trainer(made, arguments(tmp_path), train_dataset=data(), callbacks=list(callbacks)).train()
         return list(made.parameters())
 
-    watched = weights(lambda training: None)
-    plain = weights(lambda training: training.remove_callback(HuggingFaceCallback))
+    watched, plain = weights(HuggingFaceCallback(**PLAN)), weights()
     assert all(torch.equal(one, other) for one, other in zip(watched, plain, strict=True))

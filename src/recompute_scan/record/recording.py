@@ -98,6 +98,7 @@ class Recording:
         self._plan = plan
         self._device = device
         self._folder = folder
+        self._gives_way = False
         self._home: _Home | None = None
         self._live: _Live | None = None
         self._unwritten: UsageError | None = None
@@ -115,6 +116,11 @@ class Recording:
         traceback: TracebackType | None,
     ) -> None:
         self.end(error)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it has begun and records, or may still have to wait for other ranks."""
+        return self._live is not None
 
     @property
     def done(self) -> bool:
@@ -142,14 +148,20 @@ class Recording:
             self._scan = self._analysed(self.info, self._home)
         return self._scan
 
-    def begin(self) -> None:
+    def begin(self, *, gives_way: bool = False) -> None:
         """Begin to watch, as entering the block does. The model is best made after this.
+
+        Args:
+            gives_way: Whether the next recording may end this one: for whoever may never hear that
+                the training has failed, or that there was none.
 
         Raises:
             UsageError: This process is being recorded already (``E230``), or the folder cannot
                 be written (``E206``).
         """
         global _current
+        if _current is not None and _current._gives_way:
+            _current.end(RuntimeError("the training did not say that it ended"))
         if _current is not None or _step.on_step is not None:
             who = "recompute-scan run" if _current is None else "another recording"
             raise UsageError(
@@ -161,6 +173,7 @@ class Recording:
         home = _Home(self._folder)
         prepare(home.path)
         self._home, self._scan, self._unwritten, self.info = home, None, None, None
+        self._gives_way = gives_way
         probe, counter = Probe(Path.cwd()), StepCounter()
         recorder = Recorder(
             self._plan,
