@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from recompute_scan.cost.edits import join
 from recompute_scan.cost.hooks import TYPICAL
 from recompute_scan.cost.removal import removal
+from recompute_scan.cost.surroundings import surroundings
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.trace import load
 
@@ -112,8 +113,8 @@ def recorded(step: Callable[[], None], trace: Path) -> Recompute:
 def left(facts: Recompute) -> Counter[str]:
     """Calls inside the replays, by name, without what goes with the inner checkpoint."""
     calls = facts.calls
-    begin, end = facts.steps[0].start, facts.steps[-1].end
-    edits = join(removal(facts, lambda kinds: kinds[0], TYPICAL, begin, end))
+    around = surroundings(facts, facts.steps[0].start, facts.steps[-1].end)
+    edits = join(removal(around, lambda kinds: kinds[0], TYPICAL))
     lost = edits.removed(calls.thread, calls.start)
     return Counter(
         calls.names[calls.name[inner]]

@@ -9,7 +9,8 @@ from recompute_scan.annotations import MARKING
 from recompute_scan.cost.edits import Edit, join
 from recompute_scan.cost.hooks import Hooks, saved_tensors
 from recompute_scan.cost.predict import predict, prepare
-from recompute_scan.cost.removal import markings, removal
+from recompute_scan.cost.removal import removal
+from recompute_scan.cost.surroundings import markings, surroundings
 from recompute_scan.recompute.facts import Recompute
 from tests.recompute.training import gradients, marked_step, run, training_step
 from tests.trace_builder import annotation, op, studied, thread, wait
@@ -19,8 +20,8 @@ NO_HOOKS = Hooks(0.0, 0.0, 0.0, 0.0, 0.0)
 
 def gone(facts: Recompute, place: int | None) -> list[Edit]:
     keep = None if place is None else lambda checkpoints: checkpoints[place]
-    begin, end = facts.steps[0].start, facts.steps[-1].end
-    return [edit for edit in removal(facts, keep, NO_HOOKS, begin, end) if edit.gone]
+    around = surroundings(facts, facts.steps[0].start, facts.steps[-1].end)
+    return [edit for edit in removal(around, keep, NO_HOOKS) if edit.gone]
 
 
 def starts_inside(facts: Recompute, edits: list[Edit], replay: int) -> int:

@@ -16,9 +16,10 @@ from recompute_scan.cost.edits import Edit, join
 from recompute_scan.cost.graph import Graph, build_graph
 from recompute_scan.cost.hooks import TYPICAL, Hooks, scaled
 from recompute_scan.cost.phases import Float64
-from recompute_scan.cost.removal import markings, removal
+from recompute_scan.cost.removal import removal
 from recompute_scan.cost.replay import replay, replay_unchanged
 from recompute_scan.cost.runs import Keep, unevenness
+from recompute_scan.cost.surroundings import Surroundings, markings, surroundings
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute.facts import Recompute
 
@@ -46,8 +47,7 @@ class Base:
     Attributes:
         facts: What is known of the trace.
         graph: The steps.
-        begin: Start of the first of them, ns.
-        end: End of the last.
+        around: What a removal from them asks of the trace.
         marks: The run wrapper's own time.
         overhead: What the profiler costs at each beginning or end of a call, ns.
         steps: Each step as replayed without that and without the marks, ns.
@@ -57,8 +57,7 @@ class Base:
 
     facts: Recompute
     graph: Graph
-    begin: int
-    end: int
+    around: Surroundings
     marks: tuple[Edit, ...]
     overhead: float
     steps: Float64
@@ -106,8 +105,7 @@ def prepare(facts: Recompute, timed_ns: float | None) -> Base | None:
     return Base(
         facts=facts,
         graph=graph,
-        begin=spans[0].start,
-        end=spans[-1].end,
+        around=surroundings(facts, spans[0].start, spans[-1].end),
         marks=marks,
         overhead=overhead,
         steps=steps,
@@ -124,8 +122,8 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
         keep: Of the checkpoints round a block, the one that stays; ``None``: none stays.
         hooks: What a saved tensor costs.
     """
-    edits = removal(base.facts, keep, hooks, base.begin, base.end)
-    free = removal(base.facts, keep, scaled(hooks, 0.0), base.begin, base.end)
+    edits = removal(base.around, keep, hooks)
+    free = removal(base.around, keep, scaled(hooks, 0.0))
     share = _shares(base, edits, base.overhead)
     bare = _shares(base, free, base.overhead)
     as_recorded = _shares(base, edits, 0.0)

@@ -22,90 +22,51 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recompute_scan.annotations import EARLY_STOP_OFF, MARKING, SELECTIVE
+from recompute_scan.annotations import EARLY_STOP_OFF, SELECTIVE
 from recompute_scan.cost.edits import Edit
-from recompute_scan.cost.entries import Entries, typical_gap
-from recompute_scan.cost.hooks import Hooks, saved_tensors, stopped_at
-from recompute_scan.cost.moments import Moments
-from recompute_scan.cost.runs import Keep, Stretch, find_stretches, with_gradients
-from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.facts import Recompute
-from recompute_scan.recompute.structure import Role, root_engines
+from recompute_scan.cost.hooks import Hooks, stopped_at
+from recompute_scan.cost.runs import Keep, Stretch, with_gradients
+from recompute_scan.cost.surroundings import Surroundings
+from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Checkpoint
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.trace.columns import Int64
 
 # Of a replay, what ending it by an exception takes at most.
 _MOST_STOP = 0.25
 
 
-def markings(facts: Recompute) -> list[Edit]:
-    """The time that the run wrapper itself took to name checkpoints: never part of a step."""
-    calls = facts.calls
-    rows = np.flatnonzero(_named(facts, frozenset({MARKING})))
-    return [
-        Edit(int(calls.thread[row]), int(calls.start[row]), int(calls.end[row]), gone=True)
-        for row in rows
-    ]
-
-
-def removal(facts: Recompute, keep: Keep | None, hooks: Hooks, begin: int, end: int) -> list[Edit]:
+def removal(around: Surroundings, keep: Keep | None, hooks: Hooks) -> list[Edit]:
     """The edits that leave one checkpoint round each block, or none.
 
     Args:
-        facts: What ran again.
+        around: What ran again, in the steps that matter; others have no edits.
         keep: Of the checkpoints round a block, the one that stays; where that is ``None`` every
             checkpoint goes. Where the checkpoints are not known the last run stays.
         hooks: What autograd and a non-reentrant checkpoint take for what they save.
-        begin: Start of the steps that matter, ns; edits elsewhere are less exact.
-        end: Their end.
     """
-    here = (facts.calls.start < end) & (facts.calls.end > begin)
-    return list(_Removal(facts, keep, hooks, here).edits())
+    return list(_Removal(around, keep, hooks).edits())
 
 
 class _Removal:
-    def __init__(self, facts: Recompute, keep: Keep | None, hooks: Hooks, here: Bool) -> None:
-        self._facts = facts
+    def __init__(self, around: Surroundings, keep: Keep | None, hooks: Hooks) -> None:
+        self._around = around
+        self._facts = around.facts
         self._keep = keep
         self._hooks = hooks
-        self._saved = saved_tensors(facts.calls)
-        calls, role = facts.calls, facts.structure.role
-        replayed = np.zeros(len(calls), np.bool_)
-        for replay in facts.alignment.replays:
-            replayed[replay.again] = True
-        self._replayed = replayed
-        above = np.maximum(calls.parent, 0)
-        node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
-        self._checkpoint_node = _named(facts, words.CHECKPOINT_NODES)
-        work = replayed | np.isin(role, (Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD))
-        self._marking = _named(facts, frozenset({MARKING}))
-        ranges = (role == Role.RANGE) & ~self._marking
-        ranges &= ~self._checkpoint_node
-        # What the time between operators can begin behind, and what it can end before.
-        self._behind = Moments(
-            calls.thread,
-            (
-                (here & (work | ranges), calls.end),
-                (here & (node | self._checkpoint_node), calls.start),
-            ),
-        )
-        self._before = Moments(calls.thread, ((here & work, calls.start),))
-        done = here & (work | ranges | (role == Role.PLUMBING))
-        operators = here & (replayed | (role == Role.FORWARD))
-        self._entries = Entries(facts, done, operators)
-        self._gap = typical_gap(facts, root_engines(calls, facts.structure))
-        self._staying = np.zeros(len(calls) + 1, np.int32)
+        self._staying = np.zeros(len(around.facts.calls) + 1, np.int32)
 
     def edits(self) -> Iterator[Edit]:
-        stretches = find_stretches(self._facts)
+        stretches = self._around.stretches
         goes = [self._goes(stretch) for stretch in stretches]
-        staying = self._replayed.copy()
+        staying = self._around.replayed.copy()
         for stretch, going in zip(stretches, goes, strict=True):
             if going:
                 staying[self._rows(stretch)] = False
         np.cumsum(staying, out=self._staying[1:])
         changed: set[int] = set()
         for stretch, going in zip(stretches, goes, strict=True):
+            if not self._is_here(stretch):
+                continue
             if not going:
                 if stretch.runs > 1:
                     yield from self._changed_replay(stretch)
@@ -116,6 +77,10 @@ class _Removal:
             if first not in changed:
                 changed.add(first)
                 yield from self._changed_forward(stretch)
+
+    def _is_here(self, stretch: Stretch) -> bool:
+        rows, first = self._rows(stretch), self._originals(stretch)
+        return bool(self._around.here[[rows[0], rows[-1], first[0], first[-1]]].any())
 
     # -- what goes ---------------------------------------------------------------------------
 
@@ -144,15 +109,15 @@ class _Removal:
         start, end = int(calls.start[rows[0]]), int(calls.end[rows[-1]])
         if stretch.first == 0:
             begin = min(start, int(calls.start[outer]))
-            start, _ = self._behind.last(thread, begin, otherwise=begin)
-            add = self._gap
+            start, _ = self._around.behind.last(thread, begin, otherwise=begin)
+            add = self._around.gap
         if stretch.stop < len(again):
             end = int(calls.start[again[stretch.stop]])
         else:
             end = max(end, int(calls.end[outer]))
-            moment, row = self._before.next(thread, end, otherwise=end)
+            moment, row = self._around.before.next(thread, end, otherwise=end)
             # Up to another replay: that one's own preparation.
-            if row >= 0 and not self._replayed[row]:
+            if row >= 0 and not self._around.replayed[row]:
                 end = moment
         return Edit(thread, start, end, gone=True, add=add + self._moved(stretch))
 
@@ -163,7 +128,7 @@ class _Removal:
         if not known or stretch.checkpoints[stretch.run].variant != "reentrant":
             return
         node = int(calls.parent[rows[0]])
-        while node >= 0 and not self._checkpoint_node[node]:
+        while node >= 0 and not self._around.checkpoint_node[node]:
             node = int(calls.parent[node])
         if node < 0:
             return
@@ -183,7 +148,7 @@ class _Removal:
         recorded_first = with_gradients(self._facts, self._originals(stretch))
         if kept is None or kept.variant != "non-reentrant" or recorded_first:
             return 0.0
-        marks = self._entries.marks_round(int(rows[0]))
+        marks = self._around.entries.marks_round(int(rows[0]))
         if not marks or not with_gradients(self._facts, rows):
             return 0.0
         mark = marks[0]
@@ -191,7 +156,7 @@ class _Removal:
         if parent < 0 or self._facts.structure.role[parent] != Role.RANGE:
             return 0.0
         inside = np.arange(parent + 1, mark)
-        ours = inside[self._marking[inside]]
+        ours = inside[self._around.marking[inside]]
         return float(calls.start[mark] - calls.start[parent] - calls.duration[ours].sum())
 
     def _range_of(self, rows: Int64) -> int:
@@ -199,7 +164,7 @@ class _Removal:
         calls, role = self._facts.calls, self._facts.structure.role
         found = int(rows[0])
         row = int(calls.parent[found])
-        while row >= 0 and role[row] == Role.RANGE and not self._checkpoint_node[row]:
+        while row >= 0 and role[row] == Role.RANGE and not self._around.checkpoint_node[row]:
             stop = row + int(calls.size[row]) + 1
             if calls.end[row] < calls.end[rows[-1]] or self._staying[stop] > self._staying[row]:
                 break
@@ -212,7 +177,7 @@ class _Removal:
         """The first run of operators whose checkpoint goes."""
         rows, hooks = self._originals(stretch), self._hooks
         kept, before = self._kept(stretch), _innermost(stretch)
-        saved = int(self._saved[rows].sum())
+        saved = int(self._around.saved[rows].sum())
         recorded = with_gradients(self._facts, rows)
         was = recorded and before == "non-reentrant"
         known = bool(stretch.checkpoints)
@@ -224,7 +189,7 @@ class _Removal:
         if self._keep is None and before == "non-reentrant":
             add -= hooks.unpack_ns * saved
         yield self._changed(rows, add)
-        yield from self._entries.gone(stretch.checkpoints, kept, rows)
+        yield from self._around.entries.gone(stretch.checkpoints, kept, rows)
 
     def _changed_replay(self, stretch: Stretch) -> Iterator[Edit]:
         """A run again that stays where another goes."""
@@ -232,7 +197,7 @@ class _Removal:
         kept, before = self._kept(stretch), _innermost(stretch)
         if kept is None:
             return
-        saved = int(self._saved[rows].sum())
+        saved = int(self._around.saved[rows].sum())
         recorded = with_gradients(self._facts, rows)
         was = recorded and before == "non-reentrant"
         will = kept.variant == "non-reentrant"
@@ -241,7 +206,7 @@ class _Removal:
         if not recorded:
             add += hooks.gradient_ns * saved
         yield self._changed(rows, add)
-        yield from self._entries.gone(stretch.checkpoints, kept, rows)
+        yield from self._around.entries.gone(stretch.checkpoints, kept, rows)
         yield from self._stopped(stretch, kept)
 
     def _stopped(self, stretch: Stretch, kept: Checkpoint) -> Iterator[Edit]:
@@ -280,8 +245,3 @@ class _Removal:
 
 def _innermost(stretch: Stretch) -> str | None:
     return stretch.checkpoints[-1].variant if stretch.checkpoints else None
-
-
-def _named(facts: Recompute, names: frozenset[str]) -> Bool:
-    known = np.array([name in names for name in facts.calls.names], np.bool_)
-    return known[facts.calls.name]

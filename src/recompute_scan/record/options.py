@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
@@ -52,7 +53,15 @@ class Arguments:
 def counts_runs(modules: Sequence[nn.Module]) -> bool:
     """Does a module in here keep running statistics, to which every replay adds?"""
     return any(
-        vars(part).get("track_running_stats") and part.training
+        part.training and _has_running_statistics(part)
         for module in modules
         for part in module.modules()
     )
+
+
+def _has_running_statistics(module: nn.Module) -> bool:
+    name = "track_running_stats"
+    if isinstance(module, torch.jit.ScriptModule):  # keeps its attributes out of Python's reach
+        return bool(getattr(module, name, False))
+    # Asking a module for what it lacks makes it look through three dictionaries, and raise.
+    return bool(vars(module).get(name))
