@@ -48,6 +48,7 @@ class Anchors:
         rows = np.flatnonzero(numbered & outside & ((structure.role == Role.FORWARD) | functions))
         self._outer_rows = rows[np.argsort(structure.number[rows], kind="stable")]
         self._outer_numbers = structure.number[self._outer_rows]
+        self._asker: dict[int, int | None] = {}
         self.backwards = self._count_backwards(structure.rows(Role.BACKWARD))
         self._run_ends, self._run_over = self._descents()
 
@@ -57,6 +58,13 @@ class Anchors:
 
     def find(self, engine: int) -> Anchor | None:
         """Where the replays of an engine range are expected to end, and to begin if known."""
+        if engine not in self._asker:
+            self._asker[engine] = self._find_asker(engine)
+        row = self._asker[engine]
+        return None if row is None else self._place(row, engine)
+
+    def _find_asker(self, engine: int) -> int | None:
+        """Row of the operator, or of the checkpoint function, whose node this engine range runs."""
         calls, structure = self._calls, self._structure
         number = int(structure.number[engine])
         if number < 0:
@@ -65,11 +73,12 @@ class Anchors:
         if enclosing >= 0:
             first, last = enclosing + 1, enclosing + 1 + int(calls.size[enclosing])
             rows = np.arange(first, last)
+            role = structure.role[first:last]
             inside = rows[
                 (structure.engine[rows] == enclosing)
                 & (structure.number[rows] >= 0)
                 & (structure.number[rows] <= number)
-                & np.isin(structure.role[rows], (Role.CANDIDATE, Role.RANGE))
+                & ((role == Role.CANDIDATE) | (role == Role.RANGE))
                 & (calls.start[rows] < calls.start[engine])
             ]
             # The nodes of a nested backward belong to the replay that started it, no other.
@@ -77,9 +86,9 @@ class Anchors:
                 return None
             # What makes no node bears the number of the next that does: the last one is it.
             last = np.flatnonzero(structure.number[inside] == structure.number[inside].max())[-1]
-            return self._place(int(inside[last]), engine)
+            return int(inside[last])
         at = int(np.searchsorted(self._outer_numbers, number, side="right")) - 1
-        return self._place(int(self._outer_rows[at]), engine) if at >= 0 else None
+        return int(self._outer_rows[at]) if at >= 0 else None
 
     def still_open(self, place: int, engine: int) -> int:
         """The first place of the graph that ``place`` belongs to, as far as that can be told.

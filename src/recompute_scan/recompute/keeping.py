@@ -26,9 +26,10 @@ class Keeping:
         detach = np.array([name == words.DETACH for name in calls.names], np.bool_)[calls.name]
         self._before = np.concatenate(([0], np.cumsum(detach, dtype=np.int32)))
         self._size = calls.size
-        self._code = code
-        kept = [replay.again[self._detaches(replay.again)] for replay in replays]
-        self._saving = np.unique(code[np.concatenate([*kept, np.zeros(0, np.int64)])])
+        again = np.concatenate([*(replay.again for replay in replays), np.zeros(0, np.int64)])
+        codes = code[again]
+        self._saving = np.zeros(len(calls), np.bool_)
+        self._saving[again] = np.isin(codes, codes[self._detaches(again)])
 
     def forgotten(self, replay: Replay, places: Int64, later: Bool) -> int | None:
         """The last place that a replay gave up for good, ``None`` for none.
@@ -40,7 +41,7 @@ class Keeping:
             places: Places of its operators in the forward pass.
             later: For each place: was it replayed after this one?
         """
-        saving = np.isin(self._code[replay.again], self._saving)
+        saving = self._saving[replay.again]
         lost = np.flatnonzero(saving & ~self._detaches(replay.again) & ~later[places])
         if not len(lost):
             return None
