@@ -78,7 +78,7 @@ def test_the_time_of_naming_checkpoints_is_no_part_of_a_step() -> None:
             thread(training_step(0, marking, *forward, *gradients(forward, [*run(50), *run(60)])))
         )
 
-    short, long = prepare(step(10), None), prepare(step(400), None)
+    short, long = (prepare(step(rows), np.zeros(0)) for rows in (10, 400))
     assert short is not None
     assert long is not None
     assert len(markings(long.facts)) == 1

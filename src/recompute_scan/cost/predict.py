@@ -1,8 +1,9 @@
 """The steps of a trace after a change, and how far that could be off.
 
 The profiler slows the host: for every beginning and end of a call, and so more where operators
-are small. How much is found by replaying the steps with ever more of it taken off, until they
-take as long as those timed without it; only then is anything taken out.
+are small. How much, the steps that were timed without it tell, as far as the machine was as fast
+then; beside them stands what it usually takes of the shortest stretches in a trace. The two are
+weighed by how sure they are, and taken off before anything is taken out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ _MOST_CALLS = 1_000_000
 # The profiler can take no longer at a beginning or end of a call than this share of the shortest
 # stretches between two of them take; a trace that is slower yet was slowed by something else.
 _SHORTEST = 40
-_CLOSE = 0.001
+# Of that time, what it usually takes, and the standard deviation of that; and by how much of a step
+# the machine's speed can differ between timing and profiling. From the recordings of
+# `docs/prediction.md`.
+_USUAL = 0.85
+_SPREAD = 0.15
+_DRIFT = 0.1
 # Of the steps of a trace, how many count at least.
 _FEWEST = 3
 # Of the saving: what memory and caches make of a change, which no trace shows. From the measured
@@ -85,12 +91,12 @@ class Prediction:
         return float(np.sqrt(sum(value**2 for value in self.doubts.values())))
 
 
-def prepare(facts: Recompute, timed_ns: float | None) -> Base | None:
+def prepare(facts: Recompute, timed: Float64) -> Base | None:
     """The complete steps of a trace; ``None`` where there are none.
 
     Args:
         facts: What is known of the trace.
-        timed_ns: The median step without the profiler, where one was timed.
+        timed: Steps without the profiler, ns; empty where none was timed.
     """
     spans = _chosen(facts)
     if not spans:
@@ -100,7 +106,7 @@ def prepare(facts: Recompute, timed_ns: float | None) -> Base | None:
     if not whole.sum() or not graph.measured.sum():
         return None
     marks = tuple(markings(facts))
-    overhead = _overhead(facts, graph, marks, timed_ns) if timed_ns else 0.0
+    overhead = _overhead(facts, graph, marks, timed) if len(timed) else 0.0
     steps = replay(graph, facts, join(marks), overhead)
     return Base(
         facts=facts,
@@ -109,7 +115,7 @@ def prepare(facts: Recompute, timed_ns: float | None) -> Base | None:
         marks=marks,
         overhead=overhead,
         steps=steps,
-        unlike=abs(float(np.median(steps)) / timed_ns - 1) if timed_ns else 0.0,
+        unlike=abs(float(np.median(steps) / np.median(timed)) - 1) if len(timed) else 0.0,
         error=float(abs(whole.sum() / graph.measured.sum() - 1)),
     )
 
@@ -173,32 +179,23 @@ def _typical(shares: Float64, base: Base) -> float:
     return float(np.median(shares[steps[: max(_FEWEST, round(len(steps) / 2))]]))
 
 
-def _overhead(facts: Recompute, graph: Graph, marks: Sequence[Edit], timed_ns: float) -> float:
-    """With which overhead the replayed steps take as long as the timed ones; see the module."""
+def _overhead(facts: Recompute, graph: Graph, marks: Sequence[Edit], timed: Float64) -> float:
+    """What the profiler takes at each beginning or end of a call, ns; see the module."""
     edits = join(marks)
-
-    def median(overhead: float) -> float:
-        return float(np.median(replay(graph, facts, edits, overhead)))
-
-    lengths = np.concatenate([thread.usual for thread in graph.threads])
-    low, high = 0.0, float(np.percentile(lengths, _SHORTEST))
-    most, least = median(low), median(high)
-    if most <= timed_ns:
-        return low
-    if least >= timed_ns:
-        return high
-    while most - least > _CLOSE * timed_ns:
-        # Halving alone is slow, and a straight line alone gets stuck on one side.
-        line = low + (high - low) * (most - timed_ns) / (most - least)
-        tried = 0.5 * (line + 0.5 * (low + high))
-        found = median(tried)
-        if found > timed_ns:
-            low, most = tried, found
-        else:
-            high, least = tried, found
-        if high - low < 1.0:
-            break
-    return 0.5 * (low + high)
+    most = float(np.percentile(np.concatenate([t.usual for t in graph.threads]), _SHORTEST))
+    slow, fast = (replay(graph, facts, edits, overhead) for overhead in (0.0, most))
+    # Time of a step for each ns of it.
+    slope = float(np.median(slow) - np.median(fast)) / most if most else 0.0
+    if slope <= 0:
+        return 0.0
+    found = float(np.median(slow) - np.median(timed)) / slope
+    drift = _DRIFT * float(np.median(timed))
+    unsure = (
+        float(np.hypot(np.hypot(middle_doubt(slow), middle_doubt(timed)) / 1.96, drift)) / slope
+    )
+    spread = _SPREAD * most
+    weight = spread**2 / (spread**2 + unsure**2)
+    return min(most, max(0.0, weight * found + (1 - weight) * _USUAL * most))
 
 
 def _chosen(facts: Recompute) -> list[StepSpan]:

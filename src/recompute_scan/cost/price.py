@@ -43,7 +43,7 @@ def price(facts: Recompute, timed_steps_ms: Sequence[float], keep: Keep = keep_l
         keep: Of the checkpoints round a block, outermost first, the one that the fix leaves.
     """
     timed = np.array(timed_steps_ms, np.float64)
-    base = prepare(facts, float(np.median(timed)) * _NS_PER_MS if len(timed) else None)
+    base = prepare(facts, timed * _NS_PER_MS)
     if base is None:
         return None
     on_gpu = busy_share(facts) >= GPU_LIMITS
