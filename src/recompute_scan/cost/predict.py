@@ -30,12 +30,12 @@ _MOST_CALLS = 1_000_000
 # The profiler can take no longer at a beginning or end of a call than this share of the shortest
 # stretches between two of them take; a trace that is slower yet was slowed by something else.
 _SHORTEST = 40
-# Of that time, what it usually takes, and the standard deviation of that; and by how much of a step
-# the machine's speed can differ between timing and profiling. From the recordings of
+# Of that time, what it usually takes, and the standard deviation of that, from the recordings of
 # `docs/prediction.md`.
 _USUAL = 0.85
 _SPREAD = 0.15
-_DRIFT = 0.1
+# By how much of a step the speed of a steady machine can differ between timing and profiling.
+_DRIFT = 0.02
 # Of the steps of a trace, how many count at least.
 _FEWEST = 3
 # Of the saving: what memory and caches make of a change, which no trace shows. From the measured
@@ -158,8 +158,12 @@ def middle_doubt(values: Float64) -> float:
     """Half the width of a 95 % interval round the median of these values; 0 for a single one."""
     if len(values) < 2:
         return 0.0
-    deviation = _DEVIATION * float(np.median(np.abs(values - np.median(values))))
-    return _MEDIAN_95 * deviation / float(np.sqrt(len(values)))
+    return _MEDIAN_95 * _deviation(values) / float(np.sqrt(len(values)))
+
+
+def _deviation(values: Float64) -> float:
+    """Standard deviation, whatever single values do."""
+    return _DEVIATION * float(np.median(np.abs(values - np.median(values))))
 
 
 def _shares(base: Base, edits: Sequence[Edit], overhead: float) -> Float64:
