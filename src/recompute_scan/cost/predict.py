@@ -38,6 +38,10 @@ _SPREAD = 0.15
 _DRIFT = 0.02
 # Of the steps of a trace, how many count at least.
 _FEWEST = 3
+# A trace of the machine, at its full speed, on which `TYPICAL` was measured has a fifth of those
+# stretches below this, in ns: all but nothing happens in them, so they tell how fast a host is.
+_PACE_NS = 235.0
+_PACES = 0.7, 2.0
 # Of the saving: what memory and caches make of a change, which no trace shows. From the measured
 # cases of `docs/prediction.md`.
 _CHANGE = 0.1
@@ -56,6 +60,7 @@ class Base:
         around: What a removal from them asks of the trace.
         marks: The run wrapper's own time.
         overhead: What the profiler costs at each beginning or end of a call, ns.
+        pace: How much longer the host takes than the one whose times are assumed.
         steps: Each step as replayed without that and without the marks, ns.
         unlike: How far these are from the timed ones, as a share of them; 0 where none was timed.
         error: How far the unchanged replay is from the trace, as a share of it.
@@ -66,6 +71,7 @@ class Base:
     around: Surroundings
     marks: tuple[Edit, ...]
     overhead: float
+    pace: float
     steps: Float64
     unlike: float
     error: float
@@ -114,6 +120,7 @@ def prepare(facts: Recompute, timed: Float64) -> Base | None:
         around=surroundings(facts, spans[0].start, spans[-1].end),
         marks=marks,
         overhead=overhead,
+        pace=float(np.clip(np.percentile(_stretches(graph), 20) / _PACE_NS, *_PACES)),
         steps=steps,
         unlike=abs(float(np.median(steps) / np.median(timed)) - 1) if len(timed) else 0.0,
         error=float(abs(whole.sum() / graph.measured.sum() - 1)),
@@ -126,8 +133,9 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
     Args:
         base: The steps before.
         keep: Of the checkpoints round a block, the one that stays; ``None``: none stays.
-        hooks: What a saved tensor costs.
+        hooks: What a saved tensor costs at the usual pace.
     """
+    hooks = scaled(hooks, base.pace)
     edits = removal(base.around, keep, hooks)
     free = removal(base.around, keep, scaled(hooks, 0.0))
     share = _shares(base, edits, base.overhead)
@@ -186,7 +194,7 @@ def _typical(shares: Float64, base: Base) -> float:
 def _overhead(facts: Recompute, graph: Graph, marks: Sequence[Edit], timed: Float64) -> float:
     """What the profiler takes at each beginning or end of a call, ns; see the module."""
     edits = join(marks)
-    most = float(np.percentile(np.concatenate([t.usual for t in graph.threads]), _SHORTEST))
+    most = float(np.percentile(_stretches(graph), _SHORTEST))
     slow, fast = (replay(graph, facts, edits, overhead) for overhead in (0.0, most))
     # Time of a step for each ns of it.
     slope = float(np.median(slow) - np.median(fast)) / most if most else 0.0
@@ -200,6 +208,11 @@ def _overhead(facts: Recompute, graph: Graph, marks: Sequence[Edit], timed: Floa
     spread = _SPREAD * most
     weight = spread**2 / (spread**2 + unsure**2)
     return min(most, max(0.0, weight * found + (1 - weight) * _USUAL * most))
+
+
+def _stretches(graph: Graph) -> Float64:
+    """What the stretches between two beginnings or ends of calls usually take, ns."""
+    return np.concatenate([thread.usual for thread in graph.threads])
 
 
 def _chosen(facts: Recompute) -> list[StepSpan]:
