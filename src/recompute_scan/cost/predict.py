@@ -201,10 +201,9 @@ def _overhead(facts: Recompute, graph: Graph, marks: Sequence[Edit], timed: Floa
     if slope <= 0:
         return 0.0
     found = float(np.median(slow) - np.median(timed)) / slope
-    drift = _DRIFT * float(np.median(timed))
-    unsure = (
-        float(np.hypot(np.hypot(middle_doubt(slow), middle_doubt(timed)) / 1.96, drift)) / slope
-    )
+    # Steps in a row vary together, so that many of them are no surer than one.
+    doubts = (_deviation(slow), _deviation(timed), _DRIFT * float(np.median(timed)))
+    unsure = float(np.linalg.norm(doubts)) / slope
     spread = _SPREAD * most
     weight = spread**2 / (spread**2 + unsure**2)
     return min(most, max(0.0, weight * found + (1 - weight) * _USUAL * most))
