@@ -117,7 +117,7 @@ class Watchdog:
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
         with suppress(OSError, ValueError, RuntimeError):
-            self._file = (self._folder / stacks_text_name(ranks.rank)).open("w")
+            self._file = (self._folder / stacks_text_name(ranks.rank)).open("a")
             faulthandler.register(signal.SIGTERM, file=self._file, all_threads=True, chain=True)
 
     def _watch(self) -> None:
