@@ -81,8 +81,10 @@ def test_timed_steps_are_the_base_where_there_are_some() -> None:
     traced = cost_of(checkpointed_step(0, replays=TWICE))
     cost = cost_of(checkpointed_step(0, replays=TWICE), timed=(50.0, 10.0, 20.0, 30.0, 40.0))
     assert (cost.step_source, cost.step_ms) == ("timed", 30.0)
-    # The profiler's time, which the trace alone does not tell, makes a small difference.
+    # They vary: something is taken off for the profiler, which the trace alone does not tell.
     assert cost.saving_pct == pytest.approx(traced.saving_pct, abs=1.0)
+    steady = cost_of(checkpointed_step(0, replays=TWICE), timed=(1.2 * traced.step_ms,) * 5)
+    assert steady.saving_pct == pytest.approx(traced.saving_pct)
     assert cost.predicted_step_ms == pytest.approx(30.0 * (1 - cost.saving_pct / 100))
     assert cost.predicted_low_ms < cost.predicted_step_ms < cost.predicted_high_ms
     assert sum(dataclasses.astuple(cost.breakdown)) == pytest.approx(30.0)
@@ -113,10 +115,10 @@ def hurried(number: int, profiler_us: float) -> Call:
 def test_timed_steps_tell_what_the_profiler_takes() -> None:
     steps = [hurried(number, profiler_us=1.0) for number in range(8)]
     recorded = studied(thread(*steps))
-    trace_ms = np.median([s.end - s.start for s in recorded.steps]) / 1e6
+    trace_ns = float(np.median([s.end - s.start for s in recorded.steps]))
     taken = []
     for share in (0.4, 0.6, 0.8):
-        base = prepare(recorded, np.full(10, share * trace_ms * 1e6))
+        base = prepare(recorded, np.full(10, share * trace_ns))
         assert base is not None
         taken.append(base.overhead)
     assert taken[0] > taken[1] > taken[2] > 0
