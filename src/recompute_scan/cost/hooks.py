@@ -36,8 +36,9 @@ class Hooks:
     stop_ns: float
 
 
+# Near what least squares over the recordings of `docs/prediction.md` with one process give.
 TYPICAL = Hooks(
-    gradient_ns=1500.0, pack_ns=7000.0, repack_ns=7000.0, unpack_ns=7000.0, stop_ns=130_000.0
+    gradient_ns=750.0, pack_ns=7000.0, repack_ns=7000.0, unpack_ns=8500.0, stop_ns=130_000.0
 )
 
 # Tensors that autograd saves for these, from torch's `tools/autograd/derivatives.yaml`: what the

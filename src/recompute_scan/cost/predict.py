@@ -27,8 +27,9 @@ from recompute_scan.recompute.facts import Recompute
 # Steps that are replayed together, and calls in them; more tell little new and cost memory.
 _MOST_STEPS = 8
 _MOST_CALLS = 1_000_000
-# The profiler can take no longer at a beginning or end of a call than this share of the shortest
-# stretches between two of them take; a trace that is slower yet was slowed by something else.
+# In the shortest stretches between two beginnings or ends of calls, this share of all in percent,
+# little but the profiler's own work happens. It can take no longer than they do; a trace that is
+# slower yet was slowed by something else.
 _SHORTEST = 40
 # Of that time, what it usually takes, and the standard deviation of that, from the recordings of
 # `docs/prediction.md`.
@@ -38,9 +39,9 @@ _SPREAD = 0.15
 _DRIFT = 0.02
 # Of the steps of a trace, how many count at least.
 _FEWEST = 3
-# A trace of the machine, at its full speed, on which `TYPICAL` was measured has a fifth of those
-# stretches below this, in ns: all but nothing happens in them, so they tell how fast a host is.
-_PACE_NS = 235.0
+# The length of the longest of them, ns, in traces of the machine, at the speed, that `TYPICAL` is
+# of. It tells how fast a host is.
+_PACE_NS = 465.0
 _PACES = 0.7, 2.0
 # Of the saving: what memory and caches make of a change, which no trace shows. From the measured
 # cases of `docs/prediction.md`.
@@ -120,7 +121,7 @@ def prepare(facts: Recompute, timed: Float64) -> Base | None:
         around=surroundings(facts, spans[0].start, spans[-1].end),
         marks=marks,
         overhead=overhead,
-        pace=float(np.clip(np.percentile(_stretches(graph), 20) / _PACE_NS, *_PACES)),
+        pace=float(np.clip(_shortest(graph) / _PACE_NS, *_PACES)),
         steps=steps,
         unlike=abs(float(np.median(steps) / np.median(timed)) - 1) if len(timed) else 0.0,
         error=float(abs(whole.sum() / graph.measured.sum() - 1)),
@@ -194,7 +195,7 @@ def _typical(shares: Float64, base: Base) -> float:
 def _overhead(facts: Recompute, graph: Graph, marks: Sequence[Edit], timed: Float64) -> float:
     """What the profiler takes at each beginning or end of a call, ns; see the module."""
     edits = join(marks)
-    most = float(np.percentile(_stretches(graph), _SHORTEST))
+    most = _shortest(graph)
     slow, fast = (replay(graph, facts, edits, overhead) for overhead in (0.0, most))
     # Time of a step for each ns of it.
     slope = float(np.median(slow) - np.median(fast)) / most if most else 0.0
@@ -209,9 +210,10 @@ def _overhead(facts: Recompute, graph: Graph, marks: Sequence[Edit], timed: Floa
     return min(most, max(0.0, weight * found + (1 - weight) * _USUAL * most))
 
 
-def _stretches(graph: Graph) -> Float64:
-    """What the stretches between two beginnings or ends of calls usually take, ns."""
-    return np.concatenate([thread.usual for thread in graph.threads])
+def _shortest(graph: Graph) -> float:
+    """What the longest of the shortest stretches takes, as a rule, ns."""
+    usual = np.concatenate([thread.usual for thread in graph.threads])
+    return float(np.percentile(usual, _SHORTEST))
 
 
 def _chosen(facts: Recompute) -> list[StepSpan]:
