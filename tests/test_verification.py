@@ -9,10 +9,11 @@ from statistics import median
 
 import pytest
 
+from recompute_scan.intervals import median_interval, pair_interval, ratio_interval
 from recompute_scan.report.measured import measured_sentences
 from recompute_scan.result import Checkpoint, Result, Verified
 from recompute_scan.run_info import Measurements, RunInfo
-from recompute_scan.verification import Trial, median_interval, ratio_interval, verified
+from recompute_scan.verification import Trial, verified
 from tests.report import sample_results
 
 REMOVED = (Checkpoint(1, "reentrant", "torch-checkpoint", "train.py:3"),)
@@ -139,6 +140,51 @@ def test_a_fix_that_does_nothing_seldom_seems_to_do_something() -> None:
                 wrong += 1
                 break
     assert 0.01 < wrong / 3000 < 0.08
+
+
+def test_neither_does_it_where_it_is_switched_on_and_off() -> None:
+    """Asked after each of four runs of ten pairs, on a machine that changes its speed."""
+    random.seed(2)
+    wrong = 0
+    for _ in range(3000):
+        pairs: list[tuple[float, float]] = []
+        for _ in range(4):
+            steps = drawn_steps(20)
+            pairs += Trial((trial(*steps).accounts[0],)).pairs
+            low, high = pair_interval(pairs)
+            if not low <= 1 <= high:
+                wrong += 1
+                break
+    assert 0.01 < wrong / 3000 < 0.06
+
+
+def test_pairs_tell_what_runs_do_not() -> None:
+    """A fifth is saved, the machine runs at two speeds, and each run sees another mix of them."""
+    random.seed(3)
+    by_runs = by_pairs = 0
+    for _ in range(300):
+        before = [drawn_steps(10) for _ in range(6)]
+        after = [[0.8 * time for time in drawn_steps(10)] for _ in range(6)]
+        by_runs += ratio_interval(list(zip(before, after, strict=True)))[1] < 1
+        pairs = []
+        for _ in range(4):
+            fixed = [True, False, False, True]
+            steps = [
+                time * (1.0 if fixed[at % 4] else 0.8) for at, time in enumerate(drawn_steps(20))
+            ]
+            pairs += trial(*steps).pairs
+        by_pairs += pair_interval(pairs)[1] < 1
+    assert by_pairs / 300 > 0.95
+    assert by_runs < by_pairs
+
+
+def drawn_steps(number: int) -> list[float]:
+    """Steps of a machine that runs at one of two speeds for some steps, then at the other."""
+    steps, slow = [], random.random() < 0.5
+    for _ in range(number):
+        slow ^= random.random() < 0.15
+        steps.append(math.exp(0.4 * slow + random.gauss(0, 0.05)))
+    return steps
 
 
 def drawn_run() -> list[float]:

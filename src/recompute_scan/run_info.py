@@ -101,6 +101,15 @@ class Measurements:
     peak_rss_bytes: int | None
 
 
+def step_has_fix(number: int) -> bool:
+    """Whether a run that switches the fix on and off has it in this timed step, counted from 0.
+
+    Off, on, on, off: each pair that begins with an even number has one step of each, and neither
+    way always comes first.
+    """
+    return number % 4 in (1, 2)
+
+
 @dataclass(frozen=True)
 class RunInfo:
     """One rank's account of its run.

@@ -10,27 +10,20 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median, stdev
+from statistics import median
 from typing import Literal
 
 from recompute_scan.headline import headline
+from recompute_scan.intervals import median_interval, pair_interval, ratio_interval
 from recompute_scan.result import Arm, Checkpoint, Losses, Outcome, Result, Verified
-from recompute_scan.run_info import Measurements, RunInfo
+from recompute_scan.run_info import Measurements, RunInfo, step_has_fix
 
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|out of memory|MemoryError|can't allocate memory", re.I
 )
 _KILLED = 137  # by SIGKILL, which is how Linux takes back memory
-_ONE_SIDE = 0.025
-# Student's t for 98.5 % at 1, 2, … degrees of freedom, and for very many. So much at each look,
-# because the question is asked anew after every round until it is answered: which makes 93 % of
-# two to six rounds, the rule for many rounds included (`tests/test_verification.py` draws it).
-_T = (42.43, 8.073, 5.047, 4.088, 3.634)
-_NORMAL = 2.432
-# The smallest and the largest of so many values hold the median of all with more than 96 %.
-_MANY = 6
-# Of the width of an interval of 95 % to a standard error.
-_ERRORS_95 = 2 * 1.96
+# Fewer pairs of steps hold the median of all less surely than intended, even by their range.
+_FEWEST_PAIRS = 8
 # Of the step: a saving that this bounds on both sides is none worth a change.
 _SMALL = 0.05
 
@@ -59,6 +52,20 @@ class Trial:
         """Rank 0's timed steps. Ranks wait for one another in every step."""
         return self.accounts[0].timed_steps_ms if self.accounts else ()
 
+    @property
+    def pairs(self) -> list[tuple[float, float]]:
+        """Of a run that switched the fix on and off: neighbouring steps, unchanged and with it."""
+        times = self.timed_ms
+        return [
+            (times[at + 1], times[at]) if step_has_fix(at) else (times[at], times[at + 1])
+            for at in range(0, len(times) - 1, 2)
+        ]
+
+    @property
+    def came_through(self) -> bool:
+        """Whether the script ended well and steps were timed."""
+        return self.exit_status == 0 and bool(self.timed_ms) and bool(self.measured)
+
 
 def verified(
     result: Result,
@@ -66,6 +73,7 @@ def verified(
     before: Sequence[Trial],
     after: Sequence[Trial],
     without: Sequence[Trial],
+    switching: Sequence[Trial] = (),
 ) -> Result:
     """The result with its measured section, and the headline that follows from it.
 
@@ -75,9 +83,15 @@ def verified(
         before: Runs of the unchanged script, at least one; the first gave ``result``.
         after: Runs with the fix; none where there was no fix to try.
         without: Runs without any checkpoint; none where that was not asked for.
+        switching: Runs that switched the fix on and off from step to step; once they have enough
+            steps, the step times are theirs.
     """
-    arm_before = _arm(before)
-    arm_after = _arm(after) if after else None
+    runs = [trial.pairs for trial in switching if trial.came_through]
+    pairs = [pair for run in runs for pair in run]
+    if len(pairs) < _FEWEST_PAIRS:
+        runs, pairs = [], []
+    arm_before = _arm(before, [[unchanged for unchanged, _ in run] for run in runs])
+    arm_after = _arm(after, [[fixed for _, fixed in run] for run in runs]) if after else None
     losses = _losses(before, after)
     section = Verified(
         outcome="not-tried",
@@ -96,8 +110,13 @@ def verified(
         before=arm_before,
         after=arm_after,
         without_checkpointing=_arm(without) if without else None,
+        switching_runs=len(runs),
+        pairs=len(pairs),
     )
-    section = _with_saving(section, before, after)
+    if section.before_step_ms is not None and section.after_step_ms is not None:
+        rounds = [(b.timed_ms, a.timed_ms) for b, a in zip(before, after, strict=False)]
+        ratio = pair_interval(pairs) if pairs else ratio_interval(rounds)
+        section = _with_saving(section, section.before_step_ms, section.after_step_ms, ratio)
     section = replace(section, outcome=_outcome(section, after))
     if section.outcome == "not-applied":
         section = _without_figures(section)
@@ -105,32 +124,22 @@ def verified(
     return replace(result, headline=headline(result))
 
 
-def median_interval(times: Sequence[float]) -> tuple[float, float]:
-    """Lowest and highest value of the 95 % interval of the median of these times.
+def _arm(trials: Sequence[Trial], times: Sequence[Sequence[float]] = ()) -> Arm:
+    """One way of running the script.
 
-    By order statistics, whatever the distribution: for n times the r-th smallest and the r-th
-    largest hold the median with probability 1 - 2 P(Binomial(n, 1/2) < r) (David and Nagaraja,
-    *Order Statistics*, section 7.1). Below six times even their range holds it less surely.
+    Args:
+        trials: Its runs.
+        times: Steps of other runs, to be taken instead of those of its own; empty: its own.
     """
-    ordered = sorted(times)
-    number, rank, below = len(ordered), 1, 0.5 ** len(ordered)
-    while rank < number // 2:
-        below += math.comb(number, rank) * 0.5**number
-        if below > _ONE_SIDE:
-            break
-        rank += 1
-    return ordered[rank - 1], ordered[number - rank]
-
-
-def _arm(trials: Sequence[Trial]) -> Arm:
-    failed = next((trial for trial in trials if not _came_through(trial)), None)
+    failed = next((trial for trial in trials if not trial.came_through), None)
     if failed is not None:
         status: Literal["out-of-memory", "failed"] = (
             "out-of-memory" if _ran_out(failed) else "failed"
         )
         return Arm(status, _message(failed))
-    steps = [time for trial in trials for time in trial.timed_ms]
-    intervals = [median_interval(trial.timed_ms) for trial in trials]
+    times = times or [trial.timed_ms for trial in trials]
+    steps = [time for run in times for time in run]
+    intervals = [median_interval(run) for run in times]
     seen = next((trial.result for trial in trials if trial.result is not None), None)
     return Arm(
         status="measured",
@@ -145,10 +154,6 @@ def _arm(trials: Sequence[Trial]) -> Arm:
         verdict=seen.verdict if seen else None,
         recompute_per_backward=seen.recompute_per_backward if seen else None,
     )
-
-
-def _came_through(trial: Trial) -> bool:
-    return trial.exit_status == 0 and bool(trial.timed_ms) and bool(trial.measured)
 
 
 def _ran_out(trial: Trial) -> bool:
@@ -172,13 +177,10 @@ def _peak(arm: Arm | None) -> int | None:
     return arm.peak_rss_bytes if arm.peak_allocated_bytes is None else arm.peak_allocated_bytes
 
 
-def _with_saving(section: Verified, before: Sequence[Trial], after: Sequence[Trial]) -> Verified:
-    step, then = section.before_step_ms, section.after_step_ms
-    if step is None or then is None:
-        return section
-    low, high = ratio_interval(
-        [(b.timed_ms, a.timed_ms) for b, a in zip(before, after, strict=False)]
-    )
+def _with_saving(
+    section: Verified, step: float, then: float, ratio: tuple[float, float]
+) -> Verified:
+    low, high = ratio
     saved = step - then
     return replace(
         section,
@@ -188,40 +190,6 @@ def _with_saving(section: Verified, before: Sequence[Trial], after: Sequence[Tri
         saving_pct=100 * saved / step,
         more_time_pct=100 * saved / then,
     )
-
-
-def ratio_interval(
-    rounds: Sequence[tuple[Sequence[float], Sequence[float]]],
-) -> tuple[float, float]:
-    """What the second times are of the first, at least and at most, by the medians of rounds.
-
-    A machine that is slower in one round than in another slows both sides of it, so each round
-    gives one ratio; how far these lie apart says how sure their mean is (Student's t, of their
-    logarithms), and never surer than the times within the runs allow. From six rounds on the range
-    of the ratios is given where it is the narrower one: it holds their median whatever the
-    distribution, where a single round that a burst of other work fell into makes Student's t wide.
-
-    Args:
-        rounds: Step times of one run unchanged and of one with the fix, at least one pair; all
-            above 0.
-    """
-    ratios = [math.log(median(after) / median(before)) for before, after in rounds]
-    within = math.sqrt(
-        sum(_error(before) ** 2 + _error(after) ** 2 for before, after in rounds) / len(rounds)
-    )
-    half = _NORMAL * within
-    if len(ratios) > 1:
-        half = max(half, _T[min(len(ratios) - 2, len(_T) - 1)] * stdev(ratios))
-    half /= math.sqrt(len(ratios))
-    if len(ratios) >= _MANY and max(ratios) - min(ratios) < 2 * half:
-        return math.exp(min(ratios)), math.exp(max(ratios))
-    return math.exp(fmean(ratios) - half), math.exp(fmean(ratios) + half)
-
-
-def _error(times: Sequence[float]) -> float:
-    """Standard error of the logarithm of the median of these times."""
-    low, high = median_interval(times)
-    return math.log(high / low) / _ERRORS_95
 
 
 def _outcome(section: Verified, after: Sequence[Trial]) -> Outcome:

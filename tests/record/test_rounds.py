@@ -1,4 +1,4 @@
-"""How often `--verify` runs the script: until the times answer, six rounds at most."""
+"""How often `--verify` runs the script: until the times answer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from tests.report import sample_results
 from tests.test_verification import REMOVED, STEADY, scaled, trial, with_fix
 
 UNCHANGED, FIX, WITHOUT = "unchanged", "with-the-fix", "without-checkpointing"
+SWITCHING = "switching-the-fix"
+# As a run times them that switches a fix on and off which saves a fifth.
+SAVES_A_FIFTH = (100.0, 80.0, 82.0, 101.0)
 
 
 def ran(
@@ -23,13 +26,18 @@ def ran(
     tmp_path: Path,
     fixed: tuple[float, ...],
     *,
+    switching: Trial,
     without_checkpointing: bool = False,
 ) -> tuple[list[tuple[str, int]], Result]:
-    """The runs that were started, where each run with the fix takes the next of these times."""
+    """The runs that were started, where each run with the fix takes the next of these times, and
+    each that switches it on and off gives the same trial.
+    """
     started: list[tuple[str, int]] = []
 
     def run(name: str, number: int, *_: object) -> Trial:
         started.append((name, number))
+        if name == SWITCHING:
+            return switching
         return with_fix(*scaled(fixed[number - 1])) if name == FIX else trial(*STEADY)
 
     monkeypatch.setattr(module, "_run", run)
@@ -51,20 +59,49 @@ def doubled() -> Result:
 def test_two_rounds_are_enough_where_the_times_agree(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    started, result = ran(monkeypatch, tmp_path, (0.8, 0.8))
+    started, result = ran(monkeypatch, tmp_path, (0.8, 0.8), switching=trial(status=1))
     assert started == [(FIX, 1), (FIX, 2), (UNCHANGED, 2)]
     assert result.verified is not None
     assert (result.verified.outcome, result.verified.before.runs) == ("helps", 2)
 
 
-def test_more_rounds_follow_while_the_times_leave_it_open(
+def test_the_fix_is_switched_while_the_times_leave_it_open(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    times = (0.95, 0.7, 0.8, 0.82, 0.8, 0.8)
-    started, result = ran(monkeypatch, tmp_path, times, without_checkpointing=True)
+    """Four pairs a run, of which eight are wanted."""
+    switching = with_fix(*SAVES_A_FIFTH, *SAVES_A_FIFTH)
+    times = (0.95, 0.7)
+    started, result = ran(
+        monkeypatch, tmp_path, times, switching=switching, without_checkpointing=True
+    )
     assert started[:5] == [(FIX, 1), (WITHOUT, 1), (WITHOUT, 2), (FIX, 2), (UNCHANGED, 2)]
-    assert started[5:7] == [(UNCHANGED, 3), (FIX, 3)]
-    assert started[7:9] == [(FIX, 4), (UNCHANGED, 4)]
+    assert started[5:] == [(SWITCHING, 1), (SWITCHING, 2)]
+    section = result.verified
+    assert section is not None
+    assert (section.outcome, section.pairs, section.switching_runs) == ("helps", 8, 2)
+    assert section.saving_pct == pytest.approx(100 * (1 - 81 / 100.5))
+    assert section.before.runs == 2
+
+
+def test_switching_four_times_is_the_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    switching = with_fix(100.0, 50.0, 150.0, 100.0, 100.0, 60.0, 120.0, 100.0)
+    started, result = ran(monkeypatch, tmp_path, (0.95, 0.7), switching=switching)
+    assert started[3:] == [(SWITCHING, number) for number in (1, 2, 3, 4)]
+    assert result.verified is not None
+    assert (result.verified.outcome, result.verified.pairs) == ("unclear", 16)
+
+
+@pytest.mark.parametrize("switching", [trial(status=1), with_fix(100.0)])
+def test_more_rounds_follow_where_it_cannot_be_switched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, switching: Trial
+) -> None:
+    times = (0.95, 0.7, 0.8, 0.82, 0.8, 0.8)
+    started, result = ran(
+        monkeypatch, tmp_path, times, switching=switching, without_checkpointing=True
+    )
+    more = [run for run in started[5:] if run[0] != SWITCHING]
+    assert len(started) - 5 - len(more) == (1 if switching.exit_status else 4)
+    assert more[:4] == [(UNCHANGED, 3), (FIX, 3), (FIX, 4), (UNCHANGED, 4)]
     assert result.verified is not None
     assert result.verified.outcome == "helps"
     assert result.verified.without_checkpointing is not None
@@ -72,8 +109,9 @@ def test_more_rounds_follow_while_the_times_leave_it_open(
 
 
 def test_six_rounds_are_the_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    started, result = ran(monkeypatch, tmp_path, (0.5, 2.0, 0.6, 1.7, 0.5, 1.9))
+    times = (0.5, 2.0, 0.6, 1.7, 0.5, 1.9)
+    started, result = ran(monkeypatch, tmp_path, times, switching=trial(status=1))
     assert started[-1] == (UNCHANGED, 6)
-    assert len(started) == 11
+    assert len(started) == 12
     assert result.verified is not None
     assert result.verified.outcome == "unclear"

@@ -254,6 +254,39 @@ def test_what_does_not_fit_without_checkpoints_is_known(tmp_path: Path) -> None:
     assert section.without_checkpointing.status == "out-of-memory"
 
 
+# How fast the machine is depends on how often the script has been started.
+VARIES = DOUBLED.replace(
+    "import time\n",
+    """import pathlib, time
+with open("starts", "a") as file:
+    file.write(".")
+SPEEDS = {2: 1.6, 3: 0.4}
+SPEED = SPEEDS.get(pathlib.Path("starts").stat().st_size, 1.0)
+""",
+).replace("time.sleep(0.05)", "time.sleep(0.02 * SPEED)")
+
+
+def test_the_fix_is_switched_on_and_off_where_runs_differ(tmp_path: Path) -> None:
+    done = verify(tmp_path, VARIES, "--without-checkpointing")
+    assert (done.status, done.stderr) == (0, "")
+    section = done.verified
+    # Two steps to warm up; then twice the six to be timed, each way in turn.
+    for name in ("switching-the-fix-1", "switching-the-fix-2"):
+        assert [count for count, _ in done.printed(name)] == [6, 6, *3 * [6, 3, 3, 6]]
+    assert (section.switching_runs, section.pairs) == (2, 12)
+    assert not (done.folder / "verify" / "unchanged-3").exists()
+    assert (section.outcome, section.losses_equal) == ("helps", True)
+    # Three runs of 20 ms each, of nine and of six.
+    assert section.saving_low_ms is not None
+    assert section.saving_high_ms is not None
+    assert 40 < section.saving_low_ms <= section.saving_high_ms < 120
+    assert section.after is not None
+    assert section.before.timed_steps == section.after.timed_steps == 12
+    flat = " ".join(done.stdout.split())
+    assert "2 times with the fix switched on and off from step to step" in flat
+    assert "12 pairs of neighbouring steps" in flat
+
+
 def test_two_ranks(tmp_path: Path) -> None:
     gather = "torch.distributed.init_process_group('gloo')\nforward = outer\n"
     sync = "    for p in layers.parameters():\n        torch.distributed.all_reduce(p.grad)\n"

@@ -65,6 +65,7 @@ class Bypass:
 
     Attributes:
         calls: How many checkpoint calls were taken out, those in replays of others included.
+        active: Whether any is taken out now; to be changed between steps only.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Bypass:
         self._thread = threading.local()
         self._patches = Patches()
         self.calls = 0
+        self.active = True
 
     def install(self) -> None:
         """Begin; after the probe, whose marks then show only what stays."""
@@ -131,10 +133,13 @@ class Bypass:
 
     def _takes(self, variant: Variant, asker: _Asker) -> bool:
         depth = getattr(self._thread, "depth", 0)
-        taken = self._everything or any(
-            (removal.mechanism, removal.site, removal.variant) == (*asker, variant)
-            and removal.depth in (None, depth)
-            for removal in self._removals
+        taken = self.active and (
+            self._everything
+            or any(
+                (removal.mechanism, removal.site, removal.variant) == (*asker, variant)
+                and removal.depth in (None, depth)
+                for removal in self._removals
+            )
         )
         self.calls += taken
         return taken

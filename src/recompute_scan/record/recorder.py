@@ -107,6 +107,11 @@ class Recorder:
         return self._phase in (Phase.DONE, Phase.COUNTING)
 
     @property
+    def timed(self) -> int:
+        """Steps timed so far."""
+        return self._timer.steps if self._timer else 0
+
+    @property
     def over(self) -> bool:
         """Need nobody go on? One of several ranks stops when the others do, whatever became of
         its own recording.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,17 @@ from recompute_scan.pipeline import analyse
 from recompute_scan.record.bypass import Removal
 from recompute_scan.record.runner import RunOptions
 from recompute_scan.record.trial import run_trial
-from recompute_scan.result import Checkpoint, Outcome, Result
+from recompute_scan.result import Checkpoint, Result
 from recompute_scan.run_info import accounts_in
 from recompute_scan.verification import Trial, verified
 
-# More rounds follow while the times leave the outcome open.
+# While the times leave the outcome open, runs follow that switch the fix on and off; where the
+# script does not bear that, more rounds.
 _ROUNDS, _MOST_ROUNDS = 2, 6
+_MOST_SWITCHING = 4
 _FOLDER = "verify"
-_FIX, _WITHOUT = "with-the-fix", "without-checkpointing"
+_UNCHANGED, _FIX, _WITHOUT = "unchanged", "with-the-fix", "without-checkpointing"
+_SWITCHING = "switching-the-fix"
 
 
 def verify(
@@ -34,9 +38,10 @@ def verify(
 
     The run that gave the result counts as the first of the unchanged ones; then come the fix and
     no checkpoints (where asked for), and all of them once more, the other way round. While that
-    leaves the outcome open, the script is run unchanged and with the fix again. The first run of
-    each leaves a trace too. What the runs print goes to ``output.txt`` beside their accounts, in
-    ``verify/…`` below the run's folder.
+    leaves the outcome open, the script is run with the fix switched on and off from step to step;
+    where that fails, unchanged and with the fix again. The first run with the fix, and the first
+    without checkpoints, leave a trace too. What the runs print goes to ``output.txt`` beside their
+    accounts, in ``verify/…`` below the run's folder.
 
     Args:
         result: What the recorded run showed.
@@ -46,37 +51,81 @@ def verify(
         on_progress: Called with a line for the person before each run.
     """
     removed = to_remove(result)
-    ways: dict[str, RunOptions] = {}
+    ways = {_UNCHANGED: options}
     if removed:
         removals = tuple(removal_of(checkpoint, result) for checkpoint in removed)
         ways[_FIX] = replace(options, removals=removals)
+        ways[_SWITCHING] = replace(
+            ways[_FIX], switching=True, timing_steps=2 * options.timing_steps, steps=0
+        )
     if without_checkpointing:
         ways[_WITHOUT] = replace(options, without_checkpointing=True)
-    trials: dict[str, list[Trial]] = {name: [] for name in ways}
-    before = [Trial(accounts_in(options.output), result=result)]
-    for number in range(1, _MOST_ROUNDS + 1) if ways else ():
-        if number > _ROUNDS:
-            if not removed or _outcome(result, removed, before, trials[_FIX]) != "unclear":
-                break
-            ways.pop(_WITHOUT, None)
-        order = dict(ways) if number == 1 else {"unchanged": options, **ways}
+    runs = _Runs(result, removed, ways, nproc_per_node, on_progress)
+    in_turn = [name for name in (_UNCHANGED, _FIX, _WITHOUT) if name in ways]
+    for number in range(1, _ROUNDS + 1) if len(ways) > 1 else ():
         # The other way round every second time, for machines that get slower and slower.
-        for name in list(order) if number % 2 else reversed(list(order)):
-            done = trials.get(name, before)
-            if done and done[-1].exit_status:  # what failed once is not tried again
-                continue
-            of = f"of {_ROUNDS}" if number <= _ROUNDS else "(the times vary)"
-            on_progress(f"measuring {name.replace('-', ' ')}, round {number} {of}")
-            done.append(_run(name, number, order[name], nproc_per_node))
-    after, without = (trials.get(name, []) for name in (_FIX, _WITHOUT))
-    return verified(result, removed, before, after, without)
+        for name in in_turn[1:] if number == 1 else reversed(in_turn):
+            runs.add(name, number, f"of {_ROUNDS}")
+    number = 0
+    while runs.unclear and number < _MOST_SWITCHING and not runs.failed(_SWITCHING):
+        number += 1
+        runs.add(_SWITCHING, number, "(the times vary)")
+    number = _ROUNDS
+    while runs.unclear and number < _MOST_ROUNDS and not runs.paired:
+        number += 1
+        for name in in_turn[:2] if number % 2 else reversed(in_turn[:2]):
+            runs.add(name, number, "(the times vary)")
+    return runs.so_far
 
 
-def _outcome(
-    result: Result, removed: tuple[Checkpoint, ...], before: list[Trial], after: list[Trial]
-) -> Outcome | None:
-    section = verified(result, removed, before, after, ()).verified
-    return section.outcome if section else None
+class _Runs:
+    """The runs of one verification, and what they say so far."""
+
+    def __init__(
+        self,
+        result: Result,
+        removed: tuple[Checkpoint, ...],
+        ways: dict[str, RunOptions],
+        nproc_per_node: int | None,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self._result = result
+        self._removed = removed
+        self._ways = ways
+        self._nproc_per_node = nproc_per_node
+        self._on_progress = on_progress
+        self._trials: defaultdict[str, list[Trial]] = defaultdict(list)
+        first = Trial(accounts_in(ways[_UNCHANGED].output), result=result)
+        self._trials[_UNCHANGED].append(first)
+        self.so_far = self._together()
+
+    @property
+    def unclear(self) -> bool:
+        """Whether the times leave the outcome open."""
+        section = self.so_far.verified
+        return section is not None and section.outcome == "unclear"
+
+    @property
+    def paired(self) -> bool:
+        """Whether runs that switched the fix on and off have given enough steps."""
+        section = self.so_far.verified
+        return section is not None and section.pairs > 0
+
+    def failed(self, name: str) -> bool:
+        """Whether the last run of this way did not come through."""
+        return any(trial.exit_status for trial in self._trials[name][-1:])
+
+    def add(self, name: str, number: int, of: str) -> None:
+        """Run the script this way; what failed once is not tried again."""
+        if self.failed(name):
+            return
+        self._on_progress(f"measuring {name.replace('-', ' ')}, round {number} {of}")
+        self._trials[name].append(_run(name, number, self._ways[name], self._nproc_per_node))
+        self.so_far = self._together()
+
+    def _together(self) -> Result:
+        ways = (_UNCHANGED, _FIX, _WITHOUT, _SWITCHING)
+        return verified(self._result, self._removed, *(self._trials[name] for name in ways))
 
 
 def to_remove(result: Result) -> tuple[Checkpoint, ...]:

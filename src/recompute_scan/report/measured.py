@@ -181,16 +181,24 @@ def _how(verified: Verified) -> str:
     order = ["unchanged"]
     order += ["with the fix"] if verified.after else []
     rounds = verified.before.runs
-    each = verified.before.timed_steps // rounds if rounds else 0
     more = ""
     if without and (without.status != "measured" or without.runs == rounds):
         order.append("without checkpoints")
     elif without:
         more = f", and {plural(without.runs, 'time')} without checkpoints"
-    return (
+    ran = (
         f"The same command ran {plural(rounds, 'time')} each way, in turn ({', '.join(order)})"
-        f"{more}, {plural(each, 'step')} timed in each run, without the profiler."
+        f"{more}"
     )
+    if verified.pairs:
+        again = plural(verified.switching_runs, "time") if verified.switching_runs > 1 else "once"
+        return (
+            f"{ran}; and, because the times varied, {again} with the fix switched on and off from "
+            f"step to step. The step times are those of these {verified.pairs} pairs of "
+            "neighbouring steps, without the profiler."
+        )
+    each = verified.before.timed_steps // rounds if rounds else 0
+    return f"{ran}, {plural(each, 'step')} timed in each run, without the profiler."
 
 
 def _number(value: float | None) -> str:

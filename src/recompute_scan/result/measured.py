@@ -27,7 +27,8 @@ class Arm:
 
     ``status`` says whether it came through. The step time is the median of all timed steps of
     all ``runs``; ``low`` and ``high`` hold the 95 % interval of every run's own median, so that
-    they show how far the runs differ too. Memory is the peak over the timed steps, of the rank
+    they show how far the runs differ too. Where runs switched the fix on and off, the steps of
+    those are taken instead. Memory is the peak over the timed steps, of the rank
     that needs most: allocated and reserved on the GPU, resident of the process.
     ``recompute_per_backward`` and ``verdict`` are read off a trace recorded after the timing.
     """
@@ -72,7 +73,9 @@ class Verified:
     out, ``failed`` where the script did not come through, ``not-tried`` where there was no fix
     to try. Percentages are of the step before (``saving_pct``) and of the step after
     (``more_time_pct``). ``before_peak_bytes`` and ``after_peak_bytes`` are what is allocated on
-    a GPU, else the resident memory of the process.
+    a GPU, else the resident memory of the process. ``pairs`` counts neighbouring steps, one
+    unchanged and one with the fix, of ``switching_runs`` that switched it on and off; both are 0
+    where the other runs answered.
     """
 
     outcome: Outcome
@@ -91,3 +94,5 @@ class Verified:
     before: Arm
     after: Arm | None = None
     without_checkpointing: Arm | None = None
+    switching_runs: int = 0
+    pairs: int = 0
