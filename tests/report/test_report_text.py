@@ -96,17 +96,36 @@ def test_what_was_measured_stands_before_what_was_predicted() -> None:
     flat = " ".join(render_text(verified(), color=False).split())
     for wanted in (
         "Share of the step 16.6 % goes with the fix, measured",
-        "Step time after 246.9 ms measured with the fix applied; 296.1 ms now; 247.7 ms was",
+        "Step time after 246.9 ms measured with the fix applied; 296.1 ms now; 247.9 ms was",
         "The fix saves 49.2 ms a step (likely 45.2 to 54.4 ms)",
         "19.9 % more time than with it; put as throughput, 16.6 % of it is lost",
         "Step time 296.1 ms 246.9 ms",
-        "Predicted - 247.7 ms",
+        "Predicted - 247.9 ms",
         "Process memory 869.8 MiB 868.8 MiB",
         "all 13 losses are equal to the last bit",
-        "lies in the predicted range, 240.5 ms to 257.3 ms",
+        "lies in the predicted range, 240.6 to 257.5 ms",
     ):
         assert wanted in flat, wanted
     assert "of it is surplus" not in flat
+
+
+def test_the_prediction_is_of_the_step_that_was_measured() -> None:
+    """Twice as slow an hour as the one that the prediction was made in."""
+    result = verified()
+    section = result.verified
+    assert section is not None
+    assert section.after is not None
+    slower = dataclasses.replace(
+        section,
+        before_step_ms=592.2,
+        after_step_ms=493.8,
+        after=dataclasses.replace(section.after, step_ms=493.8),
+    )
+    result = dataclasses.replace(result, verified=slower)
+    flat = " ".join(render_text(result, color=False).split())
+    assert "592.2 ms now; 495.7 ms was predicted" in flat
+    assert "Predicted - 495.7 ms" in flat
+    assert "lies in the predicted range, 481.3 to 515.0 ms" in flat
 
 
 def test_deep_models_take_a_line_a_kind() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from recompute_scan.report.summary import predicted_beside
 from recompute_scan.report.words import mechanism_words
 from recompute_scan.result import Arm, Checkpoint, Losses, Result, Verified
 from recompute_scan.units import UNKNOWN, ms, pct, plural, size, times
@@ -79,12 +80,12 @@ def _bytes(
 def _predicted(
     result: Result, arms: list[Arm], after: Arm | None
 ) -> tuple[str, tuple[str, ...]] | None:
-    cost = result.cost
-    if cost is None or after is None:
+    predicted = predicted_beside(result)
+    if predicted is None or after is None:
         return None
     return (
         "Predicted",
-        tuple(ms(cost.predicted_step_ms) if arm is after else _NOTHING for arm in arms),
+        tuple(ms(predicted.after_ms) if arm is after else _NOTHING for arm in arms),
     )
 
 
@@ -148,11 +149,11 @@ def _losses(losses: Losses) -> str:
 
 
 def _against_prediction(result: Result, verified: Verified) -> list[str]:
-    cost, after = result.cost, verified.after_step_ms
-    if cost is None or after is None or verified.outcome == "unclear":
+    predicted, after = predicted_beside(result), verified.after_step_ms
+    if predicted is None or after is None or verified.outcome == "unclear":
         return []
-    likely = f"{ms(cost.predicted_low_ms)} to {ms(cost.predicted_high_ms)}"
-    if cost.predicted_low_ms <= after <= cost.predicted_high_ms:
+    likely = _span(predicted.low_ms, predicted.high_ms)
+    if predicted.low_ms <= after <= predicted.high_ms:
         return [f"The measured step lies in the predicted range, {likely}."]
     return [
         f"The measured step lies outside the predicted range, {likely}. The measurement stands."

@@ -71,6 +71,25 @@ def step_after(result: Result) -> StepAfter | None:
     )
 
 
+def predicted_beside(result: Result) -> StepAfter | None:
+    """What was predicted, to stand beside what was measured.
+
+    A prediction is a share of the step. The step that is measured later, unchanged, is seldom to
+    the digit the one that it was made from, and may be of a slower hour: it is applied to that.
+    """
+    verified, cost = result.verified, result.cost
+    if verified is None or cost is None or not verified.before_step_ms or cost.step_ms <= 0:
+        return None
+    scale = verified.before_step_ms / cost.step_ms
+    return StepAfter(
+        verified.before_step_ms,
+        scale * cost.predicted_step_ms,
+        scale * cost.predicted_low_ms,
+        scale * cost.predicted_high_ms,
+        measured=False,
+    )
+
+
 def saving(result: Result) -> Waste | None:
     """What the surplus costs, where the verdict says that it matters and the fix saves time."""
     step = step_after(result)
@@ -160,9 +179,8 @@ def _step_after(result: Result) -> KeyNumber:
 
 def _measured_note(result: Result, step: StepAfter) -> str:
     note = f"measured with the fix applied; {ms(step.now_ms)} now"
-    if result.cost is None:
-        return note
-    return f"{note}; {ms(result.cost.predicted_step_ms)} was predicted"
+    predicted = predicted_beside(result)
+    return f"{note}; {ms(predicted.after_ms)} was predicted" if predicted else note
 
 
 def further_reason(result: Result) -> str | None:
