@@ -9,8 +9,9 @@ from statistics import fmean, median, stdev
 # What an interval of 95 % leaves out on each side, and one of 98.5 %.
 _ONE_SIDE, _ONE_SIDE_OF_A_LOOK = 0.025, 0.0075
 # Student's t for 98.5 % at 1, 2, … degrees of freedom, and for very many. So much at each look,
-# because the question is asked anew after every round until it is answered: which makes 93 % of
-# two to six rounds, the rule for many rounds included (`tests/test_verification.py` draws it).
+# because the question is asked anew until it is answered: after two rounds, and then after each of
+# four runs of pairs, or of four rounds more, the rule for many rounds included. That makes 92 % of
+# all (`tests/test_verification.py` draws both).
 _T = (42.43, 8.073, 5.047, 4.088, 3.634)
 _NORMAL = 2.432
 # The smallest and the largest of so many values hold the median of all with more than 96 %.

@@ -84,14 +84,16 @@ def verified(
         after: Runs with the fix; none where there was no fix to try.
         without: Runs without any checkpoint; none where that was not asked for.
         switching: Runs that switched the fix on and off from step to step; once they have enough
-            steps, the step times are theirs.
+            steps, the step times are theirs, unless one of them failed.
     """
-    runs = [trial.pairs for trial in switching if trial.came_through]
+    runs = _paired(switching)
     pairs = [pair for run in runs for pair in run]
-    if len(pairs) < _FEWEST_PAIRS:
-        runs, pairs = [], []
     arm_before = _arm(before, [[unchanged for unchanged, _ in run] for run in runs])
     arm_after = _arm(after, [[fixed for _, fixed in run] for run in runs]) if after else None
+    if pairs and arm_after and arm_before.step_ms and arm_after.step_ms:
+        # Of a machine that runs at two speeds the median of either way alone may be of either.
+        step = arm_before.step_ms * median(fixed / unchanged for unchanged, fixed in pairs)
+        arm_after = _with_step(arm_after, step)
     losses = _losses(before, after)
     section = Verified(
         outcome="not-tried",
@@ -124,6 +126,13 @@ def verified(
     return replace(result, headline=headline(result))
 
 
+def _paired(switching: Sequence[Trial]) -> list[list[tuple[float, float]]]:
+    """The pairs of steps of each run; none where they are too few, or where a run failed."""
+    runs = [trial.pairs for trial in switching]
+    enough = sum(map(len, runs)) >= _FEWEST_PAIRS
+    return runs if enough and all(trial.came_through for trial in switching) else []
+
+
 def _arm(trials: Sequence[Trial], times: Sequence[Sequence[float]] = ()) -> Arm:
     """One way of running the script.
 
@@ -137,7 +146,7 @@ def _arm(trials: Sequence[Trial], times: Sequence[Sequence[float]] = ()) -> Arm:
             "out-of-memory" if _ran_out(failed) else "failed"
         )
         return Arm(status, _message(failed))
-    times = times or [trial.timed_ms for trial in trials]
+    times = [run for run in times if run] or [trial.timed_ms for trial in trials]
     steps = [time for run in times for time in run]
     intervals = [median_interval(run) for run in times]
     seen = next((trial.result for trial in trials if trial.result is not None), None)
@@ -154,6 +163,11 @@ def _arm(trials: Sequence[Trial], times: Sequence[Sequence[float]] = ()) -> Arm:
         verdict=seen.verdict if seen else None,
         recompute_per_backward=seen.recompute_per_backward if seen else None,
     )
+
+
+def _with_step(arm: Arm, step: float) -> Arm:
+    low, high = arm.step_low_ms or step, arm.step_high_ms or step
+    return replace(arm, step_ms=step, step_low_ms=min(low, step), step_high_ms=max(high, step))
 
 
 def _ran_out(trial: Trial) -> bool:

@@ -79,7 +79,7 @@ def test_the_fix_is_switched_while_the_times_leave_it_open(
     section = result.verified
     assert section is not None
     assert (section.outcome, section.pairs, section.switching_runs) == ("helps", 8, 2)
-    assert section.saving_pct == pytest.approx(100 * (1 - 81 / 100.5))
+    assert section.saving_pct == pytest.approx(100 * (1 - (80 / 100 + 82 / 101) / 2))
     assert section.before.runs == 2
 
 
@@ -100,7 +100,7 @@ def test_more_rounds_follow_where_it_cannot_be_switched(
         monkeypatch, tmp_path, times, switching=switching, without_checkpointing=True
     )
     more = [run for run in started[5:] if run[0] != SWITCHING]
-    assert len(started) - 5 - len(more) == (1 if switching.exit_status else 4)
+    assert len(started) - 5 - len(more) == 1
     assert more[:4] == [(UNCHANGED, 3), (FIX, 3), (FIX, 4), (UNCHANGED, 4)]
     assert result.verified is not None
     assert result.verified.outcome == "helps"

@@ -36,7 +36,7 @@ class Hooks:
     stop_ns: float
 
 
-# Near what least squares over the recordings of `docs/prediction.md` with one process give.
+# Near what least squares over 57 recordings give (`docs/prediction.md`).
 TYPICAL = Hooks(
     gradient_ns=750.0, pack_ns=7000.0, repack_ns=7000.0, unpack_ns=8500.0, stop_ns=130_000.0
 )

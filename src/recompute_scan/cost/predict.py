@@ -27,10 +27,10 @@ from recompute_scan.recompute.facts import Recompute
 # Steps that are replayed together, and calls in them; more tell little new and cost memory.
 _MOST_STEPS = 8
 _MOST_CALLS = 1_000_000
-# In the shortest stretches between two beginnings or ends of calls, this share of all in percent,
-# little but the profiler's own work happens. It can take no longer than they do; a trace that is
+# Up to this percentile of the stretches between two beginnings or ends of calls, little but the
+# profiler's own work happens in them, so it can take no longer than that one does; a trace that is
 # slower yet was slowed by something else.
-_SHORTEST = 40
+_SHORT = 40
 # Of that time, what it usually takes, and the standard deviation of that, from the recordings of
 # `docs/prediction.md`.
 _USUAL = 0.85
@@ -39,8 +39,8 @@ _SPREAD = 0.15
 _DRIFT = 0.02
 # Of the steps of a trace, how many count at least.
 _FEWEST = 3
-# The length of the longest of them, ns, in traces of the machine, at the speed, that `TYPICAL` is
-# of. It tells how fast a host is.
+# That percentile, ns, in traces of the machine and the models that `TYPICAL` is of. It tells how
+# fast a host is.
 _PACE_NS = 465.0
 _PACES = 0.7, 2.0
 # Of the saving: what memory and caches make of a change, which no trace shows. From the measured
@@ -113,7 +113,8 @@ def prepare(facts: Recompute, timed: Float64) -> Base | None:
     if not whole.sum() or not graph.measured.sum():
         return None
     marks = tuple(markings(facts))
-    overhead = _overhead(facts, graph, marks, timed) if len(timed) else 0.0
+    short = _short(graph)
+    overhead = _overhead(facts, graph, marks, timed, short) if len(timed) else 0.0
     steps = replay(graph, facts, join(marks), overhead)
     return Base(
         facts=facts,
@@ -121,7 +122,7 @@ def prepare(facts: Recompute, timed: Float64) -> Base | None:
         around=surroundings(facts, spans[0].start, spans[-1].end),
         marks=marks,
         overhead=overhead,
-        pace=float(np.clip(_shortest(graph) / _PACE_NS, *_PACES)),
+        pace=float(np.clip(short / _PACE_NS, *_PACES)),
         steps=steps,
         unlike=abs(float(np.median(steps) / np.median(timed)) - 1) if len(timed) else 0.0,
         error=float(abs(whole.sum() / graph.measured.sum() - 1)),
@@ -192,10 +193,11 @@ def _typical(shares: Float64, base: Base) -> float:
     return float(np.median(shares[steps[: max(_FEWEST, round(len(steps) / 2))]]))
 
 
-def _overhead(facts: Recompute, graph: Graph, marks: Sequence[Edit], timed: Float64) -> float:
+def _overhead(
+    facts: Recompute, graph: Graph, marks: Sequence[Edit], timed: Float64, most: float
+) -> float:
     """What the profiler takes at each beginning or end of a call, ns; see the module."""
     edits = join(marks)
-    most = _shortest(graph)
     slow, fast = (replay(graph, facts, edits, overhead) for overhead in (0.0, most))
     # Time of a step for each ns of it.
     slope = float(np.median(slow) - np.median(fast)) / most if most else 0.0
@@ -210,10 +212,10 @@ def _overhead(facts: Recompute, graph: Graph, marks: Sequence[Edit], timed: Floa
     return min(most, max(0.0, weight * found + (1 - weight) * _USUAL * most))
 
 
-def _shortest(graph: Graph) -> float:
-    """What the longest of the shortest stretches takes, as a rule, ns."""
+def _short(graph: Graph) -> float:
+    """What a stretch between two beginnings or ends of calls takes at ``_SHORT`` percent, ns."""
     usual = np.concatenate([thread.usual for thread in graph.threads])
-    return float(np.percentile(usual, _SHORTEST))
+    return float(np.percentile(usual, _SHORT))
 
 
 def _chosen(facts: Recompute) -> list[StepSpan]:

@@ -17,6 +17,7 @@ import torch
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
 from recompute_scan.record.account import account_of
+from recompute_scan.record.alternation import Alternation
 from recompute_scan.record.bypass import Bypass, Removal
 from recompute_scan.record.chosen import DEFAULT
 from recompute_scan.record.collect import receive, send
@@ -31,7 +32,7 @@ from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.run_folder import cannot_write
 from recompute_scan.record.steps import StepCounter, StepHooks
 from recompute_scan.record.watchdog import HUNG, Watchdog
-from recompute_scan.run_info import WORD, RunInfo, step_has_fix, write_run_info, write_so_far
+from recompute_scan.run_info import WORD, RunInfo, write_run_info, write_so_far
 
 # What a shell says of a process that was killed.
 KILLED = 137
@@ -55,8 +56,8 @@ class RunOptions:
         keep_going: Let the script run to its end after the last recorded step.
         measure: Measure memory and losses too, from seeds that are the same in every run.
         removals: Checkpoints to take out in memory.
-        switching: Take them out in some of the timed steps only, as
-            :func:`recompute_scan.run_info.step_has_fix` says.
+        switching: Take them out in some steps only, as
+            :class:`recompute_scan.record.alternation.Alternation` does.
         without_checkpointing: Take out every checkpoint.
         timeout_s: Seconds without progress after which a run is ended; 0 for never.
         ranks: The ranks to record, as :func:`recompute_scan.record.chosen.chosen` reads them; the
@@ -140,13 +141,8 @@ def observe(
     everything = options.without_checkpointing
     bypassing = bool(options.removals) or everything
     bypass = Bypass(probe, options.removals, everything=everything)
-
-    def switch() -> None:
-        if options.switching:
-            bypass.active = step_has_fix(recorder.timed)
-
-    switch()
-    hooks = StepHooks(counter, _Boundaries(recorder, probe, switch, keeps_probe=bypassing))
+    alternation = Alternation(bypass, recorder, plan.warmup) if options.switching else None
+    hooks = StepHooks(counter, _Boundaries(recorder, probe, alternation, keeps_probe=bypassing))
     ends: list[RankEnd] = []
 
     def failed(error: BaseException) -> None:
@@ -248,15 +244,15 @@ def _how_it_failed(outcome: Outcome) -> str:
 
 @dataclass(frozen=True)
 class _Boundaries:
-    """The step boundaries go to the recorder, once the gradients have been looked at; then the
-    fix is switched on or off for the next step, where that is wanted.
+    """The step boundaries go to the recorder, once the gradients have been looked at, and then to
+    what switches the fix on and off, where that is wanted.
 
     With the last recorded step the probe goes, unless checkpoints are to stay out.
     """
 
     recorder: Recorder
     probe: Probe
-    switch: Callable[[], None]
+    alternation: Alternation | None
     keeps_probe: bool
 
     def restart(self) -> None:
@@ -265,8 +261,11 @@ class _Boundaries:
     def boundary(self) -> None:
         if not self.recorder.done:
             self.probe.look_at_gradients()
+        if self.alternation is not None:
+            self.alternation.settle()
         self.recorder.boundary()
-        self.switch()
+        if self.alternation is not None:
+            self.alternation.next()
         if self.recorder.done and not self.keeps_probe:
             self.probe.remove()
             self.recorder.others.remove()

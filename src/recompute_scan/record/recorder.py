@@ -107,9 +107,9 @@ class Recorder:
         return self._phase in (Phase.DONE, Phase.COUNTING)
 
     @property
-    def timed(self) -> int:
-        """Steps timed so far."""
-        return self._timer.steps if self._timer else 0
+    def timed(self) -> int | None:
+        """Steps timed so far; ``None`` while none is."""
+        return self._timer.steps if self._timer and self._phase is Phase.TIMING else None
 
     @property
     def over(self) -> bool:

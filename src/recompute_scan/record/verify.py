@@ -1,4 +1,6 @@
-"""Run the script again with the fix applied in memory, and unchanged once more, in turn."""
+"""Run the script again with the fix applied in memory, and unchanged once more, in turn; where the
+times vary too much for that, with the fix switched on and off from step to step.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,9 @@ def verify(
     The run that gave the result counts as the first of the unchanged ones; then come the fix and
     no checkpoints (where asked for), and all of them once more, the other way round. While that
     leaves the outcome open, the script is run with the fix switched on and off from step to step;
-    where that fails, unchanged and with the fix again. The first run with the fix, and the first
-    without checkpoints, leave a trace too. What the runs print goes to ``output.txt`` beside their
-    accounts, in ``verify/…`` below the run's folder.
+    where that fails or times no steps, unchanged and with the fix again. The first run with the fix
+    and the first without checkpoints leave a trace too. What the runs print goes to ``output.txt``
+    beside their accounts, in ``verify/…`` below the run's folder.
 
     Args:
         result: What the recorded run showed.
@@ -67,9 +69,9 @@ def verify(
         for name in in_turn[1:] if number == 1 else reversed(in_turn):
             runs.add(name, number, f"of {_ROUNDS}")
     number = 0
-    while runs.unclear and number < _MOST_SWITCHING and not runs.failed(_SWITCHING):
+    while runs.unclear and number < _MOST_SWITCHING and not runs.unpaired:
         number += 1
-        runs.add(_SWITCHING, number, "(the times vary)")
+        runs.add(_SWITCHING, number, f"of up to {_MOST_SWITCHING} (the times vary)")
     number = _ROUNDS
     while runs.unclear and number < _MOST_ROUNDS and not runs.paired:
         number += 1
@@ -106,6 +108,12 @@ class _Runs:
         return section is not None and section.outcome == "unclear"
 
     @property
+    def unpaired(self) -> bool:
+        """Whether the last run that was to switch the fix on and off gave nothing to compare."""
+        last = self._trials[_SWITCHING][-1:]
+        return any(not (trial.came_through and trial.pairs) for trial in last)
+
+    @property
     def paired(self) -> bool:
         """Whether runs that switched the fix on and off have given enough steps."""
         section = self.so_far.verified
@@ -119,7 +127,8 @@ class _Runs:
         """Run the script this way; what failed once is not tried again."""
         if self.failed(name):
             return
-        self._on_progress(f"measuring {name.replace('-', ' ')}, round {number} {of}")
+        what = "run" if name == _SWITCHING else "round"
+        self._on_progress(f"measuring {name.replace('-', ' ')}, {what} {number} {of}")
         self._trials[name].append(_run(name, number, self._ways[name], self._nproc_per_node))
         self.so_far = self._together()
 

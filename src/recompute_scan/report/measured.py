@@ -81,7 +81,7 @@ def _predicted(
     result: Result, arms: list[Arm], after: Arm | None
 ) -> tuple[str, tuple[str, ...]] | None:
     predicted = predicted_beside(result)
-    if predicted is None or after is None:
+    if predicted is None or after is None or after.status != "measured":
         return None
     return (
         "Predicted",
@@ -170,6 +170,8 @@ def _without(verified: Verified, arm: Arm) -> str:
     if best is None or arm.step_ms is None:
         return "Without any checkpoint the script came through, but no step could be timed."
     fits = "Without any checkpoint it fits into memory, and a step takes"
+    if verified.pairs:  # then these steps are of runs that varied too much to be compared
+        return f"{fits} {ms(arm.step_ms)}, in runs that varied."
     less = 100 * (best - arm.step_ms) / best
     than = "with the fix" if verified.after_step_ms else "today"
     if less <= 0:
@@ -195,7 +197,7 @@ def _how(verified: Verified) -> str:
         again = plural(verified.switching_runs, "time") if verified.switching_runs > 1 else "once"
         return (
             f"{ran}; and, because the times varied, {again} with the fix switched on and off from "
-            f"step to step. The step times are those of these {verified.pairs} pairs of "
+            f"step to step. The step times of both are those of these {verified.pairs} pairs of "
             "neighbouring steps, without the profiler."
         )
     each = verified.before.timed_steps // rounds if rounds else 0

@@ -75,14 +75,16 @@ def predicted_beside(result: Result) -> StepAfter | None:
     """What was predicted, to stand beside what was measured.
 
     A prediction is a share of the step. The step that is measured later, unchanged, is seldom to
-    the digit the one that it was made from, and may be of a slower hour: it is applied to that.
+    the digit the one that it was made from, and may be of a slower hour: it is applied to that,
+    unless the measurement says nothing.
     """
     verified, cost = result.verified, result.cost
     if verified is None or cost is None or not verified.before_step_ms or cost.step_ms <= 0:
         return None
-    scale = verified.before_step_ms / cost.step_ms
+    before = verified.before_step_ms if verified.outcome in MEASURED else cost.step_ms
+    scale = before / cost.step_ms
     return StepAfter(
-        verified.before_step_ms,
+        before,
         scale * cost.predicted_step_ms,
         scale * cost.predicted_low_ms,
         scale * cost.predicted_high_ms,

@@ -28,7 +28,8 @@ class Arm:
     ``status`` says whether it came through. The step time is the median of all timed steps of
     all ``runs``; ``low`` and ``high`` hold the 95 % interval of every run's own median, so that
     they show how far the runs differ too. Where runs switched the fix on and off, the steps of
-    those are taken instead. Memory is the peak over the timed steps, of the rank
+    those are taken instead, and the median with the fix is the one without it times the median
+    ratio of neighbouring steps. Memory is the peak over the timed steps, of the rank
     that needs most: allocated and reserved on the GPU, resident of the process.
     ``recompute_per_backward`` and ``verdict`` are read off a trace recorded after the timing.
     """
