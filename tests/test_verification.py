@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from recompute_scan.intervals import median_interval, ratio_interval
-from recompute_scan.report.measured import measured_sentences
+from recompute_scan.report.measured import measured_sentences, measured_title
 from recompute_scan.result import Checkpoint, Result, Verified
 from recompute_scan.run_info import Measurements, RunInfo, step_has_fix
 from recompute_scan.verification import Trial, verified
@@ -247,6 +247,35 @@ def test_losses() -> None:
     _, section = verify([steady, other], [with_fix(*scaled(0.8))])
     assert (section.losses.status, section.losses.repeat_difference) == ("not-repeatable", 0.5)
     assert (section.outcome, section.losses_equal) == ("helps", None)
+
+
+@pytest.mark.parametrize(
+    ("own", "fixed", "outcome", "said"),
+    [
+        (2.0 + 1e-7, 2.0 + 9e-7, "helps", "differ by up to 1e-07"),
+        (2.0 + 1e-7, 2.001, "helps", "say little of the fix"),  # below a thousandth of 3
+        (2.0 + 1e-7, 9.0, "losses-differ", "differ by up to 7, where those of the unchanged"),
+        (2.0 + 1e-7, float("nan"), "losses-differ", "some losses are not numbers"),
+        (2.5, 6.5, "helps", "say little of the fix"),  # not ten times as far
+        (float("nan"), float("nan"), "helps", "not known"),
+    ],
+)
+def test_losses_of_a_script_that_does_not_repeat_them(
+    own: float, fixed: float, outcome: str, said: str
+) -> None:
+    before = [trial(*STEADY), trial(*STEADY, losses=(3.0, own))]
+    after = [with_fix(*scaled(0.8), losses=(3.0, fixed))] * 2
+    result, section = verify(before, after)
+    assert section.outcome == outcome
+    assert said in " ".join(measured_sentences(result))
+
+
+def test_nothing_is_said_of_a_fix_where_there_was_none() -> None:
+    result, section = verify([trial(*STEADY)])
+    assert (section.outcome, measured_title(result)) == ("not-tried", "Measured")
+    assert measured_sentences(result) == [
+        "There was no fix to try: no finding names a checkpoint to take out."
+    ]
 
 
 def test_what_took_nothing_out_measured_nothing() -> None:

@@ -24,6 +24,10 @@ _OUT_OF_MEMORY = re.compile(
 _KILLED = 137  # by SIGKILL, which is how Linux takes back memory
 # Fewer pairs of steps hold the median of all less surely than intended, even by their range.
 _FEWEST_PAIRS = 8
+# Where the unchanged script does not repeat its losses, those with the fix are others only when
+# they are this many times as far off as its own, and by this share of the largest loss.
+_FAR = 10
+_FAR_OF_A_LOSS = 1e-3
 # Of the step: a saving that this bounds on both sides is none worth a change.
 _SMALL = 0.05
 
@@ -253,10 +257,19 @@ def _losses(before: Sequence[Trial], after: Sequence[Trial]) -> Losses:
         return Losses("not-seen", seeded_by_script=seeded)
     repeat = _largest_difference(before[0], before[1:], compared)
     changed = _largest_difference(before[0], after, compared)
-    if repeat != 0.0:
-        return Losses("not-repeatable", compared, changed, repeat, seeded)
-    status: Literal["equal", "different"] = "equal" if changed == 0.0 else "different"
+    status: Literal["equal", "different", "not-repeatable"] = "not-repeatable"
+    if repeat == 0.0:
+        status = "equal" if changed == 0.0 else "different"
+    elif repeat is not None:
+        most = max(_FAR * repeat, _FAR_OF_A_LOSS * _largest(before[0], compared))
+        status = "different" if changed is None or changed > most else "not-repeatable"
     return Losses(status, compared, changed, repeat, seeded)
+
+
+def _largest(trial: Trial, number: int) -> float:
+    """The largest of the first ``number`` losses, whatever its sign."""
+    losses = [loss for rank in trial.measured for loss in rank.losses[:number]]
+    return max(abs(float.fromhex(loss)) for loss in losses)
 
 
 def _largest_difference(one: Trial, others: Sequence[Trial], number: int) -> float | None:

@@ -418,6 +418,7 @@ def test_an_unknown_device_has_no_utilisation_but_a_ratio() -> None:
         ("NVIDIA H100 NVL", 835.5),
         ("NVIDIA H200", 989.5),
         ("NVIDIA GH200 480GB", 989.5),
+        ("NVIDIA H800 PCIe", 756.5),
         ("NVIDIA B200", 2250.0),
         ("AMD Instinct MI300X", 1307.4),
         ("Tesla V100-SXM2-16GB", None),
@@ -429,7 +430,17 @@ def test_devices_by_the_names_that_drivers_give(device: str, bf16: float | None)
     assert peak.tflops.get("bf16") == bf16
 
 
-@pytest.mark.parametrize("device", [None, "", "Tesla K80", "NVIDIA A1000", "AMD Radeon Graphics"])
+@pytest.mark.parametrize(
+    "device",
+    [
+        None,
+        "",
+        "Tesla K80",
+        "NVIDIA A1000",
+        "AMD Radeon Graphics",
+        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+    ],
+)
 def test_other_devices_are_not_mistaken_for_known_ones(device: str | None) -> None:
     assert peak_of(device) is None
 

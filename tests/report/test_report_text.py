@@ -103,7 +103,7 @@ def test_what_was_measured_stands_before_what_was_predicted() -> None:
         "Predicted - 247.9 ms",
         "Process memory 869.8 MiB 868.8 MiB",
         "all 13 losses are equal to the last bit",
-        "lies in the predicted range, 240.6 to 257.5 ms",
+        "of the 296.1 ms measured unchanged that leaves 247.9 ms, likely 240.6 to 257.5 ms",
     ):
         assert wanted in flat, wanted
     assert "of it is surplus" not in flat
@@ -125,7 +125,7 @@ def test_the_prediction_is_of_the_step_that_was_measured() -> None:
     flat = " ".join(render_text(result, color=False).split())
     assert "592.2 ms now; 495.7 ms was predicted" in flat
     assert "Predicted - 495.7 ms" in flat
-    assert "lies in the predicted range, 481.3 to 515.0 ms" in flat
+    assert "leaves 495.7 ms, likely 481.3 to 515.0 ms. The measured step lies in that range" in flat
 
 
 def test_deep_models_take_a_line_a_kind() -> None:

@@ -19,6 +19,9 @@ ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-ar
 AMD_DATA = "https://www.amd.com/en/products/accelerators/instinct/"
 
 
+_SLICE = re.compile(r"\bMIG\b")
+
+
 @dataclass(frozen=True)
 class Peak:
     """One product's peak.
@@ -72,7 +75,12 @@ _PEAKS: tuple[tuple[str, Peak], ...] = (
         _peak("H200 NVL", 835.5, 60.0, NVIDIA_DATA + "h200/", tf32=417.5, fp8=1670.5, fp64=60.0),
     ),
     (
-        r"\b(H200|GH200)\b",
+        r"\bGH200\b",
+        _peak("GH200", 989.5, 67.0, NVIDIA_DATA + "grace-hopper-superchip/", tf32=494.5,
+              fp8=1979.0, fp64=67.0),
+    ),
+    (
+        r"\bH200\b",
         _peak("H200 SXM", 989.5, 67.0, NVIDIA_DATA + "h200/", tf32=494.5, fp8=1979.0, fp64=67.0),
     ),
     (
@@ -80,7 +88,7 @@ _PEAKS: tuple[tuple[str, Peak], ...] = (
         _peak("H100 NVL", 835.5, 60.0, NVIDIA_DATA + "h100/", tf32=417.5, fp8=1670.5, fp64=60.0),
     ),
     (
-        r"\bH100 PCIe\b",
+        r"\b(H100|H800) PCIe\b",
         _peak("H100 PCIe", 756.5, 51.0, NVIDIA_DATA + "h100/", tf32=378.0, fp8=1513.0, fp64=51.0),
     ),
     (
@@ -171,7 +179,9 @@ _PEAKS: tuple[tuple[str, Peak], ...] = (
 
 
 def peak_of(device: str | None) -> Peak | None:
-    """The peak of a GPU by its name as drivers give it; ``None`` for one that is not known."""
-    if not device:
+    """The peak of a GPU by its name as drivers give it; ``None`` for one that is not known, and
+    for a slice of one (MIG), which has some of its multiprocessors only.
+    """
+    if not device or _SLICE.search(device):
         return None
     return next((peak for pattern, peak in _PEAKS if re.search(pattern, device)), None)

@@ -46,6 +46,9 @@ _PACES = 0.7, 2.0
 # Of the saving: what memory and caches make of a change, which no trace shows. From the measured
 # cases of `docs/prediction.md`.
 _CHANGE = 0.1
+# Of the saving: how far single steps of the recordings of `docs/prediction.md` can be from their
+# median (95 %).
+_SINGLE = 0.15
 # Half the width of a 95 % interval round a median, in standard deviations, for one value.
 _MEDIAN_95 = 1.96 * 1.2533
 _DEVIATION = 1.4826  # of a normal distribution, in median absolute deviations
@@ -60,7 +63,9 @@ class Base:
         graph: The steps.
         around: What a removal from them asks of the trace.
         marks: The run wrapper's own time.
-        overhead: What the profiler costs at each beginning or end of a call, ns.
+        overhead: What the profiler costs at each beginning or end of a call, ns; 0 where no step
+            was timed: the times are then those of the trace.
+        supposed: The same, and what it usually costs where no step was timed.
         pace: How much longer the host takes than the one whose times are assumed.
         steps: Each step as replayed without that and without the marks, ns.
         unlike: How far these are from the timed ones, as a share of them; 0 where none was timed.
@@ -72,6 +77,7 @@ class Base:
     around: Surroundings
     marks: tuple[Edit, ...]
     overhead: float
+    supposed: float
     pace: float
     steps: Float64
     unlike: float
@@ -115,6 +121,7 @@ def prepare(facts: Recompute, timed: Float64) -> Base | None:
     marks = tuple(markings(facts))
     short = _short(graph)
     overhead = _overhead(facts, graph, marks, timed, short) if len(timed) else 0.0
+    supposed = overhead if len(timed) else _USUAL * short
     steps = replay(graph, facts, join(marks), overhead)
     return Base(
         facts=facts,
@@ -122,6 +129,7 @@ def prepare(facts: Recompute, timed: Float64) -> Base | None:
         around=surroundings(facts, spans[0].start, spans[-1].end),
         marks=marks,
         overhead=overhead,
+        supposed=supposed,
         pace=float(np.clip(short / _PACE_NS, *_PACES)),
         steps=steps,
         unlike=abs(float(np.median(steps) / np.median(timed)) - 1) if len(timed) else 0.0,
@@ -142,7 +150,8 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
     free = removal(base.around, keep, scaled(hooks, 0.0))
     share = _shares(base, edits, base.overhead)
     bare = _shares(base, free, base.overhead)
-    as_recorded = _shares(base, edits, 0.0)
+    # With the profiler's time where it was taken off, without where it was not.
+    other = _shares(base, edits, 0.0 if base.overhead else base.supposed)
     middle = _typical(share, base)
     saved = abs(1 - middle)
     work = base.facts.work
@@ -152,9 +161,9 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
         share=middle,
         doubts={
             "replay": float(base.error),
-            "steps": middle_doubt(share[np.isfinite(share)]),
+            "steps": _steps_doubt(share[np.isfinite(share)], saved),
             "profiler": float(
-                np.hypot(_typical(as_recorded, base) - middle, base.unlike * saved),
+                np.hypot(_typical(other, base) - middle, base.unlike * saved),
             ),
             "hooks": 0.5 * abs(_typical(bare, base) - middle),
             "places": unevenness(base.facts) * saved,
@@ -162,6 +171,11 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
             "change": _CHANGE * saved,
         },
     )
+
+
+def _steps_doubt(shares: Float64, saved: float) -> float:
+    """Of a single step nothing is known but that steps differ."""
+    return middle_doubt(shares) if len(shares) > 1 else _SINGLE * saved
 
 
 def middle_doubt(values: Float64) -> float:

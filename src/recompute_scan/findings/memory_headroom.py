@@ -19,6 +19,10 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
     if unknown := no_verdict(evidence):
         return unknown
     memory, cost = evidence.memory, evidence.cost
+    if memory is None and cost is not None and cost.device == "cpu":
+        return NotApplicable(
+            "The steps ran on the CPU; how much of the host's memory layers may take is not judged."
+        )
     if memory is None:
         return NotApplicable(
             "The trace does not tell of memory: record with `recompute-scan run`, or with "

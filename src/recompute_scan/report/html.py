@@ -25,7 +25,12 @@ from recompute_scan.report.by_step import by_step
 from recompute_scan.report.escape import inert, lines, script_json, shorten, visible
 from recompute_scan.report.groups import block_groups, block_label, checkpoint_stacks
 from recompute_scan.report.markdown import render_markdown
-from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
+from recompute_scan.report.measured import (
+    measured_sentences,
+    measured_table,
+    measured_title,
+    removed_words,
+)
 from recompute_scan.report.proof import family_table, timeline
 from recompute_scan.report.ranks import MANY_RANKS, MOST_RANKS, rank_groups, ranks_sentence
 from recompute_scan.result import Checkpoint, Region, Result, to_json
@@ -69,6 +74,7 @@ def render_html(result: Result) -> str:
         reason=summary.further_reason(result),
         waste=summary.waste_sentences(result),
         measured=measured_table(result),
+        measured_title=measured_title(result),
         measured_says=measured_sentences(result),
         removed=removed_words,
         bars=cost_bars(result),

@@ -12,7 +12,12 @@ from recompute_scan.report.escape import markdown_code as code
 from recompute_scan.report.escape import markdown_fence as fence
 from recompute_scan.report.escape import markdown_prose as prose
 from recompute_scan.report.groups import block_groups, checkpoint_stacks
-from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
+from recompute_scan.report.measured import (
+    measured_sentences,
+    measured_table,
+    measured_title,
+    removed_words,
+)
 from recompute_scan.report.ranks import rank_words
 from recompute_scan.result import Checkpoint, Finding, Result
 
@@ -83,7 +88,7 @@ def _measured(result: Result) -> str:
     head = f"| | {' | '.join(table.columns)} |"
     taken = [f"- {prose(removed_words(removed)[:300])}" for removed in result.verified.removed]
     parts = [
-        "#### Measured with the fix applied",
+        f"#### {measured_title(result)}",
         prose(first),
         "\n".join(["Taken out in memory:", "", *taken]) if taken else "",
         "\n".join([head, "| --- |" + " ---: |" * len(table.columns), *rows]),

@@ -21,6 +21,12 @@ class MeasuredTable:
     rows: tuple[tuple[str, tuple[str, ...]], ...]
 
 
+def measured_title(result: Result) -> str:
+    """What the section is called."""
+    tried = result.verified is not None and result.verified.outcome != "not-tried"
+    return "Measured with the fix applied" if tried else "Measured"
+
+
 def measured_table(result: Result) -> MeasuredTable | None:
     """The measured figures side by side, the prediction among them; ``None`` without any."""
     verified = result.verified
@@ -54,7 +60,8 @@ def measured_sentences(result: Result) -> list[str]:
         found += _against_prediction(result, verified)
     if verified.without_checkpointing is not None:
         found.append(_without(verified, verified.without_checkpointing))
-    found.append(_how(verified))
+    if verified.after is not None or verified.without_checkpointing is not None:
+        found.append(_how(verified))
     return found
 
 
@@ -136,14 +143,22 @@ def _losses(losses: Losses) -> str:
     if losses.status == "not-repeatable":
         return (
             "The unchanged script does not give the same losses twice (they differ by up to "
-            f"{_number(losses.repeat_difference)}), so they say nothing of the fix, with which "
+            f"{_number(losses.repeat_difference)}), so they say little of the fix, with which "
             f"they differ by up to {_number(losses.largest_difference)}."
         )
     seed = ""
     if losses.seeded_by_script is False:
         seed = " The script sets no seed of its own; every run was given the same one."
     if losses.status == "different":
-        return f"Losses differ by up to {_number(losses.largest_difference)}.{seed}"
+        own = ""
+        if losses.repeat_difference:
+            own = (
+                ", where those of the unchanged script differ by up to "
+                f"{_number(losses.repeat_difference)} from run to run"
+            )
+        if losses.largest_difference is None:
+            return f"With the fix some losses are not numbers{own}.{seed}"
+        return f"Losses differ by up to {_number(losses.largest_difference)}{own}.{seed}"
     which = "the one loss is" if losses.compared == 1 else f"all {losses.compared} losses are"
     return f"With the fix {which} equal to the last bit.{seed}"
 
@@ -152,12 +167,18 @@ def _against_prediction(result: Result, verified: Verified) -> list[str]:
     predicted, after = predicted_beside(result), verified.after_step_ms
     if predicted is None or after is None or verified.outcome == "unclear":
         return []
+    cost = result.cost
+    assert cost is not None
     likely = _span(predicted.low_ms, predicted.high_ms)
+    less = 100 * (1 - cost.predicted_step_ms / cost.step_ms)
+    share = f"{pct(abs(less))} {'less' if less >= 0 else 'more'} time"
+    made = (
+        f"The prediction was {share}; of the {ms(predicted.now_ms)} measured unchanged that "
+        f"leaves {ms(predicted.after_ms)}, likely {likely}."
+    )
     if predicted.low_ms <= after <= predicted.high_ms:
-        return [f"The measured step lies in the predicted range, {likely}."]
-    return [
-        f"The measured step lies outside the predicted range, {likely}. The measurement stands."
-    ]
+        return [f"{made} The measured step lies in that range."]
+    return [f"{made} The measured step lies outside that range; the measurement stands."]
 
 
 def _without(verified: Verified, arm: Arm) -> str:

@@ -11,7 +11,12 @@ from recompute_scan.report.device import ratio_row
 from recompute_scan.report.escape import lines, visible
 from recompute_scan.report.failure import failure_text, is_crash_finding, known_failure_text
 from recompute_scan.report.groups import block_groups, checkpoint_stacks
-from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
+from recompute_scan.report.measured import (
+    measured_sentences,
+    measured_table,
+    measured_title,
+    removed_words,
+)
 from recompute_scan.report.page import Page
 from recompute_scan.report.ranks import rank_words
 from recompute_scan.result import Finding, Result
@@ -90,7 +95,7 @@ def _measured(page: Page, result: Result) -> None:
     table = measured_table(result)
     if table is None or result.verified is None:
         return
-    page.title("Measured with the fix applied")
+    page.title(measured_title(result))
     first, *others = measured_sentences(result)
     page.prose(first)
     for removed in result.verified.removed:

@@ -53,8 +53,10 @@ class Losses:
     """The losses of the unchanged script beside those with the fix, in order of backward passes.
 
     ``status`` is ``equal`` only where all bits are; ``not-repeatable`` where the unchanged script
-    gave other losses the second time, and nothing can be said of the fix; ``not-seen`` where no
-    scalar went through ``backward``. Differences are the largest absolute ones.
+    gave other losses the second time, and those with the fix are not far from them; ``different``
+    where they are (ten times as far, and by a thousandth of the largest loss, or no number), or
+    where the unchanged script repeats its own; ``not-seen`` where no scalar went through
+    ``backward``. Differences are the largest absolute ones, ``null`` where one is no number.
     """
 
     status: Literal["equal", "different", "not-repeatable", "not-seen"]
