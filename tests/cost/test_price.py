@@ -139,6 +139,29 @@ def test_timed_steps_that_vary_tell_less() -> None:
     assert varying.overhead == pytest.approx(850, rel=0.3)  # what is usual
 
 
+def test_a_plain_trace_leaves_room_for_what_the_profiler_takes() -> None:
+    hurry = prepare(
+        studied(thread(*(hurried(number, profiler_us=1.0) for number in range(8)))), np.array([])
+    )
+    assert hurry is not None
+    assert hurry.overhead == 0
+    assert hurry.supposed == pytest.approx(850, rel=0.3)  # what is usual of 1,000
+    # Small calls beside a long wait, in which the profiler takes nothing.
+    steps = []
+    for number in range(8):
+        whole = checkpointed_step(number, replays=TWICE)
+        steps.append(dataclasses.replace(whole, inside=(wait(400), *whole.inside)))
+    cost = cost_of(*steps)
+    assert cost.doubt_ms is not None
+    assert cost.doubt_ms["profiler"] > 0.01 * (cost.step_ms - cost.predicted_step_ms)
+
+
+def test_a_single_step_leaves_room_for_others() -> None:
+    one = cost_of(checkpointed_step(0, replays=TWICE))
+    assert one.doubt_ms is not None
+    assert one.doubt_ms["steps"] == pytest.approx(0.15 * (one.step_ms - one.predicted_step_ms))
+
+
 def test_without_a_complete_step_there_is_no_price() -> None:
     assert price(studied(thread(step(0, *run(0)))), (10.0,)) is None
 
