@@ -28,6 +28,7 @@ from recompute_scan.report.markdown import render_markdown
 from recompute_scan.report.measured import measured_sentences, measured_table, removed_words
 from recompute_scan.report.proof import family_table, timeline
 from recompute_scan.report.ranks import MANY_RANKS, MOST_RANKS, rank_groups, ranks_sentence
+from recompute_scan.report.spread import step_time_sentences
 from recompute_scan.result import Checkpoint, Region, Result, to_json
 
 # Rows shown before the table folds blocks that are like one already shown.
@@ -68,6 +69,7 @@ def render_html(result: Result) -> str:
         numbers=summary.key_numbers(result),
         reason=summary.further_reason(result),
         waste=summary.waste_sentences(result),
+        step_times=step_time_sentences(result),
         measured=measured_table(result),
         measured_says=measured_sentences(result),
         removed=removed_words,
