@@ -86,7 +86,14 @@ def test_times_of_different_kinds_are_warned_of() -> None:
     assert full().cost is not None
     traced = dataclasses.replace(full().cost, step_source="trace")  # type: ignore[type-var]
     comparison = compare(doubled(), dataclasses.replace(full(), cost=traced))
-    assert any("cannot be compared" in warning for warning in comparison.warnings)
+    assert any("their times cannot be compared" in why for why in comparison.obstacles)
+    assert doubled().cost is not None
+    other = dataclasses.replace(doubled().cost, step_source="trace")  # type: ignore[type-var]
+    both = compare(
+        dataclasses.replace(doubled(), cost=other), dataclasses.replace(full(), cost=traced)
+    )
+    assert not both.obstacles
+    assert "the profiler slows both down, not always alike" in flat(both)
 
 
 def on(result: Result, **environment: str) -> Result:
@@ -176,7 +183,10 @@ def test_the_same_calls_on_larger_inputs_are_another_model_too() -> None:
     comparison = compare(doubled(), dataclasses.replace(full(), flops=larger))
     assert "of other sizes: 3.77e+09 and 7.54e+09" in comparison.obstacles[0]
     unknown = dataclasses.replace(larger, uncounted=("aten::new",))
-    assert not compare(doubled(), dataclasses.replace(full(), flops=unknown)).obstacles
+    comparison = compare(doubled(), dataclasses.replace(full(), flops=unknown))
+    assert not comparison.obstacles
+    assert "The sizes of inputs and weights are not in both recordings" in flat(comparison)
+    assert "The sizes of inputs" not in flat(compare(doubled(), full()))
 
 
 def test_another_attention_kernel_is_the_same_model() -> None:

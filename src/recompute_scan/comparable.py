@@ -38,6 +38,15 @@ def doubts(before: Result, after: Result, sources: tuple[str | None, str | None]
             "One step was timed without the profiler and the other taken from a trace, which "
             "the profiler slows down: their times cannot be compared."
         )
+    elif sources == ("trace", "trace"):
+        soft.append(
+            "Both step times are from traces: the profiler slows both down, not always alike."
+        )
+    if difference == "" and None in _forward_flops(before, after):
+        soft.append(
+            "The sizes of inputs and weights are not in both recordings: that they are the same "
+            "cannot be told from the calls alone."
+        )
     hard += _settings(before, after, ("world_size", "threads"))
     soft += _settings(before, after, ("target", "torch"))
     return Doubts(tuple(hard), tuple(soft), None if difference is None else not difference)
@@ -104,15 +113,21 @@ def _other_work(before: Result, after: Result) -> str | None:
     ]
     if differing:
         return f"Their forward passes do different work, in calls a step: {', '.join(differing)}."
-    flops = before.flops, after.flops
-    if flops[0] and flops[1] and flops[0].uncounted == flops[1].uncounted:
-        first, second = (each.forward_per_step for each in flops if each)
-        if first and second and not _alike(first, second):
-            return (
-                "Their forward passes make the same calls on inputs or weights of other sizes: "
-                f"{first:.3g} and {second:.3g} floating-point operations a step."
-            )
+    first, second = _forward_flops(before, after)
+    if first and second and not _alike(first, second):
+        return (
+            "Their forward passes make the same calls on inputs or weights of other sizes: "
+            f"{first:.3g} and {second:.3g} floating-point operations a step."
+        )
     return ""
+
+
+def _forward_flops(before: Result, after: Result) -> tuple[float | None, float | None]:
+    """``None`` where they are not known, or where not the same operators are counted."""
+    one, other = before.flops, after.flops
+    if one is None or other is None or one.uncounted != other.uncounted:
+        return None, None
+    return one.forward_per_step, other.forward_per_step
 
 
 def _model_work(result: Result) -> dict[str, float]:
