@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,7 +19,15 @@ from recompute_scan.report.compare_text import render_comparison_text
 from recompute_scan.report.page import WIDTH, columns
 from recompute_scan.result import Result
 from tests.report.page_reader import Page
-from tests.report.sample_results import HOSTILE, clean, doubled, full, hostile, inconclusive
+from tests.report.sample_results import (
+    HOSTILE,
+    clean,
+    doubled,
+    full,
+    hostile,
+    inconclusive,
+    verified,
+)
 
 TRACES = Path(__file__).parents[1] / "traces"
 Output = pytest.CaptureFixture[str]
@@ -57,7 +66,8 @@ def test_what_went_away_and_what_is_new() -> None:
         fixed.findings_gone,
         (dataclasses.replace(gone, blocks_before=0, blocks_after=8),),
     )
-    same = compare(doubled(), doubled())
+    one = on(doubled(), device="cpu", processor="EPYC")
+    same = compare(one, one)
     assert [mark.code for mark in same.findings_kept] == ["RS001"]
     assert not (same.findings_gone or same.findings_new or same.calls or same.warnings)
     assert not (same.checkpoints_gone or same.checkpoints_new)
@@ -76,7 +86,171 @@ def test_times_of_different_kinds_are_warned_of() -> None:
     assert full().cost is not None
     traced = dataclasses.replace(full().cost, step_source="trace")  # type: ignore[type-var]
     comparison = compare(doubled(), dataclasses.replace(full(), cost=traced))
-    assert any("cannot be compared" in warning for warning in comparison.warnings)
+    assert any("their times cannot be compared" in why for why in comparison.obstacles)
+    assert doubled().cost is not None
+    other = dataclasses.replace(doubled().cost, step_source="trace")  # type: ignore[type-var]
+    both = compare(
+        dataclasses.replace(doubled(), cost=other), dataclasses.replace(full(), cost=traced)
+    )
+    assert not both.obstacles
+    assert "the profiler slows both down, not always alike" in flat(both)
+
+
+def on(result: Result, **environment: str) -> Result:
+    kept = {k: v for k, v in result.environment.items() if k in ("target", "torch")}
+    return dataclasses.replace(result, environment=kept | environment)
+
+
+OTHER_DEVICES = {
+    "One ran on the CPU and the other on a GPU (NVIDIA H200).": (
+        {"device": "cpu", "processor": "EPYC"},
+        {"device": "cuda", "device_name": "NVIDIA H200"},
+    ),
+    "They ran on different GPUs: Tesla V100 and NVIDIA H200.": (
+        {"gpu": "8 x Tesla V100"},
+        {"device": "cuda", "gpu": "8 x NVIDIA H200", "device_name": "NVIDIA H200"},
+    ),
+    "They ran on different processors: EPYC and Xeon.": (
+        {"device": "cpu", "processor": "EPYC"},
+        {"device": "cpu", "processor": "Xeon"},
+    ),
+    "They differ in platform: Linux x86_64 and Linux aarch64.": (
+        {"device": "cpu", "platform": "Linux x86_64"},
+        {"device": "cpu", "platform": "Linux aarch64"},
+    ),
+    "They differ in threads: 2 and 64.": (
+        {"device": "cpu", "threads": "2"},
+        {"device": "cpu", "threads": "64"},
+    ),
+    "They differ in world_size: 1 and 8.": ({"world_size": "1"}, {"world_size": "8"}),
+}
+
+
+@pytest.mark.parametrize("said", OTHER_DEVICES)
+def test_no_change_is_said_of_steps_that_cannot_be_compared(said: str) -> None:
+    one, other = OTHER_DEVICES[said]
+    comparison = compare(on(doubled(), **one), on(full(), **other))
+    assert comparison.obstacles == (said,)
+    assert comparison.warnings[0] == said
+    assert (comparison.time_change_pct, comparison.throughput_change_pct) == (None, None)
+    written = flat(comparison)
+    assert written.startswith(f"The step times cannot be compared. - {said} Before: before ")
+    assert written.count(said) == 1
+    elements = Page(render_comparison_html(comparison)).elements
+    assert sum(said in element.text for element in elements if element.tag == "li") == 1
+    assert not any("chart" in element.classes for element in elements)
+    for rendered in (written, render_comparison_html(comparison)):
+        assert not re.search(r"less time|more time|as throughput", rendered, re.I)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"gpu": "8 x Tesla V100"}, {"gpu": "4 x Tesla V100"}),
+        ({"device": "cpu", "processor": "EPYC"}, {"device": "cpu", "processor": "EPYC"}),
+        ({"target": "a.py"}, {"target": "b.py"}),
+    ],
+)
+def test_the_same_device_is_no_obstacle(one: dict[str, str], other: dict[str, str]) -> None:
+    comparison = compare(on(doubled(), **one), on(full(), **other))
+    assert (comparison.obstacles, comparison.same_forward_work) == ((), True)
+    assert "less time" in flat(comparison)
+    assert "their processor" not in flat(comparison)
+
+
+def test_processors_without_a_name_are_said() -> None:
+    comparison = compare(on(doubled(), device="cpu"), on(full(), device="cpu"))
+    assert comparison.obstacles == ()
+    assert "Not both recordings name their processor" in flat(comparison)
+
+
+def test_another_model_is_no_change() -> None:
+    gemm, *others = full().families
+    smaller = dataclasses.replace(gemm, forward_per_step=1.0)
+    comparison = compare(doubled(), dataclasses.replace(full(), families=(smaller, *others)))
+    (said,) = comparison.obstacles
+    assert said.endswith("different work, in calls a step: gemm 57 and 1.")
+    assert comparison.same_forward_work is False
+    assert "Only before - RS001" in flat(comparison)
+    assert "Went away" not in flat(comparison)
+
+
+def test_the_same_calls_on_larger_inputs_are_another_model_too() -> None:
+    flops = full().flops
+    assert flops is not None
+    assert flops.forward_per_step is not None
+    larger = dataclasses.replace(flops, forward_per_step=2 * flops.forward_per_step)
+    comparison = compare(doubled(), dataclasses.replace(full(), flops=larger))
+    assert "of other sizes: 3.77e+09 and 7.54e+09" in comparison.obstacles[0]
+    unknown = dataclasses.replace(larger, uncounted=("aten::new",))
+    comparison = compare(doubled(), dataclasses.replace(full(), flops=unknown))
+    assert not comparison.obstacles
+    assert "The sizes of inputs and weights are not in both recordings" in flat(comparison)
+    assert "The sizes of inputs" not in flat(compare(doubled(), full()))
+
+
+def test_another_attention_kernel_is_the_same_model() -> None:
+    families = tuple(
+        dataclasses.replace(family, family="cudnn_attention")
+        if family.kind == "attention"
+        else family
+        for family in full().families
+    )
+    other = dataclasses.replace(full(), families=families)
+    assert compare(doubled(), other).same_forward_work is True
+
+
+def test_work_that_cannot_be_seen_is_not_said_to_be_the_same() -> None:
+    comparison = compare(doubled(), inconclusive())
+    assert comparison.same_forward_work is None
+    assert "Whether both do the same forward work cannot be told" in flat(comparison)
+    assert "Went away" not in flat(comparison)
+
+
+def timed(result: Result, middle: float, low: float, high: float, steps: int = 10) -> Result:
+    assert result.cost is not None
+    cost = dataclasses.replace(
+        result.cost, step_ms=middle, step_low_ms=low, step_high_ms=high, steps=steps
+    )
+    return dataclasses.replace(result, cost=cost)
+
+
+@pytest.mark.parametrize(
+    ("spread", "difference", "said"),
+    [
+        ((80.0, 79.0, 81.0), "sure", "20.0 % less time than before"),
+        ((80.0, 70.0, 99.0), "none", "lies within the spread of the step times (99.0 to 101.0 ms"),
+        ((60.0, 50.0, 70.0), "direction", "A step takes less time than before, 60.0 ms instead"),
+        ((80.0, 79.0, 81.0, 5), None, "only six steps or more of each side can tell"),
+    ],
+)
+def test_only_what_the_spread_leaves_is_said(
+    spread: tuple[float, float, float], difference: str | None, said: str
+) -> None:
+    comparison = compare(timed(doubled(), 100.0, 99.0, 101.0), timed(full(), *spread))
+    assert comparison.difference == difference
+    written = flat(comparison)
+    assert said in written
+    (title,) = (e for e in Page(render_comparison_html(comparison)).elements if e.tag == "h1")
+    assert said in title.text
+    assert ("% less time" in written) == (difference in ("sure", None))
+
+
+def test_a_measured_side_is_compared_by_the_step_of_its_headline() -> None:
+    measured = timed(verified(), 200.0, 199.0, 201.0)
+    section, cost = measured.verified, measured.cost
+    assert section is not None
+    assert cost is not None
+    side = compare(measured, full()).before
+    assert (side.step_ms, side.step_source, side.steps) == (296.1, "measured", 20)
+    assert (side.step_low_ms, side.step_high_ms) == (294.0, 299.5)
+    assert side.recompute_ms == pytest.approx(cost.recompute_ms * 296.1 / 200)
+    assert "20 steps of --verify" in flat(compare(measured, full()))
+    # Nothing was measured of it: the headline predicts, of the timed step.
+    unclear = dataclasses.replace(
+        measured, verified=dataclasses.replace(section, outcome="unclear")
+    )
+    assert compare(unclear, full()).before.step_ms == 200.0
 
 
 def test_the_shipped_schema_is_the_generated_one() -> None:

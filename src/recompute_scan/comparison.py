@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from recompute_scan.result import Result, Verdict, closed_schema
+from recompute_scan.comparable import doubts
+from recompute_scan.intervals import is_sure, too_wide
+from recompute_scan.result import MEASURED, Result, Verdict, closed_schema
 
 SCHEMA = "recompute-scan-comparison/1"
 
@@ -24,7 +26,9 @@ _T = TypeVar("_T")
 class Side:
     """What is compared of one result. ``name`` is what the person called it.
 
-    ``step_ms`` is the median step, timed without the profiler where ``step_source`` says so.
+    ``step_ms`` is the median of ``steps``, with its interval of 95 %: of steps timed without the
+    profiler, of recorded ones, or ``measured`` by `--verify` (the unchanged script), as the
+    headline says then. The replays' times are of that step too.
     """
 
     name: str
@@ -33,9 +37,12 @@ class Side:
     recompute_per_backward: float | None
     mean_recompute: float | None
     step_ms: float | None
-    step_source: Literal["timed", "trace"] | None
+    step_source: Literal["timed", "trace", "measured"] | None
     recompute_ms: float | None
     surplus_recompute_ms: float | None
+    step_low_ms: float | None = None
+    step_high_ms: float | None = None
+    steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,11 @@ class Comparison:
 
     ``time_change_pct`` is of the step before (-25.6 where 185.07 follows 248.88), and
     ``throughput_change_pct`` of the throughput before (+34.5 there): two views of one change,
-    never to be mixed. Checkpoints are matched by mechanism and variant, call sites of the same
+    never to be mixed. Both are ``None`` where ``obstacles`` says why the step times cannot be
+    compared at all; ``warnings`` begins with these. ``difference`` says what the spread of the
+    steps leaves of the change: ``sure`` where the intervals lie apart, ``direction`` where they
+    do and one is too wide for a percentage, ``none`` where they overlap; ``None`` where steps
+    are too few to tell. Checkpoints are matched by mechanism and variant, call sites of the same
     ones in order, since lines move when a script is changed; a finding by its code.
     """
 
@@ -95,6 +106,9 @@ class Comparison:
     findings_new: tuple[Mark, ...]
     findings_kept: tuple[Mark, ...]
     warnings: tuple[str, ...]
+    obstacles: tuple[str, ...] = ()
+    same_forward_work: bool | None = None
+    difference: Literal["sure", "direction", "none"] | None = None
     schema: str = field(default=SCHEMA)
 
 
@@ -103,7 +117,9 @@ def compare(
 ) -> Comparison:
     """The comparison of two results; ``names`` are what to call them."""
     sides = _side(names[0], before), _side(names[1], after)
-    was, now = (side.step_ms for side in sides)
+    found = doubts(before, after, (sides[0].step_source, sides[1].step_source))
+    comparable = not found.obstacles
+    was, now = (side.step_ms if comparable else None for side in sides)
     switches = _switches(before, after)
     gone, new, kept = _parted(before.findings, after.findings, lambda finding: finding.code)
     return Comparison(
@@ -119,7 +135,10 @@ def compare(
         findings_gone=tuple(Mark(f.code, f.name, f.title) for f in gone),
         findings_new=tuple(Mark(f.code, f.name, f.title) for f in new),
         findings_kept=tuple(Mark(f.code, f.name, f.title) for f in kept),
-        warnings=_warnings(before, after),
+        warnings=found.obstacles + found.cautions,
+        obstacles=found.obstacles,
+        same_forward_work=found.same_work,
+        difference=_difference(*sides) if comparable else None,
     )
 
 
@@ -136,8 +155,8 @@ def json_schema() -> dict[str, Any]:
 
 
 def _side(name: str, result: Result) -> Side:
-    cost = result.cost
-    return Side(
+    cost, verified = result.cost, result.verified
+    side = Side(
         name=name,
         verdict=result.verdict,
         headline=result.headline,
@@ -147,7 +166,42 @@ def _side(name: str, result: Result) -> Side:
         step_source=cost.step_source if cost else None,
         recompute_ms=cost.recompute_ms if cost else None,
         surplus_recompute_ms=cost.surplus_recompute_ms if cost else None,
+        step_low_ms=cost.step_low_ms if cost else None,
+        step_high_ms=cost.step_high_ms if cost else None,
+        steps=cost.steps if cost else 0,
     )
+    if verified is None or verified.outcome not in MEASURED or not verified.before_step_ms:
+        return side
+    # The headline is of this step then; of a slower hour, the replays took longer with it.
+    scale = verified.before_step_ms / cost.step_ms if cost and cost.step_ms > 0 else None
+    return replace(
+        side,
+        step_ms=verified.before_step_ms,
+        step_source="measured",
+        recompute_ms=scale * cost.recompute_ms if cost and scale else None,
+        surplus_recompute_ms=scale * cost.surplus_recompute_ms if cost and scale else None,
+        step_low_ms=verified.before.step_low_ms,
+        step_high_ms=verified.before.step_high_ms,
+        steps=verified.before.timed_steps,
+    )
+
+
+def _difference(before: Side, after: Side) -> Literal["sure", "direction", "none"] | None:
+    spans = [_span(before), _span(after)]
+    if spans[0] is None or spans[1] is None:
+        return None
+    (_, *one), (_, *other) = spans[0], spans[1]
+    if one[0] <= other[1] and other[0] <= one[1]:
+        return "none"
+    if not (is_sure(before.steps) and is_sure(after.steps)):
+        return None
+    return "direction" if too_wide(*spans[0]) or too_wide(*spans[1]) else "sure"
+
+
+def _span(side: Side) -> tuple[float, float, float] | None:
+    if side.step_ms is None or side.step_low_ms is None or side.step_high_ms is None:
+        return None
+    return side.step_ms, side.step_low_ms, side.step_high_ms
 
 
 def _calls(before: Result, after: Result) -> tuple[Calls, ...]:
@@ -212,25 +266,3 @@ def _parted(
         [item for item in other if key(item) not in first],
         [item for item in other if key(item) in first],
     )
-
-
-def _warnings(before: Result, after: Result) -> tuple[str, ...]:
-    """Why the two may not be comparable."""
-    found = []
-    costs = before.cost, after.cost
-    if costs[0] and costs[1]:
-        if costs[0].step_source != costs[1].step_source:
-            found.append(
-                "One step was timed without the profiler and the other taken from a trace, which "
-                "the profiler slows down: their times cannot be compared."
-            )
-        if costs[0].device != costs[1].device:
-            found.append("One step is limited by the CPU and the other by the GPU.")
-    found += [
-        f"They differ in {name}: {before.environment[name]} and {after.environment[name]}."
-        for name in ("target", "device", "device_name", "gpu", "world_size", "threads", "torch")
-        if name in before.environment
-        and name in after.environment
-        and before.environment[name] != after.environment[name]
-    ]
-    return tuple(found)

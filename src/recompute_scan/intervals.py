@@ -16,6 +16,8 @@ _T = (42.43, 8.073, 5.047, 4.088, 3.634)
 _NORMAL = 2.432
 # The smallest and the largest of so many values hold the median of all with more than 96 %.
 _MANY = 6
+# An interval wider than this share of its median says that a figure cannot rest on it.
+_TOO_WIDE = 0.25
 # Of the width of an interval of 95 % to a standard error.
 _ERRORS_95 = 2 * 1.96
 
@@ -40,6 +42,16 @@ def median_interval(times: Sequence[float], one_side: float = _ONE_SIDE) -> tupl
             break
         rank += 1
     return ordered[rank - 1], ordered[number - rank]
+
+
+def too_wide(middle: float, low: float, high: float) -> bool:
+    """Do the times vary so much that no figure can rest on their median?"""
+    return high - low > _TOO_WIDE * middle
+
+
+def is_sure(number: int) -> bool:
+    """Does the interval of the median of so many times hold it with 95 %?"""
+    return number >= _MANY
 
 
 def pair_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:

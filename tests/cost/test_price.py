@@ -90,6 +90,19 @@ def test_timed_steps_are_the_base_where_there_are_some() -> None:
     assert sum(dataclasses.astuple(cost.breakdown)) == pytest.approx(30.0)
 
 
+def test_the_step_time_says_how_sure_it_is() -> None:
+    timed = (68.1, 71.1, 95.5, 116.1, 165.9, 208.2, 248.2, 329.9, 363.4, 579.4)
+    cost = cost_of(checkpointed_step(0), timed=timed)
+    # Of ten times, the second smallest and the second largest hold the median with 97.9 %.
+    assert (cost.step_low_ms, cost.step_high_ms, cost.steps) == (71.1, 363.4, 10)
+    single = cost_of(checkpointed_step(0))
+    assert (single.step_low_ms, single.step_high_ms, single.steps) == (None, None, 1)
+    recorded = cost_of(*(checkpointed_step(number) for number in range(3)))
+    assert recorded.steps == 3
+    assert recorded.step_low_ms is not None
+    assert recorded.step_low_ms <= recorded.step_ms
+
+
 def test_steps_that_something_else_slowed_down_do_not_count() -> None:
     """Five of nine: the median step is a slow one."""
     quick = [checkpointed_step(number, replays=TWICE) for number in range(4)]

@@ -20,6 +20,7 @@ from recompute_scan.cost.phases import (
 )
 from recompute_scan.cost.predict import Base, Prediction, middle_doubt, predict, prepare
 from recompute_scan.cost.runs import Keep
+from recompute_scan.intervals import median_interval
 from recompute_scan.recompute.collectives import find_collectives, time_of
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.result import Breakdown, Checkpoint, Cost
@@ -52,6 +53,7 @@ def price(facts: Recompute, timed_steps_ms: Sequence[float], keep: Keep = keep_l
         return None
     steps = timed if len(timed) else base.graph.measured / _NS_PER_MS
     typical = float(np.median(steps))
+    step_low, step_high = median_interval(steps.tolist()) if len(steps) > 1 else (None, None)
     breakdown = _breakdown(phases, typical)
     wasteful = len(facts.counts.surplus_rows) > 0
     fixed = predict(base, keep) if wasteful else Prediction(1.0, {})
@@ -77,6 +79,9 @@ def price(facts: Recompute, timed_steps_ms: Sequence[float], keep: Keep = keep_l
         bare_step_ms=typical * bare.share if bare else None,
         bare_low_ms=bare_low,
         bare_high_ms=bare_high,
+        step_low_ms=step_low,
+        step_high_ms=step_high,
+        steps=len(steps),
     )
 
 

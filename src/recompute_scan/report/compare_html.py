@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from recompute_scan.comparison import Comparison
-from recompute_scan.report.compared import call_rows, changes, rows, step_bars, step_sentence
+from recompute_scan.report.compared import (
+    call_rows,
+    cautions,
+    changes,
+    rows,
+    step_bars,
+    step_sentence,
+)
 from recompute_scan.report.html import fill
 
 
@@ -16,5 +23,6 @@ def render_comparison_html(comparison: Comparison) -> str:
         bars=step_bars(comparison),
         rows=rows(comparison),
         changes=changes(comparison),
+        cautions=cautions(comparison),
         calls=call_rows(comparison),
     )

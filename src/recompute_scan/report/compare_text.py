@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from recompute_scan.comparison import Comparison
-from recompute_scan.report.compared import call_rows, changes, rows, step_sentence
+from recompute_scan.report.compared import call_rows, cautions, changes, rows, step_sentence
 from recompute_scan.report.escape import visible
 from recompute_scan.report.page import wrap
 
@@ -13,16 +15,17 @@ _MOST_CALLS = 20
 def render_comparison_text(comparison: Comparison) -> str:
     """The comparison, ending in a line end."""
     written: list[str] = []
+    if comparison.obstacles:
+        written += [step_sentence(comparison), *_list(comparison.obstacles), ""]
     for label, side in (("Before", comparison.before), ("After", comparison.after)):
         written += wrap(visible(side.name, 400), " " * 8, f"{label + ':':<8}")
         written += wrap(visible(side.headline, 400), " " * 8, " " * 8)
-    written += ["", *wrap(step_sentence(comparison), "", ""), ""]
-    written.append(f"  {'':<24}{'before':>16}{'after':>16}")
-    written += [f"  {label:<24}{one:>16}{other:>16}" for label, one, other in rows(comparison)]
+    if not comparison.obstacles:
+        written += ["", *wrap(step_sentence(comparison), "", "")]
+    written += ["", f"  {'':<24}{'before':>20}{'after':>20}"]
+    written += [f"  {label:<24}{one:>20}{other:>20}" for label, one, other in rows(comparison)]
     for change in changes(comparison):
-        written += ["", change.title]
-        for item in change.items:
-            written += wrap(visible(item, 400), "    ", "  - ")
+        written += ["", change.title, *_list(change.items)]
     calls = call_rows(comparison)
     if calls:
         written += ["", "Calls a step that differ"]
@@ -33,11 +36,13 @@ def render_comparison_text(comparison: Comparison) -> str:
         ]
         if len(calls) > _MOST_CALLS:
             written.append(f"  and {len(calls) - _MOST_CALLS} more families (see the JSON)")
-    if comparison.warnings:
-        written += ["", "Worth knowing"]
-        for warning in comparison.warnings:
-            written += wrap(visible(warning, 400), "    ", "  - ")
+    if notes := cautions(comparison):
+        written += ["", "Worth knowing", *_list(notes)]
     return "\n".join(written) + "\n"
+
+
+def _list(items: Sequence[str]) -> list[str]:
+    return [line for item in items for line in wrap(visible(item, 400), "    ", "  - ")]
 
 
 def _arrow(before: str, after: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from recompute_scan.comparison import Calls, Comparison, Mark, Side, Switch
 from recompute_scan.report.bars import Part, stacked
 from recompute_scan.report.words import MECHANISM_WORDS
-from recompute_scan.units import count, ms, pct, plural, times
+from recompute_scan.units import UNKNOWN, count, ms, pct, plural, times
 
 _SAME_PCT = 0.05  # what one digit after the point shows as nothing
 
@@ -21,18 +21,40 @@ class Change:
 
 
 def step_sentence(comparison: Comparison) -> str:
-    """How the step changed, as time and, apart from it, as throughput."""
+    """How the step changed, as time and, apart from it, as throughput; only what is sure."""
     before, after = comparison.before.step_ms, comparison.after.step_ms
     time, throughput = comparison.time_change_pct, comparison.throughput_change_pct
+    if comparison.obstacles:
+        return "The step times cannot be compared."
     if time is None or throughput is None:
         return "The step times cannot be compared: not both are known."
     if abs(time) < _SAME_PCT:
         return f"A step takes as long as before, {ms(after)}."
     more, other = ("more", "less") if time > 0 else ("less", "more")
-    return (
-        f"A step takes {ms(after)} instead of {ms(before)}: {pct(abs(time))} {more} time than "
-        f"before. Put as throughput, it is {pct(abs(throughput))} {other}."
+    change = f"A step takes {ms(after)} instead of {ms(before)}"
+    spread = f"{span(comparison.before)} before, {span(comparison.after)} after"
+    if comparison.difference == "none":
+        return (
+            f"{change}, which lies within the spread of the step times ({spread}): whether it "
+            "takes more or less time than before is not known."
+        )
+    if comparison.difference == "direction":
+        return (
+            f"A step takes {more} time than before, {ms(after)} instead of {ms(before)}; the step "
+            f"times vary too much for a percentage ({spread})."
+        )
+    said = (
+        f"{change}: {pct(abs(time))} {more} time than before. Put as throughput, it is "
+        f"{pct(abs(throughput))} {other}."
     )
+    if comparison.difference is None:
+        said += " How sure that is, only six steps or more of each side can tell."
+    return said
+
+
+def cautions(comparison: Comparison) -> tuple[str, ...]:
+    """The warnings that are no obstacles."""
+    return tuple(w for w in comparison.warnings if w not in comparison.obstacles)
 
 
 @dataclass(frozen=True)
@@ -45,7 +67,11 @@ class Bar:
 
 
 def step_bars(comparison: Comparison) -> tuple[Bar, ...]:
-    """The two steps on one scale; empty where what replays take is not known of both."""
+    """The two steps on one scale; empty where what replays take is not known of both, or where
+    they cannot be compared.
+    """
+    if comparison.obstacles:
+        return ()
     sides = (("Before", comparison.before), ("After", comparison.after))
     scale = max(side.step_ms or 0.0 for _, side in sides)
     bars = []
@@ -70,9 +96,10 @@ def rows(comparison: Comparison) -> list[tuple[str, str, str]]:
         row("Replays per layer", *(times(side.recompute_per_backward) for side in sides)),
         row("Mean over all work", *(times(side.mean_recompute) for side in sides)),
         row("Step time", *(ms(side.step_ms) for side in sides)),
+        row("Likely", *(span(side) for side in sides)),
+        row("Step time from", *(_source(side) for side in sides)),
         row("Replays a step", *(ms(side.recompute_ms) for side in sides)),
         row("Surplus among them", *(ms(side.surplus_recompute_ms) for side in sides)),
-        row("Step time from", *(_source(side) for side in sides)),
     ]
 
 
@@ -93,12 +120,13 @@ def call_rows(comparison: Comparison) -> list[tuple[str, str, str, str, str]]:
 
 def changes(comparison: Comparison) -> list[Change]:
     """What went away, what is new and what is still there; lists with nothing are left out."""
+    titles = ("Went away", "New", "Still there")
+    if not comparison.same_forward_work:  # of another model, nothing went away
+        titles = ("Only before", "Only after", "In both")
     found = [
-        Change(
-            "Went away", _items(comparison.findings_gone, comparison.checkpoints_gone, "before")
-        ),
-        Change("New", _items(comparison.findings_new, comparison.checkpoints_new, "after")),
-        Change("Still there", _items(comparison.findings_kept, comparison.checkpoints_kept, "")),
+        Change(titles[0], _items(comparison.findings_gone, comparison.checkpoints_gone, "before")),
+        Change(titles[1], _items(comparison.findings_new, comparison.checkpoints_new, "after")),
+        Change(titles[2], _items(comparison.findings_kept, comparison.checkpoints_kept, "")),
     ]
     return [change for change in found if change.items]
 
@@ -120,8 +148,24 @@ def _switch(switch: Switch, side: str) -> str:
     return f"{name}{variant}{place}, round {blocks}"
 
 
+def span(side: Side) -> str:
+    """``71.1 to 363.4 ms``: where the median of the side's steps lies."""
+    if side.step_low_ms is None or side.step_high_ms is None:
+        return UNKNOWN
+    return f"{ms(side.step_low_ms).removesuffix(' ms')} to {ms(side.step_high_ms)}"
+
+
 def _source(side: Side) -> str:
-    return {"timed": "timed steps", "trace": "the trace", None: "-"}[side.step_source]
+    if side.step_source is None:
+        return "-"
+    if not side.steps:
+        return {"timed": "timed steps", "trace": "the trace", "measured": "--verify"}[
+            side.step_source
+        ]
+    number = plural(side.steps, "step")
+    if side.step_source == "measured":
+        return f"{number} of --verify"
+    return f"{number}, {'timed' if side.step_source == 'timed' else 'traced'}"
 
 
 def _count(value: float | None) -> str:

@@ -33,6 +33,7 @@ from recompute_scan.report.measured import (
 )
 from recompute_scan.report.proof import family_table, timeline
 from recompute_scan.report.ranks import MANY_RANKS, MOST_RANKS, rank_groups, ranks_sentence
+from recompute_scan.report.spread import step_time_sentences
 from recompute_scan.result import Checkpoint, Region, Result, to_json
 
 # Rows shown before the table folds blocks that are like one already shown.
@@ -73,6 +74,7 @@ def render_html(result: Result) -> str:
         numbers=summary.key_numbers(result),
         reason=summary.further_reason(result),
         waste=summary.waste_sentences(result),
+        step_times=step_time_sentences(result),
         measured=measured_table(result),
         measured_title=measured_title(result),
         measured_says=measured_sentences(result),

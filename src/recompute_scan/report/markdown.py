@@ -19,6 +19,7 @@ from recompute_scan.report.measured import (
     removed_words,
 )
 from recompute_scan.report.ranks import rank_words
+from recompute_scan.report.spread import step_time_sentences
 from recompute_scan.result import Checkpoint, Finding, Result
 
 _MOST_GROUPS = 12
@@ -40,7 +41,7 @@ def render_markdown(result: Result) -> str:
         parts += [f"Why: {prose(result.reason)}"] if result.reason else []
         parts.append(words.HOW_TO_RECORD)
     parts.append(_measured(result))
-    parts += [" ".join(summary.waste_sentences(result)), _blocks(result), _who(result)]
+    parts += [_cost(result), _blocks(result), _who(result)]
     parts.append(prose(" ".join(memory_sentences(result.memory))) if result.memory else "")
     parts += [_finding(finding) for finding in result.findings]
     parts += [_warnings(result), _environment(result)]
@@ -95,6 +96,13 @@ def _measured(result: Result) -> str:
         prose(" ".join(others)),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _cost(result: Result) -> str:
+    step = summary.step_after(result)
+    if step is None or step.measured:  # what was measured has a table of its own
+        return ""
+    return " ".join([*summary.waste_sentences(result), *step_time_sentences(result)])
 
 
 def _blocks(result: Result) -> str:

@@ -203,7 +203,7 @@ def waste_sentences(result: Result) -> list[str]:
         return []
     return [
         f"A step takes {pct(found.more_time_pct)} more time than needed "
-        f"({ms(found.saved_ms)} of it is surplus).",
+        f"({ms(found.saved_ms)} of it would go with the fix).",
         f"Put as throughput, {pct(found.throughput_pct)} of it is lost.",
     ]
 

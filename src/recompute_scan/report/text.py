@@ -19,6 +19,7 @@ from recompute_scan.report.measured import (
 )
 from recompute_scan.report.page import Page
 from recompute_scan.report.ranks import rank_words
+from recompute_scan.report.spread import step_time_sentences
 from recompute_scan.result import Finding, Result
 
 # A statement is shown on one line, which ends here.
@@ -110,14 +111,13 @@ def _measured(page: Page, result: Result) -> None:
 
 
 def _cost(page: Page, result: Result) -> None:
-    sentences = summary.waste_sentences(result)
-    if not sentences or result.cost is None:
+    waste = summary.waste_sentences(result)
+    step = summary.step_after(result)
+    if step is None or step.measured:  # what was measured has a table of its own
         return
-    page.title("Cost")
-    for sentence in sentences:
+    page.title("Cost" if waste else "Step time")
+    for sentence in [*waste, *step_time_sentences(result)]:
         page.prose(sentence)
-    timed = "timed without the profiler" if result.cost.step_source == "timed" else "as recorded"
-    page.prose(f"Step times on {words.device_words(result)}, {timed}.")
 
 
 def _blocks(page: Page, result: Result) -> None:

@@ -20,7 +20,11 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the replays cost. ``step_ms`` is a median over steps; see ``method``.
+    """What the replays cost. ``step_ms`` is a median over ``steps``; see ``method``.
+
+    ``step_low_ms`` and ``step_high_ms`` hold that median with 95 %, below six steps less surely:
+    then they are the shortest and the longest. ``None`` with a single step, and in results of
+    versions that did not know them, where ``steps`` is 0.
 
     ``predicted_step_ms`` is the step after the fix, with its interval. ``saving_pct`` is what
     goes, as a share of the step as it is now: so much throughput is lost today. (More time than
@@ -48,6 +52,9 @@ class Cost:
     bare_step_ms: float | None = None
     bare_low_ms: float | None = None
     bare_high_ms: float | None = None
+    step_low_ms: float | None = None
+    step_high_ms: float | None = None
+    steps: int = 0
 
 
 @dataclass(frozen=True)
