@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
@@ -45,6 +46,7 @@ def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -
         facts["device_name"] = torch.cuda.get_device_name()
         facts["cuda"] = str(torch.version.cuda or torch.version.hip or "")
     else:
+        facts["processor"] = _processor()
         facts["threads"] = str(torch.get_num_threads())
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
@@ -55,6 +57,15 @@ def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -
         except PackageNotFoundError:
             continue
     return facts
+
+
+def _processor() -> str:
+    """The model of the processor, as the system names it."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _compiled_something() -> bool:
