@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import pytest
 
 from recompute_scan.intervals import median_interval, ratio_interval
 from recompute_scan.report.measured import measured_sentences, measured_title
-from recompute_scan.result import Checkpoint, Result, Verified
+from recompute_scan.result import Checkpoint, Result, Verified, WithPlan
 from recompute_scan.run_info import Measurements, RunInfo, step_has_fix
 from recompute_scan.verification import Trial, verified
 from tests.report import sample_results
@@ -306,6 +307,70 @@ def test_a_run_that_does_not_come_through(status: int, message: str | None, expe
     _, failed = verify([before, before], [gone])
     assert (failed.outcome, failed.saving_ms) == ("failed", None)
     assert any("memory" in said or "come through" in said for said in measured_sentences(result))
+
+
+def with_plan(*plan: Trial) -> tuple[WithPlan, str]:
+    """What is said of these runs with the plan, beside two unchanged ones."""
+    before = trial(*STEADY)
+    result = verified(
+        sample_results.full(), (), [before, before], [], [], plan=plan, planned=("model.layers.3",)
+    )
+    assert result.verified is not None
+    assert result.verified.with_plan is not None
+    (said,) = [text for text in measured_sentences(result) if "the plan of RS301" in text]
+    return result.verified.with_plan, said
+
+
+def test_what_the_plan_gave_is_said_beside_what_was_predicted() -> None:
+    """The sample's plan: 217 ms of a step of 247, 66 GiB."""
+    ran = trial(*scaled(0.9), calls=4, gpu=65 << 30)
+    found, said = with_plan(ran, ran)
+    assert found.arm is not None
+    assert (found.arm.step_ms, found.losses.status) == (90.0, "equal")
+    cost = sample_results.full().cost
+    assert cost is not None
+    predicted = 100 * 217 / cost.step_ms
+    assert said == (
+        "With the plan of RS301 (1 layer without checkpoint) a step takes 90.0 ms, predicted "
+        f"{predicted:.1f} ms; at most 65.0 GiB are allocated, predicted 66.0 GiB. Its losses equal "
+        "those of the unchanged script, to the last bit."
+    )
+
+
+def test_losses_with_the_plan_that_differ_are_said() -> None:
+    found, said = with_plan(trial(*STEADY, losses=(3.0, 2.5), calls=4))
+    assert (found.losses.status, found.losses.largest_difference) == ("different", 0.5)
+    assert said.endswith("Its losses differ from those of the unchanged script by up to 0.5.")
+    found, said = with_plan(trial(*STEADY, losses=(3.0, float("nan")), calls=4))
+    assert found.losses.status == "different"
+    assert said.endswith("Some of its losses are not numbers.")
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "words"),
+    [
+        ("The script raised torch.OutOfMemoryError: no room.", "out-of-memory", "does not fit"),
+        ("The script raised ValueError: no.", "failed", "did not come through"),
+    ],
+)
+def test_a_plan_that_does_not_come_through(message: str, status: str, words: str) -> None:
+    ran = trial(*STEADY, calls=4)
+    found, said = with_plan(ran, trial(status=1, message=message))
+    assert found.arm is not None
+    assert (found.arm.status, found.losses.status) == (status, "not-seen")
+    assert words in said
+    assert said.endswith(message)
+
+
+def test_a_plan_that_took_nothing_out_measured_nothing() -> None:
+    assert with_plan(trial(*STEADY))[0].arm is None
+    # Others lost their checkpoints, and the layer of the plan did not.
+    ran = dataclasses.replace(trial(*STEADY, calls=4), result=sample_results.full())
+    found, said = with_plan(ran)
+    assert (found.arm, found.losses.status) == (None, "not-seen")
+    assert "nothing was measured" in said
+    elsewhere = dataclasses.replace(ran, result=sample_results.clean())
+    assert with_plan(elsewhere)[0].arm is not None
 
 
 def test_memory_is_that_of_the_gpu_where_there_is_one() -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from recompute_scan.headline import headline
 from recompute_scan.intervals import median_interval, pair_interval, ratio_interval
-from recompute_scan.result import Arm, Checkpoint, Losses, Outcome, Result, Verified
+from recompute_scan.result import Arm, Checkpoint, Losses, Outcome, Result, Verified, WithPlan
 from recompute_scan.run_info import Measurements, RunInfo, step_has_fix
 
 _OUT_OF_MEMORY = re.compile(
@@ -78,6 +78,9 @@ def verified(
     after: Sequence[Trial],
     without: Sequence[Trial],
     switching: Sequence[Trial] = (),
+    plan: Sequence[Trial] = (),
+    *,
+    planned: tuple[str, ...] = (),
 ) -> Result:
     """The result with its measured section, and the headline that follows from it.
 
@@ -89,6 +92,8 @@ def verified(
         without: Runs without any checkpoint; none where that was not asked for.
         switching: Runs that switched the fix on and off from step to step; once they have enough
             steps, the step times are theirs, unless one of them failed.
+        plan: Runs with the plan of RS301; none where there was none to try.
+        planned: The modules that lose their checkpoints there.
     """
     runs = _paired(switching)
     pairs = [pair for run in runs for pair in run]
@@ -118,6 +123,7 @@ def verified(
         without_checkpointing=_arm(without) if without else None,
         switching_runs=len(runs),
         pairs=len(pairs),
+        with_plan=_with_plan(before, plan, planned) if plan else None,
     )
     if section.before_step_ms is not None and section.after_step_ms is not None:
         rounds = [(b.timed_ms, a.timed_ms) for b, a in zip(before, after, strict=False)]
@@ -244,6 +250,20 @@ def _without_figures(section: Verified) -> Verified:
         losses_equal=None,
         losses=Losses("not-seen"),
     )
+
+
+def _with_plan(
+    before: Sequence[Trial], plan: Sequence[Trial], planned: tuple[str, ...]
+) -> WithPlan:
+    arm = _arm(plan)
+    if arm.status != "measured":
+        return WithPlan(planned, arm, Losses("not-seen"))
+    taken = any(measured.bypassed_calls for trial in plan for measured in trial.measured)
+    regions = [region for trial in plan if trial.result for region in trial.result.regions]
+    stay = any(region.checkpoints for region in regions if region.module in planned)
+    if stay or not taken:
+        return WithPlan(planned, None, Losses("not-seen"))
+    return WithPlan(planned, arm, _losses(before, plan))
 
 
 def _losses(before: Sequence[Trial], after: Sequence[Trial]) -> Losses:

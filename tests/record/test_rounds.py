@@ -16,7 +16,7 @@ from tests.report import sample_results
 from tests.test_verification import REMOVED, STEADY, scaled, trial, with_fix
 
 UNCHANGED, FIX, WITHOUT = "unchanged", "with-the-fix", "without-checkpointing"
-SWITCHING = "switching-the-fix"
+PLAN, SWITCHING = "with-the-plan", "switching-the-fix"
 # As a run times them that switches a fix on and off which saves a fifth.
 SAVES_A_FIFTH = (100.0, 80.0, 82.0, 101.0)
 
@@ -28,9 +28,11 @@ def ran(
     *,
     switching: Trial,
     without_checkpointing: bool = False,
+    plan: Trial | None = None,
+    removed: bool = True,
 ) -> tuple[list[tuple[str, int]], Result]:
     """The runs that were started, where each run with the fix takes the next of these times, and
-    each that switches it on and off gives the same trial.
+    each that switches it on and off, or has the plan, gives the same trial.
     """
     started: list[tuple[str, int]] = []
 
@@ -38,12 +40,19 @@ def ran(
         started.append((name, number))
         if name == SWITCHING:
             return switching
+        if name == PLAN:
+            assert plan is not None
+            return plan
         return with_fix(*scaled(fixed[number - 1])) if name == FIX else trial(*STEADY)
 
     monkeypatch.setattr(module, "_run", run)
     write_run_info(tmp_path, trial(*STEADY).accounts[0])
     options = RunOptions("train.py", is_module=False, args=(), output=tmp_path, measure=True)
-    result = module.verify(doubled(), options, None, without_checkpointing=without_checkpointing)
+    recorded = doubled() if removed else replace(sample_results.doubled(), findings=())
+    if plan is not None:
+        found = replace(sample_results.FINDING, code="RS301", fix=None)
+        recorded = replace(recorded, findings=(*recorded.findings, found))
+    result = module.verify(recorded, options, None, without_checkpointing=without_checkpointing)
     return started, result
 
 
@@ -63,6 +72,32 @@ def test_two_rounds_are_enough_where_the_times_agree(
     assert started == [(FIX, 1), (FIX, 2), (UNCHANGED, 2)]
     assert result.verified is not None
     assert (result.verified.outcome, result.verified.before.runs) == ("helps", 2)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_plan_takes_part_in_both_rounds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
+) -> None:
+    """With a fix and without one; what fails is not tried again."""
+    plan = with_fix(*scaled(0.7)) if status == 0 else trial(status=1, message="out of memory")
+    for removed in (True, False):
+        started, result = ran(
+            monkeypatch, tmp_path, (0.8, 0.8), switching=trial(status=1), plan=plan, removed=removed
+        )
+        fix = [FIX] if removed else []
+        first, second = [*fix, PLAN], [*([] if status else [PLAN]), *fix, UNCHANGED]
+        assert started == [(way, 1) for way in first] + [(way, 2) for way in second]
+        section = result.verified
+        assert section is not None
+        assert section.outcome == ("helps" if removed else "not-tried")
+        assert section.with_plan is not None
+        assert section.with_plan.arm is not None
+        if status:
+            assert section.with_plan.arm.status == "out-of-memory"
+        else:
+            assert section.with_plan.modules == tuple(f"model.layers.{at}" for at in range(3, 8))
+            assert (section.with_plan.arm.runs, section.with_plan.arm.step_ms) == (2, 70.0)
+            assert section.with_plan.losses.status == "equal"
 
 
 def test_the_fix_is_switched_while_the_times_leave_it_open(

@@ -28,6 +28,7 @@ from recompute_scan.result import (
     Result,
     Step,
     Verified,
+    WithPlan,
 )
 
 OUTER = Checkpoint(
@@ -284,6 +285,7 @@ def measurement() -> Verified:
     before = dataclasses.replace(before, verdict="doubled", recompute_per_backward=2.0)
     after = Arm("measured", None, 2, 20, 246.9, 245.1, 248.8, None, None, 911_000_000)
     after = dataclasses.replace(after, verdict="full", recompute_per_backward=1.0)
+    planned = Arm("measured", None, 2, 20, 221.4, 219.0, 225.2, 65 << 30, 70 << 30, 913_000_000)
     return Verified(
         outcome="helps",
         removed=(INNER,),
@@ -300,6 +302,7 @@ def measurement() -> Verified:
         losses=Losses("equal", 13, 0.0, 0.0, True),
         before=before,
         after=after,
+        with_plan=WithPlan(("model.layers.3",), planned, Losses("equal", 13, 0.0, 0.0, True)),
     )
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Protocol
 
@@ -25,12 +25,14 @@ from recompute_scan.record.caught import (
     within,
 )
 from recompute_scan.record.options import Arguments
+from recompute_scan.record.origins import Origin
 from recompute_scan.record.patches import Patches
 
 
 @dataclass(frozen=True)
 class Removal:
-    """Which checkpoint calls to take out: those of one mechanism, call site and variant.
+    """Which checkpoint calls to take out: those of one mechanism, call site and variant, round
+    all modules or some.
 
     Attributes:
         mechanism: As written into the marks.
@@ -38,15 +40,25 @@ class Removal:
         variant: ``reentrant`` or ``non-reentrant``.
         depth: Number of checkpoints round it, only where one of the same mechanism, site and
             variant stands round it or inside it and must stay; else ``None``.
+        modules: Names below the model of the modules that lose theirs; empty for all.
     """
 
     mechanism: str
     site: str
     variant: str
     depth: int | None = None
+    modules: tuple[str, ...] = ()
+
+    def takes(self, variant: Variant, origin: Origin, depth: int) -> bool:
+        """Whether a call of this origin, inside so many checkpoints, is one of these."""
+        return (
+            (self.mechanism, self.site, self.variant) == (origin.mechanism, origin.site, variant)
+            and self.depth in (None, depth)
+            and (not self.modules or origin.module.name in self.modules)
+        )
 
 
-_Asker = tuple[str, str]  # mechanism and site
+_NOBODY = Origin()
 
 
 class _Askers(Protocol):
@@ -56,8 +68,8 @@ class _Askers(Protocol):
         args: tuple[object, ...],
         frame: FrameType | None,
         options: Sequence[str],
-    ) -> _Asker:
-        """Mechanism and site of the call whose innermost frame this is."""
+    ) -> Origin:
+        """Module, mechanism and site of the call whose innermost frame this is."""
 
 
 class Bypass:
@@ -122,33 +134,32 @@ class Bypass:
 
     def _asker(
         self, function: object, args: tuple[object, ...], options: Sequence[str] = ()
-    ) -> _Asker:
-        """Mechanism and site of a call; in a replay they may be those of what is replayed."""
+    ) -> Origin:
+        """Module, mechanism and site of a call; in a replay mechanism and site may be those of
+        what is replayed.
+        """
         if self._everything:
-            return "", ""
+            return _NOBODY
         found = self._askers.asker(function, args, sys._getframe(2), options)
-        if not found[1]:
-            found = getattr(self._thread, "asker", found)
+        if not found.site:
+            outer: Origin = getattr(self._thread, "asker", found)
+            found = replace(outer, module=found.module)
         return found
 
-    def _takes(self, variant: Variant, asker: _Asker) -> bool:
+    def _takes(self, variant: Variant, asker: Origin) -> bool:
         depth = getattr(self._thread, "depth", 0)
         taken = self.active and (
             self._everything
-            or any(
-                (removal.mechanism, removal.site, removal.variant) == (*asker, variant)
-                and removal.depth in (None, depth)
-                for removal in self._removals
-            )
+            or any(removal.takes(variant, asker, depth) for removal in self._removals)
         )
         self.calls += taken
         return taken
 
-    def _plain(self, asker: _Asker) -> Generator[None, None, None]:
+    def _plain(self, asker: Origin) -> Generator[None, None, None]:
         with self._inside(asker):
             yield
 
-    def _always_inside(self, function: Callable[..., Any], asker: _Asker) -> Callable[..., Any]:
+    def _always_inside(self, function: Callable[..., Any], asker: Origin) -> Callable[..., Any]:
         """The function of a checkpoint that stays, which knows in replays too whose it is."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -158,10 +169,10 @@ class Bypass:
         return run
 
     @contextmanager
-    def _inside(self, asker: _Asker) -> Iterator[None]:
+    def _inside(self, asker: Origin) -> Iterator[None]:
         """One checkpoint deeper, and inside that of this asker."""
         thread = self._thread
-        depth, enclosing = getattr(thread, "depth", 0), getattr(thread, "asker", ("", ""))
+        depth, enclosing = getattr(thread, "depth", 0), getattr(thread, "asker", _NOBODY)
         thread.depth, thread.asker = depth + 1, asker
         try:
             yield

@@ -74,9 +74,12 @@ class Origins:
         args: Sequence[object],
         frame: FrameType | None,
         options: Sequence[str] = (),
-    ) -> tuple[str, str]:
-        """Mechanism and site alone, as :meth:`of` has them; for this, modules need no names."""
-        return self._asked(function, args, frame, options)[:2]
+    ) -> Origin:
+        """Module, mechanism and site alone, as :meth:`of` has them: what the module is like is
+        not looked at.
+        """
+        mechanism, site, covered = self._asked(function, args, frame, options)
+        return Origin(self._index.look_up(covered), mechanism, site)
 
     def _asked(
         self,

@@ -32,7 +32,7 @@ from recompute_scan.record.caught import (
 from recompute_scan.record.imports import after_import
 from recompute_scan.record.module_names import ModuleIndex
 from recompute_scan.record.options import Arguments
-from recompute_scan.record.origins import Origins
+from recompute_scan.record.origins import Origin, Origins
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.switches import Switches
 from recompute_scan.record.untrained import Untrained
@@ -105,13 +105,15 @@ class Probe:
         args: tuple[object, ...],
         frame: FrameType | None,
         options: Sequence[str] = (),
-    ) -> tuple[str, str]:
-        """Mechanism and site of the checkpoint call whose innermost frame this is, as marked."""
+    ) -> Origin:
+        """Module, mechanism and site of the checkpoint call whose innermost frame this is, as
+        marked.
+        """
         try:
             return self._origins.asker(function, args, frame, options)
         except Exception as error:
             self._cannot_name(error)
-            return "", ""
+            return Origin()
 
     def _watch_reentrant(self) -> None:
         function = reentrant_function()

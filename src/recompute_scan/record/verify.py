@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from recompute_scan.pipeline import analyse
 from recompute_scan.record.bypass import Removal
 from recompute_scan.record.runner import RunOptions
 from recompute_scan.record.trial import run_trial
-from recompute_scan.result import Checkpoint, Result
+from recompute_scan.result import Checkpoint, Region, Result
 from recompute_scan.run_info import accounts_in
 from recompute_scan.verification import Trial, verified
 
@@ -25,7 +25,7 @@ _ROUNDS, _MOST_ROUNDS = 2, 6
 _MOST_SWITCHING = 4
 _FOLDER = "verify"
 _UNCHANGED, _FIX, _WITHOUT = "unchanged", "with-the-fix", "without-checkpointing"
-_SWITCHING = "switching-the-fix"
+_PLAN, _SWITCHING = "with-the-plan", "switching-the-fix"
 
 
 def verify(
@@ -38,12 +38,12 @@ def verify(
 ) -> Result:
     """The result with what was measured.
 
-    The run that gave the result counts as the first of the unchanged ones; then come the fix and
-    no checkpoints (where asked for), and all of them once more, the other way round. While that
-    leaves the outcome open, the script is run with the fix switched on and off from step to step;
-    where that fails or times no steps, unchanged and with the fix again. The first run with the fix
-    and the first without checkpoints leave a trace too. What the runs print goes to ``output.txt``
-    beside their accounts, in ``verify/…`` below the run's folder.
+    The run that gave the result counts as the first of the unchanged ones; then come the fix, the
+    plan of RS301 with it, and no checkpoints (where asked for), and all of them once more, the
+    other way round. While that leaves the outcome open, the script is run with the fix switched on
+    and off from step to step; where that fails or times no steps, unchanged and with the fix again.
+    The first run of each way leaves a trace too. What the runs print goes to ``output.txt`` beside
+    their accounts, in ``verify/…`` below the run's folder.
 
     Args:
         result: What the recorded run showed.
@@ -52,18 +52,20 @@ def verify(
         without_checkpointing: Whether to run it without any checkpoint too.
         on_progress: Called with a line for the person before each run.
     """
-    removed = to_remove(result)
+    removed, planned = to_remove(result), planned_regions(result)
+    removals = tuple(removal_of(checkpoint, result) for checkpoint in removed)
     ways = {_UNCHANGED: options}
     if removed:
-        removals = tuple(removal_of(checkpoint, result) for checkpoint in removed)
         ways[_FIX] = replace(options, removals=removals)
         ways[_SWITCHING] = replace(
             ways[_FIX], switching=True, timing_steps=2 * options.timing_steps, steps=0
         )
+    if planned:
+        ways[_PLAN] = replace(options, removals=removals + plan_removals(planned, result))
     if without_checkpointing:
         ways[_WITHOUT] = replace(options, without_checkpointing=True)
-    runs = _Runs(result, removed, ways, nproc_per_node, on_progress)
-    in_turn = [name for name in (_UNCHANGED, _FIX, _WITHOUT) if name in ways]
+    runs = _Runs(result, removed, planned, ways, nproc_per_node, on_progress)
+    in_turn = [name for name in (_UNCHANGED, _FIX, _PLAN, _WITHOUT) if name in ways]
     for number in range(1, _ROUNDS + 1) if len(ways) > 1 else ():
         # The other way round every second time, for machines that get slower and slower.
         for name in in_turn[1:] if number == 1 else reversed(in_turn):
@@ -87,12 +89,14 @@ class _Runs:
         self,
         result: Result,
         removed: tuple[Checkpoint, ...],
+        planned: tuple[Region, ...],
         ways: dict[str, RunOptions],
         nproc_per_node: int | None,
         on_progress: Callable[[str], None],
     ) -> None:
         self._result = result
         self._removed = removed
+        self._planned = tuple(region.module or "" for region in planned)
         self._ways = ways
         self._nproc_per_node = nproc_per_node
         self._on_progress = on_progress
@@ -133,8 +137,9 @@ class _Runs:
         self.so_far = self._together()
 
     def _together(self) -> Result:
-        ways = (_UNCHANGED, _FIX, _WITHOUT, _SWITCHING)
-        return verified(self._result, self._removed, *(self._trials[name] for name in ways))
+        ways = (_UNCHANGED, _FIX, _WITHOUT, _SWITCHING, _PLAN)
+        trials = (self._trials[name] for name in ways)
+        return verified(self._result, self._removed, *trials, planned=self._planned)
 
 
 def to_remove(result: Result) -> tuple[Checkpoint, ...]:
@@ -145,6 +150,34 @@ def to_remove(result: Result) -> tuple[Checkpoint, ...]:
         if finding.fix and finding.fix.removes and finding.saving_ms
     ]
     return tuple(dict.fromkeys(found))
+
+
+def planned_regions(result: Result) -> tuple[Region, ...]:
+    """The regions that RS301's plan takes the checkpoints from.
+
+    None without that finding, or where names do not tell these regions' modules from others: a
+    module that runs twice in a forward pass is two regions of one name.
+    """
+    memory = result.memory
+    found = any(finding.code == "RS301" for finding in result.findings)
+    if not found or memory is None or memory.chosen is None:
+        return ()
+    ordinals = set(memory.plans[memory.chosen].regions)
+    planned = [region for region in result.regions if region.ordinal in ordinals]
+    others = {region.module for region in result.regions if region.ordinal not in ordinals}
+    return () if {region.module for region in planned} & {None, *others} else tuple(planned)
+
+
+def plan_removals(planned: Sequence[Region], result: Result) -> tuple[Removal, ...]:
+    """How to find the checkpoints round these regions, and round no others."""
+    modules: dict[Checkpoint, list[str]] = {}
+    for region in planned:
+        for checkpoint in region.checkpoints:
+            modules.setdefault(checkpoint, []).append(region.module or "")
+    return tuple(
+        replace(removal_of(checkpoint, result), modules=tuple(names))
+        for checkpoint, names in modules.items()
+    )
 
 
 def removal_of(checkpoint: Checkpoint, result: Result) -> Removal:

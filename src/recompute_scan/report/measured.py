@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recompute_scan.report.summary import predicted_beside
 from recompute_scan.report.words import mechanism_words
-from recompute_scan.result import Arm, Checkpoint, Losses, Result, Verified
+from recompute_scan.result import Arm, Checkpoint, Losses, MemoryPlan, Result, Verified, WithPlan
 from recompute_scan.units import UNKNOWN, ms, pct, plural, size, times
 
 _NOTHING = "-"
@@ -34,13 +34,14 @@ def measured_table(result: Result) -> MeasuredTable | None:
         return None
     arms = [("Unchanged", verified.before)]
     arms += [("With the fix", verified.after)] if verified.after else []
+    arms += [("With the plan", plan)] if (plan := _plan_arm(verified)) else []
     without = verified.without_checkpointing
     arms += [("No checkpoints", without)] if without else []
     measured = [arm for _, arm in arms]
     rows = [
         _row("Step time", measured, lambda arm: ms(arm.step_ms)),
         _row("Likely between", measured, lambda arm: _span(arm.step_low_ms, arm.step_high_ms)),
-        _predicted(result, measured, verified.after),
+        _predicted(result, verified, measured),
         _bytes("GPU memory, allocated", measured, lambda arm: arm.peak_allocated_bytes),
         _bytes("GPU memory, reserved", measured, lambda arm: arm.peak_reserved_bytes),
         _bytes("Process memory", measured, lambda arm: arm.peak_rss_bytes),
@@ -58,9 +59,11 @@ def measured_sentences(result: Result) -> list[str]:
     if verified.after is not None and verified.after.status == "measured":
         found.append(_losses(verified.losses))
         found += _against_prediction(result, verified)
+    if verified.with_plan is not None:
+        found.append(_plan(result, verified, verified.with_plan))
     if verified.without_checkpointing is not None:
         found.append(_without(verified, verified.without_checkpointing))
-    if verified.after is not None or verified.without_checkpointing is not None:
+    if verified.after or _plan_arm(verified) or verified.without_checkpointing:
         found.append(_how(verified))
     return found
 
@@ -85,15 +88,33 @@ def _bytes(
 
 
 def _predicted(
-    result: Result, arms: list[Arm], after: Arm | None
+    result: Result, verified: Verified, arms: list[Arm]
 ) -> tuple[str, tuple[str, ...]] | None:
-    predicted = predicted_beside(result)
-    if predicted is None or after is None or after.status != "measured":
+    predicted, plan = predicted_beside(result), _predicted_plan(result)
+
+    def cell(arm: Arm) -> str:
+        if arm is verified.after and predicted:
+            return ms(predicted.after_ms)
+        return ms(plan.step_ms) if arm is _plan_arm(verified) and plan else _NOTHING
+
+    return _row("Predicted", arms, cell)
+
+
+def _plan_arm(verified: Verified) -> Arm | None:
+    return verified.with_plan.arm if verified.with_plan else None
+
+
+def _predicted_plan(result: Result) -> MemoryPlan | None:
+    """RS301's plan, its step as the same share of the unchanged one as measured; that stays as
+    predicted where the times vary too much.
+    """
+    verified, cost, memory = result.verified, result.cost, result.memory
+    if memory is None or memory.chosen is None:
         return None
-    return (
-        "Predicted",
-        tuple(ms(predicted.after_ms) if arm is after else _NOTHING for arm in arms),
-    )
+    plan = memory.plans[memory.chosen]
+    before = verified.before_step_ms if verified and verified.outcome != "unclear" else None
+    scale = before / cost.step_ms if before and cost and cost.step_ms > 0 else 1.0
+    return replace(plan, step_ms=scale * plan.step_ms)
 
 
 def _outcome(verified: Verified) -> str:
@@ -181,6 +202,44 @@ def _against_prediction(result: Result, verified: Verified) -> list[str]:
     return [f"{made} The measured step lies outside that range; the measurement stands."]
 
 
+def _plan(result: Result, verified: Verified, plan: WithPlan) -> str:
+    arm = plan.arm
+    which = f"With the plan of RS301 ({plural(len(plan.modules), 'layer')} without checkpoint)"
+    if arm is None:
+        return (
+            f"{which} nothing was measured: not all of their checkpoints can be taken out in "
+            "memory."
+        )
+    why = f" {arm.message}" if arm.message else ""
+    if arm.status == "out-of-memory":
+        return f"{which} the script ran out of memory: the plan does not fit.{why}"
+    if arm.status == "failed":
+        return f"{which} the script did not come through.{why}"
+    predicted = _predicted_plan(result)
+    said = f"{which} a step takes {ms(arm.step_ms)}"
+    if verified.pairs:  # then the plan's steps are of runs that varied too much to be compared
+        said += " (in runs that varied)"
+    said += f", predicted {ms(predicted.step_ms)}" if predicted else ""
+    if arm.peak_allocated_bytes is not None:
+        said += f"; at most {size(arm.peak_allocated_bytes)} are allocated"
+        said += f", predicted {size(predicted.peak_bytes)}" if predicted else ""
+    return f"{said}. {_plan_losses(plan.losses)}"
+
+
+def _plan_losses(losses: Losses) -> str:
+    if losses.status == "not-seen":
+        return "No loss was seen."
+    if losses.status == "equal":
+        return "Its losses equal those of the unchanged script, to the last bit."
+    if losses.largest_difference is None:
+        return "Some of its losses are not numbers."
+    most = _number(losses.largest_difference)
+    by = f"Its losses differ from those of the unchanged script by up to {most}"
+    if not losses.repeat_difference:
+        return f"{by}."
+    return f"{by}, and its own by up to {_number(losses.repeat_difference)} from run to run."
+
+
 def _without(verified: Verified, arm: Arm) -> str:
     why = f" {arm.message}" if arm.message else ""
     if arm.status == "out-of-memory":
@@ -201,15 +260,19 @@ def _without(verified: Verified, arm: Arm) -> str:
 
 
 def _how(verified: Verified) -> str:
-    without = verified.without_checkpointing
     order = ["unchanged"]
     order += ["with the fix"] if verified.after else []
     rounds = verified.before.runs
     more = ""
-    if without and (without.status != "measured" or without.runs == rounds):
-        order.append("without checkpoints")
-    elif without:
-        more = f", and {plural(without.runs, 'time')} without checkpoints"
+    others = [
+        ("with the plan", _plan_arm(verified)),
+        ("without checkpoints", verified.without_checkpointing),
+    ]
+    for way, arm in others:
+        if arm and (arm.status != "measured" or arm.runs == rounds):
+            order.append(way)
+        elif arm:
+            more += f", and {plural(arm.runs, 'time')} {way}"
     ran = (
         f"The same command ran {plural(rounds, 'time')} each way, in turn ({', '.join(order)})"
         f"{more}"

@@ -26,6 +26,7 @@ from recompute_scan.result import Finding, Result
 _LONGEST_SOURCE = 68
 _MOST_GROUPS = 8
 _MOST_STACKS = 3
+_MOST_COLUMNS = 3
 
 _VERDICT_COLOUR = {
     "doubled": "red",
@@ -97,15 +98,17 @@ def _measured(page: Page, result: Result) -> None:
     if table is None or result.verified is None:
         return
     page.title(measured_title(result))
-    first, *others = measured_sentences(result)
-    page.prose(first)
+    opening, *others = measured_sentences(result)
+    page.prose(opening)
     for removed in result.verified.removed:
         page.prose(f"Taken out: {visible(removed_words(removed), 300)}", "    ", "  ")
     page.written.append("")
     lines_of_table = [("", table.columns), *table.rows]
-    for label, cells in lines_of_table:
-        page.written.append(f"  {label:<24}" + "".join(f"{cell:>18}" for cell in cells))
-    page.written.append("")
+    for first in range(0, len(table.columns), _MOST_COLUMNS):
+        for label, cells in lines_of_table:
+            shown = cells[first : first + _MOST_COLUMNS]
+            page.written.append(f"  {label:<24}" + "".join(f"{cell:>18}" for cell in shown))
+        page.written.append("")
     for sentence in others:
         page.prose(sentence)
 

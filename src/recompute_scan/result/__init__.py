@@ -25,6 +25,7 @@ from recompute_scan.result.measured import (
     Losses,
     Outcome,
     Verified,
+    WithPlan,
 )
 from recompute_scan.result.price import (
     Breakdown,
@@ -82,6 +83,7 @@ __all__ = [
     "Variant",
     "Verdict",
     "Verified",
+    "WithPlan",
     "closed_schema",
     "from_json",
     "json_schema",

@@ -67,6 +67,20 @@ class Losses:
 
 
 @dataclass(frozen=True)
+class WithPlan:
+    """RS301's plan applied in memory, on top of the fix where there is one.
+
+    ``modules`` are those without checkpoints. ``arm`` is ``None`` where their checkpoints could
+    not be taken out, and nothing was measured. ``losses`` stand beside those of the unchanged
+    script.
+    """
+
+    modules: tuple[str, ...]
+    arm: Arm | None
+    losses: Losses
+
+
+@dataclass(frozen=True)
 class Verified:
     """The fix applied in memory and measured, beside the unchanged script.
 
@@ -78,7 +92,7 @@ class Verified:
     (``more_time_pct``). ``before_peak_bytes`` and ``after_peak_bytes`` are what is allocated on
     a GPU, else the resident memory of the process. ``pairs`` counts neighbouring steps, one
     unchanged and one with the fix, of ``switching_runs`` that switched it on and off; both are 0
-    where the other runs answered.
+    where the other runs answered. ``with_plan`` is ``None`` where RS301 has no plan to try.
     """
 
     outcome: Outcome
@@ -99,3 +113,4 @@ class Verified:
     without_checkpointing: Arm | None = None
     switching_runs: int = 0
     pairs: int = 0
+    with_plan: WithPlan | None = None
