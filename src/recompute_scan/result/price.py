@@ -28,6 +28,11 @@ class Cost:
     are 34.5 % more time and 25.6 % lost throughput.) It is below 0 where the fix would cost time.
     ``doubt_ms`` says what the prediction could be off by, by cause (95 %); the interval holds all
     of them and the spread of the steps. ``bare_step_ms`` is the step without any recompute.
+
+    ``repeated_collectives_*`` are those inside replays, per step: their time (on the GPU, or of the
+    host that starts them), their number, their bytes (of each the larger of what a process puts in
+    and gets out) where the trace tells those of all, and the part of their time on the GPU beside
+    which no kernel computes.
     """
 
     step_ms: float
@@ -48,6 +53,9 @@ class Cost:
     bare_step_ms: float | None = None
     bare_low_ms: float | None = None
     bare_high_ms: float | None = None
+    repeated_collectives_count: float | None = None
+    repeated_collectives_bytes: float | None = None
+    repeated_collectives_exposed_ms: float | None = None
 
 
 @dataclass(frozen=True)
