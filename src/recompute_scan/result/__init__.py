@@ -29,6 +29,7 @@ from recompute_scan.result.measured import (
 from recompute_scan.result.price import (
     Breakdown,
     Cost,
+    DeviceTime,
     Flops,
     Hta,
     Memory,
@@ -60,6 +61,7 @@ __all__ = [
     "Checked",
     "Checkpoint",
     "Cost",
+    "DeviceTime",
     "EvidenceLevel",
     "Family",
     "Finding",

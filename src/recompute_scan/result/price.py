@@ -126,12 +126,28 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class DeviceTime:
+    """How a device spent its time, as recompute-scan counts it; percentages as in :class:`Hta`.
+
+    The time reaches from the first kernel to the last; what is neither communication nor a copy
+    computes.
+    """
+
+    kernel_time_ms: float
+    idle_pct: float
+    compute_pct: float
+    non_compute_pct: float
+    overlap_pct: float | None
+
+
+@dataclass(frozen=True)
 class Hta:
     """What Holistic Trace Analysis says of the trace; percentages of the GPU's time.
 
     That time reaches from the first kernel to the last, over all recorded steps. ``overlap_pct``
     is the part of communication that runs beside computation, ``None`` without any;
     ``kernel_types`` are shares of the busy time, of each kind alone and of kinds side by side.
+    ``rank`` is whose trace it was, ``own`` what recompute-scan counts of the same trace.
     """
 
     kernel_time_ms: float
@@ -140,3 +156,5 @@ class Hta:
     non_compute_pct: float
     overlap_pct: float | None
     kernel_types: dict[str, float]
+    rank: int | None = None
+    own: DeviceTime | None = None
