@@ -70,14 +70,21 @@ class Thread:
 
 
 def op(
-    name: str, *inside: Call, seq: int | None = None, us: float | None = None, dims: Any = None
+    name: str,
+    *inside: Call,
+    seq: int | None = None,
+    us: float | None = None,
+    dims: Any = None,
+    types: Any = None,
 ) -> Call:
-    """An operator; ``seq`` is autograd's sequence number, ``dims`` its input shapes."""
+    """An operator; ``seq`` is autograd's sequence number, the rest its inputs' shapes and types."""
     args: Json = {}
     if seq is not None:
         args["Sequence number"] = seq
     if dims is not None:
         args["Input Dims"] = dims
+    if types is not None:
+        args["Input type"] = types
     return Call(name, inside=inside, us=us, args=args)
 
 

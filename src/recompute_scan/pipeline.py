@@ -11,14 +11,15 @@ from recompute_scan import trace as traces
 from recompute_scan.answer import result_from, result_without_trace
 from recompute_scan.cost.machine import UNKNOWN_MACHINE, Machine
 from recompute_scan.cost.memory import Footprint, measure_memory
+from recompute_scan.cost.occupancy import device_time
 from recompute_scan.ends import ends_in
-from recompute_scan.errors import InputError
+from recompute_scan.errors import InputError, UsageError
 from recompute_scan.loading import Loaded, load_one
 from recompute_scan.ranks import Piece, merge
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.result import Result, from_json
 from recompute_scan.stacks import name_mechanism, with_stacks
-from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
+from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
 from recompute_scan.trace.memory import read_allocations
 from recompute_scan.workers import AUTOMATIC, HERE, Lost, Workers, run_each, usable_cores
 
@@ -114,7 +115,7 @@ def _answer(job: _Job, on_progress: Progress) -> Piece | InputError:
         result = answer_to(one, job.machine, job.limits, on_progress)
     except InputError as error:
         return error
-    return Piece(one.name, one.rank, _with_hta(result, one.trace) if job.hta else result)
+    return Piece(one.name, one.rank, _with_hta(result, one) if job.hta else result)
 
 
 def _quiet(_: str) -> None:
@@ -137,14 +138,26 @@ def answer_to(one: Loaded, machine: Machine, limits: Limits, on_progress: Progre
     return result_from(facts, one.info, machine, _footprint(facts, one, limits))
 
 
-def _with_hta(result: Result, trace: Trace) -> Result:
+def _with_hta(result: Result, one: Loaded) -> Result:
     from recompute_scan.hta_bridge import break_down  # noqa: PLC0415 - nothing else needs it
 
     try:
-        return replace(result, hta=break_down(trace))
+        found = break_down(one.trace)
     except Exception as error:  # other people's code, and no part of the answer
-        said = f"Holistic Trace Analysis was left out: {error}"
-        return replace(result, warnings=(*result.warnings, said))
+        return replace(result, warnings=(*result.warnings, _left_out(error)))
+    if found is not None:
+        found = replace(found, rank=one.rank, own=device_time(one.trace))
+    return replace(result, hta=found)
+
+
+def _left_out(error: Exception) -> str:
+    """What happened and what to try, in one sentence: a warning is one line."""
+    if isinstance(error, UsageError):
+        what, why = error.what.removesuffix("."), f" ({error.why})" if error.why else ""
+        said = f"{what}, so it was left out{why}; to add it: {error.hint}"
+    else:
+        said = f"Holistic Trace Analysis was left out, for it failed: {error!r}"
+    return " ".join(said.split())
 
 
 def _footprint(facts: Recompute, one: Loaded, limits: Limits) -> Footprint | None:

@@ -200,7 +200,10 @@ def test_gathers_in_replays_are_counted_and_timed(reentrantly: bool) -> None:
     assert facts.judgement.verdict == "full"
     finding = only(facts, "RS005")
     assert finding.title == "Replays gather parameters again: 3 of 6 all-gathers a step"
-    assert finding.evidence == ("c10d::allgather_: 3 a step inside replays",)
+    assert finding.evidence == (
+        "c10d::allgather_: 3 a step inside replays",
+        "0.12 ms a step with no computation beside them",
+    )
     assert "0.12 ms of a recorded step" in finding.detail
 
 

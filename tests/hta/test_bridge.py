@@ -14,6 +14,8 @@ import recompute_scan as rs
 from recompute_scan.hta_bridge import break_down, to_hta
 from recompute_scan.pipeline import analyse
 from recompute_scan.report.html import render_html
+from recompute_scan.report.markdown import render_markdown
+from recompute_scan.report.text import render_text
 from recompute_scan.trace import Kind, Trace, load
 from tests.recompute.training import training_step
 from tests.trace_builder import launch, loaded, op, thread
@@ -103,3 +105,23 @@ def test_the_report_shows_it_and_its_logger_stays_silent(
     assert result.hta is not None
     assert "Holistic Trace Analysis" in render_html(result)
     assert not [record for record in caplog.records if record.name.startswith("hta")]
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_our_own_count_agrees(name: str) -> None:
+    """Up to what it rounds: percentages to two digits."""
+    hta = analyse([PUBLIC / name], hta=True).hta
+    assert hta is not None
+    assert hta.own is not None
+    assert hta.own.kernel_time_ms == pytest.approx(hta.kernel_time_ms, rel=1e-6)
+    for part in ("idle_pct", "compute_pct", "non_compute_pct", "overlap_pct"):
+        theirs, ours = getattr(hta, part), getattr(hta.own, part)
+        assert (ours is None) == (theirs is None)
+        assert ours is None or ours == pytest.approx(theirs, abs=0.02), part
+
+
+def test_with_several_ranks_it_says_whose_it_is() -> None:
+    names = [PUBLIC / f"v100-megatron-tp2-rank{rank}.json.gz" for rank in (0, 1)]
+    result = analyse(names, hta=True)
+    for written in (render_text(result, color=False), render_markdown(result), render_html(result)):
+        assert "Holistic Trace Analysis of rank 0" in written

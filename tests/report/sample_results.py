@@ -11,6 +11,7 @@ from recompute_scan.result import (
     Checked,
     Checkpoint,
     Cost,
+    DeviceTime,
     Family,
     Finding,
     Fix,
@@ -201,6 +202,16 @@ MEMORY = Memory(
     ),
     chosen=1,
 )
+HTA = Hta(
+    281.4,
+    12.5,
+    71.3,
+    16.2,
+    38.1,
+    {"computation": 84.0, "communication": 16.0},
+    rank=1,
+    own=DeviceTime(281.4, 12.6, 71.2, 16.3, 38.2),
+)
 
 FINDING = Finding(
     code="RS001",
@@ -275,7 +286,7 @@ def doubled() -> Result:
         proof=proof(2),
         flops=FLOPS,
         memory=MEMORY,
-        hta=Hta(281.4, 12.5, 71.3, 16.2, 38.1, {"computation": 84.0, "communication": 16.0}),
+        hta=HTA,
     )
 
 

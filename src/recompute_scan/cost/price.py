@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from recompute_scan.cost.communication import repeated_communication
 from recompute_scan.cost.phases import (
     Float64,
     Phases,
@@ -60,6 +61,7 @@ def price(facts: Recompute, timed_steps_ms: Sequence[float], keep: Keep = keep_l
     low, high = _interval(fixed, steps) if wasteful else (typical, typical)
     bare = predict(base, None) if facts.alignment.replays else None
     bare_low, bare_high = _interval(bare, steps) if bare else (None, None)
+    repeated = repeated_communication(facts)
     return Cost(
         step_ms=typical,
         step_source="timed" if len(timed) else "trace",
@@ -82,6 +84,9 @@ def price(facts: Recompute, timed_steps_ms: Sequence[float], keep: Keep = keep_l
         step_low_ms=step_low,
         step_high_ms=step_high,
         steps=len(steps),
+        repeated_collectives_count=repeated.count if repeated else None,
+        repeated_collectives_bytes=repeated.bytes if repeated else None,
+        repeated_collectives_exposed_ms=repeated.exposed_ms if repeated else None,
     )
 
 

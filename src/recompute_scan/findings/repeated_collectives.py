@@ -6,12 +6,19 @@ from collections import Counter
 
 import numpy as np
 
+from recompute_scan.cost.communication import add_up
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule, no_verdict
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.collectives import Collectives, find_collectives, time_of
+from recompute_scan.recompute.collectives import (
+    Collectives,
+    find_collectives,
+    kernels_of,
+    time_of,
+)
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.result import Finding, Fix
 from recompute_scan.trace.columns import Int64
+from recompute_scan.units import ms, size
 
 _DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 
@@ -48,8 +55,7 @@ def _gathers(evidence: Evidence, collectives: Collectives, gathers: Int64) -> Fi
         detail=(
             "The checkpoint stands outside the FSDP unit, so that its replay gathers the unit's "
             "parameters once more than the forward and the backward pass need. "
-            f"{_time(facts, gathers)} How much of it delays the step depends on what runs beside "
-            "it."
+            f"{_time(facts, gathers)}"
         ),
         evidence=_evidence(facts, gathers),
         fix=Fix(
@@ -108,16 +114,26 @@ def _is_parameter_gather(
 def _evidence(facts: Recompute, rows: Int64) -> tuple[str, ...]:
     calls = facts.calls
     names = Counter(calls.names[calls.name[row]] for row in rows)
-    return tuple(
+    said = [
         f"{name}: {number / facts.complete_count:g} a step inside replays"
         for name, number in names.most_common()
-    )
+    ]
+    found = add_up(facts, rows)
+    if found.bytes is not None:
+        said.append(f"{size(found.bytes)} a step, of each the larger of its input and its output")
+    if found.exposed_ms is not None:
+        said.append(f"{ms(found.exposed_ms)} a step with no computation beside them")
+    return tuple(said)
 
 
 def _time(facts: Recompute, rows: Int64) -> str:
-    ms = time_of(facts, rows) / 1e6 / facts.complete_count
-    what = "They take" if facts.work.on_gpu else "To start them takes the host"
-    return f"{what} {ms:.3g} ms of a recorded step."
+    taken = f"{time_of(facts, rows) / 1e6 / facts.complete_count:.3g} ms of a recorded step"
+    if kernels_of(facts, rows).any():
+        return f"They take {taken}."
+    return (
+        f"To start them takes the host {taken}; how long the step then waits for them is not in "
+        "the trace."
+    )
 
 
 RULE = Rule("RS005", "repeated-collectives", check)

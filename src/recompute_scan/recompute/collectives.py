@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recompute_scan.model import Calls
+from recompute_scan.model import Calls, step_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.matching import Replay
-from recompute_scan.trace.columns import Int64
+from recompute_scan.trace.columns import Bool, Int64
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Collectives:
     """Calls of collectives, each counted once, however many ranges it is recorded in.
 
     Attributes:
-        rows: All of them, in order of rows.
+        rows: All of them in complete steps, in order of rows.
         repeated: Those inside a replay.
     """
 
@@ -33,22 +33,58 @@ def find_collectives(facts: Recompute) -> Collectives:
     rows = np.flatnonzero(is_one[calls.name])
     parent = calls.parent[rows]
     rows = rows[(parent < 0) | ~is_one[calls.name[np.maximum(parent, 0)]]]
+    rows = rows[_complete(facts, rows) & ~_only_waits(facts, rows)]
     inside = [_inside(facts, replay, rows) for replay in facts.alignment.replays]
     return Collectives(rows, np.unique(np.concatenate([rows[:0], *inside])))
 
 
 def time_of(facts: Recompute, rows: Int64) -> float:
     """Time of these calls in ns: of the kernels they launched, or on the host without any."""
-    calls, kernels = facts.calls, facts.kernels
-    launch = kernels.launch
-    first, last = rows, rows + calls.size[rows]
-    at = np.searchsorted(first, launch, side="right") - 1
-    held = (at >= 0) & (launch >= 0)
-    if len(rows):
-        held &= launch <= last[np.maximum(at, 0)]
+    kernels = facts.kernels
+    held = kernels_of(facts, rows)
     if held.any():
         return float((kernels.end - kernels.start)[held].sum())
-    return float(calls.duration[rows].sum())
+    return float(facts.calls.duration[rows].sum())
+
+
+def kernels_of(facts: Recompute, rows: Int64) -> Bool:
+    """For each piece of device work: was it launched inside one of these calls?
+
+    Args:
+        facts: The trace.
+        rows: Calls none of which stands in another, ascending.
+    """
+    launch = facts.kernels.launch
+    at = np.searchsorted(rows, launch, side="right") - 1
+    held: Bool = (at >= 0) & (launch >= 0)
+    if len(rows):
+        held &= launch <= (rows + facts.calls.size[rows])[np.maximum(at, 0)]
+    return held
+
+
+def _complete(facts: Recompute, rows: Int64) -> Bool:
+    """For each call: does it stand in a step that counts?"""
+    step = step_of(list(facts.steps), facts.calls.start[rows])
+    inside: Bool = (step >= 0) & np.append(facts.complete, False)[step]
+    return inside
+
+
+def _only_waits(facts: Recompute, rows: Int64) -> Bool:
+    """For each call: is it NCCL's record of a wait for a collective that was counted already?
+
+    It has the name of the record of the collective itself, which stands inside the call of c10d
+    or, where a library asks NCCL without c10d, holds NCCL's own range and its launches.
+    """
+    calls = facts.calls
+    bare = calls.matching(words.RECORD)[calls.name[rows]]
+    if not bare.any():
+        return bare
+    ranges = np.flatnonzero(calls.matching(words.BACKEND)[calls.name])
+    launches = np.unique(facts.kernels.launch)
+    last = rows + calls.size[rows]
+    for work in (ranges, launches):
+        bare &= np.searchsorted(work, rows) == np.searchsorted(work, last, side="right")
+    return bare
 
 
 def _inside(facts: Recompute, replay: Replay, rows: Int64) -> Int64:

@@ -80,6 +80,20 @@ COLLECTIVE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
 NO_COLLECTIVE = re.compile(r".*::(wait_tensor|barrier|monitored_barrier_)$")
 GATHER = re.compile(r".*::_?all_?gather")
 
+# What c10d hands to a backend, which names both sides; and the ranges in which the backends say
+# once more what they take, NCCL round its launches, gloo on a thread of its own.
+DISPATCHED = re.compile(r"c10d::|_c10d_functional::")
+GLOO = re.compile(r"gloo:")
+RECORD = re.compile(r"record_param_comms$")
+BACKEND = re.compile(r"(nccl|gloo|mpi|ucc|xccl|hccl):")
+SHOWS_SIZES = re.compile(f"{COLLECTIVE.pattern}|{BACKEND.pattern}")
+
+# Kernels of NCCL (``ncclKernel_``, ``ncclDevKernel_``), of RCCL, which has the same names, and of
+# torch's symmetric memory.
+TALKS = re.compile(
+    r"(void )?(c10d::)?(nccl|rccl|oneccl|multimem_|one_shot_all_|two_shot_all_|mscclpp)", re.I
+)
+
 # Ranges of FSDP1 and FSDP2 (torch/distributed/fsdp).
 SHARDING = re.compile(r"FullyShardedDataParallel\.|FSDP::")
 

@@ -9,6 +9,10 @@ from recompute_scan.result import Flops, Hta, Memory, MemoryPlan, Result
 from recompute_scan.units import UNKNOWN, ms, pct, plural, share, size, times
 
 _PREFIXES = ("", "K", "M", "G", "T", "P", "E")
+HTA_COLUMNS = ("HTA", "recompute-scan")
+HTA_SAYS = (
+    "Over all recorded steps; every kernel that is no communication and no copy is computing."
+)
 _HEALTHY = "1.00 without checkpointing, about 1.33 with every layer replayed once, 1.67 twice"
 # The drawing of time against memory: height in pixels, and what is left free of the width, in %.
 _TOP, _BOTTOM = 24, 176
@@ -161,16 +165,28 @@ def _less(whole: float | None, part: float | None) -> float | None:
     return None if whole is None or part is None else whole - part
 
 
-def hta_rows(hta: Hta) -> list[tuple[str, str]]:
-    """What Holistic Trace Analysis found, and how much of it."""
+def hta_rows(hta: Hta) -> list[tuple[str, str, str]]:
+    """What Holistic Trace Analysis found, and what recompute-scan counts of the same."""
+    own = hta.own
+    parts = [
+        ("Idle", hta.idle_pct, own.idle_pct if own else None),
+        ("Computing", hta.compute_pct, own.compute_pct if own else None),
+        ("Busy without computing", hta.non_compute_pct, own.non_compute_pct if own else None),
+        ("Communication beside computation", hta.overlap_pct, own.overlap_pct if own else None),
+    ]
+    whole = ms(own.kernel_time_ms) if own else ""
     return [
-        ("GPU time, first kernel to last", ms(hta.kernel_time_ms)),
-        ("Idle", pct(hta.idle_pct)),
-        ("Computing", pct(hta.compute_pct)),
-        ("Busy without computing", pct(hta.non_compute_pct)),
-        ("Communication beside computation", pct(hta.overlap_pct)),
+        ("GPU time, first kernel to last", ms(hta.kernel_time_ms), whole),
+        *((name, pct(theirs), pct(ours) if own else "") for name, theirs, ours in parts),
         *(
-            (f"Kernels: {visible(kind, 60)}", pct(part))
+            (f"Kernels: {visible(kind, 60)}", pct(part), "")
             for kind, part in list(hta.kernel_types.items())[:20]
         ),
     ]
+
+
+def hta_title(result: Result) -> str:
+    """``Holistic Trace Analysis``, with whose breakdown it is where there are several."""
+    if result.hta is None or result.hta.rank is None or len(result.ranks) < 2:
+        return "Holistic Trace Analysis"
+    return f"Holistic Trace Analysis of rank {result.hta.rank}"

@@ -103,6 +103,9 @@ def render_html(result: Result) -> str:
         csv=regions_csv(result),
         stretch=proof_trace(result.proof) if result.proof else "",
         hta_rows=device.hta_rows(result.hta) if result.hta else [],
+        hta_title=device.hta_title(result),
+        hta_columns=device.HTA_COLUMNS,
+        hta_says=device.HTA_SAYS,
         memory_says=device.memory_sentences(result.memory) if result.memory else [],
         plans=device.plan_chart(result.memory) if result.memory else None,
         json=Markup(_text(json)) if len(json) <= MOST_JSON else None,  # noqa: S704 - quoted

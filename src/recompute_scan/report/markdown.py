@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from recompute_scan import units
 from recompute_scan.report import failure, summary, words
-from recompute_scan.report.device import memory_sentences, ratio_row
+from recompute_scan.report.device import (
+    HTA_COLUMNS,
+    HTA_SAYS,
+    hta_rows,
+    hta_title,
+    memory_sentences,
+    ratio_row,
+)
 from recompute_scan.report.escape import markdown_code as code
 from recompute_scan.report.escape import markdown_fence as fence
 from recompute_scan.report.escape import markdown_prose as prose
@@ -44,7 +51,7 @@ def render_markdown(result: Result) -> str:
     parts += [_cost(result), _blocks(result), _who(result)]
     parts.append(prose(" ".join(memory_sentences(result.memory))) if result.memory else "")
     parts += [_finding(finding) for finding in result.findings]
-    parts += [_warnings(result), _environment(result)]
+    parts += [_hta(result), _warnings(result), _environment(result)]
     parts.append(f"recompute-scan {code(result.tool_version, 20)}")
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -159,6 +166,14 @@ def _finding(finding: Finding) -> str:
         if fix.diff:
             written.append(fence(fix.diff, "diff"))
     return "\n\n".join(written)
+
+
+def _hta(result: Result) -> str:
+    if result.hta is None:
+        return ""
+    rows = [f"| {prose(label)} | {value} | {own} |" for label, value, own in hta_rows(result.hta)]
+    head = [f"| | {' | '.join(HTA_COLUMNS)} |", "| --- | ---: | ---: |"]
+    return "\n\n".join([f"#### {hta_title(result)}", HTA_SAYS, "\n".join([*head, *rows])])
 
 
 def _warnings(result: Result) -> str:

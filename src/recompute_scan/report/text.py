@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from recompute_scan import units
 from recompute_scan.report import summary, words
-from recompute_scan.report.device import ratio_row
+from recompute_scan.report.device import (
+    HTA_COLUMNS,
+    HTA_SAYS,
+    hta_rows,
+    hta_title,
+    ratio_row,
+)
 from recompute_scan.report.escape import lines, visible
 from recompute_scan.report.failure import failure_text, is_crash_finding, known_failure_text
 from recompute_scan.report.groups import block_groups, checkpoint_stacks
@@ -27,6 +33,8 @@ _LONGEST_SOURCE = 68
 _MOST_GROUPS = 8
 _MOST_STACKS = 3
 _MOST_COLUMNS = 3
+# A table's first column; two of 16 stand beside it.
+_WIDEST_LABEL = 46
 
 _VERDICT_COLOUR = {
     "doubled": "red",
@@ -64,6 +72,7 @@ def render_text(
     for finding in result.findings:
         if finding not in early:
             _finding(page, finding)
+    _hta(page, result)
     _worth_knowing(page, result)
     _next(page, report, next_command)
     return "\n".join(page.written).rstrip("\n") + "\n"
@@ -189,6 +198,17 @@ def _finding(page: Page, finding: Finding) -> None:
         for line in lines(finding.fix.diff.rstrip("\n")):
             colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
             page.verbatim(line, "    ", **({"fg": colour} if colour else {}))
+
+
+def _hta(page: Page, result: Result) -> None:
+    if result.hta is None:
+        return
+    page.title(hta_title(result))
+    page.prose(HTA_SAYS)
+    page.written.append("")
+    for label, *values in [("", *HTA_COLUMNS), *hta_rows(result.hta)]:
+        line = f"  {label[:_WIDEST_LABEL]:<{_WIDEST_LABEL}}" + "".join(f"{v:>16}" for v in values)
+        page.written.append(line.rstrip())
 
 
 def _worth_knowing(page: Page, result: Result) -> None:

@@ -30,6 +30,7 @@ from recompute_scan.result.measured import (
 from recompute_scan.result.price import (
     Breakdown,
     Cost,
+    DeviceTime,
     Flops,
     Hta,
     Memory,
@@ -61,6 +62,7 @@ __all__ = [
     "Checked",
     "Checkpoint",
     "Cost",
+    "DeviceTime",
     "EvidenceLevel",
     "Family",
     "Finding",

@@ -32,6 +32,11 @@ class Cost:
     are 34.5 % more time and 25.6 % lost throughput.) It is below 0 where the fix would cost time.
     ``doubt_ms`` says what the prediction could be off by, by cause (95 %); the interval holds all
     of them and the spread of the steps. ``bare_step_ms`` is the step without any recompute.
+
+    ``repeated_collectives_*`` are those inside replays, per step: their time (on the GPU, or of the
+    host that starts them), their number, their bytes (of each the larger of what a process puts in
+    and gets out) where the trace tells those of all, and the part of their time on the GPU beside
+    which no kernel computes.
     """
 
     step_ms: float
@@ -55,6 +60,9 @@ class Cost:
     step_low_ms: float | None = None
     step_high_ms: float | None = None
     steps: int = 0
+    repeated_collectives_count: float | None = None
+    repeated_collectives_bytes: float | None = None
+    repeated_collectives_exposed_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -125,12 +133,28 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class DeviceTime:
+    """How a device spent its time, as recompute-scan counts it; percentages as in :class:`Hta`.
+
+    The time reaches from the first kernel to the last; what is neither communication nor a copy
+    computes.
+    """
+
+    kernel_time_ms: float
+    idle_pct: float
+    compute_pct: float
+    non_compute_pct: float
+    overlap_pct: float | None
+
+
+@dataclass(frozen=True)
 class Hta:
     """What Holistic Trace Analysis says of the trace; percentages of the GPU's time.
 
     That time reaches from the first kernel to the last, over all recorded steps. ``overlap_pct``
     is the part of communication that runs beside computation, ``None`` without any;
     ``kernel_types`` are shares of the busy time, of each kind alone and of kinds side by side.
+    ``rank`` is whose trace it was, ``own`` what recompute-scan counts of the same trace.
     """
 
     kernel_time_ms: float
@@ -139,3 +163,5 @@ class Hta:
     non_compute_pct: float
     overlap_pct: float | None
     kernel_types: dict[str, float]
+    rank: int | None = None
+    own: DeviceTime | None = None
