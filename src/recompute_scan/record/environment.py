@@ -6,6 +6,7 @@ import platform
 import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -61,8 +62,8 @@ def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -
 
 def _processor() -> str:
     """The model of the processor, as the system names it."""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        for line in file:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
