@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.advise.registry import MECHANISMS
+from recompute_scan.cost.price import price
 from recompute_scan.diagnose.registry import names
-from recompute_scan.findings import registry
+from recompute_scan.findings import memory_headroom, registry
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.findings.registry import RULES, check_all
 from recompute_scan.headline import confidence
@@ -19,6 +20,7 @@ from recompute_scan.recompute.regions import list_regions
 from recompute_scan.report.words import MECHANISM_WORDS
 from recompute_scan.result import Finding
 from recompute_scan.run_info import Source
+from tests.cost.test_price import gpu_step
 from tests.recompute.training import checkpointed_step, marked_step, plain_step
 from tests.trace_builder import Call, op, step, studied, thread
 
@@ -53,6 +55,22 @@ def found(facts: Recompute, code: str, sources: dict[str, Source] | None = None)
 
 def statuses(facts: Recompute) -> dict[str, str]:
     return {one.code: one.status for one in check_all(evidence(facts))[1]}
+
+
+def test_a_gpu_that_idles_is_not_taken_for_a_cpu() -> None:
+    """Its step is priced on the host, and its memory is still the GPU's."""
+    idle = studied(thread(step(0, gpu_step(0), us=90_000.0)))
+    cost = price(idle, ())
+    assert cost is not None
+    assert cost.device == "cpu"
+    on_gpu, on_cpu = (
+        memory_headroom.check(dataclasses.replace(evidence(facts), cost=cost))
+        for facts in (idle, marked(replays=2))
+    )
+    assert isinstance(on_gpu, NotApplicable)
+    assert isinstance(on_cpu, NotApplicable)
+    assert "does not tell of memory" in on_gpu.why
+    assert "ran on the CPU" in on_cpu.why
 
 
 def test_doubled_checkpoint_names_both_and_gives_the_diff() -> None:

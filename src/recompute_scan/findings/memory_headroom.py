@@ -19,7 +19,7 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
     if unknown := no_verdict(evidence):
         return unknown
     memory, cost = evidence.memory, evidence.cost
-    if memory is None and cost is not None and cost.device == "cpu":
+    if memory is None and not evidence.facts.work.on_gpu:
         return NotApplicable(
             "The steps ran on the CPU; how much of the host's memory layers may take is not judged."
         )

@@ -42,8 +42,8 @@ def verify(
     plan of RS301 with it, and no checkpoints (where asked for), and all of them once more, the
     other way round. While that leaves the outcome open, the script is run with the fix switched on
     and off from step to step; where that fails or times no steps, unchanged and with the fix again.
-    The first run of each way leaves a trace too. What the runs print goes to ``output.txt`` beside
-    their accounts, in ``verify/…`` below the run's folder.
+    The first run of each way but that leaves a trace too. What the runs print goes to
+    ``output.txt`` beside their accounts, in ``verify/…`` below the run's folder.
 
     Args:
         result: What the recorded run showed.
