@@ -39,6 +39,7 @@ from tests.cases.discarded import DISCARDED
 from tests.cases.distributed import DISTRIBUTED, record_ranks
 from tests.cases.equal import EQUAL
 from tests.cases.frameworks import INSTALLED
+from tests.cases.functions import FUNCTIONS
 from tests.cases.hooks import HOOKS
 from tests.cases.huggingface import HUGGING_FACE
 from tests.cases.marked import marks
@@ -63,6 +64,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "equal": EQUAL,
     "distributed": DISTRIBUTED,
     "compiled": COMPILED,
+    "functions": FUNCTIONS,
     "frameworks": INSTALLED,
 }
 

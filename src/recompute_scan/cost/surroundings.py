@@ -13,7 +13,6 @@ from recompute_scan.cost.entries import Entries, typical_gap
 from recompute_scan.cost.hooks import saved_tensors
 from recompute_scan.cost.moments import Moments
 from recompute_scan.cost.runs import Stretch, find_stretches
-from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.structure import Role, root_engines
 from recompute_scan.trace.columns import Bool, Int32
@@ -59,7 +58,8 @@ def surroundings(facts: Recompute, begin: int, end: int) -> Surroundings:
         replayed[replay.again] = True
     above = np.maximum(calls.parent, 0)
     node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
-    checkpoint_node = _named(facts, words.CHECKPOINT_NODES)
+    nodes = frozenset(f"{name}Backward" for name in facts.structure.functions)
+    checkpoint_node = _named(facts, nodes)
     marking = _named(facts, frozenset({MARKING}))
     work = replayed | np.isin(role, (Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD))
     ranges = (role == Role.RANGE) & ~marking & ~checkpoint_node

@@ -194,7 +194,7 @@ def _mechanism(calls: Calls, structure: Structure, replays: list[Replay]) -> str
     """The mechanism whose own function holds the first run, where its name tells."""
     functions = np.unique(np.concatenate([structure.function[r.original] for r in replays]))
     names = (calls.names[calls.name[row]] for row in functions[functions >= 0])
-    return next(filter(None, (words.CHECKPOINT_FUNCTIONS[name] for name in names)), None)
+    return next(filter(None, (words.CHECKPOINT_FUNCTIONS.get(name) for name in names)), None)
 
 
 def _close(calls: Calls, replays: list[Replay]) -> bool:

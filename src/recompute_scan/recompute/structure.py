@@ -3,7 +3,7 @@
 Nothing here decides that a call *is* a replay: that takes the match with the forward pass in
 :mod:`recompute_scan.recompute.align`. Structure says where replays can stand:
 
-* A reentrant replay stands inside its checkpoint function's node
+* A reentrant replay stands inside its checkpoint function's node, whatever that is called
   (``evaluate_function: CheckpointFunctionBackward`` > ``CheckpointFunctionBackward``), before
   the nested backward pass that it starts.
 * A non-reentrant replay stands inside whichever node first asked for a saved tensor, before
@@ -27,6 +27,7 @@ import numpy as np
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.functions import find_checkpoint_functions
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
 
 
@@ -54,6 +55,7 @@ class Structure:
         function: Row of the innermost checkpoint function *inside the same engine range* that
             holds the call, or -1.
         checkpoint_node: For engine ranges: is its node a checkpoint function's?
+        functions: Names of the checkpoint functions in the trace.
         number: Autograd's sequence number of the call; for a forward operator or candidate
             without one (TorchScript), the lowest inside it; for an engine range, its node's;
             -1 for none.
@@ -64,6 +66,7 @@ class Structure:
     top: Int32
     function: Int32
     checkpoint_node: Bool
+    functions: frozenset[str]
     number: Ints
 
     def rows(self, role: Role) -> Int64:
@@ -77,6 +80,7 @@ class _NameClasses:
     node: Int64  # for engine ranges: the code of the node's name, else -1
     function: Bool
     checkpoint_node: Bool
+    functions: frozenset[str]
     optimizer: Bool
     plumbing: Bool
 
@@ -145,7 +149,13 @@ def classify(calls: Calls) -> Structure:
     number = _numbers(calls, role, engine, np.flatnonzero(node))
     _settle_formulas(calls, role, owner, number)
     return Structure(
-        role, engine, _tops(calls, role), function, _has_checkpoint_node(calls, classes), number
+        role=role,
+        engine=engine,
+        top=_tops(calls, role),
+        function=function,
+        checkpoint_node=_has_checkpoint_node(calls, classes),
+        functions=classes.functions,
+        number=number,
     )
 
 
@@ -276,11 +286,13 @@ def _classify_names(calls: Calls) -> _NameClasses:
     def among(known: Collection[str]) -> Bool:
         return np.array([name in known for name in calls.names], np.bool_)
 
+    functions = find_checkpoint_functions(calls, engine)
     return _NameClasses(
         engine=engine,
         node=node,
-        function=among(words.CHECKPOINT_FUNCTIONS),
-        checkpoint_node=among(words.CHECKPOINT_NODES),
+        function=among(functions),
+        checkpoint_node=among({f"{name}Backward" for name in functions}),
+        functions=functions,
         optimizer=calls.matching(words.OPTIMIZER),
         plumbing=calls.matching(words.PLUMBING),
     )
