@@ -24,7 +24,7 @@ from recompute_scan.recompute.families import attention_of, count_families, coun
 from recompute_scan.recompute.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.proof import show_proof
 from recompute_scan.recompute.regions import list_regions
-from recompute_scan.result import Checkpoint, Region, Result, Step
+from recompute_scan.result import Checkpoint, CrossCheck, PlainCount, Region, Result, Step
 from recompute_scan.run_info import RunInfo, Source
 from recompute_scan.stacks import name_mechanism
 from recompute_scan.trace import Trace
@@ -102,6 +102,7 @@ def result_from(
         health=_health(facts),
         environment=environment,
         warnings=_warnings(facts, info),
+        cross_check=_cross_check(facts),
         proof=show_proof(facts, regions),
         flops=count_flops(
             facts,
@@ -141,6 +142,25 @@ def result_without_trace(info: RunInfo) -> Result:
     )
 
 
+def _cross_check(facts: Recompute) -> CrossCheck | None:
+    """The plain count, where the answer is one of operators."""
+    if facts.level == "kernels":
+        return None
+    return CrossCheck(
+        agrees=facts.plain.agrees,
+        counts=tuple(
+            PlainCount(
+                name=tally.name,
+                outside=tally.outside,
+                inside=tally.inside,
+                in_hooks=tally.hooked,
+                matched=tally.again,
+            )
+            for tally in facts.plain.tallies
+        ),
+    )
+
+
 def _with_sources(regions: tuple[Region, ...], sources: Mapping[str, Source]) -> tuple[Region, ...]:
     def sourced(checkpoint: Checkpoint) -> Checkpoint:
         source = sources.get(checkpoint.call_site or "")
@@ -172,6 +192,26 @@ def _steps(facts: Recompute) -> tuple[Step, ...]:
             )
         )
     return tuple(steps)
+
+
+def _plain_doubts(facts: Recompute) -> list[str]:
+    """Why the plain count lowers the confidence, where it does."""
+    if facts.level == "kernels" or facts.judgement.verdict == "inconclusive":
+        return []
+    if facts.plain.agrees is None:
+        return [
+            "No operator in the trace belongs to a forward pass by its name alone, so the count "
+            "has no second account beside it."
+        ]
+    differing = [tally for tally in facts.plain.tallies if not tally.agrees]
+    if not differing:
+        return []
+    tally = differing[0]
+    hooks = f", {tally.hooked} of them run by gradient hooks" if tally.hooked else ""
+    return [
+        f"The plain count differs: {tally.inside} calls of {tally.name} stand inside the backward "
+        f"pass{hooks}, and the answer explains {tally.again}."
+    ]
 
 
 def _micro_batches(batch: Int64) -> int:
@@ -251,6 +291,7 @@ def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
             f"{facts.marks.disagreeing} of {facts.marks.replayed} replayed operators; the counts "
             "are those of the operators."
         )
+    found.extend(_plain_doubts(facts))
     if unlaunched := facts.work.unlaunched:
         every = len(facts.kernels.event)
         found.append(

@@ -81,7 +81,8 @@ def confidence(facts: Recompute) -> Level:
     ``low``: no verdict; over 30 % of the kernels without a record of their launch; or attention's
     kernels alone, and no launching thread tells replays apart, nothing marks the steps, or steps
     differ. ``medium``: attention's kernels alone; only one complete step; steps that differ; marks
-    that disagree with the operators; part of the trace lost. Else ``high``.
+    that disagree with the operators; a plain count that disagrees, or is of nothing; part of the
+    trace lost. Else ``high``.
     """
     attention = facts.attention if facts.level == "kernels" else None
     if facts.judgement.verdict == "inconclusive" or _many_unlaunched(facts):
@@ -90,8 +91,9 @@ def confidence(facts: Recompute) -> Level:
         told = attention.by_thread and attention.steps_marked and not disagreeing_steps(facts)
         return "medium" if told else "low"
     lost = any(facts.trace.health.get(counter) for counter in _LOSSES)
+    alone = facts.plain.agrees is not True
     doubtful = marks_disagree(facts) or facts.complete_count < 2 or disagreeing_steps(facts)
-    return "medium" if lost or doubtful else "high"
+    return "medium" if lost or doubtful or alone else "high"
 
 
 def marks_disagree(facts: Recompute) -> bool:

@@ -342,8 +342,8 @@ def _loss_of_gate(x: Tensor, square: Tensor, head: Tensor) -> Tensor:
 
 def reversible_cases(stem: str, name: str) -> tuple[Case, ...]:
     return (
-        Case(f"{stem}_blocks", "A function per block.", "full", reversible_blocks(name)),
-        Case(f"{stem}_chain", "One function for all blocks.", "full", reversible_chain(name)),
+        Case(f"{stem}_blocks", "A function per block.", "partial", reversible_blocks(name)),
+        Case(f"{stem}_chain", "One function for all blocks.", "partial", reversible_chain(name)),
     )
 
 

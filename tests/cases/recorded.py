@@ -9,10 +9,11 @@ import tempfile
 from pathlib import Path
 
 from .case import record
+from .functions import FUNCTIONS
 from .nesting import CASES
 from .truth import Truth
 
-BY_NAME = {case.name: case for case in CASES}
+BY_NAME = {case.name: case for case in (*CASES, *FUNCTIONS)}
 
 
 @functools.cache

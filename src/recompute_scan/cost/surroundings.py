@@ -58,7 +58,7 @@ def surroundings(facts: Recompute, begin: int, end: int) -> Surroundings:
         replayed[replay.again] = True
     above = np.maximum(calls.parent, 0)
     node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
-    nodes = frozenset(f"{name}Backward" for name in facts.structure.functions)
+    nodes = frozenset(f"{name}Backward" for name in facts.structure.functions.names)
     checkpoint_node = _named(facts, nodes)
     marking = _named(facts, frozenset({MARKING}))
     work = replayed | np.isin(role, (Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD))

@@ -10,6 +10,7 @@ from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, link_kern
 from recompute_scan.recompute.align import Alignment, align
 from recompute_scan.recompute.blocks import Block, find_blocks
 from recompute_scan.recompute.counts import Counts, complete_steps, count, join_steps
+from recompute_scan.recompute.cross_check import PlainCounts, count_plainly
 from recompute_scan.recompute.frames import (
     Recognise,
     has_frames,
@@ -47,6 +48,7 @@ class Recompute:
         counts: Multiplicity per forward operator.
         marks: The run wrapper's annotations, or ``None``.
         blocks: Blocks of every forward pass, in forward order.
+        plain: Forward operators by name, counted without the match.
         judgement: The verdict.
         level: What the verdict rests on.
         attention: What attention's kernels say, where operators alone could not answer; the
@@ -65,6 +67,7 @@ class Recompute:
     counts: Counts
     marks: Marks | None
     blocks: tuple[Block, ...]
+    plain: PlainCounts
     judgement: Judgement
     level: EvidenceLevel
     attention: KernelEvidence | None
@@ -99,7 +102,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> Recompute:
     counts = count(calls, structure, work, alignment, steps, complete)
     marks = read_marks(calls, structure, alignment)
     if marks is not None:
-        spans = spans_from_marks(marks)
+        spans = spans_from_marks(calls, structure, marks)
     else:
         spans = spans_from_replays(calls, structure, alignment)
     framed = []
@@ -107,7 +110,8 @@ def study(trace: Trace, recognise: Recognise | None = None) -> Recompute:
         framed = spans_from_frames(trace, calls, alignment, recognise)
         spans = with_frames(spans, framed)
     blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
-    judgement = judge(calls, structure, counts, blocks, alignment.unexplained)
+    plain = count_plainly(trace, calls, structure, alignment)
+    judgement = judge(calls, structure, counts, blocks, alignment, plain)
     hidden = hides_backward(trace, calls, structure, kernels)
     attention = None
     if hidden or judgement.verdict == "inconclusive":
@@ -126,6 +130,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> Recompute:
         counts=counts,
         marks=marks,
         blocks=blocks,
+        plain=plain,
         judgement=judgement,
         level=level,
         attention=attention,

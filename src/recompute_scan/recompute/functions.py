@@ -9,6 +9,7 @@ the forward pass under the function's name, so that one leads to the other in an
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,22 +25,41 @@ _ENOUGH = 32
 _OWN_SHARE = 0.5
 
 
-def find_checkpoint_functions(calls: Calls, engine: Bool) -> frozenset[str]:
-    """Names of the functions in this trace that are checkpoints, those known by name among them.
+@dataclass(frozen=True)
+class CheckpointFunctions:
+    """Names of the functions in one trace that are checkpoints.
+
+    Attributes:
+        names: All of them, those known by name among them.
+        in_parts: Those whose node goes back and forth: it runs a part again, and that part's
+            backward pass, then the next. A model's own design, such as a reversible chain, and no
+            switch that somebody left on.
+        losses: Functions that do so and end the forward pass, such as a head with its loss in
+            chunks. What they run again is their own formula: they are no checkpoints, and not
+            among ``names``.
+    """
+
+    names: frozenset[str]
+    in_parts: frozenset[str]
+    losses: frozenset[str]
+
+
+def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions:
+    """The checkpoint functions of a trace.
 
     Args:
         calls: The trace's calls.
         engine: For each name: is it the engine's range around a node, or a bare node?
     """
     codes = {name: code for code, name in enumerate(calls.names)}
-    known = words.CHECKPOINT_FUNCTIONS.keys() & codes
+    known = frozenset(words.CHECKPOINT_FUNCTIONS)
     functions = {
         codes[f"{name}{_NODE}"]: code
         for name, code in codes.items()
         if name not in known and f"{name}{_NODE}" in codes and not words.COMPILED_CALL.match(name)
     }
     if not functions:
-        return frozenset(known)
+        return CheckpointFunctions(known, frozenset(), frozenset())
     operator = calls.kind == Kind.OP
     begun = np.flatnonzero(engine[calls.name] & operator)
     starter = _operators_around(calls, begun)
@@ -49,16 +69,21 @@ def find_checkpoint_functions(calls: Calls, engine: Bool) -> frozenset[str]:
     named = np.isin(calls.name[starter], list(functions))
     nodes, first = np.unique(starter[named], return_index=True)
     until = begun[named][first]
-    found = set(known)
+    found, in_parts, losses = set(known), set[str](), set[str]()
     for code in np.unique(calls.name[nodes]).tolist():
         mine = np.flatnonzero(calls.name[nodes] == code)[:_ENOUGH]
-        again = sum(
-            _runs_again(calls, functions[code], node, stop)
-            for node, stop in zip(nodes[mine].tolist(), until[mine].tolist(), strict=True)
-        )
-        if 2 * again > len(mine):
-            found.add(calls.names[functions[code]])
-    return frozenset(found)
+        pairs = list(zip(nodes[mine].tolist(), until[mine].tolist(), strict=True))
+        name = calls.names[functions[code]]
+        if 2 * sum(_runs_again(calls, functions[code], *pair) for pair in pairs) <= len(pairs):
+            continue
+        goes_on = 2 * sum(_goes_on(calls, *pair) for pair in pairs) > len(pairs)
+        if goes_on and all(_is_loss(calls, functions[code], node) for node, _ in pairs):
+            losses.add(name)
+            continue
+        found.add(name)
+        if goes_on:
+            in_parts.add(name)
+    return CheckpointFunctions(frozenset(found), frozenset(in_parts), frozenset(losses))
 
 
 def _operators_around(calls: Calls, rows: Int64) -> Int64:
@@ -76,18 +101,45 @@ def _operators_around(calls: Calls, rows: Int64) -> Int64:
 
 def _runs_again(calls: Calls, function: int, node: int, stop: int) -> bool:
     """Does a node, before its own backward pass begins at ``stop``, run its call's operators?"""
-    rows = np.arange(node + 1, stop)
-    rows = rows[(calls.kind[rows] == Kind.OP) & (calls.sequence[rows] >= 0)]
-    rows = rows[_operators_around(calls, rows) == node]
-    if not len(rows):
-        return False
-    own = _call_of(calls, function, node)
+    rows = _own_operators(calls, node, node + 1, stop)
+    own = _call_of(calls, function, node) if len(rows) else None
     if own is None:
         return False
     inside = np.arange(own + 1, own + 1 + int(calls.size[own]))
     first = set(_kinds(calls, inside))
     again = set(_kinds(calls, rows))
     return len(again & first) >= _OWN_SHARE * len(again)
+
+
+def _goes_on(calls: Calls, node: int, stop: int) -> bool:
+    """Does a node run numbered operators after its own backward pass has begun, too?"""
+    return bool(len(_own_operators(calls, node, stop, node + 1 + int(calls.size[node]))))
+
+
+def _is_loss(calls: Calls, function: int, node: int) -> bool:
+    """Did the forward pass end with the call: nothing heavy after it, and nothing to reduce?
+
+    A backward pass begins at one number, so either the call made it, or something after it did.
+    """
+    own = _call_of(calls, function, node)
+    if own is None:
+        return False
+    after = calls.start >= calls.end[own]
+    after &= (calls.start < calls.start[node]) & (calls.thread == calls.thread[own])
+    rows = np.flatnonzero(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
+    names = {calls.names[name] for name in np.unique(calls.name[rows]).tolist()}
+    return not any(words.forward_only(name) or words.REDUCES.match(name) for name in names)
+
+
+def _own_operators(calls: Calls, node: int, first: int, stop: int) -> Int64:
+    """Rows within [first, stop) of the operators directly in a node, with gradients on."""
+    rows = np.arange(first, stop)
+    rows = rows[(calls.kind[rows] == Kind.OP) & (calls.sequence[rows] >= 0)]
+    rows = rows[_operators_around(calls, rows) == node]
+    names = calls.name[rows].tolist()
+    started = np.array([calls.names[name].startswith(words.ENGINE) for name in names], np.bool_)
+    found: Int64 = rows[~started]
+    return found
 
 
 def _call_of(calls: Calls, function: int, node: int) -> int | None:

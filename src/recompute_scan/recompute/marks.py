@@ -20,12 +20,14 @@ class MarkedCall:
 
     Attributes:
         mark: What the wrapper wrote.
+        row: Row of the mark.
         first: Position of its first operator in ``Alignment.forward``.
         last: Position of its last operator.
         replays: How many replays of this call were marked.
     """
 
     mark: RegionMark
+    row: int
     first: int
     last: int
     replays: int
@@ -37,12 +39,14 @@ class Marks:
 
     Attributes:
         calls: Checkpointed calls of the forward pass that hold an operator, outermost first.
+        forward: The rows that their positions count: ``Alignment.forward``.
         disagreeing: Replayed operators outside every marked replay, and operators inside one
             that the forward pass does not explain. 0 when both views agree.
         replayed: Replayed operators found by structure and alignment, for comparison.
     """
 
     calls: tuple[MarkedCall, ...]
+    forward: Int64
     disagreeing: int
     replayed: int
 
@@ -64,7 +68,7 @@ def read_marks(calls: Calls, structure: Structure, alignment: Alignment) -> Mark
         first = int(np.searchsorted(alignment.forward, row))
         last = int(np.searchsorted(alignment.forward, row + calls.size[row], side="right")) - 1
         if mark is not None and last >= first:
-            marked.append(MarkedCall(mark, first, last, times.get(mark.call, 0)))
+            marked.append(MarkedCall(mark, int(row), first, last, times.get(mark.call, 0)))
     matched = np.concatenate([r.again for r in alignment.replays] or [alignment.forward[:0]])
     inside = _inside(calls, replays)
     unexplained = alignment.unexplained[inside[alignment.unexplained]]
@@ -72,6 +76,7 @@ def read_marks(calls: Calls, structure: Structure, alignment: Alignment) -> Mark
     unexplained = unexplained[~_prepares(structure, unexplained, np.sort(matched))]
     return Marks(
         calls=tuple(marked),
+        forward=alignment.forward,
         disagreeing=int((~inside[matched]).sum()) + len(unexplained),
         replayed=len(matched),
     )

@@ -35,7 +35,27 @@ def group_blocks(facts: Recompute) -> list[list[Block]]:
         groups[key].append(block)
         places[key].append(order[block.batch])
         order[block.batch] += 1
-    return [groups[key] for key in sorted(groups, key=lambda key: (min(places[key]), key))]
+    in_order = sorted(groups, key=lambda key: (min(places[key]), key))
+    return [part for key in in_order for part in _one_layer_each(facts, groups[key])]
+
+
+def _one_layer_each(facts: Recompute, blocks: list[Block]) -> list[list[Block]]:
+    """The blocks apart where one step shows them to be those of several layers.
+
+    Two models can have modules of one name: their checkpoints were asked for elsewhere, or run
+    differently often in one step.
+    """
+    counts = facts.counts
+    kinds: dict[tuple[object, float], list[Block]] = defaultdict(list)
+    steps: dict[int, set[tuple[object, float]]] = defaultdict(set)
+    for block in blocks:
+        places = facts.places(block)
+        sites = tuple(checkpoint.call_site for checkpoint in block.checkpoints)
+        kind = (sites, counts.highest(places, MATTERS_IN_BLOCK))
+        kinds[kind].append(block)
+        steps[int(counts.step[places].max())].add(kind)
+    apart = any(len(found) > 1 for found in steps.values())
+    return list(kinds.values()) if apart else [blocks]
 
 
 def list_regions(facts: Recompute, scale: float = 1.0) -> tuple[Region, ...]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from recompute_scan.annotations import parse_region
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.marks import Marks
+from recompute_scan.recompute.marks import MarkedCall, Marks
 from recompute_scan.recompute.matching import Replay
 from recompute_scan.recompute.structure import Structure
 from recompute_scan.result import Checkpoint, Variant
@@ -48,27 +49,53 @@ class Node:
     children: tuple[Node, ...]
 
 
-def spans_from_marks(marks: Marks) -> list[Span]:
-    """One span per marked boundary, in forward order."""
-    spans = [
-        Span(
-            first=call.first,
-            last=call.last,
-            checkpoints=(
-                Checkpoint(
-                    depth=call.mark.depth,
-                    variant=_variant(call.mark.variant),
-                    mechanism=call.mark.mechanism or None,
-                    call_site=call.mark.site or None,
-                    options=tuple(filter(None, call.mark.options.split(","))),
-                ),
-            ),
-            module=call.mark.module or None,
-            module_class=call.mark.module_class or None,
-        )
-        for call in marks.calls
-    ]
-    return merge(spans)
+def spans_from_marks(calls: Calls, structure: Structure, marks: Marks) -> list[Span]:
+    """One span per marked boundary, and per call of a function without marks, in forward order."""
+    spans = [(call.row, _marked(call)) for call in marks.calls]
+    for row in _unmarked(calls, structure):
+        first, last = np.searchsorted(marks.forward, (row, row + int(calls.size[row]) + 1)).tolist()
+        if last > first:
+            function = calls.names[calls.name[row]]
+            own = Checkpoint(
+                depth=0,
+                variant="reentrant",
+                mechanism=words.CHECKPOINT_FUNCTIONS.get(function),
+                function=function,
+            )
+            spans.append((row, Span(first, last - 1, (own,))))
+    return merge([span for _, span in sorted(spans, key=lambda item: item[0])])
+
+
+def _marked(call: MarkedCall) -> Span:
+    checkpoint = Checkpoint(
+        depth=call.mark.depth,
+        variant=_variant(call.mark.variant),
+        mechanism=call.mark.mechanism or None,
+        call_site=call.mark.site or None,
+        options=tuple(filter(None, call.mark.options.split(","))),
+    )
+    return Span(
+        first=call.first,
+        last=call.last,
+        checkpoints=(checkpoint,),
+        module=call.mark.module or None,
+        module_class=call.mark.module_class or None,
+    )
+
+
+def _unmarked(calls: Calls, structure: Structure) -> list[int]:
+    """Rows of the calls of checkpoint functions in the forward pass that bear no mark.
+
+    A mark stands directly around the function that it is for.
+    """
+    own = structure.function == np.arange(len(calls))
+    rows = np.flatnonzero(own & (structure.engine < 0))
+    found = []
+    for row in rows.tolist():
+        mark = parse_region(calls.names[calls.name[max(0, int(calls.parent[row]))]])
+        if calls.parent[row] < 0 or mark is None or mark.variant != "reentrant":
+            found.append(row)
+    return [row for row in found if calls.names[calls.name[row]] != words.TORCHS_FUNCTION]
 
 
 def spans_from_replays(calls: Calls, structure: Structure, alignment: Alignment) -> list[Span]:
@@ -93,10 +120,13 @@ def spans_from_replays(calls: Calls, structure: Structure, alignment: Alignment)
             Checkpoint(depth=depth, variant=variant)
             for depth, variant in enumerate(_variants(calls, structure, replays))
         ]
-        mechanism = _mechanism(calls, structure, replays)
-        if mechanism:
-            own = [c.depth for c in checkpoints if c.variant == "reentrant"] or [-1]
-            checkpoints[own[-1]] = replace(checkpoints[own[-1]], mechanism=mechanism)
+        own = [c.depth for c in checkpoints if c.variant == "reentrant"] or [-1]
+        if function := _function(calls, structure, replays):
+            checkpoints[own[-1]] = replace(
+                checkpoints[own[-1]],
+                mechanism=words.CHECKPOINT_FUNCTIONS.get(function),
+                function=function,
+            )
         spans.append(
             Span(
                 first=min(first for first, _, _ in group),
@@ -190,11 +220,11 @@ def _variants(
     return ("reentrant", "non-reentrant")
 
 
-def _mechanism(calls: Calls, structure: Structure, replays: list[Replay]) -> str | None:
-    """The mechanism whose own function holds the first run, where its name tells."""
+def _function(calls: Calls, structure: Structure, replays: list[Replay]) -> str | None:
+    """The function that holds the first run, where its name is not that of torch's own."""
     functions = np.unique(np.concatenate([structure.function[r.original] for r in replays]))
     names = (calls.names[calls.name[row]] for row in functions[functions >= 0])
-    return next(filter(None, (words.CHECKPOINT_FUNCTIONS.get(name) for name in names)), None)
+    return next((name for name in names if name != words.TORCHS_FUNCTION), None)
 
 
 def _close(calls: Calls, replays: list[Replay]) -> bool:

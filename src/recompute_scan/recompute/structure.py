@@ -27,7 +27,7 @@ import numpy as np
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.functions import find_checkpoint_functions
+from recompute_scan.recompute.functions import CheckpointFunctions, find_checkpoint_functions
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
 
 
@@ -55,7 +55,7 @@ class Structure:
         function: Row of the innermost checkpoint function *inside the same engine range* that
             holds the call, or -1.
         checkpoint_node: For engine ranges: is its node a checkpoint function's?
-        functions: Names of the checkpoint functions in the trace.
+        functions: The checkpoint functions in the trace, by name.
         number: Autograd's sequence number of the call; for a forward operator or candidate
             without one (TorchScript), the lowest inside it; for an engine range, its node's;
             -1 for none.
@@ -66,7 +66,7 @@ class Structure:
     top: Int32
     function: Int32
     checkpoint_node: Bool
-    functions: frozenset[str]
+    functions: CheckpointFunctions
     number: Ints
 
     def rows(self, role: Role) -> Int64:
@@ -80,7 +80,7 @@ class _NameClasses:
     node: Int64  # for engine ranges: the code of the node's name, else -1
     function: Bool
     checkpoint_node: Bool
-    functions: frozenset[str]
+    functions: CheckpointFunctions
     optimizer: Bool
     plumbing: Bool
 
@@ -290,8 +290,8 @@ def _classify_names(calls: Calls) -> _NameClasses:
     return _NameClasses(
         engine=engine,
         node=node,
-        function=among(functions),
-        checkpoint_node=among({f"{name}Backward" for name in functions}),
+        function=among(functions.names),
+        checkpoint_node=among({f"{name}Backward" for name in functions.names}),
         functions=functions,
         optimizer=calls.matching(words.OPTIMIZER),
         plumbing=calls.matching(words.PLUMBING),

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompute_scan.model import Calls
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.compiled import Compiled, compiled_backward
 from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.cross_check import PlainCounts
 from recompute_scan.recompute.structure import Role, Structure
 from recompute_scan.result import Verdict
 from recompute_scan.trace.columns import Int64, Kind
@@ -46,15 +49,16 @@ def judge(
     structure: Structure,
     counts: Counts,
     blocks: Sequence[Block],
-    unexplained: Int64,
+    alignment: Alignment,
+    plain: PlainCounts,
 ) -> Judgement:
-    """The verdict on a whole trace; ``unexplained`` as in ``Alignment``."""
+    """The verdict on a whole trace."""
     counted = counts.counted
     replayed = bool((counts.runs[counted] > 0).any())
     compiled = compiled_backward(calls, structure)
     reason = _reason(calls, structure, counts, replayed, compiled)
     if reason is None and not replayed:
-        reason = _lost(structure, unexplained)
+        reason = _lost(structure, alignment.unexplained)
     highest, mean = counts.highest(counted), counts.mean(counted)
     if reason is None and highest < 2 and compiled is not None and compiled.recomputes:
         # What operators outside show is then no more than a lower bound.
@@ -62,6 +66,7 @@ def judge(
             "The compiled backward pass runs forward work again: how often, and where, cannot "
             "be told from operators."
         )
+    reason = reason or _contradiction(plain)
     if reason is not None:
         return Judgement("inconclusive", reason)
     weight = counts.weight[counted]
@@ -72,6 +77,8 @@ def judge(
         verdict = "none"
     elif highest >= 2:
         verdict = "doubled"
+    elif _by_design(calls, structure, alignment):
+        verdict = "partial"
     elif blocks and all(_whole(counts, block) for block in blocks):
         verdict = "full"
     else:
@@ -90,6 +97,13 @@ def _whole(counts: Counts, block: Block) -> bool:
     return bool(holes <= HOLES * counts.weight[places].sum())
 
 
+def _by_design(calls: Calls, structure: Structure, alignment: Alignment) -> bool:
+    """Did nothing run again but what functions do in parts, as their models are made?"""
+    nodes = {f"{words.ENGINE}{name}Backward" for name in structure.functions.in_parts}
+    nodes |= {name.removeprefix(words.ENGINE) for name in nodes}
+    return all(calls.names[calls.name[replay.engine]] in nodes for replay in alignment.replays)
+
+
 def _lost(structure: Structure, unexplained: Int64) -> str | None:
     """The reason not to say `none`: a checkpoint function's node exists to replay."""
     if structure.checkpoint_node[structure.engine[unexplained]].any():
@@ -98,6 +112,18 @@ def _lost(structure: Structure, unexplained: Int64) -> str | None:
             "pass, so it cannot be said how often anything ran again."
         )
     return None
+
+
+def _contradiction(plain: PlainCounts) -> str | None:
+    """The reason not to believe the match: a plain count that it does not explain."""
+    tally = plain.contradicting
+    if tally is None:
+        return None
+    return (
+        f"{tally.inside} calls of {tally.name} stand inside the backward pass, beside "
+        f"{tally.outside} outside, and {tally.again} of them could be matched with the forward "
+        "pass."
+    )
 
 
 def _reason(

@@ -29,6 +29,7 @@ CHECKPOINT_FUNCTIONS = {
     "HiddenStatesOffloadCheckpoint": "axolotl",
     "Disco": "axolotl",
 }
+TORCHS_FUNCTION = "CheckpointFunction"
 CHECKPOINT_NODES = frozenset(f"{name}Backward" for name in CHECKPOINT_FUNCTIONS)
 
 # Its replay is started by a gradient hook, not by a node that asks for a saved tensor:
@@ -96,6 +97,12 @@ TALKS = re.compile(
 
 # Ranges of FSDP1 and FSDP2 (torch/distributed/fsdp).
 SHARDING = re.compile(r"FullyShardedDataParallel\.|FSDP::")
+
+# What makes one number of many, as the last operators of a forward pass do.
+REDUCES = re.compile(
+    r"aten::(mean|sum|nansum|nanmean|prod|dot|vdot|logsumexp|norm|linalg_\w*norm|amax|amin|max|min"
+    r"|\w*loss\w*|cross_entropy\w*|binary_cross_entropy\w*|kl_div|cosine_embedding_loss)$"
+)
 
 # Bookkeeping that costs nothing and that a checkpoint itself adds or leaves out.
 NEUTRAL = re.compile(
@@ -185,3 +192,15 @@ def only_forward(name: str) -> bool:
     if name in {"aten::linear", "aten::addmm"}:
         return True
     return family_of(name)[1] in {"attention", "conv"} and not _BACKWARD.search(name)
+
+
+# Norms by their forward names; their formulas are `native_layer_norm_backward` and the like.
+_NORM = re.compile(
+    r"aten::(native_|_native_|cudnn_|miopen_|_fused_)?(layer|batch|group|instance|rms)_norm"
+    r"(_legit|_legit_no_training)?$"
+)
+
+
+def forward_only(name: str) -> bool:
+    """Is it heavy work that by its name belongs to a forward pass, and to no gradient's formula?"""
+    return only_forward(name) or bool(_NORM.match(name))

@@ -15,6 +15,7 @@ from recompute_scan.result.measured import Verified
 from recompute_scan.result.price import Cost, Flops, Hta, Memory
 from recompute_scan.result.replays import (
     Attention,
+    CrossCheck,
     EvidenceLevel,
     Family,
     Level,
@@ -52,6 +53,7 @@ class Result:
     health: dict[str, int]
     environment: dict[str, str]
     warnings: tuple[str, ...]
+    cross_check: CrossCheck | None = None
     proof: Proof | None = None
     verified: Verified | None = None
     flops: Flops | None = None

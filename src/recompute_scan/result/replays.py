@@ -21,6 +21,33 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class PlainCount:
+    """One name of forward operators, counted over the whole trace.
+
+    ``outside`` and ``inside`` any backward pass, by name and time alone; ``in_hooks`` are those
+    inside that a gradient hook ran, ``matched`` those that the answer says were recomputed.
+    """
+
+    name: str
+    outside: int
+    inside: int
+    in_hooks: int
+    matched: int
+
+
+@dataclass(frozen=True)
+class CrossCheck:
+    """The count that anyone can redo, beside the answer's own.
+
+    ``agrees`` is ``None`` where the trace has no operator that only a forward pass has. Attention
+    comes first, then the names that occur most.
+    """
+
+    agrees: bool | None
+    counts: tuple[PlainCount, ...]
+
+
+@dataclass(frozen=True)
 class Step:
     """One optimizer step as recorded. ``start_us`` is on the trace's own clock."""
 
@@ -50,9 +77,10 @@ class Checkpoint:
     """One checkpoint around a region; ``depth`` 0 is the outermost.
 
     ``variant`` is ``None`` where the trace cannot tell. ``call_site`` is ``file:line`` of the
-    code that asked for the checkpoint, ``source`` that line's text. ``options`` are what a
-    recorded run saw of the call: ``early-stop-off``; ``selective`` (it has a ``context_fn``);
-    ``counts-runs`` (a module inside keeps running statistics).
+    code that asked for the checkpoint, ``source`` that line's text. ``function`` is the autograd
+    function that runs the block, as it is called, where it is none of torch's. ``options`` are
+    what a recorded run saw of the call: ``early-stop-off``; ``selective`` (it has a
+    ``context_fn``); ``counts-runs`` (a module inside keeps running statistics).
     """
 
     depth: int
@@ -61,6 +89,7 @@ class Checkpoint:
     call_site: str | None = None
     source: str | None = None
     options: tuple[str, ...] = ()
+    function: str | None = None
 
 
 @dataclass(frozen=True)
