@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recompute_scan.microseconds import are_whole, tell_apart
 from recompute_scan.nesting import levels_of, nest_intervals, whole_trees
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind, Trace
 
@@ -53,6 +54,7 @@ class Calls:
     size: Int32
     names: tuple[str, ...]
     overruns: int
+    guessed: int = 0
 
     def __len__(self) -> int:
         return len(self.start)
@@ -110,10 +112,16 @@ class StepSpan:
 
 def nest(trace: Trace, kinds: Sequence[Kind] = _HOST) -> Calls:
     """The events of these kinds, the host's calls by default, as a forest; see :class:`Calls`."""
-    events = _events(trace, kinds)
+    rows = np.flatnonzero(np.isin(trace.kind, kinds)).astype(np.int32)
+    coarse = are_whole(trace.ts[rows], trace.dur[rows])
+    events = rows[np.lexsort((rows, trace.ts[rows], trace.thread[rows]))] if coarse else _events(trace, kinds)
     thread, start, duration = trace.thread[events], trace.ts[events], trace.dur[events]
     end = start + duration
     depth, parent, size, overruns = nest_intervals(thread, start, end)
+    guessed = 0
+    if coarse:
+        start, end, guessed = tell_apart(trace.name[events], thread, start, end, parent)
+        depth, parent, size, _ = nest_intervals(thread, start, end)
     return Calls(
         events=events,
         name=trace.name[events],
@@ -121,7 +129,7 @@ def nest(trace: Trace, kinds: Sequence[Kind] = _HOST) -> Calls:
         thread=thread,
         start=start,
         end=end,
-        duration=end - start if overruns else duration,
+        duration=end - start if overruns or coarse else duration,
         sequence=trace.sequence[events],
         dims=trace.dims[events],
         parent=parent,
@@ -129,6 +137,7 @@ def nest(trace: Trace, kinds: Sequence[Kind] = _HOST) -> Calls:
         size=size,
         names=trace.names,
         overruns=overruns,
+        guessed=guessed,
     )
 
 
