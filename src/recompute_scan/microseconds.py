@@ -63,8 +63,8 @@ def tell_apart(trace: Trace, rows: Int32) -> Apart:
     _, parent, _, overruns = nest_intervals(thread, start, end)
     calls = _Calls(name, thread, start, end)
     # What was told apart once shows in what surroundings names nest, which tells the rest.
-    told, _ = _told(calls, parent, _Habits(calls, parent))
-    told, guessed = _told(calls, parent, _Habits(calls, told))
+    told, _ = _told(calls, parent, parent)
+    told, guessed = _told(calls, parent, told)
     start, end = _spread(calls, told)
     if not known:
         guessed |= calls.together > 1
@@ -152,9 +152,16 @@ def _seen(
     return above, before, below, held
 
 
-def _told(calls: _Calls, certain: Int32, habits: _Habits) -> tuple[Int32, Bool]:
-    """The parent of each call, and whether it is a guess."""
-    parent = certain.copy()
+def _told(calls: _Calls, certain: Int32, parent: Int32) -> tuple[Int32, Bool]:
+    """The parent of each call, and whether it is a guess.
+
+    Args:
+        calls: The calls.
+        certain: The innermost call that holds each for certain; -1 for none.
+        parent: The parents as far as they are told.
+    """
+    habits = _Habits(calls, parent)
+    parent = parent.copy()
     guessed = np.zeros(len(certain), np.bool_)
     # One that lasts into another microsecond is in none that ends before.
     row = np.flatnonzero(~calls.first & (calls.end == calls.start))
@@ -162,23 +169,28 @@ def _told(calls: _Calls, certain: Int32, habits: _Habits) -> tuple[Int32, Bool]:
     place = calls.place[row]
     guessed[row[place >= _MOST_AT_ONCE]] = True
     for which in range(min(int(place.max(initial=-1)) + 1, _MOST_AT_ONCE)):
-        _settle(calls, parent, row[place == which], habits, guessed)
+        now = row[place == which]
+        parent[now], guessed[now] = _settled(calls, parent, now, certain[now], habits)
     return parent, guessed
 
 
-def _settle(calls: _Calls, parent: Int32, row: Int64, habits: _Habits, guessed: Bool) -> None:
-    """The parents of calls, in place, where those of all calls before them are settled."""
-    certain = parent[row]
+def _settled(
+    calls: _Calls, parent: Int32, row: Int64, certain: Int32, habits: _Habits
+) -> tuple[Int32, Bool]:
+    """The parents of some calls, where those of all calls before them are told; and guesses."""
+    found, guessed = certain.copy(), np.zeros(len(row), np.bool_)
+    which = np.arange(len(row))
     one, before = row - 1, np.full(len(row), habits.nothing)
     while len(row):
         at = np.flatnonzero(calls.end[one] == calls.start[row])
         holds, guess = habits(calls.name[one[at]], before[at], calls.name[row[at]])
-        guessed[row[at[guess]]] = True
-        parent[row[at[holds]]] = one[at[holds]]
-        on = parent[one] != certain
+        guessed[which[at[guess]]] = True
+        found[which[at[holds]]] = one[at[holds]]
+        on = parent[one] != certain[which]
         on[at[holds]] = False
-        row, certain, one = row[on], certain[on], one[on]
+        row, which, one = row[on], which[on], one[on]
         one, before = parent[one], calls.name[one]
+    return found, guessed
 
 
 def _spread(calls: _Calls, parent: Int32) -> tuple[Int64, Int64]:
