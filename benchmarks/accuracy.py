@@ -4,12 +4,16 @@
     python benchmarks/accuracy.py --evidence annotated       with the marks of `run`
     python benchmarks/accuracy.py --device cuda --attention flash efficient cudnn math
     python benchmarks/accuracy.py --group distributed --ranks 2
+    python benchmarks/accuracy.py --times whole              as torch up to 2.3 writes them
 
 The truth is counted by the model itself while it trains (``tests/cases``); the analyser sees
 nothing but the trace. With ``--keep FOLDER`` the traces and their truths stay there.
 
 Each case is recorded by plain ``torch.profiler`` (evidence ``autograd``), and again with every
 checkpointed call marked (``annotated``): then the marks have to agree with the operators too.
+
+Each trace is analysed as it is, and again with its times cut to whole ``µs``, on a host so fast
+that a quarter of the operators last none: that is what torch wrote before 2.4.
 
 Where a compiler hides what it recomputes, `inconclusive` for that reason is right as well, and
 the table says so. With ``--ranks N`` the distributed cases run in N processes over gloo, and the
@@ -23,7 +27,7 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -34,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.cases.architectures import ARCHITECTURES
 from tests.cases.bystanders import BYSTANDERS
 from tests.cases.case import Case, record
+from tests.cases.coarse import write_coarse
 from tests.cases.compiled import COMPILED
 from tests.cases.discarded import DISCARDED
 from tests.cases.distributed import DISTRIBUTED, record_ranks
@@ -79,6 +84,8 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 EVIDENCE = ("autograd", "annotated")
+# The unit of the trace's times, and its name in the table.
+TIMES = {"fine": "ns", "whole": "µs"}
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class Recording:
     title: str
     attention: str
     evidence: str
+    times: str
     trace: Path
     truth: Truth
 
@@ -100,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--attention", nargs="*", choices=BACKENDS, default=["any"])
     parser.add_argument("--evidence", nargs="*", choices=EVIDENCE, default=EVIDENCE)
+    parser.add_argument("--times", nargs="*", choices=TIMES, default=list(TIMES))
     parser.add_argument("--ranks", type=int, default=1, help="processes of distributed cases")
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     options = parser.parse_args(arguments)
@@ -117,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for case in chosen
                 for evidence in options.evidence
                 for recording in _record(case, attention, evidence, folder, options)
+                for recording in _timed(recording, options.times)
             ),
             options.device,
         )
@@ -128,15 +138,15 @@ def print_table(recordings: Iterator[Recording], device: str) -> tuple[int, int]
     right = total = 0
     where = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
     print(f"on {where}")
-    head = f"{'case':34} {'torch':12} {'attention':10} {'evidence':10} {'truth':22} {'answer':22}"
+    head = f"{'case':34} {'torch':12} {'attention':10} {'evidence':10} {'times':5} {'truth':22} {'answer':22}"
     print(f"{head} right")
     for recording in recordings:
         result, good = _answer(recording)
         right, total = right + good, total + 1
         print(
             f"{recording.title:34} {torch.__version__:12} {recording.attention:10} "
-            f"{recording.evidence:10} {_expected(recording.truth):22} {_said(result):22} "
-            f"{'yes' if good else 'NO'}",
+            f"{recording.evidence:10} {recording.times:5} {_expected(recording.truth):22} "
+            f"{_said(result):22} {'yes' if good else 'NO'}",
             flush=True,
         )
     print(f"{right} of {total} right")
@@ -148,7 +158,9 @@ def _record(
 ) -> list[Recording]:
     if case in DISTRIBUTED and options.ranks > 1:
         return [
-            Recording(trace.name.removesuffix(".json.gz"), attention, evidence, trace, truth)
+            Recording(
+                trace.name.removesuffix(".json.gz"), attention, evidence, TIMES["fine"], trace, truth
+            )
             for trace, truth in record_ranks(
                 case.name, folder, options.ranks, marked=evidence == "annotated"
             )
@@ -165,7 +177,17 @@ def _record(
     ):
         truth = record(case, trace, options.device)
     write_truth(trace.with_name(trace.name.replace(".json.gz", ".truth.json")), truth)
-    return [Recording(case.name, attention, evidence, trace, truth)]
+    return [Recording(case.name, attention, evidence, TIMES["fine"], trace, truth)]
+
+
+def _timed(recording: Recording, times: Sequence[str]) -> Iterator[Recording]:
+    """The recording as it is, and with its times cut, as far as asked for."""
+    if "fine" in times:
+        yield recording
+    if "whole" in times:
+        stem = recording.trace.name.removesuffix(".json.gz")
+        target = recording.trace.with_name(f"{stem}.whole-us.json.gz")
+        yield replace(recording, times=TIMES["whole"], trace=write_coarse(recording.trace, target))
 
 
 def _answer(recording: Recording) -> tuple[Result, bool]:

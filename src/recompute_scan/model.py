@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recompute_scan.microseconds import are_whole, tell_apart
 from recompute_scan.nesting import levels_of, nest_intervals, whole_trees
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind, Trace
 
@@ -37,6 +38,8 @@ class Calls:
         depth: 0 at the top.
         size: Number of descendants.
         overruns: How many intervals were cut because they crossed another.
+        guessed: How many calls stand in their parent by a guess: times in whole microseconds do
+            not tell, nor does the rest of the trace. 0 where times are finer.
     """
 
     events: slice | Int32
@@ -53,6 +56,7 @@ class Calls:
     size: Int32
     names: tuple[str, ...]
     overruns: int
+    guessed: int = 0
 
     def __len__(self) -> int:
         return len(self.start)
@@ -110,9 +114,19 @@ class StepSpan:
 
 def nest(trace: Trace, kinds: Sequence[Kind] = _HOST) -> Calls:
     """The events of these kinds, the host's calls by default, as a forest; see :class:`Calls`."""
-    events = _events(trace, kinds)
-    thread, start, duration = trace.thread[events], trace.ts[events], trace.dur[events]
-    end = start + duration
+    rows: Int32 = np.flatnonzero(np.isin(trace.kind, kinds)).astype(np.int32)
+    cut = guessed = 0
+    events: slice | Int32
+    if are_whole(trace.ts[rows], trace.dur[rows]):
+        apart = tell_apart(trace, rows)
+        events, start, end = apart.events, apart.start, apart.end
+        cut, guessed = apart.overruns, apart.guessed
+        duration = end - start
+    else:
+        events = _events(trace, rows)
+        start, duration = trace.ts[events], trace.dur[events]
+        end = start + duration
+    thread = trace.thread[events]
     depth, parent, size, overruns = nest_intervals(thread, start, end)
     return Calls(
         events=events,
@@ -128,7 +142,8 @@ def nest(trace: Trace, kinds: Sequence[Kind] = _HOST) -> Calls:
         depth=depth,
         size=size,
         names=trace.names,
-        overruns=overruns,
+        overruns=cut + overruns,
+        guessed=guessed,
     )
 
 
@@ -196,9 +211,8 @@ def step_of(steps: list[StepSpan], times: Int64) -> Int64:
     return np.where((at >= 0) & (times < ends[np.maximum(at, 0)]), at, -1)
 
 
-def _events(trace: Trace, kinds: Sequence[Kind]) -> slice | Int32:
-    """Rows of events of these kinds in order, as a stretch of the trace where they are one."""
-    rows: Int32 = np.flatnonzero(np.isin(trace.kind, kinds)).astype(np.int32)
+def _events(trace: Trace, rows: Int32) -> slice | Int32:
+    """Rows of events in order, as a stretch of the trace where they are one."""
     if not len(rows):
         return slice(0, 0)
     stretch = slice(int(rows[0]), int(rows[-1]) + 1)

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recompute_scan import nesting
+from recompute_scan import model, nesting
 from recompute_scan.model import Calls, nest
 from recompute_scan.trace.columns import Kind, Trace
 from tests.trace_builder import launch, loaded, op, thread
@@ -77,8 +77,8 @@ def forests(draw: st.DrawFn, first: int = 0, last: int = 60, depth: int = 0) -> 
 
 
 def nested(trace: Trace, piece: int) -> Calls:
-    """The forest, built from so many calls at a time."""
-    with patch.object(nesting, "_PIECE", piece):
+    """The forest by time alone, built from so many calls at a time."""
+    with patch.object(nesting, "_PIECE", piece), patch.object(model, "are_whole", lambda *_: False):
         calls = nest(trace)
         assert_consistent(calls)
     return calls
