@@ -113,9 +113,10 @@ def count_plainly(
     return PlainCounts(tuple(sorted(tallies, key=_most_telling)))
 
 
-def _most_telling(tally: Tally) -> tuple[bool, int, str]:
+def _most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
     attention = words.family_of(tally.name)[1] == "attention"
-    return not attention, -tally.outside, tally.name
+    inner = tally.name.rpartition("::")[2].startswith("_")
+    return not attention, inner, -tally.outside, tally.name
 
 
 def _with_gradients(trace: Trace, rows: Int64, engines: Int64) -> Bool:

@@ -201,6 +201,10 @@ _NORM = re.compile(
 )
 
 
+# How torch lets an operator or a function be called.
+_WRITTEN = re.compile(r"[\w:.]{1,120}", re.ASCII)
+
+
 def forward_only(name: str) -> bool:
     """Is it heavy work that by its name belongs to a forward pass, and to no gradient's formula?"""
-    return only_forward(name) or bool(_NORM.match(name))
+    return (only_forward(name) or bool(_NORM.match(name))) and bool(_WRITTEN.fullmatch(name))

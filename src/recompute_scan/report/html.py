@@ -31,6 +31,9 @@ from recompute_scan.report.measured import (
     measured_title,
     removed_words,
 )
+from recompute_scan.report.plain_count import COLUMNS as PLAIN_COLUMNS
+from recompute_scan.report.plain_count import HOW as PLAIN_HOW
+from recompute_scan.report.plain_count import plain_count_row, plain_count_table
 from recompute_scan.report.proof import family_table, timeline
 from recompute_scan.report.ranks import MANY_RANKS, MOST_RANKS, rank_groups, ranks_sentence
 from recompute_scan.report.spread import step_time_sentences
@@ -85,6 +88,10 @@ def render_html(result: Result) -> str:
         if result.flops
         else [],
         flops_says=device.flops_sentences(result.flops) if result.flops else [],
+        plain=plain_count_row(result),
+        plain_rows=plain_count_table(result),
+        plain_columns=PLAIN_COLUMNS,
+        plain_how=PLAIN_HOW,
         proof=timeline(result),
         proof_families=family_table(result.proof) if result.proof else [],
         rows=region_rows(result.regions),

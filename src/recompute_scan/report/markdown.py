@@ -25,6 +25,7 @@ from recompute_scan.report.measured import (
     measured_title,
     removed_words,
 )
+from recompute_scan.report.plain_count import plain_count_row
 from recompute_scan.report.ranks import rank_words
 from recompute_scan.report.spread import step_time_sentences
 from recompute_scan.result import Checkpoint, Finding, Result
@@ -82,6 +83,8 @@ def _numbers(result: Result) -> str:
         rows.append(f"| HFU over MFU | **{ratio[0]}** | {ratio[1]} |")
     evidence = f"{result.evidence_level}: {words.EVIDENCE_WORDS[result.evidence_level]}"
     rows.append(f"| Confidence | **{result.confidence}** | {evidence} |")
+    if plain := plain_count_row(result):
+        rows.append(f"| Plain count | **{plain[0]}** | {prose(plain[1][:200])} |")
     if len(result.ranks) > 1:
         rows.append(f"| Ranks | **{len(result.ranks)}** | {rank_words(result)} |")
     return "\n".join(["| | | |", "| --- | --- | --- |", *rows])

@@ -24,6 +24,7 @@ from recompute_scan.report.measured import (
     removed_words,
 )
 from recompute_scan.report.page import Page
+from recompute_scan.report.plain_count import plain_count_row
 from recompute_scan.report.ranks import rank_words
 from recompute_scan.report.spread import step_time_sentences
 from recompute_scan.result import Finding, Result
@@ -90,6 +91,8 @@ def _verdict(page: Page, result: Result) -> None:
         page.row("HFU over MFU", *ratio, bold=True)
     evidence = f"{result.evidence_level}: {words.EVIDENCE_WORDS[result.evidence_level]}"
     page.row("Confidence", result.confidence, evidence, bold=True)
+    if plain := plain_count_row(result):
+        page.row("Plain count", plain[0], visible(plain[1], 200), bold=True)
     if len(result.ranks) > 1:
         page.row("Ranks", str(len(result.ranks)), rank_words(result), bold=True)
     if result.verdict == "inconclusive":
