@@ -28,5 +28,6 @@ MECHANISM = replace(
     caution="Look whether the configuration is shared with other jobs.",
     switched_by=("accelerate/accelerator.py:*", "accelerate/utils/fsdp_utils.py:*"),
     settings=("accelerate.utils.dataclasses:FullyShardedDataParallelPlugin.__post_init__",),
+    variables=("FSDP_ACTIVATION_CHECKPOINTING",),
     edits=(Edit("*", "keyword", "activation_checkpointing"),),
 )

@@ -53,8 +53,10 @@ class Mechanism:
             when that does not matter.
         watched: Its own ``autograd.Function`` classes, or functions where it has none, which
             ``run`` marks: ``module:name``.
-        switches: Entry points that switch it on for the module they are called on.
+        switches: Entry points that switch it on for the module they are called on, or given;
+            ``package:*.method`` for the method of any class in a package.
         settings: Entry points of the objects that hold its setting.
+        variables: Variables of the environment that set it too.
         edits: Changes to the statement at the call site, the first that fits is taken.
     """
 
@@ -73,4 +75,5 @@ class Mechanism:
     watched: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
     edits: tuple[Edit, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from fnmatch import translate
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from recompute_scan.advise import (
     accelerate,
@@ -32,6 +32,8 @@ from recompute_scan.advise import (
     unsloth,
 )
 from recompute_scan.advise.mechanism import Mechanism
+
+_WILDCARD = re.compile(r"[*?]")
 
 MECHANISMS = (
     unsloth.MECHANISM,
@@ -60,6 +62,8 @@ MECHANISMS = (
     pytorch.SEQUENTIAL,
     pytorch.SELECTIVE,
     pytorch.DIRECT,
+    pytorch.LIBRARY,
+    pytorch.OWN,
 )
 
 
@@ -76,7 +80,11 @@ def title_of(name: str | None) -> str:
 
 @lru_cache  # asked of every checkpoint call while steps are timed, in few different ways
 def recognise(
-    asking: str, switching: tuple[str, ...] = (), *, selective: bool = False
+    asking: str,
+    switching: tuple[str, ...] = (),
+    *,
+    selective: bool = False,
+    own: bool = False,
 ) -> Mechanism:
     """The mechanism behind a checkpoint call.
 
@@ -84,8 +92,11 @@ def recognise(
         asking: Place (``path:function``) of the frame that called the checkpoint function.
         switching: Places of the stack on which checkpointing was switched on, where known.
         selective: Whether the call has a ``context_fn``.
+        own: Whether an autograd function checkpoints that is not torch's.
     """
     for mechanism in MECHANISMS:
+        if mechanism.asks == pytorch.ANYWHERE and own:
+            return pytorch.OWN
         if (
             matches(mechanism.asks, (asking,))
             and (not mechanism.switched_by or matches(mechanism.switched_by, switching))
@@ -93,6 +104,20 @@ def recognise(
         ):
             return mechanism
     return pytorch.DIRECT
+
+
+@cache
+def framework_files(package: str) -> tuple[str, ...]:
+    """Files and folders that tell the framework of this name from another package called so.
+
+    They are the beginnings, without wildcards, of the places that its mechanisms name; none where
+    no mechanism is of that package.
+    """
+    places = (place for m in MECHANISMS for place in (*m.asks, *m.switched_by))
+    fixed = {_WILDCARD.split(place.partition(":")[0])[0] for place in places}
+    return tuple(
+        sorted(path for path in fixed if path.partition("/")[0] == package and "/" in path)
+    )
 
 
 def matches(patterns: tuple[str, ...], places: Iterable[str]) -> bool:

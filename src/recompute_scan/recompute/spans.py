@@ -61,6 +61,7 @@ def spans_from_marks(marks: Marks) -> list[Span]:
                     mechanism=call.mark.mechanism or None,
                     call_site=call.mark.site or None,
                     options=tuple(filter(None, call.mark.options.split(","))),
+                    function=call.mark.function or None,
                 ),
             ),
             module=call.mark.module or None,

@@ -52,7 +52,9 @@ class Checkpoint:
     ``variant`` is ``None`` where the trace cannot tell. ``call_site`` is ``file:line`` of the
     code that asked for the checkpoint, ``source`` that line's text. ``options`` are what a
     recorded run saw of the call: ``early-stop-off``; ``selective`` (it has a ``context_fn``);
-    ``counts-runs`` (a module inside keeps running statistics).
+    ``counts-runs`` (a module inside keeps running statistics). ``function`` names what checkpoints
+    where no mechanism is known for it: an autograd function of the project's own by its class, a
+    library's code by ``module.function``.
     """
 
     depth: int
@@ -61,6 +63,7 @@ class Checkpoint:
     call_site: str | None = None
     source: str | None = None
     options: tuple[str, ...] = ()
+    function: str | None = None
 
 
 @dataclass(frozen=True)
