@@ -14,7 +14,8 @@ MECHANISM = replace(
     fsdp.MECHANISM,
     name="accelerate-fsdp",
     title="accelerate's FSDP activation_checkpointing",
-    keep=110,
+    keep=70,
+    keep_sharded=110,
     remove=(
         "set fsdp_activation_checkpointing: false in accelerate's configuration, or "
         "activation_checkpointing=False in FullyShardedDataParallelPlugin"

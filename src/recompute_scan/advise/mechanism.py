@@ -29,6 +29,16 @@ class Edit:
 
 
 @dataclass(frozen=True)
+class Rename:
+    """What a package called by one name, and from a version on calls by another."""
+
+    package: str
+    since: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
 class Mechanism:
     """One API or setting that turns checkpointing on.
 
@@ -39,7 +49,10 @@ class Mechanism:
         name: As written into annotations and results.
         title: What a person calls it.
         keep: How much speaks for keeping it when two are found; the higher is kept.
+        keep_sharded: The same under FSDP, where it stands inside the units; 0 where it is not
+            made for them.
         why_keep: The reason, one sentence without the full stop.
+        renames: Words of ``remove`` that depend on a version; there the older ones stand.
         remove: What to do to take it out, one sentence without the full stop.
         docs: Page of the framework that documents it.
         checked: How these facts were checked, and at which version.
@@ -76,4 +89,6 @@ class Mechanism:
     switches: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    keep_sharded: int = 0
+    renames: tuple[Rename, ...] = ()
     edits: tuple[Edit, ...] = ()

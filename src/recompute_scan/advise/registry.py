@@ -32,6 +32,8 @@ from recompute_scan.advise import (
     unsloth,
 )
 from recompute_scan.advise.mechanism import Mechanism
+from recompute_scan.advise.wording import title
+from recompute_scan.result import Checkpoint
 
 _WILDCARD = re.compile(r"[*?]")
 
@@ -72,10 +74,9 @@ def find_mechanism(name: str | None) -> Mechanism | None:
     return next((mechanism for mechanism in MECHANISMS if mechanism.name == name), None)
 
 
-def title_of(name: str | None) -> str:
-    """What a person calls the mechanism; says so when it is not known."""
-    mechanism = find_mechanism(name)
-    return mechanism.title if mechanism else (name or "a checkpoint of unknown origin")
+def title_of(checkpoint: Checkpoint) -> str:
+    """What a person calls the checkpoint; says so where that is not known."""
+    return title(checkpoint, find_mechanism(checkpoint.mechanism))
 
 
 @lru_cache  # asked of every checkpoint call while steps are timed, in few different ways
