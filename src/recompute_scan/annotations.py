@@ -41,6 +41,7 @@ class RegionMark:
         mechanism: Which API asked for the checkpoint; a name from ``advise``.
         site: ``file:line`` of the user's code that switched it on.
         options: Of :class:`recompute_scan.result.Checkpoint`, with commas between.
+        function: Of :class:`recompute_scan.result.Checkpoint`.
     """
 
     call: int
@@ -51,6 +52,7 @@ class RegionMark:
     mechanism: str = ""
     site: str = ""
     options: str = ""
+    function: str = ""
 
 
 def region_name(mark: RegionMark) -> str:
@@ -80,6 +82,7 @@ def parse_region(name: str) -> RegionMark | None:
         mechanism=fields.get("mechanism", ""),
         site=fields.get("site", ""),
         options=fields.get("options", ""),
+        function=fields.get("function", ""),
     )
 
 

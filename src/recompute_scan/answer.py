@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from recompute_scan.cost.headroom import weigh_memory
 from recompute_scan.cost.machine import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.cost.memory import Footprint
 from recompute_scan.cost.price import price, time_scale
-from recompute_scan.findings.base import Evidence
+from recompute_scan.findings.base import Evidence, is_sharded
 from recompute_scan.findings.registry import check_all
 from recompute_scan.headline import confidence, headline, marks_disagree
 from recompute_scan.recompute.agreement import disagreeing_steps
@@ -57,7 +58,7 @@ def result_from(
     """
     sources = info.sources if info else {}
     timed = info.timed_steps_ms if info else ()
-    cost = price(facts, timed, kept)
+    cost = price(facts, timed, partial(kept, sharded=is_sharded(facts)))
     scale = time_scale(facts, timed)
     regions = _with_sources(list_regions(facts, scale), sources)
     sure = confidence(facts)

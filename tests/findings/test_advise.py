@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.advise import advise_removal, title_of
+from recompute_scan.advise import Run, advise_removal, title_of
 from recompute_scan.advise.diff import change_diff
 from recompute_scan.advise.edit import edited
+from recompute_scan.advise.fewer import advise_fewer
 from recompute_scan.advise.mechanism import Edit
 from recompute_scan.advise.registry import MECHANISMS, find_mechanism, recognise
 from recompute_scan.recompute.vocabulary import CHECKPOINT_FUNCTIONS
@@ -113,13 +114,13 @@ def test_which_one_stays(
     outer: tuple[str, str], inner: tuple[str, str], kept: int, dropped: int | None
 ) -> None:
     stack = (checkpoint(0, *outer), checkpoint(1, *inner))
-    fix = advise_removal(stack, {})
+    fix = advise_removal(stack, {}, run=Run(sharded=True))
     assert fix is not None
     if dropped is None:
         assert (fix.diff, fix.disposition) == (None, "review")
         return
-    assert fix.keep.startswith(title_of(stack[kept].mechanism))
-    assert fix.remove == f"{title_of(stack[dropped].mechanism)} at train.py:{dropped + 1}"
+    assert fix.keep.startswith(title_of(stack[kept]))
+    assert fix.remove.endswith(f"{title_of(stack[dropped])} at train.py:{dropped + 1}")
 
 
 def test_one_checkpoint_needs_no_fix() -> None:
@@ -325,8 +326,14 @@ def test_a_stack_names_the_mechanism(
 
 
 def test_every_mechanism_that_calls_a_checkpoint_can_be_recognised() -> None:
-    # The compiler's own recomputation calls none.
-    assert [one.name for one in MECHANISMS if not one.asks] == ["compile-memory-budget"]
+    # The compiler's own recomputation calls none; a library's and one's own are told from torch's
+    # by whose code calls it, and by the function.
+    without = {"compile-memory-budget", "library-checkpoint", "own-function"}
+    assert {one.name for one in MECHANISMS if not one.asks} == without
+    assert recognise("train.py:forward", own=True).name == "own-function"
+    assert recognise("megatron/core/tensor_parallel/random.py:checkpoint", own=True).name == (
+        "megatron-recompute"
+    )
     assert all(find_mechanism(name) for name in CHECKPOINT_FUNCTIONS.values() if name)
 
 
@@ -377,5 +384,146 @@ def test_mechanisms_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names)
     assert [find_mechanism(name) for name in names] == list(MECHANISMS)
     assert find_mechanism("of-tomorrow") is find_mechanism(None) is None
-    assert title_of("of-tomorrow") == "of-tomorrow"
-    assert title_of(None)
+    assert title_of(Checkpoint(0, None, "of-tomorrow")) == "of-tomorrow"
+    assert title_of(Checkpoint(0, None))
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "sharded", "stays"),
+    [
+        # Without FSDP its wrapper has no merit of its own, but for being non-reentrant.
+        (("fsdp-wrapper", N), ("hf-gradient-checkpointing", R), False, 0),
+        (("fsdp-wrapper", R), ("hf-gradient-checkpointing", N), False, 1),
+        (("hf-trainer", R), ("fsdp-wrapper", N), False, 1),
+        (("hf-trainer", N), ("fsdp-wrapper", N), False, 0),
+        # Under FSDP a reentrant one stays only where nothing else is inside the unit.
+        (("fsdp-wrapper", R), ("hf-gradient-checkpointing", N), True, 1),
+        (("hf-gradient-checkpointing", N), ("fsdp-wrapper", R), True, 1),
+    ],
+)
+def test_what_stays_depends_on_the_run(
+    outer: tuple[str, str], inner: tuple[str, str], sharded: bool, stays: int
+) -> None:
+    stack = (checkpoint(0, *outer), checkpoint(1, *inner))
+    fix = advise_removal(stack, {}, run=Run(sharded=sharded))
+    assert fix is not None
+    assert fix.removes == stack[1 - stays]
+    # Reasons are those that hold here.
+    assert ("FSDP unit" in fix.keep) == (sharded and stack[stays].mechanism == "fsdp-wrapper")
+    checks = stack[stays].variant == N and R in (stack[0].variant, stack[1].variant)
+    assert ("being non-reentrant" in fix.keep) == checks
+
+
+def test_a_wrapper_without_early_stop_is_not_praised_for_it() -> None:
+    wrapper = Checkpoint(0, "non-reentrant", "torchtitan", "a.py:1", options=("early-stop-off",))
+    fix = advise_removal((wrapper, checkpoint(1, "hf-gradient-checkpointing", R)), {})
+    assert fix is not None
+    assert "stops early" not in fix.keep
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "version", "says"),
+    [
+        ("hf-gradient-checkpointing", "4.45.2", "delete the gradient_checkpointing_enable("),
+        ("hf-gradient-checkpointing", "5.22.0", "delete the gradient_checkpointing_enable("),
+        ("hf-gradient-checkpointing", "5.23.0", "delete the activation_checkpointing_enable("),
+        ("hf-gradient-checkpointing", "10.1", "delete the activation_checkpointing_enable("),
+        ("hf-trainer", "4.51.3", "set gradient_checkpointing=False in"),
+        ("hf-trainer", "5.23.0", "set activation_checkpointing=False in"),
+    ],
+)
+def test_advice_is_in_the_words_of_the_installed_version(
+    mechanism: str, version: str, says: str
+) -> None:
+    stack = (checkpoint(0, "fsdp-wrapper"), checkpoint(1, mechanism, R))
+    fix = advise_removal(stack, {}, run=Run({"transformers": version}))
+    assert fix is not None
+    assert says in fix.summary
+    assert "5.23" not in fix.summary
+
+
+def test_without_a_version_both_words_stand() -> None:
+    stack = (checkpoint(0, "fsdp-wrapper"), checkpoint(1, "hf-gradient-checkpointing", R))
+    fix = advise_removal(stack, {})
+    assert fix is not None
+    assert "gradient_checkpointing_enable(…) call (activation_checkpointing_enable" in fix.summary
+
+
+def test_the_words_of_the_line_come_first() -> None:
+    line = "model.gradient_checkpointing_enable()"
+    source = Source(2, line, 2, 2, False, True)
+    stack = (checkpoint(0, "fsdp-wrapper"), checkpoint(1, "hf-gradient-checkpointing", R))
+    fix = advise_removal(stack, {"train.py:2": source}, run=Run({"transformers": "5.23.0"}))
+    assert fix is not None
+    assert "delete the gradient_checkpointing_enable(…) call at train.py:2" in fix.summary
+
+
+@pytest.mark.parametrize(
+    ("statement", "says", "never"),
+    [
+        (
+            "a = SFTConfig(gradient_checkpointing=True)",
+            "set gradient_checkpointing=False",
+            "default",
+        ),
+        ("a = SFTConfig('out')", "which has it on by default", "set gradient"),
+    ],
+)
+def test_a_default_is_called_one_only_where_nothing_is_passed(
+    statement: str, says: str, never: str
+) -> None:
+    stack = (checkpoint(0, "fsdp-wrapper"), checkpoint(1, "trl-trainer", R))
+    fix = advise_removal(stack, {"train.py:2": Source(2, statement, 2, 2, False, True)})
+    assert fix is not None
+    assert says in fix.summary
+    assert never not in f"{fix.summary} {fix.remove}"
+
+
+@pytest.mark.parametrize(
+    ("site", "source", "why"),
+    [
+        (None, None, "was not found"),
+        ("--gradient_checkpointing", None, "on the command line"),
+        ("training.gradient_checkpointing", None, "on the command line"),
+        ("FSDP_ACTIVATION_CHECKPOINTING", None, "in the environment"),
+        ("conf.yaml:8", None, "configuration file"),
+        ("train.py:8", None, "could not be read"),
+        ("train.py:8", Source(8, "a(); b()", 8, 8, False, False), "shares its line"),
+        ("p/a.py:8", Source(8, "a()", 8, 8, False, True, installed=True), "installed package"),
+        ("train.py:8", Source(8, "a = cfg.make()", 8, 8, False, True), "not one to the statement"),
+    ],
+)
+def test_why_there_is_no_diff(site: str | None, source: Source | None, why: str) -> None:
+    dropped = Checkpoint(1, "reentrant", "hf-gradient-checkpointing", site)
+    fix = advise_removal((checkpoint(0, "fsdp-wrapper"), dropped), {site: source} if source else {})  # type: ignore[dict-item]
+    assert fix is not None
+    assert why in (fix.reason or "")
+    assert (fix.diff, fix.disposition) == (None, "review")
+    if site is not None:
+        assert site in fix.summary
+        assert "was not found" not in (fix.reason or "")
+
+
+@pytest.mark.parametrize("sites", [("a.py:1", "a.py:2"), ("a.py:1", "a.py:1")])
+def test_what_is_applied_twice_is_to_be_applied_once(sites: tuple[str, str]) -> None:
+    stack = tuple(
+        Checkpoint(depth, "non-reentrant", "torchtitan", site) for depth, site in enumerate(sites)
+    )
+    fix = advise_removal(stack, {})
+    assert fix is not None
+    assert "once" in fix.summary
+    assert "configuration" not in fix.summary  # which would switch both off
+    assert fix.diff is None
+
+
+def test_a_function_of_ones_own_is_named() -> None:
+    own = Checkpoint(1, "reentrant", "own-function", "net.py:7", function="GradCkpt")
+    fix = advise_removal((checkpoint(0, "torch-checkpoint"), own), {})
+    assert fix is not None
+    assert "a checkpoint function of your own (`GradCkpt`) at net.py:7" in fix.remove
+
+
+@pytest.mark.parametrize(("version", "says"), [("4.51.3", "no flag"), ("5.23.0", "= False on")])
+def test_fewer_layers_in_the_words_of_the_version(version: str, says: str) -> None:
+    stack = (checkpoint(0, "hf-gradient-checkpointing"),)
+    assert says in advise_fewer(stack, "layers.0", False, Run({"transformers": version})).summary

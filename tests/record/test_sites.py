@@ -146,7 +146,7 @@ def test_transformers_names_the_line_that_enabled_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_call_in_a_library_is_named_within_it(tmp_path: Path) -> None:
+def test_a_call_in_a_library_is_named_by_the_users_line(tmp_path: Path) -> None:
     library = tmp_path / "site-packages" / "somelib"
     library.mkdir(parents=True)
     (library / "__init__.py").write_text("")
@@ -165,9 +165,55 @@ def test_a_call_in_a_library_is_named_within_it(tmp_path: Path) -> None:
         "    optimizer.step()\n"
     )
     recorded = record_script(tmp_path, script, steps=1)
-    assert [mark.site for mark in recorded.trace().regions] == ["somelib/blocks.py:3"]
-    assert recorded.info.sources["somelib/blocks.py:3"].statement.startswith("return checkpoint(")
-    assert recorded.info.sources["somelib/blocks.py:3"].installed
+    line = script.splitlines().index("    run(model, torch.randn(4, 8)).sum().backward()") + 1
+    (mark,) = recorded.trace().regions
+    assert mark.site == f"train.py:{line}"
+    assert (mark.mechanism, mark.function) == ("library-checkpoint", "somelib.blocks.run")
+    source = recorded.info.sources[mark.site]
+    assert source.statement.startswith("run(model,")
+    assert not source.installed
+
+
+TWO_MODELS = (
+    LAYERS
+    + """\
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(Layer(), Layer())
+    def forward(self, x):
+        return self.layers(x)
+
+def main():
+    generator, critic = Net(), Net()
+    frozen = Net().requires_grad_(False)
+    chosen = lambda module: isinstance(module, Layer)
+    apply_activation_checkpointing(generator, check_fn=chosen)  # G
+    apply_activation_checkpointing(critic, check_fn=chosen)  # C
+    optimizer = torch.optim.SGD([*generator.parameters(), *critic.parameters()], 1e-3)
+    for step in range(9):
+        (critic(generator(torch.randn(4, 8))) + frozen(torch.ones(4, 8))).sum().backward()
+        optimizer.step()
+main()
+"""
+)
+
+
+@pytest.mark.slow
+def test_two_models_with_the_same_names_are_told_apart(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path, TWO_MODELS, steps=1)
+    assert recorded.status == 0, recorded.stderr
+    at = lines_marked(TWO_MODELS)
+    assert [(m.module, m.site) for m in recorded.trace().regions] == [
+        ("generator.layers.0", at["G"]),
+        ("generator.layers.1", at["G"]),
+        ("critic.layers.0", at["C"]),
+        ("critic.layers.1", at["C"]),
+    ]
 
 
 class Block(nn.Module):

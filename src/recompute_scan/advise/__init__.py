@@ -9,14 +9,18 @@ from recompute_scan.advise.choose import (
 )
 from recompute_scan.advise.fewer import advise_fewer, advise_selective
 from recompute_scan.advise.registry import find_mechanism, title_of
+from recompute_scan.advise.run import Run
+from recompute_scan.advise.wording import place
 
 __all__ = [
+    "Run",
     "Switch",
     "advise_fewer",
     "advise_removal",
     "advise_selective",
     "find_mechanism",
     "keep_and_drop",
+    "place",
     "switch_of",
     "take_out",
     "title_of",

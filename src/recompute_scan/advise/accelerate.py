@@ -14,7 +14,8 @@ MECHANISM = replace(
     fsdp.MECHANISM,
     name="accelerate-fsdp",
     title="accelerate's FSDP activation_checkpointing",
-    keep=110,
+    keep=70,
+    keep_sharded=110,
     remove=(
         "set fsdp_activation_checkpointing: false in accelerate's configuration, or "
         "activation_checkpointing=False in FullyShardedDataParallelPlugin"
@@ -28,5 +29,6 @@ MECHANISM = replace(
     caution="Look whether the configuration is shared with other jobs.",
     switched_by=("accelerate/accelerator.py:*", "accelerate/utils/fsdp_utils.py:*"),
     settings=("accelerate.utils.dataclasses:FullyShardedDataParallelPlugin.__post_init__",),
+    variables=("FSDP_ACTIVATION_CHECKPOINTING",),
     edits=(Edit("*", "keyword", "activation_checkpointing"),),
 )

@@ -14,6 +14,7 @@ MECHANISM = replace(
     title="axolotl's gradient_checkpointing",
     keep=60,
     remove="set gradient_checkpointing: false in axolotl's YAML file",
+    renames=(),
     docs="https://docs.axolotl.ai/docs/gradient_checkpointing.html",
     checked="read (axolotl 0.19.0)",
     variants=(

@@ -8,12 +8,16 @@ from recompute_scan.advise.diff import change_diff
 from recompute_scan.advise.edit import edited
 from recompute_scan.advise.mechanism import Mechanism
 from recompute_scan.advise.registry import find_mechanism, title_of
-from recompute_scan.annotations import COUNTS_RUNS
+from recompute_scan.advise.run import UNKNOWN_RUN, Run
+from recompute_scan.advise.wording import place, removal, why_no_diff
+from recompute_scan.annotations import COUNTS_RUNS, EARLY_STOP_OFF
 from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.run_info import Source
 
 _GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
+# A non-reentrant checkpoint outweighs a reentrant one that is worth so much more, and no more.
+_NON_REENTRANT = 8
 # What tells two switches apart: the mechanism and the line that set it.
 Switch = tuple[str | None, str | None]
 
@@ -22,21 +26,23 @@ def advise_removal(
     checkpoints: Sequence[Checkpoint],
     sources: Mapping[str, Source],
     alone: Collection[Switch] = (),
+    run: Run = UNKNOWN_RUN,
 ) -> Fix | None:
     """The fix for a block with two or more checkpoints; ``None`` where fewer are known.
 
-    The mechanism that costs least stays; of two equal ones the non-reentrant one, which
-    checks what it recomputes and stops early. Switching one to another variant is never
-    advised: reentrant hides faults, and both still run.
+    The mechanism that costs least stays; of two of like worth the non-reentrant one, which checks
+    what it recomputes and stops early. Switching one to another variant is never advised:
+    reentrant hides faults, and both still run.
 
     Args:
-        checkpoints: All checkpoints round the block, outermost first.
+        checkpoints: All checkpoints around the block, outermost first.
         sources: Source statements by call site, from the run's own account.
         alone: Switches that elsewhere are the only checkpoint of a block, which would lose it.
+        run: What else is known of the run.
     """
     if len(checkpoints) < 2:
         return None
-    kept, dropped = keep_and_drop(checkpoints, alone)
+    kept, dropped = keep_and_drop(checkpoints, alone, sharded=run.sharded)
     mechanism = find_mechanism(dropped.mechanism)
     if kept.mechanism is None or mechanism is None:
         return Fix(
@@ -48,12 +54,14 @@ def advise_removal(
             docs=_GENERAL_DOCS,
             reason="It is not known which line asked for which checkpoint.",
         )
-    fix = take_out(dropped, mechanism, sources, lost=switch_of(dropped) in alone)
+    fix = take_out(dropped, mechanism, sources, lost=switch_of(dropped) in alone, run=run)
+    if kept.mechanism == dropped.mechanism and (fix.diff is None or _together(kept, dropped)):
+        return _applied_once(kept, dropped, mechanism)
     return Fix(
-        summary=f"Keep {title_of(kept.mechanism)}; {fix.summary}",
+        summary=f"Keep {title_of(kept)}; {fix.summary}",
         disposition=fix.disposition,
         diff=fix.diff,
-        keep=_keep(kept),
+        keep=_keep(kept, checkpoints, run),
         remove=fix.remove,
         docs=fix.docs,
         removes=fix.removes,
@@ -62,15 +70,14 @@ def advise_removal(
 
 
 def keep_and_drop(
-    checkpoints: Sequence[Checkpoint], alone: Collection[Switch] = ()
+    checkpoints: Sequence[Checkpoint], alone: Collection[Switch] = (), *, sharded: bool = False
 ) -> tuple[Checkpoint, Checkpoint]:
     """Of two or more checkpoints the one to keep, and the first to take out."""
 
     def preference(checkpoint: Checkpoint) -> tuple[bool, int, bool, int]:
-        mechanism = find_mechanism(checkpoint.mechanism)
         return (
             switch_of(checkpoint) in alone,
-            mechanism.keep if mechanism else 0,
+            _worth(checkpoint, checkpoints, sharded),
             checkpoint.variant == "non-reentrant",
             -checkpoint.depth,
         )
@@ -79,13 +86,20 @@ def keep_and_drop(
     return kept, dropped
 
 
-def kept(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
-    """The one that stays of one or more checkpoints round a block."""
-    return keep_and_drop(checkpoints)[0] if len(checkpoints) > 1 else checkpoints[0]
+def kept(checkpoints: Sequence[Checkpoint], *, sharded: bool = False) -> Checkpoint:
+    """The one that stays of one or more checkpoints around a block."""
+    if len(checkpoints) > 1:
+        return keep_and_drop(checkpoints, sharded=sharded)[0]
+    return checkpoints[0]
 
 
 def take_out(
-    dropped: Checkpoint, mechanism: Mechanism, sources: Mapping[str, Source], *, lost: bool = False
+    dropped: Checkpoint,
+    mechanism: Mechanism,
+    sources: Mapping[str, Source],
+    *,
+    lost: bool = False,
+    run: Run = UNKNOWN_RUN,
 ) -> Fix:
     """The fix that takes one checkpoint out.
 
@@ -94,19 +108,22 @@ def take_out(
         mechanism: What switched it on.
         sources: Source statements by call site.
         lost: Whether other blocks have only this checkpoint.
+        run: What else is known of the run.
     """
     site = dropped.call_site
-    place = f" at {site}" if site else ""
     source = sources.get(site) if site else None
     new = edited(source, mechanism.edits) if source else None
     diff = change_diff(site, source, new) if site and source and new is not None else None
-    reason = _reason(dropped, mechanism, found=diff is not None, lost=lost)
+    if diff is None:
+        reason: str | None = why_no_diff(mechanism, site, source)
+    else:
+        reason = _reason(dropped, mechanism, lost=lost)
     return Fix(
-        summary=f"{mechanism.remove}{place}.",
+        summary=f"{removal(mechanism, site, source, run)}.",
         disposition="review" if reason else "safe",
         diff=diff,
         keep="",
-        remove=f"{mechanism.title}{place}",
+        remove=f"{title_of(dropped)}{place(site)}",
         docs=mechanism.docs,
         removes=dropped,
         reason=reason,
@@ -118,10 +135,51 @@ def switch_of(checkpoint: Checkpoint) -> Switch:
     return checkpoint.mechanism, checkpoint.call_site
 
 
-def _reason(dropped: Checkpoint, mechanism: Mechanism, *, found: bool, lost: bool) -> str | None:
+def _worth(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint], sharded: bool) -> int:
+    """How much speaks for keeping it here."""
+    mechanism = find_mechanism(checkpoint.mechanism)
+    if mechanism is None:
+        return 0
+    if _fits_fsdp(checkpoint, checkpoints, sharded):
+        return mechanism.keep_sharded
+    return mechanism.keep + _NON_REENTRANT * (checkpoint.variant == "non-reentrant")
+
+
+def _fits_fsdp(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint], sharded: bool) -> bool:
+    """Is it made for FSDP's units, and the only one inside them, or one that checks its replay?"""
+    mechanism = find_mechanism(checkpoint.mechanism)
+    innermost = checkpoint.depth >= max(each.depth for each in checkpoints)
+    made_for_it = mechanism is not None and mechanism.keep_sharded > 0
+    return sharded and made_for_it and (innermost or checkpoint.variant == "non-reentrant")
+
+
+def _together(kept: Checkpoint, dropped: Checkpoint) -> bool:
+    return kept.call_site == dropped.call_site
+
+
+def _applied_once(kept: Checkpoint, dropped: Checkpoint, mechanism: Mechanism) -> Fix:
+    """The fix for one mechanism that is applied twice: to switch it off would take out both."""
+    name, site = title_of(dropped), dropped.call_site
+    if _together(kept, dropped):
+        summary = f"Apply {name} once: both of its checkpoints come from {site or 'one place'}"
+        reason = "A change of that line takes out both, unless it is what calls it twice."
+    else:
+        summary = f"Apply {name} once: keep it{place(kept.call_site)}, leave it out{place(site)}"
+        reason = "What else that line does stays to be done."
+    return Fix(
+        summary=f"{summary}.",
+        disposition="review",
+        diff=None,
+        keep=f"{name}, applied once.",
+        remove=f"the second application of {name}{place(site)}",
+        docs=mechanism.docs,
+        removes=dropped,
+        reason=reason,
+    )
+
+
+def _reason(dropped: Checkpoint, mechanism: Mechanism, *, lost: bool) -> str | None:
     """Why the fix needs a look; ``None`` where it cannot change the results of training."""
-    if not found:
-        return "The line to change was not found, so there is no diff to check."
     if lost:
         return "Other blocks have only this checkpoint, and would need more memory without it."
     if COUNTS_RUNS in dropped.options:
@@ -132,7 +190,15 @@ def _reason(dropped: Checkpoint, mechanism: Mechanism, *, found: bool, lost: boo
     return mechanism.caution
 
 
-def _keep(kept: Checkpoint) -> str:
+def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: Run) -> str:
+    """What stays, and the reasons that hold in this run."""
     mechanism = find_mechanism(kept.mechanism)
-    why = mechanism.why_keep if mechanism else "it is enough alone"
-    return f"{title_of(kept.mechanism)}: {why}."
+    reasons = []
+    if _fits_fsdp(kept, checkpoints, run.sharded):
+        reasons.append("inside the FSDP unit its replay needs no second all-gather")
+    if kept.variant == "non-reentrant" and any(c.variant == "reentrant" for c in checkpoints):
+        early = "" if EARLY_STOP_OFF in kept.options else " and stops early"
+        reasons.append(f"being non-reentrant it checks the recomputed tensors{early}")
+    if not reasons:
+        reasons.append(mechanism.why_keep if mechanism else "it is enough alone")
+    return f"{title_of(kept)}: {', and '.join(reasons)}."

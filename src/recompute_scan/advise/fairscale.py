@@ -18,5 +18,6 @@ MECHANISM = Mechanism(
     caution="It also patches batch normalisation, so that a replay does not count twice.",
     asks=("fairscale/nn/checkpoint/checkpoint_activations.py:*",),
     watched=("fairscale.nn.checkpoint.checkpoint_activations:CheckpointFunction",),
+    switches=("fairscale.nn.checkpoint.checkpoint_activations:checkpoint_wrapper",),
     edits=(Edit("checkpoint_wrapper", "unwrap"),),
 )

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from recompute_scan.advise.choose import kept
 from recompute_scan.advise.registry import find_mechanism, title_of
+from recompute_scan.advise.run import UNKNOWN_RUN, Run
+from recompute_scan.advise.wording import worded
 from recompute_scan.result import Checkpoint, Fix
 
 _GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
@@ -17,13 +19,20 @@ _SELECTIVE_DOCS = (
 _FEWER = {
     "fsdp-wrapper": "let the check_fn of apply_activation_checkpointing refuse {layers}",
     "hf-gradient-checkpointing": (
-        "after gradient_checkpointing_enable, set gradient_checkpointing = False on {layers} "
-        "(transformers 4.52 and newer)"
+        "set gradient_checkpointing = False on {layers} once it is on for the model"
     ),
     "torch-checkpoint": "call {layers} directly instead of through checkpoint(…)",
     "composable-checkpoint": "do not apply checkpoint(module) to {layers}",
 }
+# Before this version of transformers a model's layers have no flag of their own.
+_FLAGS_OF_LAYERS = "4.52"
 _ELSE = "leave {layers} out of {title}"
+_OLD = {
+    "hf-gradient-checkpointing": (
+        "the layers have no flag of their own before transformers 4.52: wrap the others in "
+        "checkpoint_wrapper, and not {layers}"
+    ),
+}
 _SELECTIVE = {
     "fsdp-wrapper": "pass context_fn={context} to checkpoint_wrapper",
     "hf-gradient-checkpointing": (
@@ -39,24 +48,29 @@ _SELECTIVE_ELSE = (
 )
 
 
-def advise_fewer(checkpoints: Sequence[Checkpoint], layers: str, whole: bool) -> Fix:
+def advise_fewer(
+    checkpoints: Sequence[Checkpoint], layers: str, whole: bool, run: Run = UNKNOWN_RUN
+) -> Fix:
     """What to change so that these layers are not checkpointed.
 
     Args:
         checkpoints: Those round each of the layers.
         layers: The layers, in words.
         whole: Whether no other layer is checkpointed.
+        run: What else is known of the run.
     """
-    checkpoint = kept(checkpoints)
-    title = title_of(checkpoint.mechanism)
+    checkpoint = kept(checkpoints, sharded=run.sharded)
+    title = title_of(checkpoint)
     mechanism = find_mechanism(checkpoint.mechanism)
     template = _FEWER.get(checkpoint.mechanism or "", _ELSE)
+    if template is not _ELSE and run.has("transformers", _FLAGS_OF_LAYERS) is False:
+        template = _OLD.get(checkpoint.mechanism or "", template)
     setting = template.format(layers=layers, title=title)
     if whole and mechanism is not None:
-        setting = mechanism.remove
-    place = f" ({checkpoint.call_site})" if checkpoint.call_site else ""
+        setting = worded(mechanism.remove, mechanism, run)
+    where = f" ({checkpoint.call_site})" if checkpoint.call_site else ""
     return Fix(
-        summary=f"Stop checkpointing {layers}: {setting}{place}.",
+        summary=f"Stop checkpointing {layers}: {setting}{where}.",
         disposition="review",
         diff=None,
         keep="no checkpoint at all" if whole else f"{title} for all other layers",
@@ -65,17 +79,20 @@ def advise_fewer(checkpoints: Sequence[Checkpoint], layers: str, whole: bool) ->
     )
 
 
-def advise_selective(checkpoints: Sequence[Checkpoint], operators: Sequence[str]) -> Fix:
+def advise_selective(
+    checkpoints: Sequence[Checkpoint], operators: Sequence[str], run: Run = UNKNOWN_RUN
+) -> Fix:
     """What to change so that the results of these operators are kept.
 
     Args:
         checkpoints: Those round each layer.
         operators: Names as the profiler has them, ``aten::_flash_attention_forward``.
+        run: What else is known of the run.
     """
-    checkpoint = kept(checkpoints)
+    checkpoint = kept(checkpoints, sharded=run.sharded)
     listed = ", ".join(f"torch.ops.{name.replace('::', '.')}.default" for name in operators)
     context = f"functools.partial(create_selective_checkpoint_contexts, [{listed}])"
-    title = title_of(checkpoint.mechanism)
+    title = title_of(checkpoint)
     template = _SELECTIVE.get(checkpoint.mechanism or "", _SELECTIVE_ELSE)
     return Fix(
         summary=template.format(title=title, context=context) + ".",

@@ -9,11 +9,9 @@ from recompute_scan.advise.mechanism import Edit, Mechanism
 MECHANISM = Mechanism(
     name="fsdp-wrapper",
     title="FSDP's checkpoint wrapper",
-    keep=100,
-    why_keep=(
-        "the wrapper stands inside the FSDP unit, so its replay needs no second all-gather, and "
-        "being non-reentrant it checks the recomputed tensors and stops early"
-    ),
+    keep=55,
+    keep_sharded=100,
+    why_keep="it stands around the layer itself, whatever calls the layer",
     remove="delete the apply_activation_checkpointing(…) or checkpoint_wrapper(…) call",
     docs="https://docs.pytorch.org/docs/stable/fsdp.html",
     checked="ran here (torch 2.13.0)",

@@ -5,16 +5,21 @@ of which the former is an alias). Up to 4.51 the model's loop over its layers as
 wrapper round the layer; from 4.52 ``GradientCheckpointingLayer`` does, inside it.
 """
 
-from recompute_scan.advise.mechanism import Edit, Mechanism
+from recompute_scan.advise.mechanism import Edit, Mechanism, Rename
 
 MECHANISM = Mechanism(
     name="hf-gradient-checkpointing",
     title="Hugging Face's own checkpointing",
     keep=50,
     why_keep="it is the model's own, and nothing else checkpoints its layers",
-    remove=(
-        "delete the gradient_checkpointing_enable(…) call "
-        "(activation_checkpointing_enable from transformers 5.23)"
+    remove="delete the gradient_checkpointing_enable(…) call",
+    renames=(
+        Rename(
+            "transformers",
+            "5.23",
+            "gradient_checkpointing_enable",
+            "activation_checkpointing_enable",
+        ),
     ),
     docs="https://huggingface.co/docs/transformers/main/en/fsdp",
     checked="ran here (transformers 5.23.0)",

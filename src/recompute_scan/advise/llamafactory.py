@@ -11,9 +11,10 @@ from recompute_scan.advise import huggingface
 MECHANISM = replace(
     huggingface.MECHANISM,
     name="llama-factory",
-    title="LLaMA-Factory's gradient checkpointing, on by default",
+    title="LLaMA-Factory's gradient checkpointing",
     keep=45,
     remove="set disable_gradient_checkpointing: true in LLaMA-Factory's configuration",
+    renames=(),
     docs="https://llamafactory.readthedocs.io/en/latest/",
     checked="read (llamafactory 0.9.5, which fails with transformers 5.23)",
     variants=("reentrant (use_reentrant_gc)", "FSDP2: non-reentrant, forced"),

@@ -29,6 +29,16 @@ class Edit:
 
 
 @dataclass(frozen=True)
+class Rename:
+    """What a package called by one name, and from a version on calls by another."""
+
+    package: str
+    since: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
 class Mechanism:
     """One API or setting that turns checkpointing on.
 
@@ -39,7 +49,10 @@ class Mechanism:
         name: As written into annotations and results.
         title: What a person calls it.
         keep: How much speaks for keeping it when two are found; the higher is kept.
+        keep_sharded: The same under FSDP, where it stands inside the units; 0 where it is not
+            made for them.
         why_keep: The reason, one sentence without the full stop.
+        renames: Words of ``remove`` that depend on a version; there the older ones stand.
         remove: What to do to take it out, one sentence without the full stop.
         docs: Page of the framework that documents it.
         checked: How these facts were checked, and at which version.
@@ -53,8 +66,10 @@ class Mechanism:
             when that does not matter.
         watched: Its own ``autograd.Function`` classes, or functions where it has none, which
             ``run`` marks: ``module:name``.
-        switches: Entry points that switch it on for the module they are called on.
+        switches: Entry points that switch it on for the module they are called on, or given;
+            ``package:*.method`` for the method of any class in a package.
         settings: Entry points of the objects that hold its setting.
+        variables: Variables of the environment that set it too.
         edits: Changes to the statement at the call site, the first that fits is taken.
     """
 
@@ -73,4 +88,7 @@ class Mechanism:
     watched: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    keep_sharded: int = 0
+    renames: tuple[Rename, ...] = ()
     edits: tuple[Edit, ...] = ()

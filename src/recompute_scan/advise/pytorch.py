@@ -7,6 +7,7 @@ from recompute_scan.advise.mechanism import Edit, Mechanism
 
 _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _VARIANTS = ("use_reentrant as passed; without it reentrant, up to torch 2.15",)
+ANYWHERE = ("*",)
 
 COMPOSABLE = Mechanism(
     name="composable-checkpoint",
@@ -40,7 +41,7 @@ SELECTIVE = Mechanism(
     docs=_DOCS,
     checked="ran here (torch 2.13.0)",
     variants=("non-reentrant only; public since torch 2.5",),
-    asks=("*",),
+    asks=ANYWHERE,
     selective=True,
     edits=(Edit("checkpoint", "call"),),
 )
@@ -53,6 +54,28 @@ DIRECT = Mechanism(
     docs=_DOCS,
     checked="ran here (torch 2.13.0)",
     variants=_VARIANTS,
-    asks=("*",),
+    asks=ANYWHERE,
     edits=(Edit("checkpoint", "call"),),
+)
+LIBRARY = Mechanism(
+    name="library-checkpoint",
+    title="a library's own checkpointing",
+    keep=48,
+    why_keep="it is the library's own choice of what to checkpoint",
+    remove="switch checkpointing off in the library, by an argument of its model or a method of it",
+    docs=_DOCS,
+    checked="ran here (torch 2.13.0, a library made for the test)",
+    variants=_VARIANTS,
+    caution="Which of its settings does it is not known; the line is the one that led there.",
+)
+OWN = Mechanism(
+    name="own-function",
+    title="a checkpoint function of your own",
+    keep=25,
+    why_keep="it is the code's own choice of what to checkpoint",
+    remove="call the layer itself instead of the function's apply(…)",
+    docs=_DOCS,
+    checked="ran here (torch 2.13.0, functions as in guided-diffusion, unsloth and Megatron)",
+    variants=("its own; reentrant, as every autograd function that runs its forward again",),
+    caution="What else the function does, such as moving what it saves to the host, goes with it.",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from fnmatch import translate
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from recompute_scan.advise import (
     accelerate,
@@ -32,6 +32,10 @@ from recompute_scan.advise import (
     unsloth,
 )
 from recompute_scan.advise.mechanism import Mechanism
+from recompute_scan.advise.wording import title
+from recompute_scan.result import Checkpoint
+
+_WILDCARD = re.compile(r"[*?]")
 
 MECHANISMS = (
     unsloth.MECHANISM,
@@ -60,6 +64,8 @@ MECHANISMS = (
     pytorch.SEQUENTIAL,
     pytorch.SELECTIVE,
     pytorch.DIRECT,
+    pytorch.LIBRARY,
+    pytorch.OWN,
 )
 
 
@@ -68,15 +74,18 @@ def find_mechanism(name: str | None) -> Mechanism | None:
     return next((mechanism for mechanism in MECHANISMS if mechanism.name == name), None)
 
 
-def title_of(name: str | None) -> str:
-    """What a person calls the mechanism; says so when it is not known."""
-    mechanism = find_mechanism(name)
-    return mechanism.title if mechanism else (name or "a checkpoint of unknown origin")
+def title_of(checkpoint: Checkpoint) -> str:
+    """What a person calls the checkpoint; says so where that is not known."""
+    return title(checkpoint, find_mechanism(checkpoint.mechanism))
 
 
 @lru_cache  # asked of every checkpoint call while steps are timed, in few different ways
 def recognise(
-    asking: str, switching: tuple[str, ...] = (), *, selective: bool = False
+    asking: str,
+    switching: tuple[str, ...] = (),
+    *,
+    selective: bool = False,
+    own: bool = False,
 ) -> Mechanism:
     """The mechanism behind a checkpoint call.
 
@@ -84,8 +93,11 @@ def recognise(
         asking: Place (``path:function``) of the frame that called the checkpoint function.
         switching: Places of the stack on which checkpointing was switched on, where known.
         selective: Whether the call has a ``context_fn``.
+        own: Whether an autograd function checkpoints that is not torch's.
     """
     for mechanism in MECHANISMS:
+        if mechanism.asks == pytorch.ANYWHERE and own:
+            return pytorch.OWN
         if (
             matches(mechanism.asks, (asking,))
             and (not mechanism.switched_by or matches(mechanism.switched_by, switching))
@@ -93,6 +105,20 @@ def recognise(
         ):
             return mechanism
     return pytorch.DIRECT
+
+
+@cache
+def framework_files(package: str) -> tuple[str, ...]:
+    """Files and folders that tell the framework of this name from another package called so.
+
+    They are the beginnings, without wildcards, of the places that its mechanisms name; none where
+    no mechanism is of that package.
+    """
+    places = (place for m in MECHANISMS for place in (*m.asks, *m.switched_by))
+    fixed = {_WILDCARD.split(place.partition(":")[0])[0] for place in places}
+    return tuple(
+        sorted(path for path in fixed if path.partition("/")[0] == package and "/" in path)
+    )
 
 
 def matches(patterns: tuple[str, ...], places: Iterable[str]) -> bool:

@@ -16,5 +16,6 @@ MECHANISM = Mechanism(
     variants=("1.0: non-reentrant; reentrant with TIMM_REENTRANT_CKPT=1",),
     caution="Look whether the model is used elsewhere with the same switch.",
     asks=("timm/models/*:*", "timm/layers/*:*"),
+    switches=("timm.models:*.set_grad_checkpointing",),
     edits=(Edit("set_grad_checkpointing", "delete"),),
 )

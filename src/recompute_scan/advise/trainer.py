@@ -7,7 +7,7 @@ refuses both arguments together, and sees nothing that the script switched on it
 from dataclasses import replace
 
 from recompute_scan.advise import fsdp, huggingface
-from recompute_scan.advise.mechanism import Edit
+from recompute_scan.advise.mechanism import Edit, Rename
 
 _TRAINER = ("transformers/trainer.py:*",)
 _ARGUMENTS = ("transformers.training_args:TrainingArguments.__post_init__",)
@@ -18,10 +18,8 @@ MECHANISM = replace(
     name="hf-trainer",
     title="the Trainer's gradient_checkpointing argument",
     keep=60,
-    remove=(
-        "set gradient_checkpointing=False in TrainingArguments (activation_checkpointing from "
-        "transformers 5.23)"
-    ),
+    remove="set gradient_checkpointing=False in TrainingArguments",
+    renames=(Rename("transformers", "5.23", "gradient_checkpointing", "activation_checkpointing"),),
     docs=_DOCS,
     switched_by=_TRAINER,
     settings=_ARGUMENTS,
@@ -34,7 +32,8 @@ SHARDED = replace(
     fsdp.MECHANISM,
     name="hf-trainer-fsdp",
     title="the Trainer's fsdp_config activation_checkpointing",
-    keep=110,
+    keep=70,
+    keep_sharded=110,
     remove='set "activation_checkpointing": false in the Trainer\'s fsdp_config',
     docs=_DOCS,
     checked="read (transformers 5.23.0, accelerate 1.15.0); the plugin that it sets up ran here",

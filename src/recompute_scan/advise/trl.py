@@ -11,8 +11,12 @@ from recompute_scan.advise import trainer
 MECHANISM = replace(
     trainer.MECHANISM,
     name="trl-trainer",
-    title="TRL's gradient_checkpointing, on by default",
-    remove="pass gradient_checkpointing=False to the TRL configuration (SFTConfig and others)",
+    title="TRL's gradient_checkpointing",
+    remove=(
+        "pass gradient_checkpointing=False to the TRL configuration (SFTConfig and others), which "
+        "has it on by default"
+    ),
+    renames=(),
     docs="https://huggingface.co/docs/trl/main/en/reducing_memory_usage",
     checked="read (trl 1.16.0)",
     variants=(

@@ -176,6 +176,7 @@ class Names:
             mechanism=mark.mechanism if mark.mechanism in {m.name for m in MECHANISMS} else "",
             site=self.places.site(mark.site),
             options=",".join(o for o in mark.options.split(",") if o in OPTIONS),
+            function=self.module_class(mark.function) if "." not in mark.function else "",
         )
 
     def _call(self, number: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from recompute_scan.advise import Switch, switch_of, title_of
+from recompute_scan.advise import Run, Switch, place, switch_of, title_of
+from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.result import Checkpoint, Cost, Finding, Level, Memory, Rank, Region
 from recompute_scan.run_info import Source, SwitchedOn
@@ -38,6 +39,11 @@ class Evidence:
     untrained: tuple[str, ...] | None = None
 
     @property
+    def run(self) -> Run:
+        """What of the run bears on advice."""
+        return Run(self.environment, is_sharded(self.facts))
+
+    @property
     def alone(self) -> frozenset[Switch]:
         """Switches that are the only checkpoint of some block."""
         return frozenset(
@@ -67,12 +73,17 @@ class Rule:
     check_ranks: Callable[[Sequence[Rank]], list[Finding] | NotApplicable] | None = None
 
 
+def is_sharded(facts: Recompute) -> bool:
+    """Whether the trace shows FSDP at work."""
+    return bool(len(facts.calls.named(words.SHARDING)))
+
+
 def describe(checkpoint: Checkpoint) -> str:
     """One checkpoint as a line of evidence: depth, mechanism, variant and call site."""
-    place = f" at {checkpoint.call_site}" if checkpoint.call_site else ""
     variant = f", {checkpoint.variant}" if checkpoint.variant else ""
     options = "".join(f", {option.replace('-', ' ')}" for option in checkpoint.options)
-    return f"depth {checkpoint.depth}: {title_of(checkpoint.mechanism)}{variant}{options}{place}"
+    where = place(checkpoint.call_site)
+    return f"depth {checkpoint.depth}: {title_of(checkpoint)}{variant}{options}{where}"
 
 
 def no_verdict(evidence: Evidence) -> NotApplicable | None:

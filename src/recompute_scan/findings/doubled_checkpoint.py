@@ -53,7 +53,7 @@ def _finding(evidence: Evidence, stack: _Checkpoints, regions: list[Region]) -> 
             *(describe(checkpoint) for checkpoint in stack),
             *(_counted(region) for region in regions[:3]),
         ),
-        fix=advise_removal(stack, evidence.sources, evidence.alone),
+        fix=advise_removal(stack, evidence.sources, evidence.alone, evidence.run),
         saving_ms=(cost.step_ms - cost.predicted_step_ms) * share if cost else None,
         saving_pct=cost.saving_pct * share if cost else None,
     )
@@ -61,9 +61,11 @@ def _finding(evidence: Evidence, stack: _Checkpoints, regions: list[Region]) -> 
 
 def _detail(stack: _Checkpoints) -> str:
     if len(stack) >= 2:
-        names = " and ".join(title_of(checkpoint.mechanism) for checkpoint in stack[:2])
-        if all(checkpoint.mechanism is None for checkpoint in stack):
-            names = f"{len(stack)} checkpoints"
+        titles = list(dict.fromkeys(title_of(checkpoint) for checkpoint in stack[:2]))
+        names = " and ".join(titles)
+        if len(titles) == 1:
+            known = stack[0].mechanism is not None
+            names = f"{len(stack)} checkpoints" + (f" of {titles[0]}" if known else "")
         return (
             f"{names} enclose the same work. Each of them runs the forward again in the "
             "backward pass, so all but one of these runs are wasted."

@@ -7,28 +7,34 @@ from collections import defaultdict
 from recompute_scan.advise import title_of
 from recompute_scan.annotations import EARLY_STOP_OFF
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule, describe, no_verdict
-from recompute_scan.result import Checkpoint, Finding, Fix, Region
+from recompute_scan.result import Checkpoint, Finding, Fix
 
 _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
 
 def check(evidence: Evidence) -> list[Finding] | NotApplicable:
-    """One finding for each checkpoint that is called with early stop off."""
+    """One finding for each mechanism whose checkpoints are called with early stop off."""
     if unknown := no_verdict(evidence):
         return unknown
     if evidence.facts.marks is None and evidence.facts.judgement.verdict != "none":
         return NotApplicable(
             "Whether early stop was on shows only in a trace that `recompute-scan run` recorded."
         )
-    off: dict[Checkpoint, list[Region]] = defaultdict(list)
-    for region in evidence.regions:
-        for checkpoint in region.checkpoints:
-            if EARLY_STOP_OFF in checkpoint.options and region.recompute_runs_per_backward:
-                off[checkpoint].append(region)
-    return [_finding(evidence, checkpoint, regions) for checkpoint, regions in off.items()]
+    found = {
+        checkpoint: None
+        for region in evidence.regions
+        for checkpoint in region.checkpoints
+        if EARLY_STOP_OFF in checkpoint.options and region.recompute_runs_per_backward
+    }
+    off: dict[tuple[str | None, str | None], list[Checkpoint]] = defaultdict(list)
+    for checkpoint in found:
+        off[checkpoint.mechanism, checkpoint.function].append(checkpoint)
+    return [_finding(evidence, checkpoints) for checkpoints in off.values()]
 
 
-def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) -> Finding:
+def _finding(evidence: Evidence, checkpoints: list[Checkpoint]) -> Finding:
+    regions = [r for r in evidence.regions if not set(checkpoints).isdisjoint(r.checkpoints)]
+    title = title_of(checkpoints[0])
     nested = any(len(region.checkpoints) > 1 for region in regions)
     return Finding(
         code=RULE.code,
@@ -48,17 +54,17 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
             )
         ),
         evidence=(
-            describe(checkpoint),
+            *map(describe, checkpoints),
             *(region.module or region.signature for region in regions[:3]),
         ),
         fix=Fix(
             summary=(
                 "Leave early stop on: no set_checkpoint_early_stop(False) and no "
-                f"early_stop=False in {title_of(checkpoint.mechanism)}."
+                f"early_stop=False in {title}."
             ),
             disposition="review",
             diff=None,
-            keep=title_of(checkpoint.mechanism),
+            keep=title,
             remove="early_stop=False, or set_checkpoint_early_stop(False)",
             docs=_DOCS,
             reason=(

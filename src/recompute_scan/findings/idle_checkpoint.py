@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
-from recompute_scan.advise import advise_removal, find_mechanism, switch_of, take_out, title_of
+from recompute_scan.advise import (
+    advise_removal,
+    find_mechanism,
+    place,
+    switch_of,
+    take_out,
+    title_of,
+)
+from recompute_scan.annotations import REGION, parse_region
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule, describe, no_verdict
 from recompute_scan.result import Checkpoint, Finding, Fix, Region
 from recompute_scan.run_info import SwitchedOn
 
 _COMPILED = "used"
+_REGION = re.compile(re.escape(REGION))
 
 
 def check(evidence: Evidence) -> list[Finding] | NotApplicable:
@@ -21,9 +31,12 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
             "A checkpoint that replays nothing shows only in a trace that `recompute-scan run` "
             "recorded."
         )
+    marks = evidence.facts.marks
+    replayed = {c.mark.module for c in marks.calls if c.replays} - {""} if marks else set()
     stacks: dict[tuple[Checkpoint, ...], list[Region]] = defaultdict(list)
     for region in evidence.regions:
-        if region.checkpoints and region.recompute_runs_per_backward == 0:
+        idle = region.recompute_runs_per_backward == 0
+        if region.checkpoints and idle and region.module not in replayed:
             stacks[region.checkpoints].append(region)
     found = [_idle(evidence, stack, regions) for stack, regions in stacks.items()]
     # A compiled checkpoint is part of the graph and calls nothing.
@@ -57,7 +70,7 @@ def _idle(evidence: Evidence, stack: tuple[Checkpoint, ...], regions: list[Regio
 
 def _fix(evidence: Evidence, stack: tuple[Checkpoint, ...]) -> Fix | None:
     if len(stack) > 1:
-        return advise_removal(stack, evidence.sources, evidence.alone)
+        return advise_removal(stack, evidence.sources, evidence.alone, evidence.run)
     mechanism = find_mechanism(stack[0].mechanism)
     if mechanism is None:
         return None
@@ -66,35 +79,36 @@ def _fix(evidence: Evidence, stack: tuple[Checkpoint, ...]) -> Fix | None:
         and switch_of(stack[0]) in map(switch_of, region.checkpoints)
         for region in evidence.regions
     )
-    return take_out(stack[0], mechanism, evidence.sources, lost=works)
+    return take_out(stack[0], mechanism, evidence.sources, lost=works, run=evidence.run)
 
 
 def _unseen(evidence: Evidence, switched: SwitchedOn) -> bool:
     seen = {
         checkpoint.mechanism for region in evidence.regions for checkpoint in region.checkpoints
     }
-    marks = evidence.facts.marks
-    if marks is not None:
-        seen |= {call.mark.mechanism for call in marks.calls}
+    # Those too that were called in another checkpoint's recompute alone.
+    calls = evidence.facts.calls
+    found = (parse_region(calls.names[calls.name[row]]) for row in calls.named(_REGION))
+    seen |= {mark.mechanism for mark in found if mark is not None}
     return switched.mechanism not in seen
 
 
 def _unused(evidence: Evidence, switched: SwitchedOn) -> Finding:
-    title = title_of(switched.mechanism)
-    place = f" at {switched.site}" if switched.site else ""
+    title = title_of(Checkpoint(0, None, switched.mechanism))
+    where = place(switched.site)
     return Finding(
         code=RULE.code,
         name=RULE.name,
         severity="warning",
         confidence=evidence.confidence,
-        title=f"{title[:1].upper()}{title[1:]} is switched on{place}, and no checkpoint was called",
+        title=f"{title[:1].upper()}{title[1:]} is switched on{where}, and no checkpoint was called",
         detail=(
             "None of the recorded steps called a checkpoint of this kind. The model may be in "
             "evaluation mode (call model.train()), its layers may not take part in these steps, "
             "or its code may never ask for the checkpoint. The memory that it should free is "
             "not freed."
         ),
-        evidence=(f"{title}: on when recording began{place}, 0 calls",),
+        evidence=(f"{title}: on when recording began{where}, 0 calls",),
         fix=None,
         saving_ms=None,
         saving_pct=None,

@@ -71,7 +71,7 @@ def _finding(evidence: Evidence, memory: Memory, plan: MemoryPlan, gain: float) 
             f"{size(memory.budget_bytes)} may be allocated; the recorded step allocated at most "
             f"{size(now)}",
         ),
-        fix=advise_fewer(stack, names_of(chosen), whole) if stack else None,
+        fix=advise_fewer(stack, names_of(chosen), whole, evidence.run) if stack else None,
         saving_ms=gain,
         saving_pct=pct,
     )

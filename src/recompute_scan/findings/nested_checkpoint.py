@@ -29,7 +29,7 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
 
 
 def _finding(evidence: Evidence, stack: tuple[Checkpoint, ...], regions: list[Region]) -> Finding:
-    outer, inner = title_of(stack[0].mechanism), title_of(stack[1].mechanism)
+    outer, inner = title_of(stack[0]), title_of(stack[1])
     return Finding(
         code=RULE.code,
         name=RULE.name,
@@ -43,7 +43,7 @@ def _finding(evidence: Evidence, stack: tuple[Checkpoint, ...], regions: list[Re
             "With a reentrant variant, or with early stop off, every block would run twice."
         ),
         evidence=tuple(describe(checkpoint) for checkpoint in stack),
-        fix=advise_removal(stack, evidence.sources, evidence.alone),
+        fix=advise_removal(stack, evidence.sources, evidence.alone, evidence.run),
         saving_ms=0.0,
         saving_pct=0.0,
     )

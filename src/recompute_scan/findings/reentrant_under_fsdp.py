@@ -6,7 +6,6 @@ from collections import defaultdict
 
 from recompute_scan.advise import find_mechanism, keep_and_drop, title_of
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule, describe, no_verdict
-from recompute_scan.recompute import vocabulary as words
 from recompute_scan.result import Checkpoint, Finding, Fix, Region
 
 _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
@@ -16,7 +15,7 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
     """One finding for each reentrant checkpoint that advice on doubling would leave in place."""
     if unknown := no_verdict(evidence):
         return unknown
-    if not len(evidence.facts.calls.named(words.SHARDING)):
+    if not evidence.run.sharded:
         return NotApplicable("The trace shows no FSDP.")
     kept: dict[Checkpoint, list[Region]] = defaultdict(list)
     for region in evidence.regions:
@@ -24,7 +23,7 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
             continue
         stays = region.checkpoints[0]
         if len(region.checkpoints) > 1:
-            stays = keep_and_drop(region.checkpoints, evidence.alone)[0]
+            stays = keep_and_drop(region.checkpoints, evidence.alone, sharded=True)[0]
         if stays.variant == "reentrant":
             kept[stays].append(region)
     return [_finding(evidence, checkpoint, regions) for checkpoint, regions in kept.items()]
@@ -52,7 +51,7 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
         fix=Fix(
             summary=(
                 "Checkpoint non-reentrantly: pass use_reentrant=False where "
-                f"{title_of(checkpoint.mechanism)} is switched on, or use FSDP's own wrapper."
+                f"{title_of(checkpoint)} is switched on, or use FSDP's own wrapper."
             ),
             disposition="review",
             diff=None,

@@ -6,6 +6,8 @@ from collections import Counter
 
 import numpy as np
 
+from recompute_scan.advise import keep_and_drop, switch_of
+from recompute_scan.annotations import parse_replay
 from recompute_scan.cost.communication import add_up
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule, no_verdict
 from recompute_scan.recompute import vocabulary as words
@@ -20,6 +22,7 @@ from recompute_scan.result import Finding, Fix
 from recompute_scan.trace.columns import Int64
 from recompute_scan.units import ms, size
 
+_GOES = " They go with the checkpoint that the fix for RS001 takes out."
 _DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 
 
@@ -45,6 +48,7 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
 def _gathers(evidence: Evidence, collectives: Collectives, gathers: Int64) -> Finding:
     facts = evidence.facts
     every = collectives.rows[_is_parameter_gather(facts, collectives.rows)]
+    goes = _goes_with_the_surplus(evidence, gathers)
     per_step, total = len(gathers) / facts.complete_count, len(every) / facts.complete_count
     return Finding(
         code=RULE.code,
@@ -55,10 +59,12 @@ def _gathers(evidence: Evidence, collectives: Collectives, gathers: Int64) -> Fi
         detail=(
             "The checkpoint stands outside the FSDP unit, so that its replay gathers the unit's "
             "parameters once more than the forward and the backward pass need. "
-            f"{_time(facts, gathers)}"
+            f"{_time(facts, gathers)}{_GOES if goes else ''}"
         ),
         evidence=_evidence(facts, gathers),
-        fix=Fix(
+        fix=None
+        if goes
+        else Fix(
             summary=(
                 "Checkpoint inside the FSDP units, non-reentrant: FSDP's own wrapper on the "
                 "layers, or the setting of your framework for it."
@@ -73,6 +79,33 @@ def _gathers(evidence: Evidence, collectives: Collectives, gathers: Int64) -> Fi
         saving_ms=None,
         saving_pct=None,
     )
+
+
+def _goes_with_the_surplus(evidence: Evidence, gathers: Int64) -> bool:
+    """Do the checkpoints go, by the fix for doubled ones, in whose replays these gathers are?
+
+    Where no mark tells whose replays they are, the fix for doubled checkpoints comes first.
+    """
+    facts = evidence.facts
+    if facts.judgement.verdict != "doubled":
+        return False
+    if facts.marks is None:
+        return True
+    calls = facts.calls
+    marks = {call.mark.call: call.mark for call in facts.marks.calls}
+    removed = {
+        switch_of(keep_and_drop(region.checkpoints, evidence.alone, sharded=True)[1])
+        for region in evidence.regions
+        if len(region.checkpoints) > 1
+    }
+    for row in gathers:
+        above = int(calls.parent[row])
+        while above >= 0 and parse_replay(calls.names[calls.name[above]]) is None:
+            above = int(calls.parent[above])
+        mark = marks.get(parse_replay(calls.names[calls.name[above]]) or 0) if above >= 0 else None
+        if mark is None or (mark.mechanism, mark.site or None) not in removed:
+            return False
+    return True
 
 
 def _others(evidence: Evidence, others: Int64) -> Finding:

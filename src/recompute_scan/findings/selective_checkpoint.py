@@ -53,7 +53,7 @@ def _finding(evidence: Evidence, kept: KeptAttention) -> Finding:
             f"replayed: {', '.join(kept.operators)}",
             f"{ms(kept.saving_ms)} a step in these replays",
         ),
-        fix=advise_selective(stack, kept.operators) if stack else None,
+        fix=advise_selective(stack, kept.operators, evidence.run) if stack else None,
         saving_ms=kept.saving_ms,
         saving_pct=share,
     )

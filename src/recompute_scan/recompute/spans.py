@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recompute_scan.annotations import parse_region
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -52,18 +51,19 @@ class Node:
 def spans_from_marks(calls: Calls, structure: Structure, marks: Marks) -> list[Span]:
     """One span per marked boundary, and per call of a function without marks, in forward order."""
     spans = [(call.row, _marked(call)) for call in marks.calls]
-    for row in _unmarked(calls, structure):
+    for row in _unmarked(calls, structure, marks):
         first, last = np.searchsorted(marks.forward, (row, row + int(calls.size[row]) + 1)).tolist()
         if last > first:
-            function = calls.names[calls.name[row]]
-            own = Checkpoint(
-                depth=0,
-                variant="reentrant",
-                mechanism=words.CHECKPOINT_FUNCTIONS.get(function),
-                function=function,
-            )
+            own = _of_function(Checkpoint(0, "reentrant"), calls.names[calls.name[row]])
             spans.append((row, Span(first, last - 1, (own,))))
     return merge([span for _, span in sorted(spans, key=lambda item: item[0])])
+
+
+def _of_function(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    mechanism = words.CHECKPOINT_FUNCTIONS.get(name)
+    if mechanism is not None:
+        return replace(checkpoint, mechanism=mechanism)
+    return replace(checkpoint, mechanism=words.OWN_FUNCTION, function=name)
 
 
 def _marked(call: MarkedCall) -> Span:
@@ -73,6 +73,7 @@ def _marked(call: MarkedCall) -> Span:
         mechanism=call.mark.mechanism or None,
         call_site=call.mark.site or None,
         options=tuple(filter(None, call.mark.options.split(","))),
+        function=call.mark.function or None,
     )
     return Span(
         first=call.first,
@@ -83,19 +84,15 @@ def _marked(call: MarkedCall) -> Span:
     )
 
 
-def _unmarked(calls: Calls, structure: Structure) -> list[int]:
-    """Rows of the calls of checkpoint functions in the forward pass that bear no mark.
+def _unmarked(calls: Calls, structure: Structure, marks: Marks) -> list[int]:
+    """Rows of the calls of checkpoint functions in the forward pass that bear no mark of their own.
 
-    A mark stands directly around the function that it is for.
+    A function's mark stands directly in its call.
     """
-    own = structure.function == np.arange(len(calls))
-    rows = np.flatnonzero(own & (structure.engine < 0))
-    found = []
-    for row in rows.tolist():
-        mark = parse_region(calls.names[calls.name[max(0, int(calls.parent[row]))]])
-        if calls.parent[row] < 0 or mark is None or mark.variant != "reentrant":
-            found.append(row)
-    return [row for row in found if calls.names[calls.name[row]] != words.TORCHS_FUNCTION]
+    own = (structure.function == np.arange(len(calls))) & (structure.engine < 0)
+    own &= np.array([name != words.TORCHS_FUNCTION for name in calls.names])[calls.name]
+    marked = {int(calls.parent[c.row]) for c in marks.calls if c.mark.variant == "reentrant"}
+    return [row for row in np.flatnonzero(own).tolist() if row not in marked]
 
 
 def spans_from_replays(calls: Calls, structure: Structure, alignment: Alignment) -> list[Span]:
@@ -122,11 +119,7 @@ def spans_from_replays(calls: Calls, structure: Structure, alignment: Alignment)
         ]
         own = [c.depth for c in checkpoints if c.variant == "reentrant"] or [-1]
         if function := _function(calls, structure, replays):
-            checkpoints[own[-1]] = replace(
-                checkpoints[own[-1]],
-                mechanism=words.CHECKPOINT_FUNCTIONS.get(function),
-                function=function,
-            )
+            checkpoints[own[-1]] = _of_function(checkpoints[own[-1]], function)
         spans.append(
             Span(
                 first=min(first for first, _, _ in group),

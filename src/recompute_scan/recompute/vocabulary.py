@@ -30,6 +30,8 @@ CHECKPOINT_FUNCTIONS = {
     "Disco": "axolotl",
 }
 TORCHS_FUNCTION = "CheckpointFunction"
+# The mechanism of a function that none of these names is.
+OWN_FUNCTION = "own-function"
 CHECKPOINT_NODES = frozenset(f"{name}Backward" for name in CHECKPOINT_FUNCTIONS)
 
 # Its replay is started by a gradient hook, not by a node that asks for a saved tensor:

@@ -4,57 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import FrameType
 
-import torch
-
+from recompute_scan.advise.mechanism import Mechanism
+from recompute_scan.record.given import Line, Made, given_at
+from recompute_scan.record.ownership import Owner, Ownership, site_folder
 from recompute_scan.record.statements import statement_at
 from recompute_scan.run_info import Source
-
-# Packages that switch checkpointing on for somebody else; never "the user's code", wherever
-# they are installed.
-_FRAMEWORKS = frozenset(
-    {
-        "accelerate",
-        "axolotl",
-        "composer",
-        "deepspeed",
-        "diffusers",
-        "fairscale",
-        "lightning",
-        "lightning_fabric",
-        "llamafactory",
-        "megatron",
-        "nemo",
-        "nemo_automodel",
-        "peft",
-        "pytorch_lightning",
-        "recompute_scan",
-        "sentence_transformers",
-        "timm",
-        "torch",
-        "torchtitan",
-        "torchtune",
-        "transformer_engine",
-        "transformers",
-        "trl",
-        "unsloth",
-        "unsloth_zoo",
-        "wrapt",
-    }
-)
-# How IPython names cells at a terminal; in Jupyter they have names of files.
-_IPYTHON = "<ipython-input-"
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_SKIPPED = tuple(
-    {str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep}
-    | {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")}  # noqa: PTH118
-)
 
 
 class CallSites:
@@ -62,6 +22,7 @@ class CallSites:
 
     def __init__(self, start_folder: Path) -> None:
         self._start = start_folder
+        self._ownership = Ownership(start_folder)
         self._places: dict[str, tuple[Path, int]] = {}
         # The same lines are asked for in every step, and paths are slow.
         self._sites: dict[tuple[str, int], str] = {}
@@ -70,33 +31,61 @@ class CallSites:
         """The statement at each site that was named, where its source can be read."""
         found = {site: statement_at(path, line) for site, (path, line) in self._places.items()}
         return {
-            site: replace(source, installed=_in_library(str(self._places[site][0])))
+            site: replace(source, installed=site_folder(str(self._places[site][0])) is not None)
             for site, source in found.items()
             if source is not None
         }
 
     def switched_on_at(self, frame: FrameType | None) -> str:
-        """The nearest user line that led to this frame, for calls that switch a setting on.
+        """The user's line nearest to this frame, for calls that switch a setting on.
 
-        Where no user code is on the stack, the outermost line of a library other than torch;
-        empty where there is none either.
+        Without one, the nearest line of a project kept in the user's tree; else the outermost of a
+        library. Empty where there is none.
         """
-        outermost: FrameType | None = None
-        while frame is not None:
-            if is_user_code(frame):
-                return self._site(frame)
-            if _is_library(frame):
-                outermost = frame
-            frame = frame.f_back
-        return self._site(outermost) if outermost is not None else ""
+        found = self._nearest(frame)
+        return self._site(found[1] if found[0] > Owner.LIBRARY else found[2]) if found else ""
 
     def called_at(self, frame: FrameType | None) -> str:
-        """The line outside torch and this package that made a call, the user's or a library's."""
+        """The user's line nearest to this frame, for calls that checkpoint.
+
+        Without one, the nearest line of a project kept in the user's tree, else of a library. Empty
+        where there is none.
+        """
+        found = self._nearest(frame)
+        return self._site(found[1]) if found else ""
+
+    def given_at(self, made: Made, mechanism: Mechanism) -> str:
+        """Where the setting of the mechanism has its value from, that this object holds."""
+        path, number = self._places.get(made.site, (Path(), 0))
+        source = statement_at(path, number) if number else None
+        names = {edit.name for edit in mechanism.edits if edit.how in ("keyword", "entry")}
+        found = given_at(made, names, mechanism.variables, source.statement if source else None)
+        if not isinstance(found, Line):
+            return found or made.site
+        if site_folder(found.file) is not None:  # the library's own default
+            return made.site
+        site = f"{self._shown(found.file)}:{found.number}"
+        self._places.setdefault(site, (self._start / found.file, found.number))
+        return site
+
+    def is_users(self, frame: FrameType) -> bool:
+        """Whether the frame runs the user's own code."""
+        return self._ownership.of(frame) == Owner.USER
+
+    def _nearest(self, frame: FrameType | None) -> tuple[Owner, FrameType, FrameType] | None:
+        """The highest owner on the stack, its innermost frame, and the outermost of a library."""
+        best: tuple[Owner, FrameType] | None = None
+        outermost = None
         while frame is not None:
-            if is_user_code(frame) or _is_library(frame):
-                return self._site(frame)
+            owner = self._ownership.of(frame)
+            if owner == Owner.USER:
+                return owner, frame, frame
+            if owner and (best is None or owner > best[0]):
+                best = owner, frame
+            if owner == Owner.LIBRARY:
+                outermost = frame
             frame = frame.f_back
-        return ""
+        return (*best, outermost or best[1]) if best else None
 
     def _site(self, frame: FrameType) -> str:
         file, line = frame.f_code.co_filename, frame.f_lineno
@@ -109,23 +98,11 @@ class CallSites:
         return site
 
     def _shown(self, file: str) -> str:
-        for marker in _INSTALLED:
-            if marker in file:
-                return file.rpartition(marker)[2]
+        folder = site_folder(file)
+        if folder is not None:
+            return file.removeprefix(folder)
         path = Path(os.path.normpath(self._start / file))
         return str(path.relative_to(self._start)) if path.is_relative_to(self._start) else str(path)
-
-
-def is_user_code(frame: FrameType) -> bool:
-    """Whether this is a line of the person who runs the script, not of anything installed."""
-    return not _is_generated(frame) and not _is_installed(frame)
-
-
-@cache
-def is_library(module: str, file: str) -> bool:
-    """Whether code of this module and file is Python's, torch's or another library's."""
-    installed = file.startswith(_SKIPPED) or _in_library(file)
-    return installed or module.partition(".")[0] in _FRAMEWORKS
 
 
 def place_of(frame: FrameType) -> str:
@@ -166,10 +143,6 @@ def _path(module: str, file: str) -> str:
     return path
 
 
-def _in_library(file: str) -> bool:
-    return any(marker in file for marker in _INSTALLED)
-
-
 def _cell(file: str) -> str | None:
     """``In[3]`` for what IPython or Jupyter compiled from a cell; ``None`` for a file."""
     ipython = sys.modules.get("IPython")
@@ -181,19 +154,3 @@ def _cell(file: str) -> str | None:
     except AttributeError:  # before IPython 7.27
         return None
     return str(found[1]) if found else None
-
-
-def _is_generated(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file.startswith("<") and not file.startswith(_IPYTHON)
-
-
-def _is_installed(frame: FrameType) -> bool:
-    return is_library(top_package(frame), frame.f_code.co_filename)
-
-
-def _is_library(frame: FrameType) -> bool:
-    if _is_generated(frame) or top_package(frame) in ("torch", "recompute_scan"):
-        return False
-    file = frame.f_code.co_filename
-    return _in_library(file) or top_package(frame) in _FRAMEWORKS

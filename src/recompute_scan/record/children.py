@@ -13,10 +13,10 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from recompute_scan.record.call_sites import is_library
 from recompute_scan.record.execute import StopRecording, run_call
 from recompute_scan.record.launch import rank_facts, started_as
 from recompute_scan.record.observe import RunOptions, forget_parent, observe
+from recompute_scan.record.ownership import is_library
 from recompute_scan.record.patches import Patches
 from recompute_scan.run_info import STOPPED, RunInfo
 from recompute_scan.spawned import Recorded

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import FunctionType, MethodType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -19,7 +21,10 @@ _DEEPEST_CLOSURE = 3
 
 @dataclass(frozen=True)
 class ModuleName:
-    """Name below the root model and class name, wrappers left out; empty where unknown."""
+    """Name below the root model and class name, wrappers left out; empty where unknown.
+
+    Where two models that are trained share names, that of the model stands before.
+    """
 
     name: str = ""
     class_name: str = ""
@@ -38,10 +43,12 @@ class ModuleIndex:
     def rebuild(self) -> None:
         """Look at the models anew."""
         roots = root_modules()
-        listed = [list(root.named_modules()) for root in roots]
+        labels = _labels(roots)
+        listed = [(labels.get(id(root), ""), list(root.named_modules())) for root in roots]
         self._names = {
-            id(module): plain_name(name)
-            for names in sorted(listed, key=len)  # a larger model's names replace a smaller's
+            id(module): ".".join(filter(None, (label, plain_name(name))))
+            # A larger model's names replace a smaller's.
+            for label, names in sorted(listed, key=lambda each: len(each[1]))
             for name, module in names
         }
         self._misses = 0
@@ -65,6 +72,54 @@ class ModuleIndex:
             self._misses = misses
             name = self._names.get(id(module))
         return name or ""
+
+
+def _labels(roots: list[nn.Module]) -> dict[int, str]:
+    """What to put before the names in each model, by its id, where two that are trained share
+    names, as a generator and a discriminator may.
+    """
+    trained = [r for r in roots if r.training and any(p.requires_grad for p in r.parameters())]
+    uses = Counter(
+        name
+        for root in trained
+        for name in {plain_name(name) for name, module in root.named_modules()} - {""}
+    )
+    alike = [
+        root
+        for root in trained
+        if any(uses[plain_name(name)] > 1 for name, _ in root.named_modules())
+    ]
+    if not alike:
+        return {}
+    return _variables(alike) or _numbered(alike)
+
+
+def _variables(models: list[nn.Module]) -> dict[int, str]:
+    """The variables that hold the models, from the outermost frame that has one for each."""
+    frames = []
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    wanted = {id(model) for model in models}
+    for frame in reversed(frames):
+        for scope in (frame.f_locals, frame.f_globals):
+            held: dict[int, str] = {}
+            for name, value in list(scope.items()):
+                if id(value) in wanted and not name.startswith("_"):
+                    held.setdefault(id(value), name)
+            if len(held) == len(wanted):
+                return held
+    return {}
+
+
+def _numbered(models: list[nn.Module]) -> dict[int, str]:
+    """Class names, with a number where several are of one class."""
+    kinds = [real_class_name(unwrapped(model)) for model in models]
+    return {
+        id(model): kind if kinds.count(kind) == 1 else f"{kind}-{kinds[: place + 1].count(kind)}"
+        for place, (model, kind) in enumerate(zip(models, kinds, strict=True))
+    }
 
 
 def root_modules() -> list[nn.Module]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from torch import nn
 
+from recompute_scan.advise import pytorch
 from recompute_scan.advise.registry import recognise
 from recompute_scan.annotations import COUNTS_RUNS, SELECTIVE
 from recompute_scan.record.call_sites import CallSites, place_of, top_package
@@ -29,12 +30,17 @@ _ASKING = (WRAPPER_MODULE, COMPOSABLE_MODULE)  # torch's own code that asks for 
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of one checkpoint call; empty text where nothing is."""
+    """What is known of one checkpoint call; empty text where nothing is.
+
+    ``function`` names what checkpoints, where it is no way that is known: an autograd function by
+    its class, a library's code by ``module.function``.
+    """
 
     module: ModuleName = UNKNOWN
     mechanism: str = ""
     site: str = ""
     options: tuple[str, ...] = ()
+    function: str = ""
 
 
 class Origins:
@@ -51,6 +57,7 @@ class Origins:
         args: Sequence[object],
         frame: FrameType | None,
         options: Sequence[str] = (),
+        own: str = "",
     ) -> Origin:
         """The origin of the call whose innermost frame this is.
 
@@ -59,14 +66,11 @@ class Origins:
             args: The arguments it is called with.
             frame: A frame inside the checkpoint function, or the composable one's hook.
             options: What the call's own arguments say.
+            own: Class name of the autograd function that checkpoints, where it is not torch's.
         """
-        mechanism, site, covered = self._asked(function, args, frame, options)
-        return Origin(
-            module=self._index.look_up(covered),
-            mechanism=mechanism,
-            site=site,
-            options=(*options, *([COUNTS_RUNS] if counts_runs(covered) else [])),
-        )
+        found, covered = self._asked(function, args, frame, options, own)
+        counts = [COUNTS_RUNS] if counts_runs(covered) else []
+        return replace(found, options=(*options, *counts))
 
     def asker(
         self,
@@ -78,8 +82,7 @@ class Origins:
         """Module, mechanism and site alone, as :meth:`of` has them: what the module is like is
         not looked at.
         """
-        mechanism, site, covered = self._asked(function, args, frame, options)
-        return Origin(self._index.look_up(covered), mechanism, site)
+        return self._asked(function, args, frame, options, "")[0]
 
     def _asked(
         self,
@@ -87,10 +90,11 @@ class Origins:
         args: Sequence[object],
         frame: FrameType | None,
         options: Sequence[str],
-    ) -> tuple[str, str, list[nn.Module]]:
+        own: str,
+    ) -> tuple[Origin, list[nn.Module]]:
         covered = covered_modules(function, args)
         sequential, caller = _caller(frame)
-        asking, switched = "", NOWHERE
+        asking, switched, name = "", NOWHERE, ""
         if caller is not None:
             name = str(caller.f_globals.get("__name__") or "")
             asking = _SEQUENTIAL if sequential else place_of(caller)
@@ -102,12 +106,25 @@ class Origins:
             elif name == COMPOSABLE_MODULE:
                 switched = self._switches.of_composable(function)
             elif covered:
-                switched = self._switches.of_model_with(covered[0])
-        mechanism = recognise(asking, switched.places, selective=SELECTIVE in options)
-        site = self._switches.of_settings(mechanism.settings)
-        if not site and (mechanism.switches or (caller and name in _ASKING)):
+                switched = self._switches.of_model_with(covered[0], asking)
+        selective = SELECTIVE in options
+        mechanism = recognise(asking, switched.places, selective=selective, own=bool(own))
+        site = self._switches.of_settings(mechanism)
+        if not site and (mechanism.switches or name in _ASKING):
             site = switched.site
-        return mechanism.name, site or self._sites.called_at(caller), covered
+        named = own if mechanism is pytorch.OWN else ""
+        general = mechanism in (pytorch.DIRECT, pytorch.OWN)
+        if general and caller is not None and not self._sites.is_users(caller):
+            mechanism, named = pytorch.LIBRARY, f"{name}.{own or caller.f_code.co_name}"
+        return (
+            Origin(
+                module=self._index.look_up(covered),
+                mechanism=mechanism.name,
+                site=site or self._sites.called_at(caller),
+                function=named,
+            ),
+            covered,
+        )
 
 
 def _caller(frame: FrameType | None) -> tuple[bool, FrameType | None]:

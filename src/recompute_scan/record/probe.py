@@ -33,6 +33,7 @@ from recompute_scan.record.imports import after_import
 from recompute_scan.record.module_names import ModuleIndex
 from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origin, Origins
+from recompute_scan.record.own_functions import own_functions
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.switches import Switches
 from recompute_scan.record.untrained import Untrained
@@ -94,6 +95,8 @@ class Probe:
     def begin(self) -> None:
         """Recording is about to start: learn the modules there are now, and what is on."""
         try:
+            for function in own_functions():
+                self._watch_function(function)
             self._index.rebuild()
             self.switched_on = self._switches.still_on()
         except Exception as error:  # some module that cannot be walked; go without names
@@ -158,7 +161,8 @@ class Probe:
                     self._suspect(args[place], args[place + 1 :])
                 if _recording():
                     with _marking():
-                        mark = self._mark("reentrant", args[place], args[place + 1 :])
+                        own = "" if function is reentrant_function() else function.__name__
+                        mark = self._mark("reentrant", args[place], args[place + 1 :], own=own)
                         both = self._both_runs(args[place], mark)
                     args = (*args[:place], both, *args[place + 1 :])
             return original(ctx, *args, **kwargs)
@@ -221,11 +225,12 @@ class Probe:
         function: object,
         args: tuple[object, ...],
         options: Sequence[str] = (),
+        own: str = "",
     ) -> RegionMark:
         depth = getattr(self._thread, "depth", 0)
         call = next(self._calls)
         try:
-            origin = self._origins.of(function, args, sys._getframe(2), options)
+            origin = self._origins.of(function, args, sys._getframe(2), options, own)
         except Exception as error:  # a name less is no reason to stop somebody's training
             self._cannot_name(error)
             return RegionMark(call, depth, variant)
@@ -238,6 +243,7 @@ class Probe:
             mechanism=origin.mechanism,
             site=origin.site,
             options=",".join(origin.options),
+            function=origin.function,
         )
 
     def _cannot_name(self, error: Exception) -> None:

@@ -19,8 +19,10 @@ from typing import Any
 from torch import nn
 
 from recompute_scan.advise import fsdp, pytorch
-from recompute_scan.advise.registry import MECHANISMS, recognise
+from recompute_scan.advise.mechanism import Mechanism
+from recompute_scan.advise.registry import MECHANISMS, matches, recognise
 from recompute_scan.record.call_sites import CallSites, places_of
+from recompute_scan.record.given import Made
 from recompute_scan.record.imports import after_import
 from recompute_scan.record.module_names import unwrapped
 from recompute_scan.record.patches import Patches
@@ -37,16 +39,19 @@ class Switched:
     Attributes:
         site: The line, as shown to a person.
         places: ``path:function`` of the frames that led there, innermost first.
-        asking: Where the checkpoint will be called from; a pattern of the mechanism's.
+        asks: Where the checkpoint will be called from; patterns of the mechanism's.
     """
 
     site: str = ""
     places: tuple[str, ...] = ()
-    asking: str = ""
+    asks: tuple[str, ...] = ()
 
 
 NOWHERE = Switched()
 _ByModule = weakref.WeakKeyDictionary[nn.Module, Switched]
+_ByPart = weakref.WeakKeyDictionary[nn.Module, dict[str, Switched]]
+# What the libraries call the flag by which a model knows that it checkpoints.
+_FLAGS = ("gradient_checkpointing", "grad_checkpointing")
 
 
 class Switches:
@@ -57,8 +62,9 @@ class Switches:
         self._wrappers: _ByModule = weakref.WeakKeyDictionary()
         self._composable: _ByModule = weakref.WeakKeyDictionary()
         self._models: _ByModule = weakref.WeakKeyDictionary()
-        self._parts: _ByModule = weakref.WeakKeyDictionary()  # of models, once looked up
-        self._settings: dict[str, str] = {}
+        self._parts: _ByPart = weakref.WeakKeyDictionary()  # of models, once looked up
+        self._settings: dict[str, Made] = {}
+        self._given: dict[tuple[str, Made], str] = {}
         self._patches = Patches()
         self._active = False
         self.warnings: list[str] = []
@@ -69,10 +75,10 @@ class Switches:
         self._after_import(WRAPPER_MODULE, self._watch_wrapper)
         self._after_import(COMPOSABLE_MODULE, self._watch_composable)
         # The last that has an entry point is the least specific.
-        for entry, asking in {e: m.asks[0] for m in MECHANISMS for e in m.switches}.items():
-            self._watch_method(entry, functools.partial(self._model_switched, asking))
+        for entry, asks in {e: m.asks for m in MECHANISMS for e in m.switches}.items():
+            self._watch_entry(entry, functools.partial(self._model_switched, asks))
         for entry in dict.fromkeys(e for m in MECHANISMS for e in m.settings):
-            self._watch_method(entry, functools.partial(self._set, entry))
+            self._watch_entry(entry, functools.partial(self._set, entry))
 
     def remove(self) -> None:
         """Remember nothing more. What was imported by name meanwhile passes calls through."""
@@ -87,23 +93,32 @@ class Switches:
         """Where composable ``checkpoint`` was applied to this module."""
         return _get(self._composable, module)
 
-    def of_model_with(self, module: object) -> Switched:
-        """Where the enable method of the model that holds this module was called."""
+    def of_model_with(self, module: object, asking: str) -> Switched:
+        """Where the model that holds this module was told to checkpoint, by the way that calls the
+        checkpoint from this place.
+        """
         if not isinstance(module, nn.Module) or not self._models:
             return NOWHERE
-        switched = self._parts.get(module)
-        if switched is None:
+        known = self._parts.setdefault(module, {})
+        if asking not in known:
             holding = (
                 switched
                 for model, switched in self._models.items()
-                if any(unwrapped(part) is module for part in model.modules())
+                if matches(switched.asks, (asking,))
+                and any(unwrapped(part) is module for part in model.modules())
             )
-            switched = self._parts[module] = next(holding, NOWHERE)
-        return switched
+            known[asking] = next(holding, NOWHERE)
+        return known[asking]
 
-    def of_settings(self, entries: tuple[str, ...]) -> str:
-        """The line that last made one of these settings objects; empty where none did."""
-        return next((self._settings[entry] for entry in entries if entry in self._settings), "")
+    def of_settings(self, mechanism: Mechanism) -> str:
+        """Where the mechanism's setting was last given; empty where nothing holds it."""
+        entry = next((entry for entry in mechanism.settings if entry in self._settings), None)
+        if entry is None:
+            return ""
+        made = self._settings[entry]
+        if (mechanism.name, made) not in self._given:
+            self._given[mechanism.name, made] = self._sites.given_at(made, mechanism)
+        return self._given[mechanism.name, made]
 
     def still_on(self) -> tuple[SwitchedOn, ...]:
         """What was switched on and is not off again, each switch once."""
@@ -114,8 +129,8 @@ class Switches:
         ]
         found = {}
         for switched in on:
-            mechanism = recognise(switched.asking, switched.places)
-            site = self.of_settings(mechanism.settings) or switched.site
+            mechanism = recognise(switched.asks[0], switched.places)
+            site = self.of_settings(mechanism) or switched.site
             found[mechanism.name, site] = SwitchedOn(mechanism.name, site)
         return tuple(found.values())
 
@@ -137,7 +152,7 @@ class Switches:
         @functools.wraps(original)
         def init(wrapper: Any, *args: Any, **kwargs: Any) -> None:
             original(wrapper, *args, **kwargs)
-            self._remember(self._wrappers, wrapper, fsdp.MECHANISM.asks[0])
+            self._try(self._remember, self._wrappers, wrapper, fsdp.MECHANISM.asks)
 
         self._patches.replace(kind, "__init__", init)
 
@@ -147,7 +162,7 @@ class Switches:
         @functools.wraps(original)  # carries over `.state`, which its hooks look up
         def checkpoint(target: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(target, *args, **kwargs)
-            self._remember(self._composable, target, pytorch.COMPOSABLE.asks[0])
+            self._try(self._remember, self._composable, target, pytorch.COMPOSABLE.asks)
             return result
 
         self._patches.replace(module, "checkpoint", checkpoint)
@@ -155,44 +170,77 @@ class Switches:
         if parent is not None and getattr(parent, "checkpoint", None) is original:
             self._patches.replace(parent, "checkpoint", checkpoint)
 
-    def _watch_method(self, entry: str, called: Callable[[object], None]) -> None:
+    def _watch_entry(self, entry: str, called: Callable[[object], None]) -> None:
+        """Watch ``module:Class.method``, ``module:function``, or ``package:*.method``: that of each
+        class in the package's modules.
+        """
         name, _, path = entry.partition(":")
-        class_name, _, method = path.partition(".")
+        owner, _, function = path.rpartition(".")
 
         def watch(module: ModuleType) -> None:
-            kind = getattr(module, class_name)
-            original = vars(kind).get(method)
-            if original is None:  # under another name in this version
-                return
-
-            @functools.wraps(original)
-            def watched(target: Any, *args: Any, **kwargs: Any) -> Any:
-                called(target)
-                return original(target, *args, **kwargs)
-
-            self._patches.replace(kind, method, watched)
+            if not owner:
+                owners: list[Any] = [module]
+            elif owner == "*":
+                owners = _classes_below(module)
+            else:
+                owners = [getattr(module, owner)]
+            for one in owners:
+                self._watch_function(one, function, called)
 
         self._after_import(name, watch)
 
-    def _model_switched(self, asking: str, model: object) -> None:
-        if isinstance(model, nn.Module):
-            self._remember(self._models, model, asking)
-            self._parts.clear()
+    def _watch_function(self, owner: Any, name: str, called: Callable[[object], None]) -> None:
+        original = vars(owner).get(name)
+        if original is None:  # under another name in this version
+            return
 
-    def _set(self, entry: str, _: object) -> None:
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._try(called, next(iter((*args, *kwargs.values())), None))
+            return original(*args, **kwargs)
+
+        self._patches.replace(owner, name, watched)
+
+    def _try(self, note: Callable[..., None], *args: Any) -> None:
+        """Note something; a line less is no reason to stop somebody's training."""
+        try:
+            note(*args)
+        except Exception as error:
+            self.warnings.append(f"A call site is not known: {type(error).__name__}: {error}")
+
+    def _model_switched(self, asks: tuple[str, ...], model: object) -> None:
+        self._remember(self._models, model, asks)
+
+    def _set(self, entry: str, holder: object) -> None:
         if self._active:
-            self._settings[entry] = self._sites.switched_on_at(sys._getframe(2))
+            site = self._sites.switched_on_at(sys._getframe(3))
+            self._settings[entry] = Made(site, type(holder))
 
-    def _remember(self, where: _ByModule, module: object, asking: str) -> None:
+    def _remember(self, where: _ByModule, module: object, asks: tuple[str, ...]) -> None:
         if self._active and isinstance(module, nn.Module):
             frame = sys._getframe(1)
-            site = self._sites.switched_on_at(frame)
-            where[module] = Switched(site, tuple(places_of(frame)), asking)
+            where[module] = Switched(
+                self._sites.switched_on_at(frame), tuple(places_of(frame)), asks
+            )
+            self._parts.clear()
+
+
+def _classes_below(package: ModuleType) -> list[type]:
+    """The classes that the package's imported modules define."""
+    inside = f"{package.__name__}."
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith(inside)]
+    return [
+        value
+        for module in modules
+        for value in list(vars(module).values())
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
 
 
 def _is_on(model: nn.Module) -> bool:
-    """Does a part of the model have its flag set? transformers and diffusers name it alike."""
-    return any(getattr(part, "gradient_checkpointing", False) is True for part in model.modules())
+    """Does a part of the model have its flag set, or was the model itself wrapped?"""
+    flags = [getattr(part, flag, None) for part in model.modules() for flag in _FLAGS]
+    return True in flags or not any(flag is False for flag in flags)
 
 
 def _get(known: Mapping[nn.Module, Switched], module: object) -> Switched:

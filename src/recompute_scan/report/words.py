@@ -60,7 +60,7 @@ MECHANISM_WORDS = {
     "llama-factory": "LLaMA-Factory's own switch (disable_gradient_checkpointing turns it off)",
     "axolotl": "axolotl's gradient_checkpointing",
     "peft-kbit": "PEFT's prepare_model_for_kbit_training",
-    "trl-trainer": "TRL's gradient_checkpointing, on by default",
+    "trl-trainer": "TRL's gradient_checkpointing",
     "nemo-automodel": "NeMo Automodel's activation_checkpointing",
     "torchtitan": "torchtitan's activation checkpointing",
     "torchtune": "torchtune's enable_activation_checkpointing",
@@ -82,6 +82,8 @@ MECHANISM_WORDS = {
     "checkpoint-sequential": "torch.utils.checkpoint.checkpoint_sequential",
     "selective-checkpoint": "selective checkpointing (a context_fn)",
     "torch-checkpoint": "a direct call of torch.utils.checkpoint.checkpoint",
+    "library-checkpoint": "a library's own checkpointing",
+    "own-function": "a checkpoint function of your own",
 }
 
 PART_WORDS = {
@@ -114,7 +116,8 @@ def mechanism_words(checkpoint: Checkpoint) -> str:
     """How a checkpoint was switched on, in words; unknown mechanisms as they are named."""
     if checkpoint.mechanism is None:
         return "mechanism not known"
-    return MECHANISM_WORDS.get(checkpoint.mechanism, checkpoint.mechanism)
+    text = MECHANISM_WORDS.get(checkpoint.mechanism, checkpoint.mechanism)
+    return f"{text} ({checkpoint.function})" if checkpoint.function else text
 
 
 def variant_words(checkpoint: Checkpoint) -> str:

@@ -77,10 +77,11 @@ class Checkpoint:
     """One checkpoint around a region; ``depth`` 0 is the outermost.
 
     ``variant`` is ``None`` where the trace cannot tell. ``call_site`` is ``file:line`` of the
-    code that asked for the checkpoint, ``source`` that line's text. ``function`` is the autograd
-    function that runs the block, as it is called, where it is none of torch's. ``options`` are
-    what a recorded run saw of the call: ``early-stop-off``; ``selective`` (it has a
-    ``context_fn``); ``counts-runs`` (a module inside keeps running statistics).
+    code that asked for the checkpoint, ``source`` that line's text. ``options`` are what a
+    recorded run saw of the call: ``early-stop-off``; ``selective`` (it has a ``context_fn``);
+    ``counts-runs`` (a module inside keeps running statistics). ``function`` names what checkpoints
+    where no mechanism is known for it: an autograd function of the project's own by its class, a
+    library's code by ``module.function``.
     """
 
     depth: int

@@ -1,0 +1,95 @@
+"""How to take one checkpoint out, in a sentence: in the words of the line, and of the version."""
+
+from __future__ import annotations
+
+import re
+
+from recompute_scan.advise.mechanism import Mechanism, Rename
+from recompute_scan.advise.run import Run
+from recompute_scan.result import Checkpoint
+from recompute_scan.run_info import Source
+
+_LINE = re.compile(r"(?P<file>.+):\d+", re.DOTALL)
+
+
+def title(checkpoint: Checkpoint, mechanism: Mechanism | None) -> str:
+    """What a person calls the checkpoint."""
+    text = mechanism.title if mechanism else checkpoint.mechanism
+    text = text or "a checkpoint of unknown origin"
+    return f"{text} (`{checkpoint.function}`)" if checkpoint.function else text
+
+
+def place(site: str | None) -> str:
+    """Where it was asked for, to follow a noun: `` at train.py:3``; empty where that is unknown."""
+    if not site:
+        return ""
+    return f" at {site}" if _LINE.fullmatch(site) else f" by {site}"
+
+
+def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: Run) -> str:
+    """What to do to take it out, with the place, one sentence without the full stop."""
+    if site and not _LINE.fullmatch(site):
+        return f"unset {site}" if _is_variable(site) else f"leave {site} out of the command line"
+    statement = source.statement if source else ""
+    keyword = next((name for name in _settings(mechanism) if _names(statement, name)), None)
+    if keyword is not None:
+        value = next(edit.value for edit in mechanism.edits if edit.name == keyword)
+        return f"set {keyword}={value}{place(site)}"
+    if _in_configuration(site):
+        return f"switch it off{place(site)}"
+    return f"{worded(mechanism.remove, mechanism, run, statement)}{place(site)}"
+
+
+def worded(text: str, mechanism: Mechanism, run: Run, statement: str = "") -> str:
+    """The text in the words of the statement, else of the installed version, else of both."""
+    for rename in mechanism.renames:
+        text = _renamed(text, rename, run, statement)
+    return text
+
+
+def why_no_diff(mechanism: Mechanism, site: str | None, source: Source | None) -> str:
+    """Why there is no diff to check, one sentence."""
+    if not site:
+        return "The line to change was not found, so there is no diff to check."
+    if not _LINE.fullmatch(site):
+        where = "in the environment" if _is_variable(site) else "on the command line"
+        return f"It was switched on {where}, so there is no line to change."
+    if _in_configuration(site):
+        return "It was switched on in a configuration file, which other jobs may share."
+    if source is None:
+        return "The file of that line could not be read, so there is no diff to check."
+    if source.installed:
+        return "That line belongs to an installed package: change it where the package is made."
+    if not source.whole_lines:
+        return "The statement shares its line with others, so there is no diff to check."
+    if mechanism.caution and not mechanism.edits:
+        return mechanism.caution
+    return "The change is not one to the statement on that line, so there is no diff to check."
+
+
+def _renamed(text: str, rename: Rename, run: Run, statement: str) -> str:
+    if rename.old not in text or _names(statement, rename.old):
+        return text
+    new = run.has(rename.package, rename.since)
+    if new or _names(statement, rename.new):
+        return text.replace(rename.old, rename.new)
+    if new is None:
+        return f"{text} ({rename.new} from {rename.package} {rename.since})"
+    return text
+
+
+def _settings(mechanism: Mechanism) -> list[str]:
+    return [edit.name for edit in mechanism.edits if edit.how in ("keyword", "entry")]
+
+
+def _names(statement: str, name: str) -> bool:
+    return bool(re.search(rf"\b{re.escape(name)}\b", statement))
+
+
+def _is_variable(site: str) -> bool:
+    return site.isupper() and site.isidentifier()
+
+
+def _in_configuration(site: str | None) -> bool:
+    found = _LINE.fullmatch(site or "")
+    return found is not None and found["file"].endswith((".yaml", ".yml", ".json", ".toml", ".ini"))
