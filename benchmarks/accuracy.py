@@ -45,6 +45,7 @@ from tests.cases.distributed import DISTRIBUTED, record_ranks
 from tests.cases.equal import EQUAL
 from tests.cases.frameworks import INSTALLED
 from tests.cases.functions import FUNCTIONS
+from tests.cases.functions_more import MORE_FUNCTIONS
 from tests.cases.hooks import HOOKS
 from tests.cases.huggingface import HUGGING_FACE
 from tests.cases.marked import marks
@@ -69,7 +70,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "equal": EQUAL,
     "distributed": DISTRIBUTED,
     "compiled": COMPILED,
-    "functions": FUNCTIONS,
+    "functions": FUNCTIONS + MORE_FUNCTIONS,
     "frameworks": INSTALLED,
 }
 
@@ -159,7 +160,12 @@ def _record(
     if case in DISTRIBUTED and options.ranks > 1:
         return [
             Recording(
-                trace.name.removesuffix(".json.gz"), attention, evidence, TIMES["fine"], trace, truth
+                trace.name.removesuffix(".json.gz"),
+                attention,
+                evidence,
+                TIMES["fine"],
+                trace,
+                truth,
             )
             for trace, truth in record_ranks(
                 case.name, folder, options.ranks, marked=evidence == "annotated"

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from .case import record
 from .functions import FUNCTIONS
+from .functions_more import MORE_FUNCTIONS
 from .nesting import CASES
 from .truth import Truth
 
-BY_NAME = {case.name: case for case in (*CASES, *FUNCTIONS)}
+BY_NAME = {case.name: case for case in (*CASES, *FUNCTIONS, *MORE_FUNCTIONS)}
 
 
 @functools.cache

@@ -10,9 +10,12 @@ from recompute_scan.pipeline import analyse
 from recompute_scan.result import Result
 from tests.cases.case import Case
 from tests.cases.functions import FUNCTIONS
+from tests.cases.functions_more import MORE_FUNCTIONS
 from tests.cases.recorded import recorded
 
-every_case = pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+every_case = pytest.mark.parametrize(
+    "case", (*FUNCTIONS, *MORE_FUNCTIONS), ids=lambda case: case.name
+)
 
 
 @functools.cache
@@ -26,3 +29,21 @@ def test_the_count_is_the_truth_under_any_name(case: Case) -> None:
     result = answer(case.name)
     assert truth.verdict in (None, result.verdict)
     assert result.recompute_per_backward == max(map(max, truth.multiplicity()))
+
+
+def test_two_models_of_one_class_have_rows_of_their_own() -> None:
+    counted = [region.recompute_runs_per_backward for region in answer("two_kinds").regions]
+    assert sorted(counted) == [1.0] * 4 + [2.0] * 4
+
+
+def test_the_function_is_named() -> None:
+    for region in answer("two_names").regions:
+        assert [c.function for c in region.checkpoints if c.function]
+
+
+@every_case
+def test_the_plain_count_agrees(case: Case) -> None:
+    check = answer(case.name).cross_check
+    assert check is not None
+    assert check.agrees is True
+    assert answer(case.name).confidence == "high"

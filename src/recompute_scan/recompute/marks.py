@@ -11,7 +11,7 @@ from recompute_scan.annotations import REGION, REPLAY, RegionMark, parse_region,
 from recompute_scan.model import Calls
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.structure import Role, Structure
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.trace.columns import Bool, Int32, Int64
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,19 @@ def read_marks(calls: Calls, structure: Structure, alignment: Alignment) -> Mark
         last = int(np.searchsorted(alignment.forward, row + calls.size[row], side="right")) - 1
         if mark is not None and last >= first:
             marked.append(MarkedCall(mark, int(row), first, last, times.get(mark.call, 0)))
-    matched = np.concatenate([r.again for r in alignment.replays] or [alignment.forward[:0]])
+    none = alignment.forward[:0]
+    matched = np.concatenate([r.again for r in alignment.replays] or [none])
+    original = np.concatenate([r.original for r in alignment.replays] or [none])
     inside = _inside(calls, replays)
+    # A function's mark is around what it was given to run, and not around what it does itself.
+    beside = structure.function[original] > _innermost(calls, regions)[original]
     unexplained = alignment.unexplained[inside[alignment.unexplained]]
     unexplained = unexplained[structure.role[unexplained] == Role.CANDIDATE]
     unexplained = unexplained[~_prepares(structure, unexplained, np.sort(matched))]
     return Marks(
         calls=tuple(marked),
         forward=alignment.forward,
-        disagreeing=int((~inside[matched]).sum()) + len(unexplained),
+        disagreeing=int((~inside[matched] & ~beside).sum()) + len(unexplained),
         replayed=len(matched),
     )
 
@@ -95,6 +99,14 @@ def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:
     )
     same = structure.engine[np.minimum(function, end - 1)] == structure.engine[rows]
     return np.asarray((function < replayed) & same)
+
+
+def _innermost(calls: Calls, rows: Int64) -> Int32:
+    """For each call: the innermost of ``rows`` that holds it, -1 for none."""
+    found = np.full(len(calls), -1, np.int32)
+    for row in rows.tolist():  # in order: what stands in another comes after it
+        found[row + 1 : row + 1 + int(calls.size[row])] = row
+    return found
 
 
 def _inside(calls: Calls, rows: Int64) -> Bool:
