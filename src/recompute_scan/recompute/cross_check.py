@@ -14,6 +14,7 @@ out its gradient in chunks runs them again in its own formula: that is left out,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +62,11 @@ class Tally:
         """How many more, or fewer, ran inside than the match and hooks explain."""
         return max(0, self.inside - self.again - self.hooked, self.again - self.inside)
 
+    @property
+    def contradicts(self) -> bool:
+        """Is more left unexplained than stray calls could be?"""
+        return self.unexplained > max(_STRAY, _CONTRADICTS * self.outside)
+
     def _alike(self, one: int, other: int) -> bool:
         return abs(one - other) <= max(_STRAY, _TOLERANCE * max(self.outside, self.inside))
 
@@ -78,19 +84,17 @@ class PlainCounts:
 
     @property
     def contradicting(self) -> Tally | None:
-        """The name of which most is left without an explanation, where that is too much."""
-        worst = max(self.tallies, key=lambda tally: tally.unexplained, default=None)
-        if worst is None or worst.unexplained <= max(_STRAY, _CONTRADICTS * worst.outside):
-            return None
-        return worst
+        """The most telling name of which too much is left without an explanation."""
+        return next((tally for tally in self.tallies if tally.contradicts), None)
 
 
 def count_plainly(
     trace: Trace, calls: Calls, structure: Structure, alignment: Alignment
 ) -> PlainCounts:
     """The plain count beside that of the match; see :class:`PlainCounts`."""
-    wanted = np.array([words.forward_only(name) for name in trace.names], np.bool_)
-    rows = np.flatnonzero(wanted[trace.name] & (trace.kind == Kind.OP))
+    rows = _named(trace, words.forward_only)
+    if not len(rows):
+        rows = _named(trace, words.light_forward)
     engines, nodes = _backward_ranges(trace)
     losses = {f"{name}Backward" for name in structure.functions.losses}
     formula = np.array([name in losses for name in trace.names], np.bool_)
@@ -111,6 +115,11 @@ def count_plainly(
         for code in np.unique(trace.name[rows]).tolist()
     ]
     return PlainCounts(tuple(sorted(tallies, key=_most_telling)))
+
+
+def _named(trace: Trace, wanted: Callable[[str], bool]) -> Int64:
+    names = np.array([wanted(name) for name in trace.names], np.bool_)
+    return np.flatnonzero(names[trace.name] & (trace.kind == Kind.OP))
 
 
 def _most_telling(tally: Tally) -> tuple[bool, bool, int, str]:

@@ -207,6 +207,13 @@ _NORM = re.compile(
 _WRITTEN = re.compile(r"[\w:.]{1,120}", re.ASCII)
 
 
+def light_forward(name: str) -> bool:
+    """The same of lighter work: dropout, softmax, activations, embeddings, pooling."""
+    kind = family_of(name)[1]
+    light = kind in {"dropout", "softmax", "activation", "embedding", "pooling"}
+    return light and not _BACKWARD.search(name) and bool(_WRITTEN.fullmatch(name))
+
+
 def forward_only(name: str) -> bool:
     """Is it heavy work that by its name belongs to a forward pass, and to no gradient's formula?"""
     return (only_forward(name) or bool(_NORM.match(name))) and bool(_WRITTEN.fullmatch(name))
