@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from recompute_scan.advise import (
     advise_removal,
-    find_mechanism,
+    mechanism_of,
     place,
     switch_of,
     take_out,
@@ -71,7 +71,7 @@ def _idle(evidence: Evidence, stack: tuple[Checkpoint, ...], regions: list[Regio
 def _fix(evidence: Evidence, stack: tuple[Checkpoint, ...]) -> Fix | None:
     if len(stack) > 1:
         return advise_removal(stack, evidence.sources, evidence.alone, evidence.run)
-    mechanism = find_mechanism(stack[0].mechanism)
+    mechanism = mechanism_of(stack[0])
     if mechanism is None:
         return None
     works = any(
