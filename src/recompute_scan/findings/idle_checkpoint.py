@@ -31,12 +31,9 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
             "A checkpoint that replays nothing shows only in a trace that `recompute-scan run` "
             "recorded."
         )
-    marks = evidence.facts.marks
-    replayed = {c.mark.module for c in marks.calls if c.replays} - {""} if marks else set()
     stacks: dict[tuple[Checkpoint, ...], list[Region]] = defaultdict(list)
     for region in evidence.regions:
-        idle = region.recompute_runs_per_backward == 0
-        if region.checkpoints and idle and region.module not in replayed:
+        if region.checkpoints and region.recompute_runs_per_backward == 0:
             stacks[region.checkpoints].append(region)
     found = [_idle(evidence, stack, regions) for stack, regions in stacks.items()]
     # A compiled checkpoint is part of the graph and calls nothing.
