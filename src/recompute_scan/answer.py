@@ -60,7 +60,7 @@ def result_from(
     timed = info.timed_steps_ms if info else ()
     cost = price(facts, timed, partial(kept, sharded=is_sharded(facts)))
     scale = time_scale(facts, timed)
-    regions = _with_sources(list_regions(facts, scale), sources)
+    regions = _with_sources(list_regions(facts, scale), sources, info.functions if info else {})
     sure = confidence(facts)
     environment = _environment(facts.trace, info)
     switched_on = info.switched_on if info else ()
@@ -162,8 +162,15 @@ def _cross_check(facts: Recompute) -> CrossCheck | None:
     )
 
 
-def _with_sources(regions: tuple[Region, ...], sources: Mapping[str, Source]) -> tuple[Region, ...]:
+def _with_sources(
+    regions: tuple[Region, ...], sources: Mapping[str, Source], functions: Mapping[str, str]
+) -> tuple[Region, ...]:
+    """The regions, with what the run's account knows of their call sites."""
+
     def sourced(checkpoint: Checkpoint) -> Checkpoint:
+        if checkpoint.call_site is None:
+            site = functions.get(checkpoint.function or "")
+            checkpoint = replace(checkpoint, call_site=site)
         source = sources.get(checkpoint.call_site or "")
         return replace(checkpoint, source=source.statement) if source else checkpoint
 

@@ -128,6 +128,8 @@ class RunInfo:
         trace: Name of the trace in this folder, or ``None`` when none was written.
         stacks: Name of the trace with stacks, or ``None``.
         sources: The statement at each call site, keyed ``file:line``.
+        functions: Line that calls each checkpoint function of the script's own that bears no mark,
+            by the function's name.
         environment: Versions, device, settings; all values are text.
         warnings: What the person should know, one sentence each.
         switched_on: Ways of checkpointing that were on, whether or not they did anything.
@@ -151,6 +153,7 @@ class RunInfo:
     stacks: str | None
     message: str | None = None
     sources: dict[str, Source] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     switched_on: tuple[SwitchedOn, ...] = ()

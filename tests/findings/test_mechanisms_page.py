@@ -34,7 +34,8 @@ def row(mechanism: Mechanism) -> str:
         mechanism.why_keep,
         mechanism.remove + (f". {mechanism.caution}" if mechanism.caution else ""),
         mechanism.checked,
-        str(mechanism.keep),
+        str(mechanism.keep)
+        + (f"; under FSDP {mechanism.keep_sharded}" if mechanism.keep_sharded else ""),
         code(tuple(functions)),
     ]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -174,6 +174,42 @@ def test_a_call_in_a_library_is_named_by_the_users_line(tmp_path: Path) -> None:
     assert not source.installed
 
 
+@pytest.mark.slow
+def test_what_a_replay_calls_again_keeps_its_line(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages" / "somelib"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text(
+        "from torch import nn\n"
+        "from torch.utils.checkpoint import checkpoint\n"
+        "class Ready(nn.Module):\n"
+        "    def __init__(self, layer):\n"
+        "        super().__init__()\n"
+        "        self.layer = layer\n"
+        "    def forward(self, x):\n"
+        "        x = checkpoint(self.layer, x, use_reentrant=True)\n"
+        "        return checkpoint(self.inside, x, use_reentrant=True)\n"
+        "    def inside(self, x):\n"
+        "        return checkpoint(self.layer, x, use_reentrant=True)\n"
+    )
+    script = LAYERS + (
+        "sys.path.insert(0, 'site-packages')\n"
+        "from somelib import Ready\n"
+        "model = Ready(Layer())\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 1e-3)\n"
+        "for step in range(9):\n"
+        "    loss = model(torch.randn(4, 8, requires_grad=True)).sum()  # MODEL\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+    )
+    recorded = record_script(tmp_path, script, steps=1)
+    assert recorded.status == 0, recorded.stderr
+    marks = recorded.trace().regions
+    assert len(marks) == 4  # three in the forward pass, one again in a replay
+    assert {(m.mechanism, m.site) for m in marks} == {
+        ("library-checkpoint", lines_marked(script)["MODEL"])
+    }
+
+
 TWO_MODELS = (
     LAYERS
     + """\

@@ -8,7 +8,7 @@ from recompute_scan.advise.choose import (
     take_out,
 )
 from recompute_scan.advise.fewer import advise_fewer, advise_selective
-from recompute_scan.advise.registry import find_mechanism, title_of
+from recompute_scan.advise.registry import find_mechanism, mechanism_of, title_of
 from recompute_scan.advise.run import Run
 from recompute_scan.advise.wording import place
 
@@ -20,6 +20,7 @@ __all__ = [
     "advise_selective",
     "find_mechanism",
     "keep_and_drop",
+    "mechanism_of",
     "place",
     "switch_of",
     "take_out",

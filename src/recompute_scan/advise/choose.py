@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from recompute_scan.advise.diff import change_diff
 from recompute_scan.advise.edit import edited
 from recompute_scan.advise.mechanism import Mechanism
-from recompute_scan.advise.registry import find_mechanism, title_of
+from recompute_scan.advise.registry import mechanism_of, title_of
 from recompute_scan.advise.run import UNKNOWN_RUN, Run
 from recompute_scan.advise.wording import place, removal, why_no_diff
 from recompute_scan.annotations import COUNTS_RUNS, EARLY_STOP_OFF
@@ -43,8 +43,8 @@ def advise_removal(
     if len(checkpoints) < 2:
         return None
     kept, dropped = keep_and_drop(checkpoints, alone, sharded=run.sharded)
-    mechanism = find_mechanism(dropped.mechanism)
-    if kept.mechanism is None or mechanism is None:
+    mechanism = mechanism_of(dropped)
+    if mechanism is None or (mechanism_of(kept) is None and kept.mechanism is None):
         return Fix(
             summary="Two checkpoints enclose each block: leave one of them on.",
             disposition="review",
@@ -55,7 +55,7 @@ def advise_removal(
             reason="It is not known which line asked for which checkpoint.",
         )
     fix = take_out(dropped, mechanism, sources, lost=switch_of(dropped) in alone, run=run)
-    if kept.mechanism == dropped.mechanism and (fix.diff is None or _together(kept, dropped)):
+    if mechanism_of(kept) is mechanism and (fix.diff is None or _together(kept, dropped)):
         return _applied_once(kept, dropped, mechanism)
     return Fix(
         summary=f"Keep {title_of(kept)}; {fix.summary}",
@@ -137,7 +137,7 @@ def switch_of(checkpoint: Checkpoint) -> Switch:
 
 def _worth(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint], sharded: bool) -> int:
     """How much speaks for keeping it here."""
-    mechanism = find_mechanism(checkpoint.mechanism)
+    mechanism = mechanism_of(checkpoint)
     if mechanism is None:
         return 0
     if _fits_fsdp(checkpoint, checkpoints, sharded):
@@ -147,7 +147,7 @@ def _worth(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint], sharded: b
 
 def _fits_fsdp(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint], sharded: bool) -> bool:
     """Is it made for FSDP's units, and the only one inside them, or one that checks its replay?"""
-    mechanism = find_mechanism(checkpoint.mechanism)
+    mechanism = mechanism_of(checkpoint)
     innermost = checkpoint.depth >= max(each.depth for each in checkpoints)
     made_for_it = mechanism is not None and mechanism.keep_sharded > 0
     return sharded and made_for_it and (innermost or checkpoint.variant == "non-reentrant")
@@ -192,7 +192,7 @@ def _reason(dropped: Checkpoint, mechanism: Mechanism, *, lost: bool) -> str | N
 
 def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: Run) -> str:
     """What stays, and the reasons that hold in this run."""
-    mechanism = find_mechanism(kept.mechanism)
+    mechanism = mechanism_of(kept)
     reasons = []
     if _fits_fsdp(kept, checkpoints, run.sharded):
         reasons.append("inside the FSDP unit its replay needs no second all-gather")

@@ -69,6 +69,12 @@ MECHANISMS = (
 )
 
 
+def mechanism_of(checkpoint: Checkpoint) -> Mechanism | None:
+    """What switched the checkpoint on; a function of the project's own where only that is known."""
+    own = pytorch.OWN if checkpoint.mechanism is None and checkpoint.function else None
+    return find_mechanism(checkpoint.mechanism) or own
+
+
 def find_mechanism(name: str | None) -> Mechanism | None:
     """The mechanism of that name, ``None`` for one that is not known."""
     return next((mechanism for mechanism in MECHANISMS if mechanism.name == name), None)
@@ -76,7 +82,7 @@ def find_mechanism(name: str | None) -> Mechanism | None:
 
 def title_of(checkpoint: Checkpoint) -> str:
     """What a person calls the checkpoint; says so where that is not known."""
-    return title(checkpoint, find_mechanism(checkpoint.mechanism))
+    return title(checkpoint, mechanism_of(checkpoint))
 
 
 @lru_cache  # asked of every checkpoint call while steps are timed, in few different ways

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from recompute_scan.advise import (
     advise_removal,
-    find_mechanism,
+    mechanism_of,
     place,
     switch_of,
     take_out,
@@ -31,12 +31,9 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
             "A checkpoint that replays nothing shows only in a trace that `recompute-scan run` "
             "recorded."
         )
-    marks = evidence.facts.marks
-    replayed = {c.mark.module for c in marks.calls if c.replays} - {""} if marks else set()
     stacks: dict[tuple[Checkpoint, ...], list[Region]] = defaultdict(list)
     for region in evidence.regions:
-        idle = region.recompute_runs_per_backward == 0
-        if region.checkpoints and idle and region.module not in replayed:
+        if region.checkpoints and region.recompute_runs_per_backward == 0:
             stacks[region.checkpoints].append(region)
     found = [_idle(evidence, stack, regions) for stack, regions in stacks.items()]
     # A compiled checkpoint is part of the graph and calls nothing.
@@ -71,7 +68,7 @@ def _idle(evidence: Evidence, stack: tuple[Checkpoint, ...], regions: list[Regio
 def _fix(evidence: Evidence, stack: tuple[Checkpoint, ...]) -> Fix | None:
     if len(stack) > 1:
         return advise_removal(stack, evidence.sources, evidence.alone, evidence.run)
-    mechanism = find_mechanism(stack[0].mechanism)
+    mechanism = mechanism_of(stack[0])
     if mechanism is None:
         return None
     works = any(

@@ -59,6 +59,7 @@ def account_of(
         stacks=recorder.stacks,
         chosen=recorder.chosen,
         sources=probe.sites.sources(),
+        functions=probe.functions,
         environment=environment(target, recorder.device, ranks),
         warnings=(*recorder.warnings, *probe.warnings),
         switched_on=probe.switched_on,

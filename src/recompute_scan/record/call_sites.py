@@ -73,10 +73,13 @@ class CallSites:
         return self._ownership.of(frame) == Owner.USER
 
     def _nearest(self, frame: FrameType | None) -> tuple[Owner, FrameType, FrameType] | None:
-        """The highest owner on the stack, its innermost frame, and the outermost of a library."""
+        """The highest owner on the stack, its innermost frame, and the outermost of a library.
+
+        Beyond the start of a backward pass nobody asked for what a replay calls again.
+        """
         best: tuple[Owner, FrameType] | None = None
         outermost = None
-        while frame is not None:
+        while frame is not None and not _starts_backward(frame):
             owner = self._ownership.of(frame)
             if owner == Owner.USER:
                 return owner, frame, frame
@@ -103,6 +106,11 @@ class CallSites:
             return file.removeprefix(folder)
         path = Path(os.path.normpath(self._start / file))
         return str(path.relative_to(self._start)) if path.is_relative_to(self._start) else str(path)
+
+
+def _starts_backward(frame: FrameType) -> bool:
+    name = frame.f_code.co_name
+    return name in ("backward", "grad") and frame.f_globals.get("__name__") == "torch.autograd"
 
 
 def place_of(frame: FrameType) -> str:

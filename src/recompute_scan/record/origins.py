@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import FrameType
+from types import CodeType, FrameType
 
 from torch import nn
 
@@ -26,6 +27,9 @@ _CHECKPOINT_MODULE = "torch.utils.checkpoint"
 _SEQUENTIAL = "torch/utils/checkpoint.py:checkpoint_sequential"
 _REPLAYING = ("backward", "recompute_fn")  # the reentrant and the non-reentrant variant
 _ASKING = (WRAPPER_MODULE, COMPOSABLE_MODULE)  # torch's own code that asks for checkpoints
+
+
+_Lines = weakref.WeakKeyDictionary[nn.Module, dict[tuple[CodeType, int], str]]
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Origins:
         self._sites = sites
         self._switches = switches
         self._index = index
+        self._lines: _Lines = weakref.WeakKeyDictionary()
 
     def of(
         self,
@@ -120,11 +125,23 @@ class Origins:
             Origin(
                 module=self._index.look_up(covered),
                 mechanism=mechanism.name,
-                site=site or self._sites.called_at(caller),
+                site=site or self._line(caller, covered),
                 function=named,
             ),
             covered,
         )
+
+    def _line(self, caller: FrameType | None, covered: list[nn.Module]) -> str:
+        """The user's line that led to the call; of a library's call the line of its first run,
+        which a replay does not show.
+        """
+        if caller is None or not covered or self._sites.is_users(caller):
+            return self._sites.called_at(caller)
+        known = self._lines.setdefault(covered[0], {})
+        key = caller.f_code, caller.f_lineno
+        if key not in known:
+            known[key] = self._sites.called_at(caller)
+        return known[key]
 
 
 def _caller(frame: FrameType | None) -> tuple[bool, FrameType | None]:

@@ -54,6 +54,7 @@ class Probe:
         warnings: What could not be watched in this version of torch.
         switched_on: Ways of checkpointing that were on when recording last began.
         entered: Calls of checkpointed regions so far, by variant.
+        functions: Line that calls each checkpoint function of which no run can be marked, by name.
         untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
     """
 
@@ -61,6 +62,7 @@ class Probe:
         self.sites = CallSites(start_folder)
         self.untrained = Untrained()
         self.entered: dict[str, int] = {}
+        self.functions: dict[str, str] = {}
         self._switches = Switches(self.sites)
         self._index = ModuleIndex()
         self._origins = Origins(self.sites, self._switches, self._index)
@@ -165,6 +167,8 @@ class Probe:
                         mark = self._mark("reentrant", args[place], args[place + 1 :], own=own)
                         both = self._both_runs(args[place], mark)
                     args = (*args[:place], both, *args[place + 1 :])
+            elif function.__name__ not in self.functions and not torch.compiler.is_compiling():
+                self._note(function.__name__, sys._getframe(1))
             return original(ctx, *args, **kwargs)
 
         self._patches.replace(function, "forward", staticmethod(forward))
@@ -258,6 +262,13 @@ class Probe:
 
     def _count(self, variant: Variant) -> None:
         self.entered[variant] = self.entered.get(variant, 0) + 1
+
+    def _note(self, function: str, frame: FrameType | None) -> None:
+        """Where a function is called that is given nothing to call, such as a reversible block."""
+        try:
+            self.functions[function] = self.sites.called_at(frame)
+        except Exception as error:  # a name less is no reason to stop somebody's training
+            self._cannot_name(error)
 
     def _suspect(self, function: object, args: tuple[object, ...]) -> None:
         try:

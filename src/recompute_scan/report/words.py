@@ -115,7 +115,8 @@ def one_line(source: str | None) -> str:
 def mechanism_words(checkpoint: Checkpoint) -> str:
     """How a checkpoint was switched on, in words; unknown mechanisms as they are named."""
     if checkpoint.mechanism is None:
-        return "mechanism not known"
+        own = f"a checkpoint function of your own ({checkpoint.function})"
+        return own if checkpoint.function else "mechanism not known"
     text = MECHANISM_WORDS.get(checkpoint.mechanism, checkpoint.mechanism)
     return f"{text} ({checkpoint.function})" if checkpoint.function else text
 
