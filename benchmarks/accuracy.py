@@ -136,8 +136,8 @@ def print_table(recordings: Iterator[Recording], device: str) -> tuple[int, int]
     right = total = 0
     where = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
     print(f"on {where}")
-    head = f"{'case':34} {'torch':12} {'attention':10} {'evidence':10} {'times':5} {'truth':22} {'answer':22}"
-    print(f"{head} right")
+    head = f"{'case':34} {'torch':12} {'attention':10} {'evidence':10} {'times':5} "
+    print(f"{head}{'truth':22} {'answer':22} right")
     for recording in recordings:
         result, good = _answer(recording)
         right, total = right + good, total + 1

@@ -206,6 +206,7 @@ def _health(facts: Recompute) -> dict[str, int]:
     counters = {
         "kernels_without_launch": facts.work.unlaunched,
         "nesting_overruns": facts.calls.overruns,
+        "guessed_parents": facts.calls.guessed,
         "unexplained_operators": len(facts.alignment.unexplained),
         "incomplete_steps": len(facts.steps) - facts.complete_count,
     }
@@ -232,6 +233,11 @@ def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
     if info is not None and info.message:
         found.append(info.message)
     found.extend(traces.sentences(facts.trace.health))
+    if guessed := facts.calls.guessed:
+        found.append(
+            f"The trace's times are whole microseconds: of {guessed} of {len(facts.calls)} calls, "
+            "neither they nor the rest of the trace tell which other call they belong to."
+        )
     if facts.framed:
         found.append(
             "Who asked for the checkpoints was read off Python frames: a line is that where the "

@@ -131,9 +131,7 @@ class _Habits:
         return key
 
 
-def _seen(
-    calls: _Calls, parent: Int32, nothing: int
-) -> tuple[Int64, Int64, Int64, Bool]:
+def _seen(calls: _Calls, parent: Int32, nothing: int) -> tuple[Int64, Int64, Int64, Bool]:
     """Names of a call that was open, of what it held last, of the next call; was that in it?"""
     row = some_of(np.flatnonzero(~calls.first))
     one, before = row - 1, np.full(len(row), nothing)

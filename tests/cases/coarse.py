@@ -11,7 +11,6 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
