@@ -17,7 +17,7 @@ import numpy as np
 from recompute_scan.nesting import nest_intervals
 from recompute_scan.order import STRETCH, in_order, some_of
 from recompute_scan.tally import Tally
-from recompute_scan.trace.columns import Bool, Int32, Int64, Trace
+from recompute_scan.trace.columns import Bool, Int32, Int64, Ints, Trace
 
 US = 1000
 # No host begins more calls in one microsecond; where a trace says so, times are not the calls'.
@@ -115,7 +115,7 @@ class _Habits:
             Tally(above, held),
         ]
 
-    def __call__(self, above: Int64, before: Int64, below: Int64) -> tuple[Bool, Bool]:
+    def __call__(self, above: Ints, before: Ints, below: Ints) -> tuple[Bool, Bool]:
         """Does a call hold the next one; and is that a guess?"""
         held, over = self._tables[0][self._key(above, before, below)]
         for table, key in zip(self._tables[1:], (self._key(above, below), above), strict=True):
@@ -124,7 +124,7 @@ class _Habits:
                 held[unseen], over[unseen] = table[key[unseen]]
         return held > over, np.minimum(held, over) >= _SPLIT * (held + over)
 
-    def _key(self, *names: Int64) -> Int64:
+    def _key(self, *names: Ints) -> Int64:
         key = np.zeros(len(names[0]), np.int64)
         for name in names:
             key = key * (self.nothing + 1) + name
@@ -134,7 +134,8 @@ class _Habits:
 def _seen(calls: _Calls, parent: Int32, nothing: int) -> tuple[Int64, Int64, Int64, Bool]:
     """Names of a call that was open, of what it held last, of the next call; was that in it?"""
     row = some_of(np.flatnonzero(~calls.first))
-    one, before = row - 1, np.full(len(row), nothing)
+    one: Ints = row - 1
+    before: Ints = np.full(len(row), nothing)
     found = []
     while True:
         held = one == parent[row]
@@ -178,7 +179,8 @@ def _settled(
     """The parents of some calls, where those of all calls before them are told; and guesses."""
     found, guessed = certain.copy(), np.zeros(len(row), np.bool_)
     which = np.arange(len(row))
-    one, before = row - 1, np.full(len(row), habits.nothing)
+    one: Ints = row - 1
+    before: Ints = np.full(len(row), habits.nothing)
     while len(row):
         at = np.flatnonzero(calls.end[one] == calls.start[row])
         holds, guess = habits(calls.name[one[at]], before[at], calls.name[row[at]])
@@ -193,13 +195,14 @@ def _settled(
 
 def _spread(calls: _Calls, parent: Int32) -> tuple[Int64, Int64]:
     """Times within a microsecond: the calls that begin in it and its end lie equally far apart."""
-    slot = US // (calls.together + 1)
+    slot: Int64 = US // (calls.together + 1)
     start, end = calls.start + slot * calls.place, calls.end.copy()
     # Which calls are over when the next one of the thread begins? They ended before that; or,
     # where that is in another microsecond, after all that began in their last one.
     row = np.arange(1, len(start) + 1)
     last = np.append(calls.first[1:], True)
-    one, until = row - 1, np.where(last, -1, np.append(parent[1:], -1))
+    one: Ints = row - 1
+    until: Ints = np.where(last, -1, np.append(parent[1:], -1))
     while len(row):
         on = np.flatnonzero(one != until)
         row, one, until = row[on], one[on], until[on]
