@@ -26,11 +26,12 @@ _MOST_AT_ONCE = 64
 _SPLIT = 0.1
 
 
-def are_whole(start: Int64, duration: Int64) -> bool:
-    """Do all these times, in ns, lie whole microseconds apart?"""
-    return len(start) > 0 and all(
-        not ((start[part] - start[0]) % US).any() and not (duration[part] % US).any()
-        for part in (slice(0, STRETCH), slice(STRETCH, None))
+def are_whole(trace: Trace, rows: Int32) -> bool:
+    """Do all times of these events lie whole microseconds apart?"""
+    first = trace.ts[rows[:1]]
+    return len(rows) > 0 and all(
+        not ((trace.ts[part] - first) % US).any() and not (trace.dur[part] % US).any()
+        for part in (rows[:STRETCH], rows[STRETCH:])
     )
 
 
@@ -92,10 +93,10 @@ class _Calls:
         self.first[1:] = thread[1:] != thread[:-1]
         later = self.first.copy()
         later[1:] |= start[1:] != start[:-1]
-        edges = np.flatnonzero(later)
-        together = np.diff(edges, append=len(start))
+        edges = np.flatnonzero(later).astype(np.int32)
+        together = np.diff(edges, append=np.int32(len(start)))
         self.together = np.repeat(together, together)
-        self.place = np.arange(len(start)) - np.repeat(edges, together)
+        self.place = np.arange(len(start), dtype=np.int32) - np.repeat(edges, together)
 
 
 class _Habits:
@@ -195,14 +196,15 @@ def _settled(
 
 def _spread(calls: _Calls, parent: Int32) -> tuple[Int64, Int64]:
     """Times within a microsecond: the calls that begin in it and its end lie equally far apart."""
-    slot: Int64 = US // (calls.together + 1)
+    slot: Int32 = US // (calls.together + 1)
     start, end = calls.start + slot * calls.place, calls.end.copy()
     # Which calls are over when the next one of the thread begins? They ended before that; or,
     # where that is in another microsecond, after all that began in their last one.
-    row = np.arange(1, len(start) + 1)
+    row = np.arange(1, len(start) + 1, dtype=np.int32)
     last = np.append(calls.first[1:], True)
     one: Ints = row - 1
-    until: Ints = np.where(last, -1, np.append(parent[1:], -1))
+    until: Ints = np.append(parent[1:], np.int32(-1))
+    until[last] = -1
     while len(row):
         on = np.flatnonzero(one != until)
         row, one, until = row[on], one[on], until[on]
