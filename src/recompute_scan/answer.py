@@ -17,7 +17,7 @@ from recompute_scan.cost.memory import Footprint
 from recompute_scan.cost.price import price, time_scale
 from recompute_scan.findings.base import Evidence
 from recompute_scan.findings.registry import check_all
-from recompute_scan.headline import confidence, headline, marks_disagree
+from recompute_scan.headline import confidence, headline, marks_disagree, places_guessed
 from recompute_scan.recompute.agreement import disagreeing_steps
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.recompute.families import attention_of, count_families, count_kernels
@@ -233,9 +233,9 @@ def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
     if info is not None and info.message:
         found.append(info.message)
     found.extend(traces.sentences(facts.trace.health))
-    if guessed := facts.calls.guessed:
+    if places_guessed(facts):
         found.append(
-            f"The trace's times are whole microseconds: of {guessed} of {len(facts.calls)} calls, "
+            f"Times are whole microseconds, and of {facts.calls.guessed} of {len(facts.calls)} calls "
             "neither they nor the rest of the trace tell which other call they belong to."
         )
     if facts.framed:

@@ -89,8 +89,7 @@ def confidence(facts: Recompute) -> Level:
     0.2 % of the calls in a place that is a guess; part of the trace lost. Else ``high``.
     """
     attention = facts.attention if facts.level == "kernels" else None
-    guessed = facts.calls.guessed / max(1, len(facts.calls))
-    unsure = _many_unlaunched(facts) or guessed > _MANY_GUESSED
+    unsure = _many_unlaunched(facts) or places_guessed(facts, _MANY_GUESSED)
     if facts.judgement.verdict == "inconclusive" or unsure:
         return "low"
     if attention is not None:
@@ -98,7 +97,12 @@ def confidence(facts: Recompute) -> Level:
         return "medium" if told else "low"
     lost = any(facts.trace.health.get(counter) for counter in _LOSSES)
     doubtful = marks_disagree(facts) or facts.complete_count < 2 or disagreeing_steps(facts)
-    return "medium" if lost or doubtful or guessed > _SOME_GUESSED else "high"
+    return "medium" if lost or doubtful or places_guessed(facts) else "high"
+
+
+def places_guessed(facts: Recompute, most: float = _SOME_GUESSED) -> bool:
+    """Is the place of more than this share of the calls a guess?"""
+    return facts.calls.guessed > most * len(facts.calls)
 
 
 def marks_disagree(facts: Recompute) -> bool:
