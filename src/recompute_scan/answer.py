@@ -235,8 +235,8 @@ def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
     found.extend(traces.sentences(facts.trace.health))
     if places_guessed(facts):
         found.append(
-            f"Times are whole microseconds, and of {facts.calls.guessed} of {len(facts.calls)} calls "
-            "neither they nor the rest of the trace tell which other call they belong to."
+            f"Times are whole microseconds, and of {facts.calls.guessed} of {len(facts.calls)} "
+            "calls neither they nor the rest of the trace tell which other call they belong to."
         )
     if facts.framed:
         found.append(
