@@ -4,7 +4,7 @@
     python benchmarks/accuracy.py --evidence annotated       with the marks of `run`
     python benchmarks/accuracy.py --device cuda --attention flash efficient cudnn math
     python benchmarks/accuracy.py --group distributed --ranks 2
-    python benchmarks/accuracy.py --times whole              as torch up to 2.3 writes them
+    python benchmarks/accuracy.py --times µs                 as torch up to 2.3 writes them
 
 The truth is counted by the model itself while it trains (``tests/cases``); the analyser sees
 nothing but the trace. With ``--keep FOLDER`` the traces and their truths stay there.
@@ -85,8 +85,8 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 EVIDENCE = ("autograd", "annotated")
-# The unit of the trace's times, and its name in the table.
-TIMES = {"fine": "ns", "whole": "µs"}
+# The unit of the trace's times.
+TIMES = ("ns", "µs")
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class Recording:
     title: str
     attention: str
     evidence: str
-    times: str
     trace: Path
     truth: Truth
+    times: str = "ns"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--attention", nargs="*", choices=BACKENDS, default=["any"])
     parser.add_argument("--evidence", nargs="*", choices=EVIDENCE, default=EVIDENCE)
-    parser.add_argument("--times", nargs="*", choices=TIMES, default=list(TIMES))
+    parser.add_argument("--times", nargs="*", choices=TIMES, default=TIMES)
     parser.add_argument("--ranks", type=int, default=1, help="processes of distributed cases")
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     options = parser.parse_args(arguments)
@@ -139,8 +139,8 @@ def print_table(recordings: Iterator[Recording], device: str) -> tuple[int, int]
     right = total = 0
     where = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
     print(f"on {where}")
-    head = f"{'case':34} {'torch':12} {'attention':10} {'evidence':10} {'times':5} {'truth':22} {'answer':22}"
-    print(f"{head} right")
+    head = f"{'case':34} {'torch':12} {'attention':10} {'evidence':10} {'times':5} "
+    print(f"{head}{'truth':22} {'answer':22} right")
     for recording in recordings:
         result, good = _answer(recording)
         right, total = right + good, total + 1
@@ -159,6 +159,7 @@ def _record(
 ) -> list[Recording]:
     if case in DISTRIBUTED and options.ranks > 1:
         return [
+<<<<<<< HEAD
             Recording(
                 trace.name.removesuffix(".json.gz"),
                 attention,
@@ -167,6 +168,9 @@ def _record(
                 trace,
                 truth,
             )
+=======
+            Recording(trace.name.removesuffix(".json.gz"), attention, evidence, trace, truth)
+>>>>>>> nesting
             for trace, truth in record_ranks(
                 case.name, folder, options.ranks, marked=evidence == "annotated"
             )
@@ -183,17 +187,17 @@ def _record(
     ):
         truth = record(case, trace, options.device)
     write_truth(trace.with_name(trace.name.replace(".json.gz", ".truth.json")), truth)
-    return [Recording(case.name, attention, evidence, TIMES["fine"], trace, truth)]
+    return [Recording(case.name, attention, evidence, trace, truth)]
 
 
 def _timed(recording: Recording, times: Sequence[str]) -> Iterator[Recording]:
     """The recording as it is, and with its times cut, as far as asked for."""
-    if "fine" in times:
+    if "ns" in times:
         yield recording
-    if "whole" in times:
+    if "µs" in times:
         stem = recording.trace.name.removesuffix(".json.gz")
-        target = recording.trace.with_name(f"{stem}.whole-us.json.gz")
-        yield replace(recording, times=TIMES["whole"], trace=write_coarse(recording.trace, target))
+        target = recording.trace.with_name(f"{stem}.us.json.gz")
+        yield replace(recording, times="µs", trace=write_coarse(recording.trace, target))
 
 
 def _answer(recording: Recording) -> tuple[Result, bool]:

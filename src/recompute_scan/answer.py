@@ -18,7 +18,7 @@ from recompute_scan.cost.memory import Footprint
 from recompute_scan.cost.price import price, time_scale
 from recompute_scan.findings.base import Evidence, is_sharded
 from recompute_scan.findings.registry import check_all
-from recompute_scan.headline import confidence, headline, marks_disagree
+from recompute_scan.headline import confidence, headline, marks_disagree, places_guessed
 from recompute_scan.recompute.agreement import disagreeing_steps
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.recompute.families import attention_of, count_families, count_kernels
@@ -254,6 +254,7 @@ def _health(facts: Recompute) -> dict[str, int]:
     counters = {
         "kernels_without_launch": facts.work.unlaunched,
         "nesting_overruns": facts.calls.overruns,
+        "guessed_parents": facts.calls.guessed,
         "unexplained_operators": len(facts.alignment.unexplained),
         "incomplete_steps": len(facts.steps) - facts.complete_count,
     }
@@ -280,6 +281,11 @@ def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
     if info is not None and info.message:
         found.append(info.message)
     found.extend(traces.sentences(facts.trace.health))
+    if places_guessed(facts):
+        found.append(
+            f"Times are whole microseconds, and of {facts.calls.guessed} of {len(facts.calls)} "
+            "calls neither they nor the rest of the trace tell which other call they belong to."
+        )
     if facts.framed:
         found.append(
             "Who asked for the checkpoints was read off Python frames: a line is that where the "

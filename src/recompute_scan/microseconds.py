@@ -17,7 +17,7 @@ import numpy as np
 from recompute_scan.nesting import nest_intervals
 from recompute_scan.order import STRETCH, in_order, some_of
 from recompute_scan.tally import Tally
-from recompute_scan.trace.columns import Bool, Int32, Int64, Trace
+from recompute_scan.trace.columns import Bool, Int32, Int64, Ints, Trace
 
 US = 1000
 # No host begins more calls in one microsecond; where a trace says so, times are not the calls'.
@@ -26,11 +26,12 @@ _MOST_AT_ONCE = 64
 _SPLIT = 0.1
 
 
-def are_whole(start: Int64, duration: Int64) -> bool:
-    """Do all these times, in ns, lie whole microseconds apart?"""
-    return len(start) > 0 and all(
-        not ((start[part] - start[0]) % US).any() and not (duration[part] % US).any()
-        for part in (slice(0, STRETCH), slice(STRETCH, None))
+def are_whole(trace: Trace, rows: Int32) -> bool:
+    """Do all times of these events lie whole microseconds apart?"""
+    first = trace.ts[rows[:1]]
+    return len(rows) > 0 and all(
+        not ((trace.ts[part] - first) % US).any() and not (trace.dur[part] % US).any()
+        for part in (rows[:STRETCH], rows[STRETCH:])
     )
 
 
@@ -92,10 +93,10 @@ class _Calls:
         self.first[1:] = thread[1:] != thread[:-1]
         later = self.first.copy()
         later[1:] |= start[1:] != start[:-1]
-        edges = np.flatnonzero(later)
-        together = np.diff(edges, append=len(start))
+        edges = np.flatnonzero(later).astype(np.int32)
+        together = np.diff(edges, append=np.int32(len(start)))
         self.together = np.repeat(together, together)
-        self.place = np.arange(len(start)) - np.repeat(edges, together)
+        self.place = np.arange(len(start), dtype=np.int32) - np.repeat(edges, together)
 
 
 class _Habits:
@@ -115,7 +116,7 @@ class _Habits:
             Tally(above, held),
         ]
 
-    def __call__(self, above: Int64, before: Int64, below: Int64) -> tuple[Bool, Bool]:
+    def __call__(self, above: Ints, before: Ints, below: Ints) -> tuple[Bool, Bool]:
         """Does a call hold the next one; and is that a guess?"""
         held, over = self._tables[0][self._key(above, before, below)]
         for table, key in zip(self._tables[1:], (self._key(above, below), above), strict=True):
@@ -124,7 +125,7 @@ class _Habits:
                 held[unseen], over[unseen] = table[key[unseen]]
         return held > over, np.minimum(held, over) >= _SPLIT * (held + over)
 
-    def _key(self, *names: Int64) -> Int64:
+    def _key(self, *names: Ints) -> Int64:
         key = np.zeros(len(names[0]), np.int64)
         for name in names:
             key = key * (self.nothing + 1) + name
@@ -134,7 +135,8 @@ class _Habits:
 def _seen(calls: _Calls, parent: Int32, nothing: int) -> tuple[Int64, Int64, Int64, Bool]:
     """Names of a call that was open, of what it held last, of the next call; was that in it?"""
     row = some_of(np.flatnonzero(~calls.first))
-    one, before = row - 1, np.full(len(row), nothing)
+    one: Ints = row - 1
+    before: Ints = np.full(len(row), nothing)
     found = []
     while True:
         held = one == parent[row]
@@ -178,7 +180,8 @@ def _settled(
     """The parents of some calls, where those of all calls before them are told; and guesses."""
     found, guessed = certain.copy(), np.zeros(len(row), np.bool_)
     which = np.arange(len(row))
-    one, before = row - 1, np.full(len(row), habits.nothing)
+    one: Ints = row - 1
+    before: Ints = np.full(len(row), habits.nothing)
     while len(row):
         at = np.flatnonzero(calls.end[one] == calls.start[row])
         holds, guess = habits(calls.name[one[at]], before[at], calls.name[row[at]])
@@ -193,13 +196,15 @@ def _settled(
 
 def _spread(calls: _Calls, parent: Int32) -> tuple[Int64, Int64]:
     """Times within a microsecond: the calls that begin in it and its end lie equally far apart."""
-    slot = US // (calls.together + 1)
+    slot: Int32 = US // (calls.together + 1)
     start, end = calls.start + slot * calls.place, calls.end.copy()
     # Which calls are over when the next one of the thread begins? They ended before that; or,
     # where that is in another microsecond, after all that began in their last one.
-    row = np.arange(1, len(start) + 1)
+    row = np.arange(1, len(start) + 1, dtype=np.int32)
     last = np.append(calls.first[1:], True)
-    one, until = row - 1, np.where(last, -1, np.append(parent[1:], -1))
+    one: Ints = row - 1
+    until: Ints = np.append(parent[1:], np.int32(-1))
+    until[last] = -1
     while len(row):
         on = np.flatnonzero(one != until)
         row, one, until = row[on], one[on], until[on]

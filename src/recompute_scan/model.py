@@ -117,7 +117,7 @@ def nest(trace: Trace, kinds: Sequence[Kind] = _HOST) -> Calls:
     rows: Int32 = np.flatnonzero(np.isin(trace.kind, kinds)).astype(np.int32)
     cut = guessed = 0
     events: slice | Int32
-    if are_whole(trace.ts[rows], trace.dur[rows]):
+    if are_whole(trace, rows):
         apart = tell_apart(trace, rows)
         events, start, end = apart.events, apart.start, apart.end
         cut, guessed = apart.overruns, apart.guessed

@@ -6,12 +6,14 @@ The traces come from plain ``torch.profiler``: no wrapper, no marks, no stacks.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 
 from recompute_scan.pipeline import analyse
 from recompute_scan.result import Result
 from tests.cases.case import Case
+from tests.cases.coarse import write_coarse
 from tests.cases.nesting import CASES
 from tests.cases.recorded import recorded
 from tests.cases.truth import Truth
@@ -64,6 +66,20 @@ def test_the_verdict_is_the_truth(case: Case) -> None:
     _, truth = recorded(case.name)
     assert answer(case.name).verdict == (truth.verdict or "full")
     assert truth.verdict is not None or case.name == "first_half_only"
+
+
+@pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
+def test_whole_microseconds_give_the_same_answer(case: Case, tmp_path: Path) -> None:
+    fine, trace = answer(case.name), recorded(case.name)[0]
+    cut = analyse([write_coarse(trace, tmp_path / trace.name)])
+    assert cut.verdict == fine.verdict
+    assert cut.recompute_per_backward == fine.recompute_per_backward
+    assert [r.recompute_runs_per_backward for r in cut.regions] == [
+        r.recompute_runs_per_backward for r in fine.regions
+    ]
+    assert [c.variant for r in cut.regions for c in r.checkpoints] == [
+        c.variant for r in fine.regions for c in r.checkpoints
+    ]
 
 
 @every_case

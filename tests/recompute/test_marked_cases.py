@@ -62,9 +62,12 @@ def test_the_benchmark_prints_truth_beside_answer(capsys: pytest.CaptureFixture[
     assert main(["r_in_wrapper", "n_in_wrapper", "first_half_only"]) == 0
     first, head, *lines, last = capsys.readouterr().out.splitlines()
     assert first == "on CPU"
-    assert head.split() == ["case", "torch", "attention", "evidence", "truth", "answer", "right"]
-    assert [line.split()[0] for line in lines[::2]] == [
+    assert head.split() == [
+        "case", "torch", "attention", "evidence", "times", "truth", "answer", "right",
+    ]  # fmt: skip
+    assert [line.split()[0] for line in lines[::4]] == [
         "r_in_wrapper", "n_in_wrapper", "first_half_only",
     ]  # fmt: skip
-    assert [line.split()[3] for line in lines] == ["autograd", "annotated"] * 3
-    assert last == "6 of 6 right"
+    assert [line.split()[3] for line in lines[::2]] == ["autograd", "annotated"] * 3
+    assert [line.split()[4] for line in lines] == ["ns", "µs"] * 6
+    assert last == "12 of 12 right"

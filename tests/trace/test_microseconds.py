@@ -15,12 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recompute_scan.answer import result_of
 from recompute_scan.model import Calls, nest
 from recompute_scan.trace import load
 from recompute_scan.trace.columns import Int64, Kind, Trace
 from tests.cases.coarse import coarse
 
-PUBLIC = Path(__file__).parents[2] / "traces" / "public"
+TRACES = Path(__file__).parents[2] / "traces"
+PUBLIC, TWICE = TRACES / "public", TRACES / "plain_twice" / "trace-rank0.json.gz"
 # In these, times are ns.
 FINE = (
     "a100-resnet-ddp",
@@ -179,6 +181,17 @@ def test_a_lost_order_is_noticed(lost: str) -> None:
     }
     calls = nest(reordered(cut, np.lexsort(keys[lost])))
     assert calls.guessed > 0.2 * len(calls)
+
+
+def test_an_answer_without_the_order_is_not_sure() -> None:
+    cut = coarse(load(TWICE))
+    sure = result_of(cut)
+    assert (sure.verdict, sure.recompute_per_backward, sure.confidence) == ("doubled", 2.0, "high")
+    chance = np.random.default_rng(0)
+    lost = result_of(reordered(cut, np.lexsort((chance.permutation(len(cut)), cut.ts))))
+    assert lost.confidence == "low"
+    assert lost.health["guessed_parents"] > 0.02 * len(nest(cut))
+    assert any("whole microseconds" in warning for warning in lost.warnings)
 
 
 def test_a_file_sorted_by_time_alone_keeps_its_order() -> None:
