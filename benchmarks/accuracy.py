@@ -23,11 +23,11 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -69,12 +69,13 @@ GROUPS: dict[str, tuple[Case, ...]] = {
 # Open to the answer that the compiler hides it.
 HIDDEN = frozenset(case.name for case in COMPILED if case.verdict is None)
 
+# What torch.nn.attention.SDPBackend calls them, since 2.3.
 BACKENDS = {
     "any": None,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "math": SDPBackend.MATH,
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
 }
 EVIDENCE = ("autograd", "annotated")
 
@@ -156,14 +157,20 @@ def _record(
         *(part for part in (attention, evidence) if part not in ("any", "autograd")),
     )
     trace = folder / f"{'.'.join(parts)}.json.gz"
-    backend = BACKENDS[attention]
     with (
-        sdpa_kernel(backend) if backend else contextlib.nullcontext(),
+        _only(BACKENDS[attention]),
         marks() if evidence == "annotated" else contextlib.nullcontext(),
     ):
         truth = record(case, trace, options.device)
     write_truth(trace.with_name(trace.name.replace(".json.gz", ".truth.json")), truth)
     return [Recording(case.name, attention, evidence, trace, truth)]
+
+
+def _only(backend: str | None) -> AbstractContextManager[None]:
+    if backend is None:
+        return contextlib.nullcontext()
+    attention = torch.nn.attention
+    return attention.sdpa_kernel(getattr(attention.SDPBackend, backend))
 
 
 def _answer(recording: Recording) -> tuple[Result, bool]:

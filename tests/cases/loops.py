@@ -14,6 +14,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from .case import Build, TrainingStep
 from .model import BATCH, LENGTH, VOCABULARY, Checkpoints, Layer, Model, Oracle
+from .versions import math_attention
 
 
 def batch(device: torch.device) -> Tensor:
@@ -111,8 +112,7 @@ def gradient_penalty() -> Build:
         tokens = batch(device)
 
         def step() -> None:
-            # The fused attention kernels have no second derivative.
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            with math_attention():
                 x: Tensor = model.embedding(tokens)
                 logits = model.logits(model.stack(x))
                 (slope,) = torch.autograd.grad(logits.square().sum(), x, create_graph=True)

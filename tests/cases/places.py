@@ -25,6 +25,7 @@ from .model import (
     Variant,
     run,
 )
+from .versions import math_attention
 from .watch import watch_whole_runs
 
 N, R = NON_REENTRANT, REENTRANT
@@ -86,8 +87,7 @@ def penalized(asked: Checkpoints) -> Build:
         tokens = batch(device)
 
         def step() -> None:
-            # The fused attention kernels have no second derivative.
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            with math_attention():
                 x: Tensor = model.embedding(tokens)
                 logits = model.logits(model.stack(x))
                 (slope,) = torch.autograd.grad(logits.square().sum(), x, create_graph=True)
