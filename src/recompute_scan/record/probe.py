@@ -29,6 +29,7 @@ from recompute_scan.record.caught import (
     replace_generator,
     within,
 )
+from recompute_scan.record.compat import inputs, is_compiling
 from recompute_scan.record.imports import after_import
 from recompute_scan.record.module_names import ModuleIndex
 from recompute_scan.record.options import Arguments
@@ -152,7 +153,7 @@ class Probe:
             place: int | None = 0
             if not (args and callable(args[0])):
                 place = next((n for n, arg in enumerate(args) if callable(arg)), None)
-            if place is not None and not torch.compiler.is_compiling():
+            if place is not None and not is_compiling():
                 self._count("reentrant")
                 if not _needs_gradient(args):
                     self._suspect(args[place], args[place + 1 :])
@@ -174,7 +175,7 @@ class Probe:
 
         @functools.wraps(original)
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
+            if not is_compiling():
                 self._count("non-reentrant")
                 if _recording():
                     function = self._marked_when_run("non-reentrant", function)
@@ -191,14 +192,14 @@ class Probe:
 
         @functools.wraps(original)
         def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return original(function, *args, **kwargs)
             self._count("non-reentrant")
             if not _recording():
                 return original(function, *args, **kwargs)
             with _marking():
                 options = arguments.options((function, *args), kwargs)
-                mark = self._mark("non-reentrant", function, args, options)
+                mark = self._mark("non-reentrant", function, inputs(args), options)
                 name, replay = region_name(mark), self._replay(function, mark)
             inner = original(replay, *args, **kwargs)
             return within(inner, self._range(name, mark.depth))
