@@ -34,7 +34,7 @@ from recompute_scan.record.imports import after_import
 from recompute_scan.record.module_names import ModuleIndex
 from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origin, Origins
-from recompute_scan.record.patches import Patches
+from recompute_scan.record.patches import Patches, Undo
 from recompute_scan.record.switches import Switches
 from recompute_scan.record.untrained import Untrained
 from recompute_scan.run_info import SwitchedOn
@@ -69,6 +69,7 @@ class Probe:
         self._patches = Patches()
         self._warnings: list[str] = []
         self.switched_on: tuple[SwitchedOn, ...] = ()
+        self._left_out = False
 
     @property
     def warnings(self) -> list[str]:
@@ -92,8 +93,26 @@ class Probe:
         self._switches.remove()
         self._patches.undo()
 
+    def at_removal(self, undo: Undo) -> None:
+        """Something else to call when torch's functions are put back."""
+        self._patches.add(undo)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What the body switches on is not the script's."""
+        with self._switches.aside():
+            yield
+
+    def leave_out(self, why: str) -> None:
+        """Mark nothing from here on, nor say what is on, and warn why."""
+        self.remove()
+        self._left_out = True
+        self._warn(why)
+
     def begin(self) -> None:
         """Recording is about to start: learn the modules there are now, and what is on."""
+        if self._left_out:
+            return
         try:
             self._index.rebuild()
             self.switched_on = self._switches.still_on()
