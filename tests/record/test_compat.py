@@ -136,9 +136,15 @@ def test_lines_of_kineto_are_known_by_their_beginning() -> None:
     for line in (
         b"STAGE:2026-01-02 03:04:05 6:6 ActivityProfilerController.cpp:314] Completed Stage\n",
         b"USDT:2026-01-02 03:04:05 6:6 kineto\n",
+        b"ERROR:2026-01-02 03:04:05 6:6 CudaDeviceProperties.cpp:27] cudaGetDeviceCount failed\n",
+        b"ERROR:2026-01-02 03:04:05 6:6 DeviceProperties.cpp:56] gpuGetDeviceCount failed\n",
     ):
         assert compat.KINETO_LINE.match(line)
-    assert not compat.KINETO_LINE.match(b"step 1  STAGE: two\n")
+    for line in (
+        b"step 1  STAGE: two\n",
+        b"ERROR:2026-01-02 03:04:05 6:6 CuptiActivityProfiler.cpp:1] no memory\n",
+    ):
+        assert not compat.KINETO_LINE.match(line)
 
 
 def test_flight_recorders_are_those_that_this_build_has(monkeypatch: pytest.MonkeyPatch) -> None:
