@@ -102,7 +102,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0:
-            print(f"step {step} loss {loss.item().hex()}", flush=True)
+            print(f"step {step} loss {float(loss.item()).hex()}", flush=True)
     scheduler.step()
     dist.destroy_process_group()
 
