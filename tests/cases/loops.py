@@ -14,7 +14,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from .case import Build, TrainingStep
 from .model import BATCH, LENGTH, VOCABULARY, Checkpoints, Layer, Model, Oracle
-from .versions import math_attention
+from .versions import math_attention, non_reentrant_wrapper
 
 
 def batch(device: torch.device) -> Tensor:
@@ -45,7 +45,9 @@ def train(
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         model = Model(oracle, asked).to(device)
         if wrapper:
-            apply_activation_checkpointing(model, check_fn=lambda m: isinstance(m, Layer))
+            apply_activation_checkpointing(
+                model, non_reentrant_wrapper, lambda module: isinstance(module, Layer)
+            )
         adamw = torch.optim.AdamW(model.parameters()) if optimizer != "none" else None
         tokens = [batch(device) for _ in range(micro_batches)]
         mixed = torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast)

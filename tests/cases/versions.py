@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+)
+
+# What FSDP recipes put around a layer; up to 2.1 the default is the reentrant one.
+non_reentrant_wrapper = functools.partial(
+    checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT
+)
 
 # What a policy is told, and what it answers, since 2.4: a context and a member of an enumeration.
 _Policies: Any = getattr(torch_checkpoint, "CheckpointPolicy", None)
@@ -42,9 +52,11 @@ def keeping(operators: tuple[Any, ...], kept: Callable[[str], None]) -> Callable
         return _Policies.MUST_SAVE if keep else _Policies.PREFER_RECOMPUTE
 
     def contexts() -> Any:
-        make = getattr(torch_checkpoint, "create_selective_checkpoint_contexts", None)
-        if make is None:  # up to 2.3, where it has this name
-            make = torch_checkpoint._pt2_selective_checkpoint_context_fn_gen
+        # Up to 2.3 it has a private name.
+        names = ("create_selective_checkpoint_contexts", "_pt2_selective_checkpoint_context_fn_gen")
+        make = next(
+            vars(torch_checkpoint)[name] for name in names if name in vars(torch_checkpoint)
+        )
         return make(policy)
 
     return contexts
