@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix launchers faults bench-load bench-page share-check licenses release-check lock
+.PHONY: help demo test browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults bench-load bench-page share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ diagnoses: $(DEV) ## Every failure that can be made to happen: the code expected
 
 gpu-matrix: $(DEV) ## The nesting table on this machine's GPU; traces and truths to traces/gpu
 	$(BIN)/python benchmarks/gpu_matrix.py --keep traces/gpu
+
+versions: $(DEV) ## Every torch from 2.1 on, each in an environment made for it: a table
+	$(BIN)/python benchmarks/versions.py $(BENCH)
 
 launchers: $(DEV) ## A small job under every launcher: the verdict beside the job's own count
 	$(BIN)/python benchmarks/launchers.py $(BENCH)

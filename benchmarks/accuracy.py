@@ -27,11 +27,11 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -77,12 +77,13 @@ GROUPS: dict[str, tuple[Case, ...]] = {
 # Open to the answer that the compiler hides it.
 HIDDEN = frozenset(case.name for case in COMPILED if case.verdict is None)
 
+# What torch.nn.attention.SDPBackend calls them, since 2.3.
 BACKENDS = {
     "any": None,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "math": SDPBackend.MATH,
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
 }
 EVIDENCE = ("autograd", "annotated")
 # The unit of the trace's times.
@@ -159,18 +160,7 @@ def _record(
 ) -> list[Recording]:
     if case in DISTRIBUTED and options.ranks > 1:
         return [
-<<<<<<< HEAD
-            Recording(
-                trace.name.removesuffix(".json.gz"),
-                attention,
-                evidence,
-                TIMES["fine"],
-                trace,
-                truth,
-            )
-=======
             Recording(trace.name.removesuffix(".json.gz"), attention, evidence, trace, truth)
->>>>>>> nesting
             for trace, truth in record_ranks(
                 case.name, folder, options.ranks, marked=evidence == "annotated"
             )
@@ -180,9 +170,8 @@ def _record(
         *(part for part in (attention, evidence) if part not in ("any", "autograd")),
     )
     trace = folder / f"{'.'.join(parts)}.json.gz"
-    backend = BACKENDS[attention]
     with (
-        sdpa_kernel(backend) if backend else contextlib.nullcontext(),
+        only(BACKENDS[attention]),
         marks() if evidence == "annotated" else contextlib.nullcontext(),
     ):
         truth = record(case, trace, options.device)
@@ -198,6 +187,14 @@ def _timed(recording: Recording, times: Sequence[str]) -> Iterator[Recording]:
         stem = recording.trace.name.removesuffix(".json.gz")
         target = recording.trace.with_name(f"{stem}.us.json.gz")
         yield replace(recording, times="µs", trace=write_coarse(recording.trace, target))
+
+
+def only(backend: str | None) -> AbstractContextManager[None]:
+    """Attention by that backend alone, where one is named."""
+    if backend is None:
+        return contextlib.nullcontext()
+    attention = torch.nn.attention
+    return attention.sdpa_kernel(getattr(attention.SDPBackend, backend))
 
 
 def _answer(recording: Recording) -> tuple[Result, bool]:

@@ -28,12 +28,11 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.accuracy import BACKENDS, Recording, print_table
+from benchmarks.accuracy import BACKENDS, Recording, only, print_table
 from tests.cases import model as models
 from tests.cases.case import Build, Case, TrainingStep, record
 from tests.cases.distributed import leave_group, shard
@@ -173,9 +172,8 @@ def _record(cell: Cell, folder: Path, device: str, failures: dict[str, str]) -> 
 
 
 def _truth(cell: Cell, trace: Path, device: str, marked: bool) -> Truth:
-    backend = BACKENDS[cell.attention]
     with (
-        sdpa_kernel(backend) if backend else contextlib.nullcontext(),
+        only(BACKENDS[cell.attention]),
         marks() if marked else contextlib.nullcontext(),
     ):
         return record(cell.case, trace, device)

@@ -43,7 +43,14 @@ class Case:
     scheduled: bool = True
 
 
-def record(case: Case, trace: Path, device: str = "cpu") -> Truth:
+def record(
+    case: Case,
+    trace: Path,
+    device: str = "cpu",
+    *,
+    steps: int = STEPS,
+    shapes: bool = True,
+) -> Truth:
     """The truth of the case; its trace is written to ``trace`` (gzipped if it ends in ``.gz``).
 
     Raises:
@@ -63,30 +70,30 @@ def record(case: Case, trace: Path, device: str = "cpu") -> Truth:
     if device != "cpu":
         activities.append(ProfilerActivity.CUDA)
     if case.scheduled:
-        plan = schedule(wait=WARMUP - 1, warmup=1, active=STEPS, repeat=1)
+        plan = schedule(wait=WARMUP - 1, warmup=1, active=steps, repeat=1)
         with profile(
             activities=activities,
             schedule=plan,
             on_trace_ready=lambda recorded: recorded.export_chrome_trace(str(trace)),
-            record_shapes=True,
+            record_shapes=shapes,
         ) as profiler:
-            for _ in range(WARMUP + STEPS):
+            for _ in range(WARMUP + steps):
                 counted_step()
                 profiler.step()
     else:
         for _ in range(WARMUP):
             step()
-        with profile(activities=activities, record_shapes=True) as profiler:
-            for _ in range(STEPS):
+        with profile(activities=activities, record_shapes=shapes) as profiler:
+            for _ in range(steps):
                 counted_step()
         profiler.export_chrome_trace(str(trace))
 
     entries, kept = counted[-1]
-    assert all(other == (entries, kept) for other in counted[-STEPS:]), "the steps differ"
+    assert all(other == (entries, kept) for other in counted[-steps:]), "the steps differ"
     return Truth(
         name=case.name,
         verdict=case.verdict,
-        steps=STEPS,
+        steps=steps,
         micro_batches=case.micro_batches,
         backwards_per_forward=case.backwards_per_forward,
         layers=tuple(

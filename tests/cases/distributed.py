@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp
 from torch import nn
 from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
@@ -23,13 +24,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    FullyShardedDataParallel,
-    MixedPrecision,
-    MixedPrecisionPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
@@ -113,6 +108,12 @@ def _distribute(
         _checkpoint(model, wrapper, FullyShardedDataParallel if outside else Layer)
         return model
     if method == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - since 2.2
+        from torch.distributed.fsdp import (  # noqa: PLC0415 - since 2.6
+            MixedPrecisionPolicy,
+            fully_shard,
+        )
+
         if not outside:
             _checkpoint(model, wrapper, Layer)
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
@@ -215,7 +216,7 @@ def _cases(method: Method) -> tuple[Case, ...]:
     )
 
 
-DISTRIBUTED = (
+_ALL = (
     *_cases("fsdp1"),
     *_cases("fsdp2"),
     *_cases("ddp"),
@@ -256,3 +257,7 @@ DISTRIBUTED = (
         shard("fsdp2", Checkpoints(inner=R), wrapper=N, mixed=True),
     ),
 )
+
+# fully_shard has this place since torch 2.6.
+_FSDP2 = hasattr(torch.distributed.fsdp, "fully_shard")
+DISTRIBUTED = tuple(case for case in _ALL if _FSDP2 or not case.name.startswith("fsdp2"))

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from .case import Build, TrainingStep
 from .model import BATCH, LENGTH, VOCABULARY, Checkpoints, Layer, Model, Oracle
+from .versions import math_attention, non_reentrant_wrapper
 
 
 def batch(device: torch.device) -> Tensor:
@@ -44,7 +45,9 @@ def train(
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         model = Model(oracle, asked).to(device)
         if wrapper:
-            apply_activation_checkpointing(model, check_fn=lambda m: isinstance(m, Layer))
+            apply_activation_checkpointing(
+                model, non_reentrant_wrapper, lambda module: isinstance(module, Layer)
+            )
         adamw = torch.optim.AdamW(model.parameters()) if optimizer != "none" else None
         tokens = [batch(device) for _ in range(micro_batches)]
         mixed = torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast)
@@ -111,8 +114,7 @@ def gradient_penalty() -> Build:
         tokens = batch(device)
 
         def step() -> None:
-            # The fused attention kernels have no second derivative.
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            with math_attention():
                 x: Tensor = model.embedding(tokens)
                 logits = model.logits(model.stack(x))
                 (slope,) = torch.autograd.grad(logits.square().sum(), x, create_graph=True)

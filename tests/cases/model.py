@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -12,13 +11,9 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    SelectiveCheckpointContext,
-    checkpoint,
-    checkpoint_sequential,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from .versions import keeping
 
 Variant = Literal["reentrant", "non-reentrant"]
 REENTRANT: Variant = "reentrant"
@@ -48,6 +43,10 @@ class Oracle:
         else:
             kind = "forward" if training else "evaluation"
         self.entries[layer, part, kind] += 1
+
+    def keep(self, operator: str) -> None:
+        """A selective checkpoint keeps a result of that operator."""
+        self.kept[operator] += 1
 
     def reset(self) -> None:
         self.entries.clear()
@@ -196,14 +195,4 @@ class Model(nn.Module):
         return x
 
     def _selective_contexts(self) -> Any:
-        return create_selective_checkpoint_contexts(functools.partial(_keep_matmuls, self.oracle))
-
-
-def _keep_matmuls(
-    oracle: Oracle, context: SelectiveCheckpointContext, op: Any, *args: Any, **kwargs: Any
-) -> CheckpointPolicy:
-    if op not in MATMULS:
-        return CheckpointPolicy.PREFER_RECOMPUTE
-    if not context.is_recompute:
-        oracle.kept[str(op)] += 1
-    return CheckpointPolicy.MUST_SAVE
+        return keeping(MATMULS, self.oracle.keep)()

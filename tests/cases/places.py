@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
-    checkpoint_wrapper,
     offload_wrapper,
 )
 
@@ -25,6 +24,7 @@ from .model import (
     Variant,
     run,
 )
+from .versions import math_attention, non_reentrant_wrapper
 from .watch import watch_whole_runs
 
 N, R = NON_REENTRANT, REENTRANT
@@ -57,7 +57,7 @@ def offload(how: Offload, variant: Variant = N) -> Build:
         elif how == "wrapper round checkpoint":
             apply_activation_checkpointing(
                 model,
-                lambda layer: offload_wrapper(checkpoint_wrapper(layer)),
+                lambda layer: offload_wrapper(non_reentrant_wrapper(layer)),
                 lambda m: isinstance(m, Layer),
             )
         else:
@@ -86,8 +86,7 @@ def penalized(asked: Checkpoints) -> Build:
         tokens = batch(device)
 
         def step() -> None:
-            # The fused attention kernels have no second derivative.
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            with math_attention():
                 x: Tensor = model.embedding(tokens)
                 logits = model.logits(model.stack(x))
                 (slope,) = torch.autograd.grad(logits.square().sum(), x, create_graph=True)

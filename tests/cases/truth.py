@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Verdict = Literal["none", "partial", "full", "doubled"]
 
@@ -95,9 +95,12 @@ def write_truth(path: Path, truth: Truth) -> None:
 
 def read_truth(path: Path) -> Truth:
     """Read it back."""
-    document = json.loads(path.read_text(encoding="utf-8"))
+    return truth_of(json.loads(path.read_text(encoding="utf-8")))
+
+
+def truth_of(document: Mapping[str, Any]) -> Truth:
+    """The truth in such a document."""
     layers = tuple(
-        LayerTruth(x["name"], Runs(**x["attention"]), Runs(**x["mlp"]))
-        for x in document.pop("layers")
+        LayerTruth(x["name"], Runs(**x["attention"]), Runs(**x["mlp"])) for x in document["layers"]
     )
-    return Truth(layers=layers, **document)
+    return Truth(**{**document, "layers": layers})

@@ -42,7 +42,7 @@ def train(model, parameters, prepare=lambda *both: both, backward=torch.Tensor.b
         optimizer.step()
 
 def join():
-    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
 
 TRAINER = (

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Protocol
 
-import torch
-
 from recompute_scan.record.caught import (
     Variant,
     generator_function,
@@ -24,6 +22,7 @@ from recompute_scan.record.caught import (
     replace_generator,
     within,
 )
+from recompute_scan.record.compat import inputs, is_compiling
 from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origin
 from recompute_scan.record.patches import Patches
@@ -106,7 +105,7 @@ class Bypass:
         original = function.apply
 
         def apply(run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return original(run_function, preserve_rng_state, *args)
             asker = self._asker(run_function, args)
             if self._takes("reentrant", asker):
@@ -121,10 +120,10 @@ class Bypass:
 
         @functools.wraps(original)
         def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return original(function, *args, **kwargs)
             options = arguments.options((function, *args), kwargs)
-            asker = self._asker(function, args, options)
+            asker = self._asker(function, inputs(args), options)
             if self._takes("non-reentrant", asker):
                 return self._plain(asker)
             inner = original(self._always_inside(function, asker), *args, **kwargs)

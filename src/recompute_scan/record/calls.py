@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from recompute_scan.record import selftest
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.profiler import Window
 
@@ -24,7 +25,7 @@ class CallRecorder:
         self._probe = Probe(folder)
 
     def __enter__(self) -> CallRecorder:
-        self._probe.install()
+        selftest.install(self._probe)
         return self
 
     def __exit__(

@@ -2,8 +2,8 @@
 
 ``torch.utils.checkpoint.checkpoint`` itself stays what it is: ``torch.compile`` knows it by
 identity and others have imported it by name. What it looks up when called is replaced instead:
-attributes of ``CheckpointFunction`` for the reentrant variant and
-``_checkpoint_without_reentrant_generator`` for the other (both as in torch 2.1 to 2.13).
+attributes of ``CheckpointFunction`` for the reentrant variant and the generator that
+:mod:`recompute_scan.record.compat` names for the other.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any, Literal
 
 import torch.utils.checkpoint as torch_checkpoint
 
+from recompute_scan.record.compat import generator_name
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.switches import COMPOSABLE_MODULE
 
 Variant = Literal["reentrant", "non-reentrant"]
-
-_GENERATOR = "_checkpoint_without_reentrant_generator"
 
 
 def reentrant_function() -> Any:
@@ -33,16 +32,19 @@ def generator_function() -> Any:
 
     It yields once, and the checkpointed function runs while it waits there.
     """
-    return getattr(torch_checkpoint, _GENERATOR, None)
+    name = generator_name()
+    return None if name is None else getattr(torch_checkpoint, name)
 
 
 def replace_generator(replacement: Callable[..., Any], patches: Patches) -> None:
     """Put another function in the place of :func:`generator_function`, wherever it is named."""
-    original = generator_function()
+    name, original = generator_name(), generator_function()
+    if name is None:
+        return
     # The composable checkpoint imports the generator by name.
     for module in (torch_checkpoint, sys.modules.get(COMPOSABLE_MODULE)):
-        if module is not None and getattr(module, _GENERATOR, None) is original:
-            patches.replace(module, _GENERATOR, replacement)
+        if module is not None and getattr(module, name, None) is original:
+            patches.replace(module, name, replacement)
 
 
 def within(

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from recompute_scan.record.compat import holds
 from recompute_scan.run_info import WORD, RunInfo, encode_run_info, run_info_name
 
 # Torch's stores take values of up to 8 MiB.
@@ -80,7 +81,7 @@ def receive(folder: Path, store: Any, world_size: int) -> tuple[str, ...]:
             for rank in sorted(waited):
                 if (folder / run_info_name(rank)).exists():
                     waited.discard(rank)
-                elif store.check([f"rank{rank}"]):
+                elif holds(store, f"rank{rank}"):
                     waited.discard(rank)
                     left = _take(folder, store, rank)
                     if left is not None:
@@ -95,7 +96,7 @@ def receive(folder: Path, store: Any, world_size: int) -> tuple[str, ...]:
 
 def _shares(folder: Path, store: Any) -> bool:
     # Without a word from rank 0 nobody collects: as good as shared.
-    if not store.check(["word"]):
+    if not holds(store, "word"):
         return True
     try:
         return bool((folder / WORD).read_text() == store.get("word").decode())

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from recompute_scan.record.compat import is_compiling
 from recompute_scan.record.patches import Patches
 
 # Far more than any run that is measured has; a bound for loops that call backward all the time.
@@ -30,7 +31,7 @@ class LossWatch:
 
         @functools.wraps(real)
         def backward(tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return real(tensors, *args, **kwargs)
             # A reentrant replay calls it too, inside the backward pass that it serves.
             if torch._C._current_graph_task_id() == -1:

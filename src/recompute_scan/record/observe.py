@@ -16,6 +16,7 @@ import torch
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
+from recompute_scan.record import selftest
 from recompute_scan.record.account import account_of
 from recompute_scan.record.alternation import Alternation
 from recompute_scan.record.bypass import Bypass, Removal
@@ -199,7 +200,7 @@ def observe(
     removes = [hooks.remove, recorder.others.remove, bypass.remove, probe.remove, patches.undo]
     active = os.getpid(), removes
     _ACTIVE.append(active)
-    probe.install()
+    selftest.install(probe)
     if bypassing:
         bypass.install()
     if gauges is not None:

@@ -11,6 +11,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
 from recompute_scan.annotations import EARLY_STOP_OFF, SELECTIVE
+from recompute_scan.record.compat import early_stop
 from recompute_scan.record.switches import COMPOSABLE_MODULE
 
 
@@ -18,10 +19,13 @@ class Arguments:
     """Reads settings by name off the arguments of torch's non-reentrant generator."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = inspect.signature(function).parameters.values()
-        names = [parameter.name for parameter in parameters if parameter.kind in kinds]
-        self._places = {name: place for place, name in enumerate(names)}
+        parameters = list(inspect.signature(function).parameters.values())
+        self._places = {
+            parameter.name: place
+            for place, parameter in enumerate(parameters)
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+        }
+        self._names = {parameter.name for parameter in parameters}
 
     def options(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
         """The options of one call.
@@ -31,10 +35,7 @@ class Arguments:
             kwargs: Keyword arguments.
         """
         found = []
-        # torch 2.1 has the switch, 2.9 the argument; the switch goes before.
-        switch = getattr(torch_checkpoint, "_enable_checkpoint_early_stop", None)
-        early_stop = self._value("early_stop", args, kwargs) if switch is None else switch
-        if early_stop is False:
+        if not early_stop(self._value("early_stop", args, kwargs)):
             found.append(EARLY_STOP_OFF)
         context_fn = self._value("context_fn", args, kwargs)
         home = getattr(context_fn, "__module__", None)
@@ -44,9 +45,9 @@ class Arguments:
         return found
 
     def _value(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        place = self._places.get(name)
-        if place is None:
+        if name not in self._names:  # in `kwargs` it would be one of the user's
             return None
+        place = self._places.get(name, len(args))
         return args[place] if place < len(args) else kwargs.get(name)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from recompute_scan.record.compat import holds
+
 _PREFIX = "recompute_scan"
 
 
@@ -75,7 +77,7 @@ class LastStep:
             return False
         for number in range(1, self._ask(lambda store: store.add("waits", 0), 0) + 1):
             key = f"wait{number}"
-            said = self._ask(lambda store, key=key: store.check([key]) and store.get(key), b"0")
+            said = self._ask(lambda store, key=key: holds(store, key) and store.get(key), b"0")
             if not said:
                 return False
             self._last = max(self._last, int(said))

@@ -29,12 +29,13 @@ from recompute_scan.record.caught import (
     replace_generator,
     within,
 )
+from recompute_scan.record.compat import inputs, is_compiling
 from recompute_scan.record.imports import after_import
 from recompute_scan.record.module_names import ModuleIndex
 from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origin, Origins
 from recompute_scan.record.own_functions import own_functions
-from recompute_scan.record.patches import Patches
+from recompute_scan.record.patches import Patches, Undo
 from recompute_scan.record.switches import Switches
 from recompute_scan.record.untrained import Untrained
 from recompute_scan.run_info import SwitchedOn
@@ -71,6 +72,7 @@ class Probe:
         self._patches = Patches()
         self._warnings: list[str] = []
         self.switched_on: tuple[SwitchedOn, ...] = ()
+        self._left_out = False
 
     @property
     def warnings(self) -> list[str]:
@@ -94,8 +96,26 @@ class Probe:
         self._switches.remove()
         self._patches.undo()
 
+    def at_removal(self, undo: Undo) -> None:
+        """Something else to call when torch's functions are put back."""
+        self._patches.add(undo)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What the body switches on is not the script's."""
+        with self._switches.aside():
+            yield
+
+    def leave_out(self, why: str) -> None:
+        """Mark nothing from here on, nor say what is on, and warn why."""
+        self.remove()
+        self._left_out = True
+        self._warn(why)
+
     def begin(self) -> None:
         """Recording is about to start: learn the modules there are now, and what is on."""
+        if self._left_out:
+            return
         try:
             for function in own_functions():
                 self._watch_function(function)
@@ -157,7 +177,7 @@ class Probe:
             place: int | None = 0
             if not (args and callable(args[0])):
                 place = next((n for n, arg in enumerate(args) if callable(arg)), None)
-            if place is not None and not torch.compiler.is_compiling():
+            if place is not None and not is_compiling():
                 self._count("reentrant")
                 if not _needs_gradient(args):
                     self._suspect(args[place], args[place + 1 :])
@@ -182,7 +202,7 @@ class Probe:
 
         @functools.wraps(original)
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
+            if not is_compiling():
                 self._count("non-reentrant")
                 if _recording():
                     function = self._marked_when_run("non-reentrant", function)
@@ -199,14 +219,14 @@ class Probe:
 
         @functools.wraps(original)
         def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return original(function, *args, **kwargs)
             self._count("non-reentrant")
             if not _recording():
                 return original(function, *args, **kwargs)
             with _marking():
                 options = arguments.options((function, *args), kwargs)
-                mark = self._mark("non-reentrant", function, args, options)
+                mark = self._mark("non-reentrant", function, inputs(args), options)
                 name, replay = region_name(mark), self._replay(function, mark)
             inner = original(replay, *args, **kwargs)
             return within(inner, self._range(name, mark.depth))

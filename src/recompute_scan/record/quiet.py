@@ -1,7 +1,7 @@
 """Keeps off the user's terminal what the profiler says there: Kineto's log lines, torch's warnings.
 
-torch 2.13's Kineto writes ``USDT:…`` lines to file descriptor 2 whenever a profiler starts or
-stops; no setting turns them off. The descriptor is redirected only while our own calls into
+Some versions' Kineto writes lines to file descriptor 2 whenever a profiler starts or stops; no
+setting turns them off. The descriptor is redirected only while our own calls into
 the profiler last, and everything else that was written meanwhile is passed on.
 """
 
@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-_NOISE = b"USDT:"
+from recompute_scan.record.compat import KINETO_LINE
+
 _GRAD = re.compile(r"The \.grad attribute of a Tensor")
 
 
@@ -37,7 +38,7 @@ def without_kineto_noise() -> Iterator[None]:
         finally:
             os.dup2(terminal, 2)
             caught.seek(0)
-            kept = b"".join(line for line in caught if not line.startswith(_NOISE))
+            kept = b"".join(line for line in caught if not KINETO_LINE.match(line))
             while kept:
                 kept = kept[os.write(terminal, kept) :]
             os.close(terminal)

@@ -21,6 +21,7 @@ from recompute_scan import _step
 from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
 from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.pipeline import analyse
+from recompute_scan.record import selftest
 from recompute_scan.record.account import account_of
 from recompute_scan.record.failure import end_of
 from recompute_scan.record.launch import wait_for_ranks
@@ -76,7 +77,7 @@ class _Live:
     recorder: Recorder
 
     def install(self) -> None:
-        self.probe.install()
+        selftest.install(self.probe)
         self.recorder.others.install()
 
     def remove(self) -> None:

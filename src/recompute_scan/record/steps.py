@@ -19,6 +19,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from recompute_scan import _step
+from recompute_scan.record.compat import is_compiling
 from recompute_scan.record.patches import Patches
 
 EXPLICIT = "recompute_scan.step()"
@@ -128,7 +129,7 @@ class StepHooks:
     def _wrapped(self, step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
         def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self._active:
+            if is_compiling() or not self._active:
                 return step(optimizer, *args, **kwargs)
             depth = getattr(self._inside, "depth", 0)
             self._inside.depth = depth + 1
@@ -149,7 +150,7 @@ class StepHooks:
         return wrapper
 
     def _after_hooked_step(self, optimizer: Any, *_: Any) -> None:
-        if torch.compiler.is_compiling():  # first of all: a compiler that traces this stops here
+        if is_compiling():  # first of all: a compiler that traces this stops here
             return
         if getattr(self._inside, "depth", 0) == 0:
             self._saw(id(optimizer))

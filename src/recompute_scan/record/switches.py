@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -84,6 +85,15 @@ class Switches:
         """Remember nothing more. What was imported by name meanwhile passes calls through."""
         self._active = False
         self._patches.undo()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is switched on in the body is not remembered."""
+        active, self._active = self._active, False
+        try:
+            yield
+        finally:
+            self._active = active
 
     def of_wrapper(self, wrapper: object) -> Switched:
         """Where this ``CheckpointWrapper`` was made."""

@@ -24,10 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.places import user_place
+from recompute_scan.record.compat import flight_recorders
 from recompute_scan.record.failure import memory, model_states, stack_of
 from recompute_scan.record.launch import RankFacts, rank_facts
 from recompute_scan.run_info import run_info_name, stacks_text_name
@@ -227,14 +226,7 @@ def flight_record() -> str | None:
     ``None`` where there is none: it records only with ``TORCH_FR_BUFFER_SIZE`` (before torch 2.9
     ``TORCH_NCCL_TRACE_BUFFER_SIZE``) set, and only for backends that use it.
     """
-    if not torch.distributed.is_available():
-        return None
-    from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - not in every build
-
-    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
-        dump = getattr(c10d, name, None)
-        if dump is None:
-            continue
+    for dump in flight_recorders():
         try:
             raw = dump()
             text = raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)

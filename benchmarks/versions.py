@@ -1,0 +1,334 @@
+"""Make an environment for each version of torch, see that all is right there, and remove it.
+
+    python benchmarks/versions.py                     all versions, one after the other
+    python benchmarks/versions.py --only 2.2 newest   some of them
+    python benchmarks/versions.py --again             those that were seen before, too
+
+Each row of the table is one version, each column what was run under it: the examples alone and
+in two processes, the order of a widely used recipe (``tests/versions/finetuning.py``),
+``record()``, the callback for Hugging Face's Trainer, the losses with and without ``run``,
+``--verify``, and the cases of ``benchmarks/accuracy.py``, marked and unmarked. Ends with 1 where
+one is not right.
+
+One environment is on the disk at a time: five to seven gigabytes up to torch 2.10, whose wheels
+bring CUDA's libraries and run on a CPU too. What each check said is kept in
+``build/versions/VERSION.json`` with the end of its output, and is not asked again; so a table
+that was interrupted goes on where it stood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT = ROOT / "build" / "versions"
+SCRIPTS = ROOT / "tests" / "versions"
+TIMEOUT_S = 900
+OUTPUT = 4000
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of torch with the packages of its day.
+
+    Attributes:
+        name: As asked for by ``--only``.
+        packages: What pip is asked for.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+
+
+VERSIONS = (
+    Version("2.1", ("torch==2.1.2", "transformers==4.45.2", "accelerate==0.34.2", "numpy<2")),
+    Version("2.2", ("torch==2.2.2", "transformers==4.45.2", "accelerate==0.34.2", "numpy<2")),
+    Version("2.3", ("torch==2.3.1", "transformers==4.40.2", "accelerate==0.30.1", "numpy<2")),
+    Version("2.4", ("torch==2.4.1", "transformers==4.46.3", "accelerate==0.34.2")),
+    Version("2.6", ("torch==2.6.0", "transformers==4.51.3", "accelerate==1.6.0")),
+    Version("2.8", ("torch==2.8.0", "transformers==4.55.4", "accelerate==1.10.1")),
+    Version("2.10", ("torch==2.10.0", "transformers==4.57.3", "accelerate")),
+    Version("2.13", ("torch==2.13.0", "transformers>=5", "accelerate")),
+    Version("newest", ("torch", "transformers>=5", "accelerate")),
+)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a program ended."""
+
+    status: int
+    output: str
+    seconds: float
+
+
+class Environment:
+    """A virtual environment that is removed again.
+
+    Args:
+        folder: Where it is made.
+        scratch: Where programs run.
+    """
+
+    def __init__(self, folder: Path, scratch: Path) -> None:
+        self._folder = folder
+        self.scratch = scratch
+        self.python = str(folder / "bin" / "python")
+
+    def make(self, packages: Sequence[str]) -> Ran:
+        """Torch first, so that its pin is met; then this project with all that it needs."""
+        self.remove()
+        subprocess.run([sys.executable, "-m", "venv", str(self._folder)], check=True)
+        self.scratch.mkdir(parents=True)
+        install = (self.python, "-m", "pip", "install", "--quiet", "--no-cache-dir")
+        pins = [package for package in packages if package.startswith("numpy")]
+        return self.run([*install, *packages, f"{ROOT}[torch]", *pins], timeout_s=3600)
+
+    def run(
+        self, command: Sequence[str], *, folder: str = ".", timeout_s: float = TIMEOUT_S
+    ) -> Ran:
+        """Run a program in a folder of its own, with one thread a process."""
+        began = time.monotonic()
+        where = self.scratch / folder
+        where.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+        try:
+            done = subprocess.run(
+                list(command),
+                cwd=where,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            said = late.stdout if isinstance(late.stdout, str) else ""
+            return Ran(124, f"{said}\nended after {timeout_s:g} s", time.monotonic() - began)
+        return Ran(done.returncode, done.stdout, time.monotonic() - began)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+Check = Callable[[Environment, str], tuple[bool, str]]
+SMALL = ("--batch-size", "1", "--sequence-length", "32")
+TOOL = ("-m", "recompute_scan", "run", "--steps", "2", "--warmup", "2", "--timing-steps", "2")
+
+
+def recorded(
+    script: Path,
+    arguments: Sequence[str],
+    expected: str,
+    processes: int = 1,
+    named: int | None = None,
+) -> Check:
+    """``run`` gives that answer with high confidence, and names as many lines as it should.
+
+    Args:
+        script: What is recorded.
+        arguments: Its own.
+        expected: ``doubled``, or ``full``.
+        processes: How many torchrun starts.
+        named: How many lines of the script asked for checkpoints; 2 where it is doubled.
+    """
+
+    def check(environment: Environment, folder: str) -> tuple[bool, str]:
+        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+        command = [environment.python, *(launcher if processes > 1 else ()), *TOOL]
+        ran = environment.run([*command, "-o", "out", str(script), *arguments], folder=folder)
+        result = _result(environment.scratch / folder / "out")
+        sites = {
+            checkpoint["call_site"]
+            for region in result.get("regions", [])
+            for checkpoint in region["checkpoints"]
+        }
+        replays = 2.0 if expected == "doubled" else 1.0
+        lines = [site for site in sites if script.name in (site or "")]
+        all_named = len(sites) == len(lines) == (named or int(replays))
+        said = (result.get("verdict"), result.get("recompute_per_backward"))
+        sure = result.get("confidence") == "high"
+        good = said == (expected, replays) and all_named and sure and ran.status == 0
+        return good, f"{said} {result.get('confidence')} {sorted(map(str, sites))}\n{ran.output}"
+
+    return check
+
+
+def recipe(environment: Environment, folder: str) -> tuple[bool, str]:
+    """Doubled, as reported. From transformers 5 on its switch is non-reentrant: both are there,
+    and the layers run again once.
+    """
+    expected = (
+        "doubled" if int(_about(environment)["transformers"].partition(".")[0]) < 5 else "full"
+    )
+    return recorded(RECIPE, (), expected, 2, named=2)(environment, folder)
+
+
+def prints(command: Sequence[str], last: str) -> Check:
+    """A program ends well, and this is in the last line that it prints."""
+
+    def check(environment: Environment, folder: str) -> tuple[bool, str]:
+        ran = environment.run([environment.python, *command], folder=folder)
+        lines = [line for line in ran.output.splitlines() if line.strip()]
+        return ran.status == 0 and last in (lines or [""])[-1], ran.output
+
+    return check
+
+
+def same_losses(environment: Environment, folder: str) -> tuple[bool, str]:
+    """Under ``run`` every loss has the bits that it has without, dropout's random ones too."""
+    script = str(SCRIPTS / "loop.py")
+    alone = environment.run([environment.python, script], folder=folder)
+    command = [environment.python, *TOOL, "--keep-going", "-o", "out", script]
+    under = environment.run(command, folder=folder)
+    losses = [
+        [line for line in ran.output.splitlines() if line.startswith("loss ")]
+        for ran in (alone, under)
+    ]
+    good = losses[0] == losses[1] and len(losses[0]) > 0 and not alone.status and not under.status
+    return good, under.output
+
+
+def verified(environment: Environment, folder: str) -> tuple[bool, str]:
+    """``--verify`` takes the fix in memory, and the losses stay equal."""
+    command = [environment.python, *TOOL, "--verify", "-o", "out", str(SCRIPTS / "loop.py")]
+    ran = environment.run(command, folder=folder)
+    measured = _result(environment.scratch / folder / "out").get("verified") or {}
+    return measured.get("losses_equal") is True, f"{measured.get('outcome')}\n{ran.output}"
+
+
+def accuracy(evidence: str) -> Check:
+    """Every core and distributed case, and each answer right."""
+
+    def check(environment: Environment, folder: str) -> tuple[bool, str]:
+        program = str(ROOT / "benchmarks" / "accuracy.py")
+        groups = ("--group", "core", "distributed", "--evidence", evidence)
+        ran = environment.run([environment.python, program, *groups], folder=folder)
+        wrong = [line for line in ran.output.splitlines() if line.endswith(" NO")]
+        end = ran.output.rstrip().rpartition("\n")[2]
+        return ran.status == 0 and end.endswith("right"), "\n".join([*wrong, end, ran.output])
+
+    return check
+
+
+DOUBLED, REPAIRED = (
+    ROOT / "examples" / f"{name}_llama_fsdp.py" for name in ("doubled", "repaired")
+)
+RECIPE = SCRIPTS / "finetuning.py"
+CHECKS: dict[str, Check] = {
+    "doubled": recorded(DOUBLED, SMALL, "doubled"),
+    "repaired": recorded(REPAIRED, SMALL, "full"),
+    "doubled x2": recorded(DOUBLED, SMALL, "doubled", 2),
+    "repaired x2": recorded(REPAIRED, SMALL, "full", 2),
+    "recipe x2": recipe,
+    "recipe once x2": recorded(RECIPE, ("--once",), "full", 2),
+    "record()": prints([str(SCRIPTS / "loop.py"), "--record", "out"], '"verdict": "doubled"'),
+    "callback": prints([str(SCRIPTS / "trainer.py"), "out"], "doubled"),
+    "losses": same_losses,
+    "verify": verified,
+    "unmarked": accuracy("autograd"),
+    "marked": accuracy("annotated"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing and print the table; the status is 1 where something is not right."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = [version.name for version in VERSIONS]
+    parser.add_argument("--only", nargs="*", choices=names, default=names)
+    parser.add_argument("--checks", nargs="*", choices=CHECKS, default=list(CHECKS))
+    parser.add_argument("--again", action="store_true", help="ask what was asked before, too")
+    options = parser.parse_args(arguments)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    chosen = [version for version in VERSIONS if version.name in options.only]
+    for version in chosen:
+        _see(version, options.checks, options.again)
+    return 0 if print_table(chosen, options.checks) else 1
+
+
+def print_table(versions: Sequence[Version], checks: Sequence[str]) -> bool:
+    """A row for each version; whether all in it is right."""
+    rows = [_kept(version) for version in versions]
+    print("| torch | transformers | Python |", " | ".join(checks), "|")
+    print("|---|---|---|" + "---|" * len(checks))
+    for version, row in zip(versions, rows, strict=True):
+        about = row.get("about", {})
+        cells = [_cell(row.get("checks", {}).get(name)) for name in checks]
+        facts = [about.get(name, "") for name in ("torch", "transformers", "python")]
+        print(f"| {facts[0] or version.name} | {facts[1]} | {facts[2]} |", " | ".join(cells), "|")
+    return all(row.get("checks", {}).get(name, {}).get("right") for row in rows for name in checks)
+
+
+def _cell(said: dict[str, Any] | None) -> str:
+    return "not run" if said is None else "right" if said["right"] else "WRONG"
+
+
+def _see(version: Version, checks: Sequence[str], again: bool) -> None:
+    row = {} if again else _kept(version)
+    done = row.setdefault("checks", {})
+    missing = [name for name in checks if not done.get(name, {}).get("right")]
+    if not missing:
+        return
+    environment = Environment(KEPT / "environment", KEPT / "scratch")
+    try:
+        made = environment.make(version.packages)
+        print(f"{version.name}: environment made in {made.seconds:.0f} s", flush=True)
+        if made.status:
+            print(made.output, file=sys.stderr)
+            return
+        row["about"] = _about(environment)
+        for name in missing:
+            began = time.monotonic()
+            right, output = CHECKS[name](environment, name.replace(" ", "-"))
+            seconds = time.monotonic() - began
+            done[name] = {"right": right, "seconds": round(seconds), "output": output[-OUTPUT:]}
+            if not right:
+                done[name]["said"] = output[:OUTPUT]
+            _path(version).write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+            print(f"{version.name}: {name} {_cell(done[name])} ({seconds:.0f} s)", flush=True)
+    finally:
+        environment.remove()
+
+
+def _about(environment: Environment) -> dict[str, str]:
+    program = (
+        "import json, platform, torch, transformers\n"
+        "print(json.dumps({'torch': torch.__version__, 'python': platform.python_version(),\n"
+        "                  'transformers': transformers.__version__}))"
+    )
+    said = environment.run([environment.python, "-W", "ignore", "-c", program]).output
+    facts: dict[str, str] = json.loads(said.splitlines()[-1])
+    return facts
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    path = folder / "result.json"
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return found
+
+
+def _kept(version: Version) -> dict[str, Any]:
+    path = _path(version)
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return found
+
+
+def _path(version: Version) -> Path:
+    return KEPT / f"{version.name}.json"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

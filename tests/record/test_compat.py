@@ -1,0 +1,157 @@
+"""Each difference between torch's versions, on this one: what it lacks is put there."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch._C import _distributed_c10d as c10d
+
+from recompute_scan.record import compat
+from recompute_scan.record.options import Arguments
+
+SPREAD = "_checkpoint_without_reentrant_generator"
+PACKED = "_checkpoint_without_reentrant_generator_impl"
+
+
+def _as_imported_now() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("compat_again", compat.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_question_whether_torch_compiles_has_another_place_up_to_2_2(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if hasattr(torch.compiler, "is_compiling"):
+        assert compat.is_compiling is torch.compiler.is_compiling
+        monkeypatch.delattr(torch.compiler, "is_compiling")
+    # The compiler knows this very function; one that calls it would be traced instead.
+    assert _as_imported_now().is_compiling is torch._utils.is_compiling
+    assert compat.is_compiling() is False
+
+
+def test_the_generator_that_checkpoint_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = compat.generator_name()
+    assert name is not None
+    original, called = getattr(torch_checkpoint, name), []
+
+    def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
+        called.append((function, compat.inputs(args)[-1]))
+        return original(function, *args, **kwargs)
+
+    monkeypatch.setattr(torch_checkpoint, name, generator)
+    x = torch.ones(2, requires_grad=True)
+    torch_checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
+    assert called == [(torch.sin, x)]
+
+
+def test_since_2_14_another_generator_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    def packed(fn: Any, args: Any, kwargs: Any, *, context_fn: Any = None) -> None:
+        """As torch 2.14 has it."""
+
+    def spread(fn: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> None:
+        """As torch has it before."""
+
+    monkeypatch.setattr(torch_checkpoint, SPREAD, spread)
+    monkeypatch.delattr(torch_checkpoint, PACKED, raising=False)
+    assert compat.generator_name() == SPREAD
+    assert compat.inputs((True, 1, 2)) == (True, 1, 2)
+
+    monkeypatch.setattr(torch_checkpoint, PACKED, packed, raising=False)
+    assert compat.generator_name() == PACKED
+    assert compat.inputs(((1, 2), {"mask": 3})) == (1, 2, 3)
+
+    monkeypatch.delattr(torch_checkpoint, PACKED)
+    monkeypatch.delattr(torch_checkpoint, SPREAD)
+    assert compat.generator_name() is None
+
+
+def test_settings_are_read_from_both_forms_of_the_generator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def packed(fn: Any, args: Any, kwargs: Any, *, context_fn: Any = None, early_stop: Any) -> None:
+        """As torch 2.14 has it."""
+
+    def spread(fn: Any, context_fn: Any = None, *args: Any, **kwargs: Any) -> None:
+        """As torch has it before 2.9."""
+
+    def policy() -> None: ...
+
+    monkeypatch.setattr(torch_checkpoint, "_enable_checkpoint_early_stop", None)
+    new, old = Arguments(packed), Arguments(spread)
+    assert new.options((len, (), {}), {"context_fn": policy, "early_stop": True}) == ["selective"]
+    assert new.options((len, (), {}), {"early_stop": False}) == ["early-stop-off"]
+    assert old.options((len, policy), {}) == ["selective"]
+    # An argument of the checkpointed function that has the name of a later setting.
+    assert old.options((len,), {"early_stop": False}) == []
+
+
+@pytest.mark.parametrize(
+    ("switch", "argument", "stops"),
+    [
+        (True, None, True),  # up to 2.8
+        (False, None, False),
+        (None, True, True),  # since 2.9
+        (None, False, False),
+        (True, False, True),
+        (False, True, False),
+    ],
+)
+def test_early_stop_by_switch_and_by_argument(
+    monkeypatch: pytest.MonkeyPatch, switch: bool | None, argument: bool | None, stops: bool
+) -> None:
+    monkeypatch.setattr(torch_checkpoint, "_enable_checkpoint_early_stop", switch)
+    assert compat.early_stop(argument) is stops
+
+
+class _WithoutCheck:
+    """A store as they are up to torch 2.3."""
+
+    def __init__(self, store: Any) -> None:
+        self.compare_set = store.compare_set
+
+
+def test_a_store_is_asked_for_a_key_without_waiting(tmp_path: Path) -> None:
+    for store in (c10d.HashStore(), c10d.FileStore(str(tmp_path / "store"), 1)):
+        mine = c10d.PrefixStore("recompute_scan", store)
+        mine.set("word", "1234")
+        mine.set("empty", "")
+        for asked in (mine, _WithoutCheck(mine)):
+            assert compat.holds(asked, "word")
+            assert not compat.holds(asked, "wait1")
+            assert not compat.holds(asked, "wait1")  # asking leaves nothing there
+        assert mine.get("word") == b"1234"
+
+
+def test_lines_of_kineto_are_known_by_their_beginning() -> None:
+    for line in (
+        b"STAGE:2026-01-02 03:04:05 6:6 ActivityProfilerController.cpp:314] Completed Stage\n",
+        b"USDT:2026-01-02 03:04:05 6:6 kineto\n",
+        b"ERROR:2026-01-02 03:04:05 6:6 CudaDeviceProperties.cpp:27] cudaGetDeviceCount failed\n",
+        b"ERROR:2026-01-02 03:04:05 6:6 DeviceProperties.cpp:56] gpuGetDeviceCount failed\n",
+    ):
+        assert compat.KINETO_LINE.match(line)
+    for line in (
+        b"step 1  STAGE: two\n",
+        b"ERROR:2026-01-02 03:04:05 6:6 CuptiActivityProfiler.cpp:1] no memory\n",
+    ):
+        assert not compat.KINETO_LINE.match(line)
+
+
+def test_flight_recorders_are_those_that_this_build_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: "new", raising=False)
+    monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda: "old", raising=False)
+    assert [dump() for dump in compat.flight_recorders()] == ["new", "old"]
+    monkeypatch.delattr(c10d, "_dump_fr_trace_json")
+    assert [dump() for dump in compat.flight_recorders()] == ["old"]
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    assert compat.flight_recorders() == ()
