@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompute_scan.model import Calls
+from recompute_scan.nesting import nest_intervals
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.structure import Structure
@@ -101,7 +102,7 @@ def count_plainly(
     formulas = np.flatnonzero(formula[trace.name] & (trace.kind == Kind.OP))
     rows = rows[_with_gradients(trace, rows, engines) & ~_lie_in(trace, rows, formulas)]
     inside = _lie_in(trace, rows, engines)
-    hooked = inside & ~_lie_in(trace, rows, nodes)
+    hooked = inside & ~_lie_deepest_in(trace, rows, nodes, engines)
     forward, again = _matched(trace, calls, structure, alignment, rows)
 
     def per_name(weights: Ints | Bool) -> list[int]:
@@ -176,6 +177,22 @@ def _lie_in(trace: Trace, rows: Int64, ranges: Int64) -> Bool:
         at = np.searchsorted(begin, trace.ts[rows[own]], side="right") - 1
         inside[own] = (at >= 0) & (trace.ts[rows[own]] < until[np.maximum(at, 0)])
     return inside
+
+
+def _lie_deepest_in(trace: Trace, rows: Int64, nodes: Int64, engines: Int64) -> Bool:
+    """For each row: of these ranges that hold it, is the innermost a node?"""
+    ranges = np.unique(np.concatenate([nodes, engines]))
+    events = np.concatenate([ranges, rows])
+    start, end = trace.ts[events], trace.ts[events] + trace.dur[events]
+    end[len(ranges) :] = start[len(ranges) :]  # operators as points hold nothing
+    order = np.lexsort((np.arange(len(events)), start - end, start, trace.thread[events]))
+    _, parent, _, _ = nest_intervals(trace.thread[events[order]], start[order], end[order])
+    place = np.empty(len(events), np.int64)
+    place[order] = np.arange(len(events))
+    holder = parent[place[len(ranges) :]]
+    node = np.zeros(len(trace) + 1, np.bool_)
+    node[nodes] = True
+    return np.where(holder >= 0, node[events[order][holder]], False)
 
 
 def _matched(
