@@ -1,4 +1,4 @@
-"""Damage labelled traces in many ways, and count how often high confidence goes with a wrong answer.
+"""Damage labelled traces in many ways, and count how often high confidence is wrong.
 
     python benchmarks/damage.py                       the traces of the repository
     python benchmarks/damage.py --recorded FOLDER     and those that `tests.cases` recorded there
@@ -103,7 +103,9 @@ def events_of(label: Labelled) -> list[damages.Event]:
     """The events of a labelled trace, as its file has them."""
     data = gzip.decompress(label.path.read_bytes())
     document = json.loads(data)
-    events: list[damages.Event] = document if isinstance(document, list) else document["traceEvents"]
+    events: list[damages.Event] = (
+        document if isinstance(document, list) else document["traceEvents"]
+    )
     return [event for event in events if event.get("cat") not in ("python_function", "Python")]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from recompute_scan.recompute.kernel_evidence import (
 )
 from recompute_scan.recompute.marks import Marks, read_marks
 from recompute_scan.recompute.modules import name_blocks
+from recompute_scan.recompute.soundness import check_soundness
 from recompute_scan.recompute.spans import spans_from_marks, spans_from_replays
 from recompute_scan.recompute.structure import Role, Structure, classify
 from recompute_scan.recompute.verdict import Judgement, judge
@@ -90,6 +91,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> Recompute:
     """
     calls = nest(trace)
     structure = classify(calls)
+    trace = replace(trace, health=trace.health | check_soundness(calls, structure))
     kernels = link_kernels(trace, calls)
     work = measure(calls, structure, kernels)
     steps = join_steps(calls, structure, find_steps(calls))

@@ -105,6 +105,7 @@ class Builder:
         if len(names):
             kind[(kind == Kind.OP) & annotations[name]] = Kind.ANNOTATION
         thread, threads = _merge_threads(np.frombuffer(self._thread, np.int32), packer.threads)
+        self._count_unnamed(name, thread, kind, threads)
         ts, dur = self._ts.finish(), self._dur.finish()
         if unknown := int((dur == NO_TIME).sum()):
             count(health, "events_without_duration", unknown)
@@ -118,7 +119,7 @@ class Builder:
             thread=thread,
             ts=ts,
             dur=dur,
-            sequence=_in_range(self._sequence, health),
+            sequence=_in_range(self._sequence, health, lowest=-1),
             correlation=_in_range(self._correlation, health),
             stream=_in_range(self._stream, health),
             dims=np.frombuffer(self._dims, np.int32),
@@ -139,10 +140,25 @@ class Builder:
         return _rows(trace, ~missing)
 
 
-def _in_range(column: Numbers, health: dict[str, int]) -> Ints:
+    def _count_unnamed(
+        self, name: Int32, thread: Int32, kind: Int8, threads: Sequence[tuple[str, str]]
+    ) -> None:
+        """Count the host's calls that have no name, or do not say where they ran."""
+        host = kind <= Kind.RUNTIME
+        unnamed = np.array([not text for text in self.packer.names], np.bool_)
+        nowhere = np.array([not {"-1", "", "None"}.isdisjoint(pair) for pair in threads], np.bool_)
+        if unnamed.any():
+            count(self._health, "events_without_name", int((unnamed[name] & host).sum()))
+        if nowhere.any():
+            count(self._health, "events_without_thread", int((nowhere[thread] & host).sum()))
+
+
+def _in_range(column: Numbers, health: dict[str, int], lowest: int = -(2**31)) -> Ints:
     numbers = column.finish()
+    odd = numbers < lowest
     if numbers.dtype == np.int64:
-        odd = (numbers < -(2**31)) | (numbers >= 2**62)
+        odd |= numbers >= 2**62
+    if odd.any():
         count(health, "numbers_out_of_range", int(odd.sum()))
         numbers[odd] = -1
     return numbers

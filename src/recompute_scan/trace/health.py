@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# One sentence each; {n} is the count. Losses first: that is the order they are told in.
+# One sentence each; {n} is the count, {of} the counter of the same name with `_of` behind it. Losses first: that is the order they are told in.
 SENTENCES: dict[str, str] = {
     "cut_short": "The file ends in the middle: what was being written when it was cut is lost.",
     "archive_damaged": "The compressed data is damaged or cut; what came out before was read.",
@@ -32,8 +32,38 @@ SENTENCES: dict[str, str] = {
     ),
     "ranges_without_end": "{n} NVTX ranges were still open when recording ended; left out.",
     "events_without_name": "{n} events have names that the file does not hold.",
+    "events_without_thread": "{n} events do not say which thread or process they ran in.",
+    "events_without_category": "{n} events do not say what they are, and were not looked at.",
+    "events_without_args": "{n} operators have no arguments: no numbers, no shapes.",
     "names_shortened": "{n} names were too long and were cut.",
+    "nodes_apart": (
+        "{n} of {of} backward nodes and the ranges that the engine opens for them stand apart: "
+        "events are missing, or their times, threads or names are wrong."
+    ),
+    "numbers_astray": (
+        "{n} of {of} backward nodes have no number that leads to an operator before them: events "
+        "are missing, or their numbers, times or names are wrong."
+    ),
+    "operators_unlike": (
+        "{n} of {of} operators run inside what hardly another of their kind runs: events are "
+        "missing, or their times, threads or names are wrong."
+    ),
+    "shapes_missing": "{n} of {of} operators have no shapes, while others of their name have.",
 }
+# With these, something is lost that an answer may rest on. Python text, metadata, and events of
+# other processes are not of that kind, nor is what was repaired.
+_LOSSES = (
+    *("cut_short", "archive_damaged", "events_dropped", "args_dropped", "tables_damaged"),
+    *("events_without_time", "events_without_duration", "negative_durations"),
+    *("events_without_name", "events_without_thread", "events_without_category"),
+    *("events_without_args", "numbers_out_of_range", "names_shortened"),
+    *("nodes_apart", "numbers_astray", "operators_unlike", "shapes_missing"),
+)
+
+
+def lost_evidence(health: Mapping[str, int]) -> bool:
+    """Is something lost, or not where it belongs, that an answer may rest on?"""
+    return any(health.get(counter) for counter in _LOSSES)
 
 
 def sentences(health: Mapping[str, int]) -> tuple[str, ...]:
@@ -42,7 +72,9 @@ def sentences(health: Mapping[str, int]) -> tuple[str, ...]:
     Counters without a sentence (plain counts such as ``events``) are passed over.
     """
     return tuple(
-        text.format(n=f"{health[name]:,}") for name, text in SENTENCES.items() if health.get(name)
+        text.format(n=f"{health[name]:,}", of=f"{health.get(f'{name}_of', 0):,}")
+        for name, text in SENTENCES.items()
+        if health.get(name)
     )
 
 

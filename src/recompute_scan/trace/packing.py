@@ -133,7 +133,7 @@ class Packer:
         known = len(self.names), len(self.threads), len(self.signatures)
         try:
             kinds, kept = self._chosen(timed)
-            packed = self._pack(kept, kinds) if kept else None
+            packed = self._pack(kept, kinds, strict=strict) if kept else None
         except MISFIT:
             for codes, number in zip(
                 (self.names, self.threads, self.signatures), known, strict=True
@@ -168,10 +168,28 @@ class Packer:
         self.left_out += frames
         self.after_python = True
 
-    def _pack(self, events: Sequence[Event], kinds: bytes) -> Packed:
+    def _count_missing(
+        self, events: Sequence[Event], args: Sequence[Args], kinds: bytes, *, strict: bool
+    ) -> None:
+        """Count operators without arguments and events without a category.
+
+        Raises:
+            ValueError: There are, and ``strict`` is set.
+        """
+        bare = [each is NO_ARGS for each in args]
+        if True in bare:
+            bare = [one and kind == Kind.OP for one, kind in zip(bare, kinds, strict=True)]
+        unknown = [not event.cat for event in events] if Kind.OTHER in kinds else []
+        if strict and (True in bare or True in unknown):
+            raise ValueError("something is missing")
+        count(self._health, "events_without_args", bare.count(True))
+        count(self._health, "events_without_category", unknown.count(True))
+
+    def _pack(self, events: Sequence[Event], kinds: bytes, *, strict: bool = False) -> Packed:
         number = len(events)
         ints = struct.Struct(f"={number}i").pack
         args: list[Args] = [event.args for event in events]  # type: ignore[misc]
+        self._count_missing(events, args, kinds, strict=strict)
         starts = [event.ts for event in events]
         durations = [event.dur for event in events]
         if self.exact:
@@ -239,7 +257,9 @@ def _tame(event: Event, health: dict[str, int]) -> Event:
         tid=_thread_part(event.tid),
         ts=_time(event.ts),
         dur=_time(event.dur),
-        args=Args(
+        args=NO_ARGS
+        if args is NO_ARGS
+        else Args(
             correlation=_integer(args.correlation, 2**62, health),
             stream=_integer(args.stream, 2**31, health),
             input_type=args.input_type,

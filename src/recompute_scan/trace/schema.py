@@ -40,7 +40,7 @@ class Event(msgspec.Struct, gc=False):
     pid: Any = -1
     tid: Any = -1
     ts: Any = None
-    dur: Any = 0
+    dur: Any = None
     args: Args | None = NO_ARGS
 
 

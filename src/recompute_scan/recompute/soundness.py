@@ -1,0 +1,183 @@
+"""Does a trace hold together? What holds in every sound one, and how much of it fails here.
+
+Events that lost their times, names, threads or numbers, or that are missing themselves, still
+make a tree of calls, and an answer. None of this asks what was done to a trace; it compares what
+the trace says twice:
+
+* the engine opens a range round each node (``torch/csrc/autograd/engine.cpp``,
+  ``evaluate_function``), and the node's own range, of the same name, stands in it;
+* a node bears the number of an operator that ran before it, and is called after that operator
+  (``torch/csrc/autograd/function.h``, ``sequence_nr``; ``AddmmBackward0`` after ``aten::addmm``);
+* operators of one name and of the same shapes run the same operators inside, as a rule;
+* where some events of a name have shapes, all have.
+
+In recorded cases of torch 2.13 not one node fails, and one operator in a thousand; public traces of
+torch 1.9 to 2.9 have up to seven in a thousand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from recompute_scan.model import Calls
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.structure import Role, Structure
+from recompute_scan.trace.columns import Bool, Int64, Kind
+
+# Smaller shares are found in sound traces.
+_SOUND = {
+    "nodes_apart": 0.0,
+    "numbers_astray": 0.01,
+    "operators_unlike": 0.008,
+    "shapes_missing": 0.0,
+}
+# What operators run inside is compared where there are so many of a kind, and what this share
+# of them has is no exception.
+_KIND, _RULE = 4, 0.1
+# Nodes of these names have no operator in the forward pass.
+_NO_OPERATOR = re.compile(r"torch::(autograd::(AccumulateGrad|GraphRoot|CopySlices)$|jit::)")
+# Named by what they compute; others (TorchScript's, C++ functions') have names of their own.
+_NAMED = re.compile(r"([A-Z]\w*?)Backward\d*$")
+
+
+def check_soundness(calls: Calls, structure: Structure) -> Mapping[str, int]:
+    """Counters of what does not hold together; empty for a sound trace.
+
+    For each of ``nodes_apart``, ``numbers_astray``, ``operators_unlike`` and ``shapes_missing``
+    how many there are, and under the same name with ``_of`` behind it, of how many.
+    """
+    found = {
+        "nodes_apart": _nodes_apart(calls, structure),
+        "numbers_astray": _numbers_astray(calls, structure),
+        "operators_unlike": _operators_unlike(calls, structure),
+        "shapes_missing": _shapes_missing(calls),
+    }
+    counters = {}
+    for name, (number, of) in found.items():
+        if number > _SOUND[name] * of:
+            counters |= {name: number, f"{name}_of": of}
+    return counters
+
+
+def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
+    """Engine ranges without their node in them, and nodes in no such range; of how many."""
+    operator = calls.kind == Kind.OP
+    ranges = np.array([name.startswith(words.ENGINE) for name in calls.names], np.bool_)
+    engines = np.flatnonzero(ranges[calls.name] & operator & ~_unasked(calls, structure))
+    if not len(engines):
+        return 0, 0  # torch 1.8 to 1.10 opened none
+    codes = {name: code for code, name in enumerate(calls.names)}
+    node_of = np.array(
+        [
+            codes.get(name[len(words.ENGINE) :], -1) if of_engine else -2
+            for name, of_engine in zip(calls.names, ranges, strict=True)
+        ],
+        np.int64,
+    )
+    is_node = np.array([_NAMED.match(name) is not None for name in calls.names], np.bool_)
+    is_node[node_of[node_of >= 0]] = True
+    nodes = np.flatnonzero(is_node[calls.name] & operator)
+    above = calls.parent[nodes]
+    inside = (above >= 0) & (node_of[calls.name[np.maximum(above, 0)]] == calls.name[nodes])
+    holding = np.unique(above[inside])
+    outside = structure.engine[nodes] < 0
+    return len(engines) - len(holding) + int(outside.sum()), len(engines)
+
+
+def _unasked(calls: Calls, structure: Structure) -> Bool:
+    """Ranges of nodes whose result nobody asked for: opened, without a number, and empty."""
+    return np.asarray((calls.size == 0) & (structure.number < 0))
+
+
+def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
+    """Nodes whose number leads to no operator before them that they are called after."""
+    engines = structure.rows(Role.BACKWARD)
+    names = [name.removeprefix(words.ENGINE) for name in calls.names]
+    asking = np.array([_NO_OPERATOR.match(name) is None for name in names], np.bool_)
+    engines = engines[asking[calls.name[engines]] & ~_unasked(calls, structure)[engines]]
+    nodes = np.array([_NAMED.match(name) is not None for name in names], np.bool_)
+    rows = np.flatnonzero(
+        (calls.kind == Kind.OP)
+        & (calls.sequence >= 0)
+        & (structure.role != Role.BACKWARD)
+        & ~nodes[calls.name]
+    )
+    rows = rows[np.argsort(calls.sequence[rows], kind="stable")]
+    numbers = calls.sequence[rows]
+    wanted = structure.number[engines]
+    first = np.searchsorted(numbers, wanted)
+    many = np.where(wanted >= 0, np.searchsorted(numbers, wanted, side="right") - first, 0)
+    asker = np.repeat(np.arange(len(engines)), many)
+    within = np.arange(len(asker)) - np.repeat(np.cumsum(many) - many, many)
+    operator = rows[np.repeat(first, many) + within]
+    node = engines[asker]
+    earlier = calls.end[operator] <= calls.start[node]
+    fits = earlier & _called_after(names, calls.name[node], calls.name[operator])
+    led = np.zeros(len(engines), np.bool_)
+    led[asker[fits]] = True
+    return int((~led).sum()), len(engines)
+
+
+def _called_after(names: list[str], node: Int64, operator: Int64) -> Bool:
+    """For each pair of codes: does the node's name come from the operator's?
+
+    True where the node's name comes from no operator's.
+    """
+    pairs, place = np.unique(node * len(names) + operator, return_inverse=True)
+    fits = [_comes_from(names[pair // len(names)], names[pair % len(names)]) for pair in pairs]
+    return np.array(fits, np.bool_)[place.ravel()] if len(pairs) else np.zeros(0, np.bool_)
+
+
+def _comes_from(node: str, operator: str) -> bool:
+    named = _NAMED.match(node)
+    if named is None:
+        return True
+    one, two = _plain(named[1]), _plain(operator)
+    return one.startswith(two) or two.startswith(one)
+
+
+def _plain(name: str) -> str:
+    """``aten::_softmax`` and ``Softmax`` are both ``softmax``."""
+    return re.sub(r"[\W_\d]", "", name.rpartition("::")[2]).lower()
+
+
+def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
+    """Operators that run inside what hardly another of their kind runs; of how many."""
+    operator = calls.kind == Kind.OP
+    looked_through = np.isin(structure.role, (Role.RANGE, Role.BACKWARD))
+    rows = np.flatnonzero(operator & ~looked_through)
+    above = calls.parent[rows]
+    within = (above >= 0) & operator[np.maximum(above, 0)]
+    # A sum of numbers drawn for the names: equal for equal operators inside, in any order.
+    draw = np.random.default_rng(0).integers(1, 2**62, len(calls.names), dtype=np.int64)
+    inside = np.zeros(len(calls), np.int64)
+    np.add.at(inside, above[within], draw[calls.name[rows[within]]])
+    around = np.where(within, calls.name[np.maximum(above, 0)], -1)
+    kind = _numbered(calls.name[rows], calls.dims[rows], around, structure.engine[rows] >= 0)
+    both = _numbered(kind, inside[rows])
+    all_of = np.bincount(kind, minlength=1)[kind]
+    alike = np.bincount(both, minlength=1)[both]
+    unlike = (all_of >= _KIND) & (alike < np.maximum(_RULE * all_of, 2))
+    return int(unlike.sum()), len(rows)
+
+
+def _shapes_missing(calls: Calls) -> tuple[int, int]:
+    """Operators without shapes where most of the same name have them; of how many."""
+    rows = np.flatnonzero(calls.kind == Kind.OP)
+    name, shaped = calls.name[rows], calls.dims[rows] > 0
+    of_name = np.bincount(name, minlength=1)
+    with_shapes = np.bincount(name[shaped], minlength=len(of_name))
+    missing = ~shaped & (2 * with_shapes[name] > of_name[name])
+    return int(missing.sum()), len(rows)
+
+
+def _numbered(*columns: Int64) -> Int64:
+    """One number per row, equal for rows that are equal in every column."""
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        _, codes = np.unique(column, return_inverse=True)
+        _, number = np.unique(number * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)
+    return number
