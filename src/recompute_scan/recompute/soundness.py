@@ -18,14 +18,13 @@ torch 1.9 to 2.9 have up to seven in a thousand.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 import numpy as np
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.structure import Role, Structure
-from recompute_scan.trace.columns import Bool, Int64, Kind
+from recompute_scan.trace.columns import Bool, Int64, Ints, Kind
 
 # Smaller shares are found in sound traces.
 _SOUND = {
@@ -43,7 +42,7 @@ _NO_OPERATOR = re.compile(r"torch::(autograd::(AccumulateGrad|GraphRoot|CopySlic
 _NAMED = re.compile(r"([A-Z]\w*?)Backward\d*$")
 
 
-def check_soundness(calls: Calls, structure: Structure) -> Mapping[str, int]:
+def check_soundness(calls: Calls, structure: Structure) -> dict[str, int]:
     """Counters of what does not hold together; empty for a sound trace.
 
     For each of ``nodes_apart``, ``numbers_astray``, ``operators_unlike`` and ``shapes_missing``
@@ -55,7 +54,7 @@ def check_soundness(calls: Calls, structure: Structure) -> Mapping[str, int]:
         "operators_unlike": _operators_unlike(calls, structure),
         "shapes_missing": _shapes_missing(calls),
     }
-    counters = {}
+    counters: dict[str, int] = {}
     for name, (number, of) in found.items():
         if number > _SOUND[name] * of:
             counters |= {name: number, f"{name}_of": of}
@@ -121,12 +120,12 @@ def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
     return int((~led).sum()), len(engines)
 
 
-def _called_after(names: list[str], node: Int64, operator: Int64) -> Bool:
+def _called_after(names: list[str], node: Ints, operator: Ints) -> Bool:
     """For each pair of codes: does the node's name come from the operator's?
 
     True where the node's name comes from no operator's.
     """
-    pairs, place = np.unique(node * len(names) + operator, return_inverse=True)
+    pairs, place = np.unique(node.astype(np.int64) * len(names) + operator, return_inverse=True)
     fits = [_comes_from(names[pair // len(names)], names[pair % len(names)]) for pair in pairs]
     return np.array(fits, np.bool_)[place.ravel()] if len(pairs) else np.zeros(0, np.bool_)
 
@@ -174,7 +173,7 @@ def _shapes_missing(calls: Calls) -> tuple[int, int]:
     return int(missing.sum()), len(rows)
 
 
-def _numbered(*columns: Int64) -> Int64:
+def _numbered(*columns: Ints | Bool) -> Int64:
     """One number per row, equal for rows that are equal in every column."""
     number = np.zeros(len(columns[0]), np.int64)
     for column in columns:

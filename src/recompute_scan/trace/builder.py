@@ -139,7 +139,6 @@ class Builder:
         count(health, "events_without_time", int(missing.sum()))
         return _rows(trace, ~missing)
 
-
     def _count_unnamed(
         self, name: Int32, thread: Int32, kind: Int8, threads: Sequence[tuple[str, str]]
     ) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# One sentence each; {n} is the count, {of} the counter of the same name with `_of` behind it. Losses first: that is the order they are told in.
+# One sentence each; {n} is the count, {of} the counter of the same name with `_of` behind it.
+# Losses first: that is the order they are told in.
 SENTENCES: dict[str, str] = {
     "cut_short": "The file ends in the middle: what was being written when it was cut is lost.",
     "archive_damaged": "The compressed data is damaged or cut; what came out before was read.",
     "events_dropped": "{n} events could not be read even after repair and were left out.",
+    "events_missing": "{n} of the {of} events that the profiler recorded are not in the file.",
+    "events_twice": "{n} events are in the file more than once; the profiler recorded {of}.",
     "events_without_time": "{n} events have no usable start and were left out.",
     "documents_after_first": "{n} more traces follow in the same file; only the first was read.",
     "bytes_after_end": "{n} bytes follow the end of the trace and were not read.",
@@ -54,6 +57,7 @@ SENTENCES: dict[str, str] = {
 # other processes are not of that kind, nor is what was repaired.
 _LOSSES = (
     *("cut_short", "archive_damaged", "events_dropped", "args_dropped", "tables_damaged"),
+    *("events_missing", "events_twice"),
     *("events_without_time", "events_without_duration", "negative_durations"),
     *("events_without_name", "events_without_thread", "events_without_category"),
     *("events_without_args", "numbers_out_of_range", "names_shortened"),

@@ -15,6 +15,7 @@ import msgspec
 
 from recompute_scan.trace.health import count
 from recompute_scan.trace.kinds import KINDS, Kind
+from recompute_scan.trace.numbering import Numbering
 from recompute_scan.trace.schema import NO_ARGS, Args, Event
 from recompute_scan.trace.times import nanoseconds
 
@@ -102,6 +103,7 @@ class Packer:
         names: Code of each distinct name so far; threads and signatures are the same.
         exact: Whether times come as `Ns` where they had a fraction.
         left_out: Events that were not kept.
+        numbering: How many events the recording had, and how many came by.
         after_python: Whether the last event that came by was a Python frame.
     """
 
@@ -113,6 +115,7 @@ class Packer:
         self.signatures = Codes({b"": 0})
         self.exact = False
         self.left_out = 0
+        self.numbering = Numbering()
         self.after_python = False
         self._python = python
         self._within = within
@@ -149,6 +152,7 @@ class Packer:
                     _tame(event, self._health)
             packed = self._pack(kept, kinds) if kept else None
         self.left_out += len(events) - len(kept)
+        self.numbering.add([event.args.number if event.args else -1 for event in events])
         if timed:
             self.after_python = self._kinds[timed[-1].cat] == Kind.PYTHON
         return packed
@@ -166,6 +170,7 @@ class Packer:
     def pass_over(self, frames: int) -> None:
         """Note Python frames that were not decoded."""
         self.left_out += frames
+        self.numbering.join(frames)
         self.after_python = True
 
     def _count_missing(

@@ -26,6 +26,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     old_input_dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input dims")
     sequence: Any = msgspec.field(default=-1, name="Sequence number")
     values: msgspec.Raw = msgspec.field(default=_NOTHING, name="Concrete Inputs")
+    number: Any = msgspec.field(default=-1, name="Ev Idx")
 
 
 NO_ARGS = Args()
