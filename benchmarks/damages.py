@@ -231,5 +231,253 @@ KNOWN: dict[str, Way] = {
     "duration zero": _some(lambda event, _: event | {"dur": 0}),
     "duration wrong": _some(_scaled),
 }
-LATER: dict[str, Way] = {}
+
+
+# From here on: written when the rules that see damage stood, and those were not changed for them.
+
+
+def _short_ones_dropped(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """What a viewer that leaves out short events would save: the shorter share of them is gone."""
+    lengths = sorted(float(event.get("dur", 0)) for event in events if _operator(event))
+    if not lengths:
+        return events
+    least = lengths[min(len(lengths) - 1, int(strength * len(lengths)))]
+    return [e for e in events if not _operator(e) or float(e.get("dur", 0)) > least]
+
+
+def _deep_ones_dropped(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """Only the outermost calls are left; how many levels, the strength says."""
+    most = round(6 * (1 - strength)) + 1
+    still_open: dict[Any, list[float]] = {}
+    kept = []
+    for event in sorted(events, key=lambda e: (float(e.get("ts", 0)), -float(e.get("dur", 0)))):
+        if not _operator(event):
+            kept.append(event)
+            continue
+        ends = still_open.setdefault(event.get("tid"), [])
+        while ends and ends[-1] <= event["ts"]:
+            ends.pop()
+        ends.append(event["ts"] + event["dur"])
+        if len(ends) <= most:
+            kept.append(event)
+    return kept
+
+
+def _each_nth(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    step = max(2, round(1 / strength))
+    return [event for at, event in enumerate(events) if not _timed(event) or at % step]
+
+
+def _jittered(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """Each start and end moves by up to 100 µs."""
+    most = 100 * strength**2
+
+    def moved(event: Event) -> Event:
+        return event | {
+            "ts": float(event["ts"]) + chance.uniform(-most, most),
+            "dur": max(0.0, float(event["dur"]) + chance.uniform(-most, most)),
+        }
+
+    return [moved(event) if _operator(event) else event for event in events]
+
+
+def _thread_renamed_midway(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    begin, end = _stretch(events, strength, chance)
+    return [
+        event | {"tid": 77} if _operator(event) and begin <= float(event["ts"]) < end else event
+        for event in events
+    ]
+
+
+def _names_exchanged(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """So large a share of the operators take each other's names, each by itself."""
+    at = [place for place, event in enumerate(events) if _operator(event)]
+    chosen = [place for place in at if chance.random() < strength]
+    names = [events[place]["name"] for place in chosen]
+    chance.shuffle(names)
+    events = list(events)
+    for place, name in zip(chosen, names, strict=True):
+        events[place] = events[place] | {"name": name}
+    return events
+
+
+def _numbers_wrap(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """Sequence numbers in so few bits that they repeat."""
+    most = 2 ** round(12 - 8 * strength)
+
+    def wrapped(event: Event) -> Event:
+        args = event.get("args", {})
+        if _SEQUENCE not in args:
+            return event
+        return event | {"args": args | {_SEQUENCE: int(args[_SEQUENCE]) % most}}
+
+    return [wrapped(event) if _operator(event) else event for event in events]
+
+
+def _numbers_off(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """In a stretch, sequence numbers are off by a few."""
+    begin, end = _stretch(events, strength, chance)
+    by = chance.choice((-7, -1, 1, 3, 50))
+
+    def off(event: Event) -> Event:
+        args = event.get("args", {})
+        if _SEQUENCE not in args or not begin <= float(event["ts"]) < end:
+            return event
+        return event | {"args": args | {_SEQUENCE: int(args[_SEQUENCE]) + by}}
+
+    return [off(event) if _operator(event) else event for event in events]
+
+
+def _numbers_exchanged(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    at = [p for p, e in enumerate(events) if _SEQUENCE in e.get("args", {})]
+    chosen = [place for place in at if chance.random() < strength]
+    numbers = [events[place]["args"][_SEQUENCE] for place in chosen]
+    chance.shuffle(numbers)
+    events = list(events)
+    for place, number in zip(chosen, numbers, strict=True):
+        args = events[place]["args"] | {_SEQUENCE: number}
+        events[place] = events[place] | {"args": args}
+    return events
+
+
+def _without_shapes(event: Event, chance: Random) -> Event:
+    args = {key: x for key, x in event.get("args", {}).items() if not key.startswith("Input")}
+    return event | {"args": args}
+
+
+def _other_shapes(event: Event, chance: Random) -> Event:
+    args = event.get("args", {})
+    if "Input Dims" not in args:
+        return event
+    return event | {"args": args | {"Input Dims": [[chance.randrange(1, 9)]]}}
+
+
+def _slower_clock(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """From some moment on the clock runs slower, or faster."""
+    begin, _ = _stretch(events, 0.5, chance)
+    rate = 1 + strength * chance.choice((-0.9, 4))
+
+    def slowed(event: Event) -> Event:
+        start = float(event["ts"])
+        return event if start < begin else event | {"ts": begin + (start - begin) * rate}
+
+    return [slowed(event) if "ts" in event else event for event in events]
+
+
+def _clock_jumps(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """At some moment the clock goes back."""
+    begin, _ = _stretch(events, 0.5, chance)
+    by = strength * _length(events) / 4
+    return [
+        event | {"ts": float(event["ts"]) - by}
+        if "ts" in event and float(event["ts"]) >= begin
+        else event
+        for event in events
+    ]
+
+
+def _backwards(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """Time runs backwards."""
+    last = max(float(event.get("ts", 0)) + float(event.get("dur", 0)) for event in events)
+    return [
+        event | {"ts": last - float(event["ts"]) - float(event.get("dur", 0))}
+        if "ts" in event
+        else event
+        for event in events
+    ]
+
+
+def _relabelled(event: Event, chance: Random) -> Event:
+    return event | {"cat": chance.choice(("user_annotation", "cuda_runtime", "cpu_op", "new"))}
+
+
+def _ends_dropped(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """The file's last events are gone, as if the profiler's buffer had been full."""
+    return events[: max(1, int(len(events) * (1 - strength * 0.9)))]
+
+
+def _begins_dropped(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    return events[int(len(events) * strength * 0.9) :]
+
+
+def _with_noise(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """Events that nobody recorded stand among the others."""
+    timed = [event for event in events if _operator(event)]
+    if not timed:
+        return events
+    new = []
+    for _ in range(int(strength * len(timed))):
+        one, other = chance.choice(timed), chance.choice(timed)
+        new.append(one | {"ts": other["ts"] + chance.random(), "dur": chance.random() * 10})
+    return events + new
+
+
+def _two_ranks(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """A second rank's events in the same file, a little later, in a process of its own."""
+    return events + [
+        event | {"pid": 99_999, "ts": float(event["ts"]) + 1000 * strength}
+        for event in events
+        if "ts" in event
+    ]
+
+
+def _ranges_emptied(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """All that stands in so large a share of the engine's ranges is gone."""
+    emptied = [
+        (event.get("tid"), event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if _name(event).startswith(_ENGINE) and chance.random() < strength
+    ]
+    emptied.sort(key=lambda one: one[1])
+    kept = []
+    for event in events:
+        if _operator(event) and not _name(event).startswith(_ENGINE):
+            start = event["ts"]
+            if any(tid == event.get("tid") and b < start < e for tid, b, e in emptied):
+                continue
+        kept.append(event)
+    return kept
+
+
+def _one_kind_dropped(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    """All operators of a few names are gone, with nothing left of them."""
+    names = sorted({_name(event) for event in events if _operator(event)})
+    gone = set(chance.sample(names, max(1, int(strength * 0.3 * len(names)))))
+    return [event for event in events if not (_operator(event) and _name(event) in gone)]
+
+
+LATER: dict[str, Way] = {
+    "short events dropped": _short_ones_dropped,
+    "deep events dropped": _deep_ones_dropped,
+    "every nth dropped": _each_nth,
+    "names of a few dropped": _one_kind_dropped,
+    "engine ranges emptied": _ranges_emptied,
+    "step marks dropped": _dropping(lambda event: _name(event).startswith("ProfilerStep")),
+    "end dropped": _ends_dropped,
+    "begin dropped": _begins_dropped,
+    "noise among them": _with_noise,
+    "times jitter": _jittered,
+    "clock changes its rate": _slower_clock,
+    "clock goes back once": _clock_jumps,
+    "time backwards": _backwards,
+    "thread renamed midway": _thread_renamed_midway,
+    "two ranks in one file": _two_ranks,
+    "names exchanged": _names_exchanged,
+    "names in lower case": _some(lambda event, _: event | {"name": _name(event).lower()}),
+    "names without their space": _some(
+        lambda event, _: event | {"name": _name(event).rpartition("::")[2]}
+    ),
+    "categories of chance": _some(_relabelled),
+    "numbers wrap around": _numbers_wrap,
+    "numbers off by a few": _numbers_off,
+    "numbers exchanged": _numbers_exchanged,
+    "shapes missing": _some(_without_shapes),
+    "shapes of chance": _some(_other_shapes),
+    "arguments empty": _some(lambda event, _: event | {"args": {}}),
+    "arguments of another": _with_args(lambda args, chance: {"External id": chance.randrange(99)}),
+    "duration of chance": _some(lambda event, chance: event | {"dur": chance.uniform(0, 1000)}),
+    "process of chance": _some(lambda event, chance: event | {"pid": chance.randrange(3)}),
+    "start null": _some(lambda event, _: event | {"ts": None}),
+    "name a number": _some(lambda event, chance: event | {"name": chance.randrange(9)}),
+}
 WAYS = KNOWN | LATER
