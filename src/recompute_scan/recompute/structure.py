@@ -43,6 +43,15 @@ class Role(IntEnum):
     PLUMBING = 7  # communication and resharding
 
 
+def _table(*roles: Role) -> Bool:
+    """For each role: is it one of these?"""
+    return np.array([role in roles for role in Role], np.bool_)
+
+
+_LOOKED_THROUGH = _table(Role.RANGE, Role.BACKWARD)
+_KEEPS_OWNER = _table(Role.RANGE, Role.CANDIDATE, Role.INNER)
+
+
 @dataclass(frozen=True)
 class Structure:
     """One entry per call.
@@ -94,6 +103,8 @@ def classify(calls: Calls) -> Structure:
     node = np.zeros(size, np.bool_)
     is_checkpoint_node = classes.checkpoint_node[calls.name] & (calls.kind == Kind.OP)
     closures = _closures(calls, classes)
+    closure = np.zeros(size, np.bool_)
+    closure[closures] = True
     node_of_engine = classes.node[calls.name]
     for rows in calls.levels():
         parent = calls.parent[rows]
@@ -106,7 +117,7 @@ def classify(calls: Calls) -> Structure:
         is_op = calls.kind[rows] == Kind.OP
 
         starts_engine = classes.engine[name] & is_op
-        open_above = np.isin(above_role, (Role.RANGE, Role.BACKWARD)) | (
+        open_above = _LOOKED_THROUGH[above_role] | (
             (above_role == Role.FORMULA) & (above_owner == parent)
         )
         is_node = (
@@ -122,15 +133,14 @@ def classify(calls: Calls) -> Structure:
         looked_through = (calls.kind[rows] == Kind.ANNOTATION) | (is_op & classes.function[name])
         new[free & looked_through] = Role.RANGE
         new[free & classes.plumbing[name] & (calls.kind[rows] != Kind.RUNTIME)] = Role.PLUMBING
-        new[free & classes.optimizer[name] & ~np.isin(rows, closures)] = Role.OPTIMIZER
+        new[free & classes.optimizer[name] & ~closure[rows]] = Role.OPTIMIZER
         new[is_node] = Role.FORMULA
         new[starts_engine] = Role.BACKWARD
 
         role[rows] = new
         node[rows] = is_node
         engine[rows] = np.where(starts_engine, rows, above_engine)
-        keeps_owner = np.isin(new, (Role.RANGE, Role.CANDIDATE, Role.INNER))
-        owner[rows] = np.where(keeps_owner, above_owner, -1)
+        owner[rows] = np.where(_KEEPS_OWNER[new], above_owner, -1)
         owns = (starts_engine | is_node) & ~is_checkpoint_node[rows]
         owner[rows] = np.where(owns, rows, owner[rows])
         # A checkpoint function's node is looked through: all it runs itself is the replay.
@@ -256,8 +266,7 @@ def _tops(calls: Calls, role: Int8) -> Int32:
         above = np.where(parent >= 0, top[parent], -1)
         own = role[rows]
         within = (own == Role.INNER) | ((own == Role.FORMULA) & (above >= 0))
-        looked_through = np.isin(own, (Role.RANGE, Role.BACKWARD))
-        top[rows] = np.where(looked_through, -1, np.where(within, above, rows))
+        top[rows] = np.where(_LOOKED_THROUGH[own], -1, np.where(within, above, rows))
     return top
 
 
