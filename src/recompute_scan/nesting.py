@@ -113,7 +113,8 @@ def _depths(start: Int64, end: Int64) -> Int64:
     empty_before = np.concatenate(([0], np.cumsum(end == start)))
     behind = np.searchsorted(start, start, side="right")
     closed -= empty_before[behind] - empty_before[rows]
-    return np.minimum(rows - closed, _DEEPEST)
+    depth: Int64 = np.minimum(rows - closed, _DEEPEST)
+    return depth
 
 
 def _parents(depth: Int64) -> Int64:
