@@ -211,7 +211,8 @@ def accounts_in(folder: Path) -> tuple[RunInfo, ...]:
     found = []
     for path in folder.glob(run_info_name(0).replace("0", "*")):
         with suppress(InputError):
-            found.append(read_run_info(path))
+            if path.is_file():  # a pipe would be waited for
+                found.append(read_run_info(path))
     return tuple(sorted(found, key=lambda info: info.rank))
 
 

@@ -49,6 +49,8 @@ def _table(*roles: Role) -> Bool:
 
 
 _LOOKED_THROUGH = _table(Role.RANGE, Role.BACKWARD)
+_OPERATORS = _table(Role.FORWARD, Role.CANDIDATE)
+_REPLAYED = _table(Role.CANDIDATE, Role.RANGE)
 _KEEPS_OWNER = _table(Role.RANGE, Role.CANDIDATE, Role.INNER)
 
 
@@ -218,7 +220,7 @@ def _numbers(calls: Calls, role: Int8, engine: Int32, nodes: Int64) -> Ints:
     lowest[lowest < 0] = none
     for rows in calls.levels_up():
         np.minimum.at(lowest, calls.parent[rows], lowest[rows])
-    unnumbered = np.isin(role, (Role.FORWARD, Role.CANDIDATE)) & (calls.sequence < 0)
+    unnumbered = _OPERATORS[role] & (calls.sequence < 0)
     number: Ints = calls.sequence.copy()
     np.copyto(number, lowest, where=unnumbered & (lowest < none))
     # A node with tensor hooks (FSDP's, say) has its number while its engine range has none, or
@@ -247,10 +249,7 @@ def _settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints) -> No
     """
     candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
     numbered = np.flatnonzero(
-        np.isin(role, (Role.CANDIDATE, Role.RANGE))
-        & (owner >= 0)
-        & (number >= 0)
-        & (calls.kind == Kind.OP)
+        _REPLAYED[role] & (owner >= 0) & (number >= 0) & (calls.kind == Kind.OP)
     )
     replay_end = np.full(len(calls), -1, np.int64)
     np.maximum.at(replay_end, owner[numbered], calls.end[numbered])
