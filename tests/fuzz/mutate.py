@@ -10,7 +10,7 @@ from typing import Any
 
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
 _WORDS = (
-    b"0 -1 1e999 -0.0 NaN null true [] {} \"\" 1.5 2147483648 9223372036854775807 1e308 0.1 -5"
+    b'0 -1 1e999 -0.0 NaN null true [] {} "" 1.5 2147483648 9223372036854775807 1e308 0.1 -5'
 ).split()
 _PIECES = (
     *(b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\0", b"\xff", b"\xed\xa0\x80"),

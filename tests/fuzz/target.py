@@ -14,7 +14,9 @@ from recompute_scan.diagnose.classify import diagnose_log
 from recompute_scan.diagnose.logs import lines_of, read_log
 from recompute_scan.diagnose.outcome import finding_of
 from recompute_scan.errors import ScanError
+from recompute_scan.headline import confidence
 from recompute_scan.pipeline import analyse
+from recompute_scan.recompute.facts import study
 from recompute_scan.report.failure import explanation
 from recompute_scan.report.text import render_text
 from recompute_scan.result import Result, from_json, to_json
@@ -37,7 +39,14 @@ def load(data: bytes) -> Trace:
 
 
 def trace(data: bytes) -> str:
-    """Read, analyse, and write the result, which is the same when read back."""
+    """Read and analyse: what ran again, the verdict, the confidence."""
+    facts = study(load(data))
+    health = " ".join(sorted(facts.trace.health))
+    return f"{facts.judgement.verdict} {confidence(facts)} {health}"
+
+
+def whole(data: bytes) -> str:
+    """The same with price and findings, and the result written: it is the same when read back."""
     result = result_of(load(data))
     assert from_json(to_json(result)) == result
     return _word(result)
@@ -73,17 +82,19 @@ def archive(data: bytes) -> str:
 def log(data: bytes) -> str:
     """The log of a run that failed, and what is said of it."""
     found = diagnose_log(read_log(lines_of(io.BytesIO(data))))
+    causes = [finding_of(found.cause)] if found.cause else []
     explanation(
-        [finding_of(found.cause)] if found.cause else [],
+        causes,
         [finding_of(hint) for hint in found.hints],
         found.first.errors[-1].summary if found.first else None,
         color=False,
     )
-    return f"{found.cause.code if found.cause else None} {len(found.hints)} {bool(found.first)}"
+    return f"{[cause.code for cause in causes]} {len(found.hints)} {bool(found.first)}"
 
 
 TARGETS: dict[str, Target] = {
     "trace": trace,
+    "whole": whole,
     "result": result,
     "baseline": baseline,
     "account": account,

@@ -20,11 +20,12 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import numpy.typing as npt
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.structure import Role, Structure
-from recompute_scan.trace.columns import Bool, Int64, Ints, Kind
+from recompute_scan.trace.columns import Bool, Ints, Kind
 
 # Smaller shares are found in sound traces.
 _SOUND = {
@@ -150,14 +151,17 @@ def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
     rows = np.flatnonzero(operator & ~looked_through)
     above = calls.parent[rows]
     within = (above >= 0) & operator[np.maximum(above, 0)]
-    # A sum of numbers drawn for name and shapes: equal for equal operators inside, in any order.
-    own = _numbered(calls.name[rows], calls.dims[rows])
-    draw = np.random.default_rng(0).integers(1, 2**62, int(own.max(initial=0)) + 1, dtype=np.int64)
-    inside = np.zeros(len(calls), np.int64)
-    np.add.at(inside, above[within], draw[own[within]])
-    around = np.where(within, calls.name[np.maximum(above, 0)], -1)
-    kind = _numbered(calls.name[rows], calls.dims[rows], around, structure.engine[rows] >= 0)
-    both = _numbered(kind, inside[rows])
+    shaped = (
+        calls.name[rows].astype(np.int64) * (int(calls.dims.max(initial=0)) + 1) + calls.dims[rows]
+    )
+    # A sum of numbers that stand for name and shapes: equal for equal ones, in any order.
+    inside = np.zeros(len(calls), np.uint64)
+    np.add.at(inside, above[within], _mixed(shaped[within]))
+    around = np.where(within, calls.name[np.maximum(above, 0)], -1).astype(np.int64)
+    in_backward = structure.engine[rows] >= 0
+    kind = _mixed(shaped) ^ _mixed(2 * around + in_backward + 2**40)
+    _, kind = np.unique(kind, return_inverse=True)
+    _, both = np.unique(_mixed(kind) ^ inside[rows], return_inverse=True)
     all_of = np.bincount(kind, minlength=1)[kind]
     alike = np.bincount(both, minlength=1)[both]
     unlike = (all_of >= _KIND) & (alike < np.maximum(_RULE * all_of, 2))
@@ -174,10 +178,11 @@ def _shapes_missing(calls: Calls) -> tuple[int, int]:
     return int(missing.sum()), len(rows)
 
 
-def _numbered(*columns: Ints | Bool) -> Int64:
-    """One number per row, equal for rows that are equal in every column."""
-    number = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        _, codes = np.unique(column, return_inverse=True)
-        _, number = np.unique(number * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)
-    return number
+def _mixed(numbers: Ints) -> npt.NDArray[np.uint64]:
+    """Each number spread over 64 bits, as splitmix64 does; equal for equal ones alone."""
+    mixed = numbers.astype(np.uint64)
+    mixed *= np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    return mixed
