@@ -81,7 +81,7 @@ def fuzz(target: str, seconds: float, chance: Random, keep: Path) -> int:
     rate = tried / (time.process_time() - busy)
     print(
         f"{target:9} {tried:8,} inputs, {rate:6,.0f} per busy second, {len(words)} endings, "
-        f"{len(failures)} failures; the slowest of {len(slowest):,} bytes took {longest * 1e3:.0f} ms",
+        f"{len(failures)} failures; slowest: {len(slowest):,} bytes, {longest * 1e3:.0f} ms",
         flush=True,
     )
     return len(failures)

@@ -18,12 +18,14 @@ that get other shapes in each step); in public traces of torch 1.9 to 2.9 up to 
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.structure import Role, Structure
 from recompute_scan.trace.columns import Bool, Ints, Kind
 
@@ -39,6 +41,8 @@ _SOUND = {
 _KIND, _RULE = 4, 0.1
 # Nodes of these names have no operator in the forward pass.
 _NO_OPERATOR = re.compile(r"torch::(autograd::(AccumulateGrad|GraphRoot|CopySlices)$|jit::)")
+# It calls the node of what was done to the slice itself, without the engine.
+_COPY_SLICES = "torch::autograd::CopySlices"
 # Named by what they compute; others (TorchScript's, C++ functions') have names of their own.
 _NAMED = re.compile(r"([A-Z]\w*?)Backward\d*$")
 
@@ -62,6 +66,22 @@ def check_soundness(calls: Calls, structure: Structure) -> dict[str, int]:
     return counters
 
 
+def check_steps(calls: Calls, counts: Counts) -> dict[str, int]:
+    """Counter of steps that replay other operators than most that run the same forward pass.
+
+    ``replays_uneven``, and with ``_of`` behind it how many steps there are; empty where none do.
+    """
+    replays: dict[int, list[int]] = {}
+    names = _mixed(calls.name[counts.rows])
+    for step in np.unique(counts.step[counts.counted]):
+        mine = counts.counted & (counts.step == step)
+        again = names[mine] * counts.runs[mine].astype(np.uint64)
+        replays.setdefault(int(names[mine].sum()), []).append(int(again.sum()))
+    uneven = sum(len(alike) - Counter(alike).most_common(1)[0][1] for alike in replays.values())
+    of = sum(map(len, replays.values()))
+    return {"replays_uneven": uneven, "replays_uneven_of": of} if uneven else {}
+
+
 def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
     """Engine ranges without their node in them, and nodes in no such range; of how many."""
     operator = calls.kind == Kind.OP
@@ -83,7 +103,8 @@ def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
     above = calls.parent[nodes]
     inside = (above >= 0) & (node_of[calls.name[np.maximum(above, 0)]] == calls.name[nodes])
     holding = np.unique(above[inside])
-    outside = structure.engine[nodes] < 0
+    copies = np.array([name == _COPY_SLICES for name in calls.names], np.bool_)
+    outside = ~inside & ~((above >= 0) & copies[calls.name[np.maximum(above, 0)]])
     return len(engines) - len(holding) + int(outside.sum()), len(engines)
 
 
