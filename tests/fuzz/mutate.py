@@ -90,7 +90,7 @@ def _cut(data: bytes, _: Sequence[bytes], chance: Random) -> bytes:
 
 def _flipped(data: bytes, _: Sequence[bytes], chance: Random) -> bytes:
     changed = bytearray(data or b"\0")
-    for _ in range(chance.choice((1, 1, 3, 20))):
+    for _time in range(chance.choice((1, 1, 3, 20))):
         changed[chance.randrange(len(changed))] = chance.randrange(256)
     return bytes(changed)
 
