@@ -82,7 +82,7 @@ def with_args(**fields: Any) -> Callable[[Event], Event]:
         (without("name"), "events_without_name", "names"),
         (without("tid"), "events_without_thread", "do not say which thread"),
         (without("pid"), "events_without_thread", "do not say which thread"),
-        (without("cat"), "events_without_category", "do not say what they are"),
+        (without("cat"), "events_without_category", "do not say that they are"),
         (without("args"), "events_without_args", "have no arguments"),
         (with_args(**{"Sequence number": -7}), "numbers_out_of_range", "numbers"),
         (
@@ -187,8 +187,14 @@ def test_deep_nesting_takes_time_by_its_events_alone() -> None:
     deep = 20_000
     events = [
         {
-            "ph": "X", "cat": "cpu_op", "name": "aten::op", "pid": 1, "tid": 1,
-            "ts": at * 0.5, "dur": 3.0 * (deep - at), "args": {"Ev Idx": at},
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": "aten::op",
+            "pid": 1,
+            "tid": 1,
+            "ts": at * 0.5,
+            "dur": 3.0 * (deep - at),
+            "args": {"Ev Idx": at},
         }
         for at in range(deep)
     ]

@@ -36,8 +36,10 @@ SENTENCES: dict[str, str] = {
     "ranges_without_end": "{n} NVTX ranges were still open when recording ended; left out.",
     "events_without_name": "{n} events have names that the file does not hold.",
     "events_without_thread": "{n} events do not say which thread or process they ran in.",
-    "events_without_category": "{n} events do not say what they are, and were not looked at.",
-    "events_without_args": "{n} operators have no arguments: no numbers, no shapes.",
+    "events_without_category": (
+        "{n} events do not say that they are operators, though they are called so."
+    ),
+    "events_without_args": "{n} operators have no arguments, while others have.",
     "names_shortened": "{n} names were too long and were cut.",
     "nodes_apart": (
         "{n} of {of} backward nodes and the ranges that the engine opens for them stand apart: "

@@ -103,6 +103,8 @@ class Packer:
         names: Code of each distinct name so far; threads and signatures are the same.
         exact: Whether times come as `Ns` where they had a fraction.
         left_out: Events that were not kept.
+        without_args: Operators without arguments.
+        uncategorised: Names of events without a category.
         numbering: How many events the recording had, and how many came by.
         after_python: Whether the last event that came by was a Python frame.
     """
@@ -115,6 +117,8 @@ class Packer:
         self.signatures = Codes({b"": 0})
         self.exact = False
         self.left_out = 0
+        self.without_args = 0
+        self.uncategorised: list[Any] = []
         self.numbering = Numbering()
         self.after_python = False
         self._python = python
@@ -173,10 +177,10 @@ class Packer:
         self.numbering.join(frames)
         self.after_python = True
 
-    def _count_missing(
+    def _note_missing(
         self, events: Sequence[Event], args: Sequence[Args], kinds: bytes, *, strict: bool
     ) -> None:
-        """Count operators without arguments and events without a category.
+        """Note operators without arguments and events without a category.
 
         Raises:
             ValueError: There are, and ``strict`` is set.
@@ -184,17 +188,16 @@ class Packer:
         bare = [each is NO_ARGS for each in args]
         if True in bare:
             bare = [one and kind == Kind.OP for one, kind in zip(bare, kinds, strict=True)]
-        unknown = [not event.cat for event in events] if Kind.OTHER in kinds else []
-        if strict and (True in bare or True in unknown):
+        unknown = [e.name for e in events if not e.cat] if Kind.OTHER in kinds else []
+        if strict and (True in bare or unknown):
             raise ValueError("something is missing")
-        count(self._health, "events_without_args", bare.count(True))
-        count(self._health, "events_without_category", unknown.count(True))
+        self.without_args += bare.count(True)
+        self.uncategorised += unknown
 
     def _pack(self, events: Sequence[Event], kinds: bytes, *, strict: bool = False) -> Packed:
         number = len(events)
         ints = struct.Struct(f"={number}i").pack
         args: list[Args] = [event.args for event in events]  # type: ignore[misc]
-        self._count_missing(events, args, kinds, strict=strict)
         starts = [event.ts for event in events]
         durations = [event.dur for event in events]
         if self.exact:
@@ -219,6 +222,7 @@ class Packer:
             all_of = zip(shapes, args, codes, strict=True)
             shapes = [(*s, a.values) if c in names.convolutions else s for s, a, c in all_of]
         dims = ints(*map(self.signatures.__getitem__, map(b"".join, shapes)))
+        self._note_missing(events, args, kinds, strict=strict)
         return Packed(
             rows=number,
             exact=self.exact,
