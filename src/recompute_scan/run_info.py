@@ -246,7 +246,7 @@ def parse_run_info(data: bytes, name: str) -> RunInfo:
     """
     try:
         info = msgspec.json.decode(data, type=RunInfo)
-    except (UnicodeDecodeError, msgspec.MsgspecError) as error:
+    except (UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
         raise InputError("E306", f"Cannot use {name}.", why=str(error)) from None
     if info.schema != RUN_SCHEMA:
         raise InputError("E306", f"Cannot use {name}.", why=f"its schema is {info.schema!r}")

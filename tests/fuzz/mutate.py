@@ -97,7 +97,8 @@ def _flipped(data: bytes, _: Sequence[bytes], chance: Random) -> bytes:
 
 def _with_piece(data: bytes, _: Sequence[bytes], chance: Random) -> bytes:
     at = chance.randrange(len(data) + 1)
-    return data[:at] + chance.choice(_PIECES) * chance.choice((1, 1, 1, 2, 300)) + data[at:]
+    times = chance.choice((1, 1, 1, 1, 2, 300, 5000))
+    return data[:at] + chance.choice(_PIECES) * times + data[at:]
 
 
 def _other_number(data: bytes, _: Sequence[bytes], chance: Random) -> bytes:
