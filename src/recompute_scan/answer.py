@@ -231,7 +231,7 @@ def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
     found = list(info.warnings) if info else []
     if info is not None and info.message:
         found.append(info.message)
-    found.extend(traces.sentences(facts.trace.health))
+    found.extend(traces.sentences(facts.trace.health, len(facts.trace)))
     if facts.framed:
         found.append(
             "Who asked for the checkpoints was read off Python frames: a line is that where the "

@@ -114,6 +114,16 @@ def test_an_event_that_is_gone_is_missed_by_its_number(name: str) -> None:
     assert confidence(facts) != "high"
 
 
+def test_the_share_that_was_lost_is_said() -> None:
+    events = sound()
+    for event in events[: len(events) // 4]:
+        del event["dur"]
+    warnings = result_of(studied(events).trace).warnings
+    assert any("43 events (25 %) have no usable duration" in warning for warning in warnings), (
+        warnings
+    )
+
+
 def test_events_that_are_there_twice_are_counted() -> None:
     facts = studied(sound() + sound()[-3:])
     assert facts.trace.health["events_twice"] == 3
