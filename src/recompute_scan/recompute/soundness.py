@@ -39,8 +39,10 @@ _SOUND = {
 # What operators run inside is compared where there are so many of a kind, and what this share
 # of them has is no exception.
 _KIND, _RULE = 4, 0.1
-# Nodes of these names have no operator in the forward pass.
-_NO_OPERATOR = re.compile(r"torch::(autograd::(AccumulateGrad|GraphRoot|CopySlices)$|jit::)")
+# Nodes of these names have no operator in the forward pass; of an archive's aliases nobody knows.
+_NO_OPERATOR = re.compile(
+    r"torch::(autograd::(AccumulateGrad|GraphRoot|CopySlices)$|jit::)|[Pp]rivate_op_\d"
+)
 # It calls the node of what was done to the slice itself, without the engine.
 _COPY_SLICES = "torch::autograd::CopySlices"
 # Named by what they compute; others (TorchScript's, C++ functions') have names of their own.
@@ -154,7 +156,7 @@ def _called_after(names: list[str], node: Ints, operator: Ints) -> Bool:
 
 def _comes_from(node: str, operator: str) -> bool:
     named = _NAMED.match(node)
-    if named is None:
+    if named is None or _NO_OPERATOR.match(operator):
         return True
     one, two = _plain(named[1]), _plain(operator)
     return one.startswith(two) or two.startswith(one)
