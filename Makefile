@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults bench-load bench-page share-check licenses release-check lock
+.PHONY: help demo test browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults damage fuzz bench-load bench-page share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,12 @@ versions: $(DEV) ## Every torch from 2.1 on, each in an environment made for it:
 
 launchers: $(DEV) ## A small job under every launcher: the verdict beside the job's own count
 	$(BIN)/python benchmarks/launchers.py $(BENCH)
+
+damage: $(DEV) ## Labelled traces damaged in sixty ways: how often high confidence is wrong
+	$(BIN)/python benchmarks/damage.py $(BENCH)
+
+fuzz: $(DEV) ## Odd inputs for everything that reads what others wrote: inputs a second, the slowest
+	$(BIN)/python -m tests.fuzz $(BENCH)
 
 faults: $(DEV) ## A small job broken in every way: what was reported, and what was kept
 	$(BIN)/python benchmarks/faults.py $(BENCH)

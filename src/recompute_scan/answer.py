@@ -280,7 +280,7 @@ def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
     found = list(info.warnings) if info else []
     if info is not None and info.message:
         found.append(info.message)
-    found.extend(traces.sentences(facts.trace.health))
+    found.extend(traces.sentences(facts.trace.health, len(facts.trace)))
     if places_guessed(facts):
         found.append(
             f"Times are whole microseconds, and of {facts.calls.guessed} of {len(facts.calls)} "

@@ -71,8 +71,11 @@ def _end(folder: Path, rank: int, info: RunInfo | None) -> RankEnd | None:
         if end.ending != "killed":
             return end
     # A launcher ended it before it could write its account; its stacks may be there.
+    written = folder / stacks_text_name(rank)
+    if not written.is_file():
+        return end
     try:
-        with (folder / stacks_text_name(rank)).open(encoding="utf-8", errors="replace") as file:
+        with written.open(encoding="utf-8", errors="replace") as file:
             stack = main_stack(file.read(_LONGEST_STACKS))
     except OSError:
         return end

@@ -5,6 +5,7 @@ from __future__ import annotations
 from recompute_scan.recompute.agreement import disagreeing_steps
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.result import MEASURED, Level, Result
+from recompute_scan.trace.health import lost_evidence
 from recompute_scan.units import ms
 
 _DOUBTFUL_SHARE = 0.02
@@ -16,8 +17,6 @@ _MANY_UNLAUNCHED = 0.3
 _SOME_GUESSED, _MANY_GUESSED = 0.002, 0.02
 # Less of a step, in %, is not said to be wasted.
 _WORTH_SAYING = 0.5
-# Counters of a trace's health that say that something of it is lost.
-_LOSSES = ("cut_short", "archive_damaged", "events_dropped", "args_dropped", "tables_damaged")
 
 
 def headline(result: Result) -> str:
@@ -96,7 +95,7 @@ def confidence(facts: Recompute) -> Level:
     if attention is not None:
         told = attention.by_thread and attention.steps_marked and not disagreeing_steps(facts)
         return "medium" if told else "low"
-    lost = any(facts.trace.health.get(counter) for counter in _LOSSES)
+    lost = lost_evidence(facts.trace.health)
     alone = facts.plain.agrees is not True
     doubtful = marks_disagree(facts) or facts.complete_count < 2 or disagreeing_steps(facts)
     return "medium" if lost or doubtful or alone or places_guessed(facts) else "high"

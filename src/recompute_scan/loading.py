@@ -52,7 +52,8 @@ def load_each(
         try:
             yield load_one(address, number, on_progress, limits)
         except InputError as error:
-            failures.append(error)
+            error.__context__ = None  # with their tracebacks, both hold the reader's buffers
+            failures.append(error.with_traceback(None))
 
 
 def load_one(

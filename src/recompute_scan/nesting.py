@@ -13,13 +13,16 @@ from recompute_scan.trace.columns import Bool, Int32, Int64, Ints
 _SLACK_NS = 1000
 # Intervals taken at once: what is needed on the way to a result is held for so many only.
 _PIECE = 1 << 18
+# What is nested deeper stands beside the last of so many: every level costs its own round, and no
+# program nests so deep (Python's own limit of recursion is 1,000).
+_DEEPEST = 1000
 
 
 def nest_intervals(thread: Int32, start: Int64, end: Int64) -> tuple[Ints, Int32, Int32, int]:
     """Depth, row of the parent (-1: none), number of rows below, and how many had to be cut.
 
-    An interval's parent is the innermost of its thread that holds it. Crossing ones are cut in
-    place until they nest.
+    An interval's parent is the innermost of its thread that holds it, down to a depth of 1,000.
+    Crossing ones are cut in place until they nest.
 
     Args:
         thread: Whose each interval is.
@@ -110,7 +113,8 @@ def _depths(start: Int64, end: Int64) -> Int64:
     empty_before = np.concatenate(([0], np.cumsum(end == start)))
     behind = np.searchsorted(start, start, side="right")
     closed -= empty_before[behind] - empty_before[rows]
-    return rows - closed
+    depth: Int64 = np.minimum(rows - closed, _DEEPEST)
+    return depth
 
 
 def _parents(depth: Int64) -> Int64:

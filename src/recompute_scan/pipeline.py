@@ -114,7 +114,9 @@ def _answer(job: _Job, on_progress: Progress) -> Piece | InputError:
         one = load_one(job.address, job.number, on_progress, job.limits)
         result = answer_to(one, job.machine, job.limits, on_progress)
     except InputError as error:
-        return error
+        # A traceback holds every frame, and so the buffers of the reader.
+        error.__context__ = None
+        return error.with_traceback(None)
     return Piece(one.name, one.rank, _with_hta(result, one) if job.hta else result)
 
 

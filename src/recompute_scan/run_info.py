@@ -214,7 +214,8 @@ def accounts_in(folder: Path) -> tuple[RunInfo, ...]:
     found = []
     for path in folder.glob(run_info_name(0).replace("0", "*")):
         with suppress(InputError):
-            found.append(read_run_info(path))
+            if path.is_file():  # a pipe would be waited for
+                found.append(read_run_info(path))
     return tuple(sorted(found, key=lambda info: info.rank))
 
 
@@ -248,7 +249,7 @@ def parse_run_info(data: bytes, name: str) -> RunInfo:
     """
     try:
         info = msgspec.json.decode(data, type=RunInfo)
-    except (UnicodeDecodeError, msgspec.MsgspecError) as error:
+    except (UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
         raise InputError("E306", f"Cannot use {name}.", why=str(error)) from None
     if info.schema != RUN_SCHEMA:
         raise InputError("E306", f"Cannot use {name}.", why=f"its schema is {info.schema!r}")

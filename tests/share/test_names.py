@@ -177,3 +177,22 @@ def test_the_list_of_operators_is_that_of_this_torch() -> None:
     # In a process of its own: what other tests import registers more.
     command = [sys.executable, "-m", "tests.share.operators"]
     assert text == subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "plain", "strict"),
+    [
+        ("cudaLaunchKernel", True, True),
+        ("cuLaunchKernelEx", True, True),
+        ("hipGetDevicePropertiesR0600", True, True),
+        ("cudaStreamIsCapturing_v10000", True, True),
+        ("cudaProjectTigerSync", True, False),
+        ("ncclAcmeGather", True, False),
+        ("cudaLaunchKernel of tiger", False, False),
+    ],
+)
+def test_a_runtime_call_stays_whole_under_strict_only_where_the_vendor_named_it(
+    name: str, plain: bool, strict: bool
+) -> None:
+    assert (Names(strict=False).event(name, Kind.RUNTIME) == name) is plain
+    assert (Names(strict=True).event(name, Kind.RUNTIME) == name) is strict

@@ -16,6 +16,7 @@ from typing import ClassVar
 import pytest
 
 from recompute_scan.errors import InputError, MissingExtra
+from recompute_scan.trace import remote
 from recompute_scan.trace.limits import Limits
 from recompute_scan.trace.remote import is_remote, list_remote, open_remote, shown
 
@@ -298,3 +299,40 @@ def test_without_aiohttp_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -
         open_remote("https://host/a.json")
     assert caught.value.code == "E326"
     assert caught.value.hint == "pip install aiohttp"
+
+
+def test_a_host_of_version_six_is_no_chain_of_addresses() -> None:
+    for address in ("http://[::1]:9/x.json", "http://user:word@[fe80::1]:9/x.json"):
+        with pytest.raises(InputError) as refusal, open_remote(address):
+            pass
+        assert refusal.value.code == "E325"
+        assert "word" not in str(refusal.value)
+    with pytest.raises(InputError, match="chain of addresses"):
+        open_remote("zip://a.json::http://[::1]:9/x.zip")
+
+
+@pytest.mark.parametrize(("bytes_each", "patient"), [(10, False), (5_000, True)])
+def test_a_server_that_drips_is_given_up(
+    bytes_each: int, patient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 100_000, 2))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+
+    class Dripping:
+        left = 100
+
+        def read(self, most: int) -> bytes:
+            self.left -= 1
+            return b"x" * min(most, bytes_each) if self.left else b""
+
+        def close(self) -> None:
+            pass
+
+    with closing(remote._Stream(Dripping(), "http://host/x.json?key=word")) as stream:
+        if patient:
+            assert len(stream.readall()) == 99 * bytes_each
+            return
+        with pytest.raises(InputError, match="given up") as refusal:
+            stream.readall()
+    assert refusal.value.code == "E325"
+    assert "word" not in str(refusal.value)

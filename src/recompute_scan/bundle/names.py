@@ -27,6 +27,7 @@ from recompute_scan.annotations import (
     replay_name,
 )
 from recompute_scan.bundle.places import Places
+from recompute_scan.bundle.runtime_calls import is_vendors_own
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.attention_kernels import attention_role
 from recompute_scan.recompute.families import family_of_node
@@ -80,7 +81,6 @@ _TELLING = re.compile(
 # What some families of operators are known by; the second keeps a name out of a family.
 _ENDINGS = ("", "_x", "_norm", "_loss", "_softmax", "_dropout", "_convolution", "_pool")
 _NODE = re.compile(r"(.*?)(Backward\d*)")
-
 
 # Names of attention's kernels, forward and backward, that are known as the family's own.
 ATTENTION = {
@@ -146,8 +146,10 @@ class Names:
             return self._range(name)
         if kind == Kind.KERNEL:
             return self._kernel(name)
-        known = _RUNTIME if kind == Kind.RUNTIME else _COPY
-        return name if known.fullmatch(name) else self._alias("call", name)
+        if _COPY.fullmatch(name) or is_vendors_own(name):
+            return name
+        called = kind == Kind.RUNTIME and not self.strict and _RUNTIME.fullmatch(name)
+        return self._keep(name) if called else self._alias("call", name)
 
     def module(self, path: str) -> str:
         """A module's name, part by part; numbers of layers stay."""

@@ -81,7 +81,7 @@ def parse_baseline(data: bytes, name: str) -> tuple[Accepted, ...]:
     """
     try:
         baseline = msgspec.json.decode(data, type=Baseline)
-    except (UnicodeDecodeError, msgspec.MsgspecError) as error:
+    except (UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
         raise InputError("E328", f"{name} is no baseline.", why=str(error)) from None
     if baseline.schema != BASELINE_SCHEMA:
         raise InputError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from recompute_scan.recompute.kernel_evidence import (
 )
 from recompute_scan.recompute.marks import Marks, read_marks
 from recompute_scan.recompute.modules import name_blocks
+from recompute_scan.recompute.soundness import check_soundness, check_steps
 from recompute_scan.recompute.spans import spans_from_marks, spans_from_replays
 from recompute_scan.recompute.structure import Role, Structure, classify
 from recompute_scan.recompute.verdict import Judgement, judge
@@ -93,6 +94,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> Recompute:
     """
     calls = nest(trace)
     structure = classify(calls)
+    trace = replace(trace, health=trace.health | check_soundness(calls, structure))
     kernels = link_kernels(trace, calls)
     work = measure(calls, structure, kernels)
     steps = join_steps(calls, structure, find_steps(calls))
@@ -100,6 +102,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> Recompute:
     alignment = align(calls, structure, work, starts)
     complete = complete_steps(calls, alignment, steps, trace.cut_at)
     counts = count(calls, structure, work, alignment, steps, complete)
+    trace = replace(trace, health=trace.health | check_steps(calls, counts))
     marks = read_marks(calls, structure, alignment)
     if marks is not None:
         spans = spans_from_marks(calls, structure, marks)

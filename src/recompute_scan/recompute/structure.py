@@ -44,6 +44,17 @@ class Role(IntEnum):
     PLUMBING = 7  # communication and resharding
 
 
+def _table(*roles: Role) -> Bool:
+    """For each role: is it one of these?"""
+    return np.array([role in roles for role in Role], np.bool_)
+
+
+_LOOKED_THROUGH = _table(Role.RANGE, Role.BACKWARD)
+_OPERATORS = _table(Role.FORWARD, Role.CANDIDATE)
+_REPLAYED = _table(Role.CANDIDATE, Role.RANGE)
+_KEEPS_OWNER = _table(Role.RANGE, Role.CANDIDATE, Role.INNER)
+
+
 @dataclass(frozen=True)
 class Structure:
     """One entry per call.
@@ -98,6 +109,8 @@ def classify(calls: Calls) -> Structure:
     node = np.zeros(size, np.bool_)
     is_checkpoint_node = classes.checkpoint_node[calls.name] & (calls.kind == Kind.OP)
     closures = _closures(calls, classes)
+    closure = np.zeros(size, np.bool_)
+    closure[closures] = True
     node_of_engine = classes.node[calls.name]
     for rows in calls.levels():
         parent = calls.parent[rows]
@@ -110,7 +123,7 @@ def classify(calls: Calls) -> Structure:
         is_op = calls.kind[rows] == Kind.OP
 
         starts_engine = classes.engine[name] & is_op
-        open_above = np.isin(above_role, (Role.RANGE, Role.BACKWARD)) | (
+        open_above = _LOOKED_THROUGH[above_role] | (
             (above_role == Role.FORMULA) & (above_owner == parent)
         )
         is_node = (
@@ -126,15 +139,14 @@ def classify(calls: Calls) -> Structure:
         looked_through = (calls.kind[rows] == Kind.ANNOTATION) | (is_op & classes.function[name])
         new[free & looked_through] = Role.RANGE
         new[free & classes.plumbing[name] & (calls.kind[rows] != Kind.RUNTIME)] = Role.PLUMBING
-        new[free & classes.optimizer[name] & ~np.isin(rows, closures)] = Role.OPTIMIZER
+        new[free & classes.optimizer[name] & ~closure[rows]] = Role.OPTIMIZER
         new[is_node] = Role.FORMULA
         new[starts_engine] = Role.BACKWARD
 
         role[rows] = new
         node[rows] = is_node
         engine[rows] = np.where(starts_engine, rows, above_engine)
-        keeps_owner = np.isin(new, (Role.RANGE, Role.CANDIDATE, Role.INNER))
-        owner[rows] = np.where(keeps_owner, above_owner, -1)
+        owner[rows] = np.where(_KEEPS_OWNER[new], above_owner, -1)
         owns = (starts_engine | is_node) & ~is_checkpoint_node[rows]
         owner[rows] = np.where(owns, rows, owner[rows])
         # A checkpoint function's node is looked through: all it runs itself is the replay.
@@ -218,7 +230,7 @@ def _numbers(calls: Calls, role: Int8, engine: Int32, nodes: Int64) -> Ints:
     lowest[lowest < 0] = none
     for rows in calls.levels_up():
         np.minimum.at(lowest, calls.parent[rows], lowest[rows])
-    unnumbered = np.isin(role, (Role.FORWARD, Role.CANDIDATE)) & (calls.sequence < 0)
+    unnumbered = _OPERATORS[role] & (calls.sequence < 0)
     number: Ints = calls.sequence.copy()
     np.copyto(number, lowest, where=unnumbered & (lowest < none))
     # A node with tensor hooks (FSDP's, say) has its number while its engine range has none, or
@@ -247,10 +259,7 @@ def _settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints) -> No
     """
     candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
     numbered = np.flatnonzero(
-        np.isin(role, (Role.CANDIDATE, Role.RANGE))
-        & (owner >= 0)
-        & (number >= 0)
-        & (calls.kind == Kind.OP)
+        _REPLAYED[role] & (owner >= 0) & (number >= 0) & (calls.kind == Kind.OP)
     )
     replay_end = np.full(len(calls), -1, np.int64)
     np.maximum.at(replay_end, owner[numbered], calls.end[numbered])
@@ -266,8 +275,7 @@ def _tops(calls: Calls, role: Int8) -> Int32:
         above = np.where(parent >= 0, top[parent], -1)
         own = role[rows]
         within = (own == Role.INNER) | ((own == Role.FORMULA) & (above >= 0))
-        looked_through = np.isin(own, (Role.RANGE, Role.BACKWARD))
-        top[rows] = np.where(looked_through, -1, np.where(within, above, rows))
+        top[rows] = np.where(_LOOKED_THROUGH[own], -1, np.where(within, above, rows))
     return top
 
 

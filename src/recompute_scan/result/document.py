@@ -90,7 +90,7 @@ def from_json(text: str | bytes) -> Result:
             why=str(error),
             hint="give the result.json that `recompute-scan run` or `analyze --format json` wrote",
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError("E302", "This file is not JSON.", why=str(error)) from None
     if result.schema != SCHEMA:
         raise InputError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -23,7 +24,10 @@ from recompute_scan.trace.streams import Bounded, Stream, check_inflation
 ZIP = b"PK\x03\x04"
 _DRIVE = re.compile(r"[A-Za-z]:|[/\\]")
 _PIECE = 64 * 1024
-_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError)
+_BROKEN = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError),
+    *(struct.error, UnicodeDecodeError),  # from a damaged directory at the archive's end
+)
 
 
 def is_zip(path: Path) -> bool:

@@ -105,10 +105,12 @@ class Builder:
         if len(names):
             kind[(kind == Kind.OP) & annotations[name]] = Kind.ANNOTATION
         thread, threads = _merge_threads(np.frombuffer(self._thread, np.int32), packer.threads)
+        self._count_missing(name, thread, kind, threads)
         ts, dur = self._ts.finish(), self._dur.finish()
-        if unknown := int((dur == NO_TIME).sum()):
-            count(health, "events_without_duration", unknown)
-            dur[dur == NO_TIME] = 0
+        if (unknown := dur == NO_TIME).any():
+            lasting = unknown & (kind != Kind.OTHER)
+            count(health, "events_without_duration", int(lasting.sum()))
+            dur[unknown] = 0
         if negative := int((dur < 0).sum()):
             count(health, "negative_durations", negative)
             dur[dur < 0] = 0
@@ -118,7 +120,7 @@ class Builder:
             thread=thread,
             ts=ts,
             dur=dur,
-            sequence=_in_range(self._sequence, health),
+            sequence=_in_range(self._sequence, health, lowest=-1),
             correlation=_in_range(self._correlation, health),
             stream=_in_range(self._stream, health),
             dims=np.frombuffer(self._dims, np.int32),
@@ -138,11 +140,32 @@ class Builder:
         count(health, "events_without_time", int(missing.sum()))
         return _rows(trace, ~missing)
 
+    def _count_missing(
+        self, name: Int32, thread: Int32, kind: Int8, threads: Sequence[tuple[str, str]]
+    ) -> None:
+        """Count calls that lack what the others have: a name, a place, a category, arguments."""
+        packer, health = self.packer, self._health
+        host = kind <= Kind.RUNTIME
+        unnamed = np.array([not text for text in packer.names], np.bool_)
+        nowhere = np.array([not {"-1", "", "None"}.isdisjoint(pair) for pair in threads], np.bool_)
+        if unnamed.any():
+            count(health, "events_without_name", int((unnamed[name] & host).sum()))
+        if nowhere.any() and not nowhere.all():
+            count(health, "events_without_thread", int((nowhere[thread] & host).sum()))
+        operators = set(name[kind == Kind.OP].tolist()) if packer.uncategorised else set()
+        lost = sum(packer.names.get(text) in operators for text in packer.uncategorised)
+        count(health, "events_without_category", lost)
+        if packer.without_args < np.count_nonzero(kind == Kind.OP):
+            known = health.get("args_dropped", 0)
+            count(health, "events_without_args", max(0, packer.without_args - known))
 
-def _in_range(column: Numbers, health: dict[str, int]) -> Ints:
+
+def _in_range(column: Numbers, health: dict[str, int], lowest: int = -(2**31)) -> Ints:
     numbers = column.finish()
+    odd = numbers < lowest
     if numbers.dtype == np.int64:
-        odd = (numbers < -(2**31)) | (numbers >= 2**62)
+        odd |= numbers >= 2**62
+    if odd.any():
         count(health, "numbers_out_of_range", int(odd.sum()))
         numbers[odd] = -1
     return numbers

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# One sentence each; {n} is the count. Losses first: that is the order they are told in.
+# One sentence each; {n} is the count, {share} that of all events, {of} the counter of the same
+# name with `_of` behind it.
+# Losses first: that is the order they are told in.
 SENTENCES: dict[str, str] = {
     "cut_short": "The file ends in the middle: what was being written when it was cut is lost.",
     "archive_damaged": "The compressed data is damaged or cut; what came out before was read.",
     "events_dropped": "{n} events could not be read even after repair and were left out.",
-    "events_without_time": "{n} events have no usable start and were left out.",
+    "events_missing": "{n} of the {of} events that the profiler recorded are not in the file.",
+    "events_twice": "{n} events are in the file more than once; the profiler recorded {of}.",
+    "events_without_time": "{n} events{share} have no usable start and were left out.",
     "documents_after_first": "{n} more traces follow in the same file; only the first was read.",
     "bytes_after_end": "{n} bytes follow the end of the trace and were not read.",
     "metadata_unreadable": "What the file says about itself could not be read.",
-    "args_dropped": "{n} events lost their arguments (shapes, numbers), which could not be read.",
+    "args_dropped": (
+        "{n} events{share} lost their arguments (shapes, numbers), which could not be read."
+    ),
     "events_repaired": "{n} events had broken quotes, backslashes or values and were repaired.",
     "text_repaired": (
         "{n} pieces of text had invalid UTF-8, control characters or halves of surrogate pairs, "
@@ -22,28 +28,85 @@ SENTENCES: dict[str, str] = {
     "metadata_repaired": "What the file says about itself was broken and was repaired.",
     "commas_dropped": "{n} commas too many were passed over.",
     "byte_order_mark": "The file begins with a byte order mark, which was passed over.",
-    "events_without_duration": "{n} events have no usable duration; they count as instants.",
-    "negative_durations": "{n} events have a negative duration; they count as instants.",
-    "numbers_out_of_range": "{n} numbers are too large for their field and count as unknown.",
+    "events_without_duration": "{n} events{share} have no usable duration; they count as instants.",
+    "negative_durations": "{n} events{share} have a negative duration; they count as instants.",
+    "numbers_out_of_range": (
+        "{n} numbers{share} are negative or too large for their field and count as unknown."
+    ),
     "tables_damaged": "{n} tables of the database are damaged; what comes before was read.",
     "events_of_other_processes": (
         "{n} events belong to other processes of the same recording and were left out: only the "
         "process with the most operators was read."
     ),
     "ranges_without_end": "{n} NVTX ranges were still open when recording ended; left out.",
-    "events_without_name": "{n} events have names that the file does not hold.",
+    "events_without_name": "{n} events{share} have names that the file does not hold.",
+    "events_without_thread": "{n} events{share} do not say which thread or process they ran in.",
+    "events_without_category": (
+        "{n} events{share} do not say that they are operators, though they are called so."
+    ),
+    "events_without_args": "{n} operators{share} have no arguments, while others have.",
     "names_shortened": "{n} names were too long and were cut.",
+    "nodes_apart": (
+        "{n} of {of} backward nodes and the ranges that the engine opens for them stand apart: "
+        "events are missing, or their times, threads or names are wrong."
+    ),
+    "numbers_astray": (
+        "{n} of {of} backward nodes have no number that leads to an operator before them: events "
+        "are missing, or their numbers, times or names are wrong."
+    ),
+    "operators_unlike": (
+        "{n} of {of} operators run inside what hardly another of their kind runs: events are "
+        "missing, or their times, threads or names are wrong."
+    ),
+    "replays_uneven": (
+        "{n} of {of} steps run the forward pass of the others and replay other parts of it: "
+        "something of them is missing or wrong."
+    ),
+    "shapes_missing": "{n} of {of} operators have no shapes, while others of their name have.",
 }
+# With these, something is lost that an answer may rest on. Python text, metadata, and events of
+# other processes are not of that kind, nor is what was repaired.
+_LOSSES = (
+    *("cut_short", "archive_damaged", "events_dropped", "args_dropped", "tables_damaged"),
+    *("events_missing", "events_twice"),
+    *("events_without_time", "events_without_duration", "negative_durations"),
+    *("events_without_name", "events_without_thread", "events_without_category"),
+    *("events_without_args", "numbers_out_of_range", "names_shortened"),
+    *("nodes_apart", "numbers_astray", "operators_unlike", "shapes_missing", "replays_uneven"),
+)
 
 
-def sentences(health: Mapping[str, int]) -> tuple[str, ...]:
+def lost_evidence(health: Mapping[str, int]) -> bool:
+    """Is something lost, or not where it belongs, that an answer may rest on?"""
+    return any(health.get(counter) for counter in _LOSSES)
+
+
+def sentences(health: Mapping[str, int], events: int = 0) -> tuple[str, ...]:
     """What a person should know of a trace's counters, losses first, one sentence each.
 
     Counters without a sentence (plain counts such as ``events``) are passed over.
+
+    Args:
+        health: The counters.
+        events: How many events the trace has, so that the share of those that lost something can
+            be said.
     """
     return tuple(
-        text.format(n=f"{health[name]:,}") for name, text in SENTENCES.items() if health.get(name)
+        text.format(
+            n=f"{health[name]:,}",
+            of=f"{health.get(f'{name}_of', 0):,}",
+            share=_share(health[name], events),
+        )
+        for name, text in SENTENCES.items()
+        if health.get(name)
     )
+
+
+def _share(number: int, events: int) -> str:
+    if number > events:
+        return ""  # not known of how many
+    percent = 100 * number / events
+    return f" ({percent:.0f} %)" if percent >= 1 else " (under 1 %)"
 
 
 def count(health: dict[str, int], name: str, number: int = 1) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from recompute_scan.trace.health import count
 from recompute_scan.trace.kinds import KINDS, Kind
+from recompute_scan.trace.numbering import Numbering
 from recompute_scan.trace.schema import NO_ARGS, Args, Event
 from recompute_scan.trace.times import nanoseconds
 
@@ -102,6 +103,9 @@ class Packer:
         names: Code of each distinct name so far; threads and signatures are the same.
         exact: Whether times come as `Ns` where they had a fraction.
         left_out: Events that were not kept.
+        without_args: Operators without arguments.
+        uncategorised: Names of events without a category.
+        numbering: How many events the recording had, and how many came by.
         after_python: Whether the last event that came by was a Python frame.
     """
 
@@ -113,6 +117,9 @@ class Packer:
         self.signatures = Codes({b"": 0})
         self.exact = False
         self.left_out = 0
+        self.without_args = 0
+        self.uncategorised: list[Any] = []
+        self.numbering = Numbering()
         self.after_python = False
         self._python = python
         self._within = within
@@ -133,7 +140,7 @@ class Packer:
         known = len(self.names), len(self.threads), len(self.signatures)
         try:
             kinds, kept = self._chosen(timed)
-            packed = self._pack(kept, kinds) if kept else None
+            packed = self._pack(kept, kinds, strict=strict) if kept else None
         except MISFIT:
             for codes, number in zip(
                 (self.names, self.threads, self.signatures), known, strict=True
@@ -149,6 +156,7 @@ class Packer:
                     _tame(event, self._health)
             packed = self._pack(kept, kinds) if kept else None
         self.left_out += len(events) - len(kept)
+        self.numbering.add([event.args.number if event.args else -1 for event in events])
         if timed:
             self.after_python = self._kinds[timed[-1].cat] == Kind.PYTHON
         return packed
@@ -166,9 +174,27 @@ class Packer:
     def pass_over(self, frames: int) -> None:
         """Note Python frames that were not decoded."""
         self.left_out += frames
+        self.numbering.join(frames)
         self.after_python = True
 
-    def _pack(self, events: Sequence[Event], kinds: bytes) -> Packed:
+    def _note_missing(
+        self, events: Sequence[Event], args: Sequence[Args], kinds: bytes, *, strict: bool
+    ) -> None:
+        """Note operators without arguments and events without a category.
+
+        Raises:
+            ValueError: There are, and ``strict`` is set.
+        """
+        bare = [each is NO_ARGS for each in args]
+        if True in bare:
+            bare = [one and kind == Kind.OP for one, kind in zip(bare, kinds, strict=True)]
+        unknown = [e.name for e in events if not e.cat] if Kind.OTHER in kinds else []
+        if strict and (True in bare or unknown):
+            raise ValueError("something is missing")
+        self.without_args += bare.count(True)
+        self.uncategorised += unknown
+
+    def _pack(self, events: Sequence[Event], kinds: bytes, *, strict: bool = False) -> Packed:
         number = len(events)
         ints = struct.Struct(f"={number}i").pack
         args: list[Args] = [event.args for event in events]  # type: ignore[misc]
@@ -196,6 +222,7 @@ class Packer:
             all_of = zip(shapes, args, codes, strict=True)
             shapes = [(*s, a.values) if c in names.convolutions else s for s, a, c in all_of]
         dims = ints(*map(self.signatures.__getitem__, map(b"".join, shapes)))
+        self._note_missing(events, args, kinds, strict=strict)
         return Packed(
             rows=number,
             exact=self.exact,
@@ -239,7 +266,9 @@ def _tame(event: Event, health: dict[str, int]) -> Event:
         tid=_thread_part(event.tid),
         ts=_time(event.ts),
         dur=_time(event.dur),
-        args=Args(
+        args=NO_ARGS
+        if args is NO_ARGS
+        else Args(
             correlation=_integer(args.correlation, 2**62, health),
             stream=_integer(args.stream, 2**31, health),
             input_type=args.input_type,

@@ -114,6 +114,8 @@ class Reader:
             self._read_events(separator)
         if not self._builder.rows:
             raise nothing_kept(self._source, self._health)
+        if self._within is None:
+            self._packer.numbering.report(self._health)
         return self._builder.finish(self._about.metadata, self._about.rank, cut=self._ending.cut)
 
     def _read_head(self) -> Separator:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import io
 import re
+import time
 from typing import Any
 
 from recompute_scan.errors import InputError, MissingExtra
@@ -37,9 +38,15 @@ _PACKAGES = {
 _HTTP = ("http", "https")
 # In an address of HTTP, ? begins a query, and [ stands round a host.
 _MAGIC, _HTTP_MAGIC = re.compile(r"[*?[]"), re.compile(r"[^?]*\*")
+# The address of a host in version 6 has colons of its own.
+_HOST_IN_BRACKETS = re.compile(r"(?<=://)([^/@]*@)?\[[0-9A-Za-z:.%]*\]")
 _BUFFER = 1 << 18
 _CONNECT_S = 30
 _SILENCE_S = 120
+# A server that drips is given up too: after so long, where less came per second on the average;
+# and whatever comes, after the longest time that a large trace takes.
+_PATIENCE_S, _LEAST_PER_S = 60, 1000
+_LISTING_S, _LONGEST_S = 300, 6 * 3600
 
 
 def is_remote(text: str) -> bool:
@@ -92,7 +99,7 @@ def list_remote(address: str, limits: Limits = DEFAULT_LIMITS) -> list[str]:
         InputError: As :func:`open_remote`; nothing matches (``E325``), or more files than
             ``limits`` allow (``E316``).
     """
-    file_system, path = _file_system(address)
+    file_system, path = _file_system(address, _LISTING_S)
     over_http = _scheme(address) in _HTTP
     try:
         if _HTTP_MAGIC.match(path) if over_http else _MAGIC.search(path):
@@ -124,6 +131,7 @@ class _Stream(io.RawIOBase):
         self._file = file
         self._address = address
         self._given = 0
+        self._began = time.monotonic()
 
     def readable(self) -> bool:
         return True
@@ -141,6 +149,14 @@ class _Stream(io.RawIOBase):
                 ) from None
             view[: len(data)] = data
         self._given += len(data)
+        waited = time.monotonic() - self._began
+        if data and waited > _PATIENCE_S and self._given < _LEAST_PER_S * waited:
+            raise InputError(
+                "E325",
+                f"Reading {shown(self._address)} was given up.",
+                why=f"in {waited:.0f} s {self._given:,} bytes came",
+                hint="try again, or copy the file here first",
+            )
         return len(data)
 
     def close(self) -> None:
@@ -150,21 +166,22 @@ class _Stream(io.RawIOBase):
             super().close()
 
 
-def _file_system(address: str) -> tuple[Any, str]:
+def _file_system(address: str, longest_s: int = _LONGEST_S) -> tuple[Any, str]:
     try:
         core = importlib.import_module("fsspec.core")
     except ImportError:
         raise MissingExtra("fsspec", "remote", f"Reading {shown(address)}") from None
     scheme = _scheme(address)
-    if "::" in address:
+    if "::" in _HOST_IN_BRACKETS.sub("", address):
         raise InputError(
             "E326",
             f"{shown(address)} is a chain of addresses.",
             hint="give the address of the trace itself; compression is told by content",
         )
     try:
-        options = _http_options() if scheme in _HTTP else {}
-        file_system, path = core.url_to_fs(address, **options)
+        if scheme in _HTTP:  # an address in brackets has colons that stand for a chain elsewhere
+            return core.filesystem(scheme, **_http_options(longest_s)), address
+        file_system, path = core.url_to_fs(address)
     except ImportError as error:
         package = _PACKAGES.get(scheme)
         raise InputError(
@@ -185,11 +202,11 @@ def _file_system(address: str) -> tuple[Any, str]:
     return file_system, path
 
 
-def _http_options() -> dict[str, Any]:
+def _http_options(longest_s: int) -> dict[str, Any]:
     aiohttp = importlib.import_module("aiohttp")
     # Without these a large file would be given up after five minutes, and a server's
     # compression would be undone where no limit on its size holds.
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+    timeout = aiohttp.ClientTimeout(total=longest_s, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
     headers = {"Accept-Encoding": "identity"}
     return {"client_kwargs": {"timeout": timeout, "headers": headers, "auto_decompress": False}}
 

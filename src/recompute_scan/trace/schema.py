@@ -26,6 +26,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     old_input_dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input dims")
     sequence: Any = msgspec.field(default=-1, name="Sequence number")
     values: msgspec.Raw = msgspec.field(default=_NOTHING, name="Concrete Inputs")
+    number: Any = msgspec.field(default=-1, name="Ev Idx")
 
 
 NO_ARGS = Args()
@@ -40,7 +41,7 @@ class Event(msgspec.Struct, gc=False):
     pid: Any = -1
     tid: Any = -1
     ts: Any = None
-    dur: Any = 0
+    dur: Any = None
     args: Args | None = NO_ARGS
 
 

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from recompute_scan.trace.numbering import Numbering
 from recompute_scan.trace.packing import Packer
 from recompute_scan.trace.stripes import ODD, Plan, Share, Stripes
 
@@ -40,6 +41,7 @@ def share(plan: Plan, file: FileIO, output: BinaryIO) -> None:
     known = 0, 0, len(packer.signatures)
     for number in range(1, plan.stripes, 2):
         left_out = packer.left_out
+        packer.numbering = Numbering()
         packed = list(stripes.packed(number))
         names, threads, signatures = (
             list(islice(codes, first, None))
@@ -55,6 +57,7 @@ def share(plan: Plan, file: FileIO, output: BinaryIO) -> None:
                 threads=threads,
                 signatures=signatures,
                 left_out=packer.left_out - left_out,
+                numbered=(packer.numbering.events, packer.numbering.numbers),
                 after_python=packer.after_python,
             )
         )

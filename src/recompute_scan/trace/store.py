@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import glob
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ _SUFFIXES = (".json", ".json.gz", ".json.zst")
 _DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
 # What `run` writes beside its traces, and other JSON that is never a trace.
 _NOT_A_TRACE = re.compile(
-    r"(result|(run|flight)-rank\d+)\.json$|stacks-rank\d+\.json(\.gz|\.zst)?$"
+    r"(result|(run|so-far|flight)-rank\d+)\.json$|stacks-rank\d+\.json(\.gz|\.zst)?$"
 )
 
 
@@ -46,6 +47,7 @@ def load(
             (``E317``) or holds several traces (``E318``), or the file is no trace or beyond a
             limit (see :func:`recompute_scan.trace.kineto.read`).
     """
+    refuse_special(path)
     inside = split_member(path) if not path.exists() else None
     if inside is None and is_zip(path):
         inside = path, _only_trace(path, limits)
@@ -83,7 +85,7 @@ def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
                 while filled <= most and (number := stream.readinto(buffer[filled:])):
                     filled += number
             data = bytes(buffer[:filled])
-        elif path.exists():
+        elif path.is_file():
             _refuse_links(path.parent, [path.name])
             with path.open("rb") as file:
                 data = file.read(most + 1)
@@ -111,6 +113,7 @@ def find(paths: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         for each in _matches(path):
+            refuse_special(each)
             if each.is_dir():
                 found += _in_folder(each, limits)
             elif is_zip(each):
@@ -118,6 +121,21 @@ def find(paths: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> list[Path]:
             else:
                 found.append(each)
     return found
+
+
+def refuse_special(path: Path) -> None:
+    """Refuse what is neither a file nor a folder: opening it may wait for ever (``E301``)."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # who opens it says why it cannot be
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError(
+            "E301",
+            f"Cannot read {path}.",
+            why="it is a pipe, a socket or a device, and no file",
+            hint="write what it gives to a file, and give that",
+        )
 
 
 def _matches(path: Path) -> list[Path]:
@@ -130,7 +148,8 @@ def _matches(path: Path) -> list[Path]:
 
 
 def _in_folder(folder: Path, limits: Limits) -> list[Path]:
-    names = [file.name for file in folder.iterdir()]
+    # Links that lead nowhere stay, so that it is said; pipes and the like are nobody's trace.
+    names = [file.name for file in folder.iterdir() if file.is_file() or not file.exists()]
     if inside := _traces(names, (*_SUFFIXES, *_DATABASES)):
         _refuse_links(folder, inside)
         return [folder / name for name in inside]
@@ -146,13 +165,21 @@ def _refuse_links(folder: Path, names: Iterable[str]) -> None:
     home = folder.resolve()
     for name in names:
         path = folder / name
-        if path.is_symlink() and not path.resolve().is_relative_to(home):
+        if path.is_symlink() and not _leads_to(path).is_relative_to(home):
             raise InputError(
                 "E317",
                 f"{folder} is refused: it holds a link that leads out of it.",
                 why=f"the link is {name[:200]!r}",
                 hint="copy the file there, or name it itself",
             )
+
+
+def _leads_to(link: Path) -> Path:
+    """Where a link leads; one that leads round in a circle leads to itself."""
+    try:
+        return link.resolve()
+    except (OSError, RuntimeError):  # RuntimeError before Python 3.13
+        return link.parent.resolve() / link.name
 
 
 def _in_archive(path: Path, limits: Limits) -> list[Path]:

@@ -56,6 +56,7 @@ class Share(msgspec.Struct, array_like=True):
         names: Names that are new in this stripe, in the order of their codes; so are
             ``threads`` and ``signatures``.
         left_out: Events that were not kept.
+        numbered: Events with a number, and how many numbers there were so far.
         after_python: Whether the stripe ends with a Python frame.
     """
 
@@ -64,6 +65,7 @@ class Share(msgspec.Struct, array_like=True):
     threads: list[tuple[Any, Any]]
     signatures: list[bytes]
     left_out: int
+    numbered: tuple[int, int]
     after_python: bool
 
 

@@ -164,6 +164,7 @@ class _Translation:
                 dims=self._signatures[np.frombuffer(packed.dims, np.int32)].tobytes(),
             )
         packer.left_out += share.left_out
+        packer.numbering.join(*share.numbered)
         packer.after_python = share.after_python
 
 

@@ -1,0 +1,42 @@
+"""Which names of runtime calls are certainly CUDA's, HIP's or NCCL's own.
+
+A library can name a call of its own ``cudaSomethingOfOurs``. A name is the vendor's where every
+word of it stands in the headers of `CUDA's runtime and driver
+<https://docs.nvidia.com/cuda/cuda-runtime-api/>`_, of HIP, or of NCCL.
+"""
+
+from __future__ import annotations
+
+import re
+
+_PREFIX = re.compile(r"(cuda|cu|hip|hsa|nccl|rccl)_?(?=[A-Z])")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[a-z]+|\d+|_")
+_KNOWN = frozenset(
+    "_ A Abort Access Active Add Address Advise All Alloc Allocate Any Arch Array Async At "
+    "Attach Attribute Attributes Available Batch Begin Bind Block Blocks Broadcast Buffer Bus "
+    "By C Cache Callback Can Cancel Capture Capturing Child Choose Clear Clone Cluster Clusters "
+    "Code Comm Complete Config Contents Cooperative Copy Count Create Ctx Current D Data "
+    "Default Deregister Destroy Device Disable Done Driver Dto Edge Elapsed Enable Encode "
+    "Encoded End Engine Entry Error Event Ex Exchange Exec Export Ext External Finalize Find "
+    "Flags Flush For Force Free From Func Function Gather Get Global Granularity Graph Graphs "
+    "Group Handle Handles Hint Host Hto Id Im Import In Info Init Initialize Instantiate Ipc Is "
+    "Kernel Kernels Last Launch Legacy Library Limit List Load Loading Lock Malloc Managed Map "
+    "Mapped Max Mem Memcpy Memory Memset Mode Module Multicast Multiple Multiprocessor Name "
+    "Node Nodes Occupancy Of On Open Options Page Param Params Pci Peek Peer Per Pitch Pitched "
+    "Plane Point Pointer Pool Pop Post Potential Pre Prefetch Primary Priority Process "
+    "Properties Property Ptds ptds Ptr Ptsz ptsz Push Query R Range Rank Reader Record Recv "
+    "Reduce Refresh Register Relative Release Remove Reserve Reset Resource Retain Runtime "
+    "Scatter Semaphores Send Set Shared Signal Size Sparse Spec Split Start State Status Stop "
+    "Stream String Surface Symbol Symbolic Sync Synchronize Table Tensor Texture Thread Tiled "
+    "Time To Trim Unique Unload Unmap Unregister Update Upload Usage User v Value Version Wait "
+    "With Write X Y Z".split()
+)
+
+
+def is_vendors_own(name: str) -> bool:
+    """Does the name consist of nothing but the vendors' words, and numbers?"""
+    prefix = _PREFIX.match(name)
+    if prefix is None or not re.fullmatch(r"\w{1,80}", name, re.ASCII):
+        return False
+    words = _WORD.findall(name, prefix.end())
+    return all(word in _KNOWN or word.isdigit() for word in words)

@@ -1,0 +1,122 @@
+"""What is no file at all: pipes, links in a circle. Nothing waits for ever, nothing breaks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recompute_scan.cli import main
+from recompute_scan.errors import InputError
+from recompute_scan.pipeline import analyse
+from recompute_scan.ranks import merge
+from recompute_scan.trace import find, load
+
+from .make_corpus import FOLDER
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+
+
+@pytest.fixture(autouse=True)
+def no_patience() -> Iterator[None]:
+    """What waits for a pipe is ended."""
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copy(FOLDER / "good.json", tmp_path / "trace-rank0.json")
+    return tmp_path
+
+
+def analysed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Status and words of the command."""
+    status = main(["analyze", *words])
+    said = capsys.readouterr()
+    return status, said.out + said.err
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.sqlite", "a.zip", "a"])
+def test_a_pipe_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / name)
+    status, said = analysed(capsys, str(tmp_path / name))
+    assert status == 3
+    assert "[E301]" in said
+    assert "a pipe" in said
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("b.json", "b.zip", "run-rank0.json", "so-far-rank0.json", "where-rank0.txt"),
+        *("result.json", "stacks-rank0.json.gz", "flight-rank0.json"),
+    ],
+)
+def test_a_pipe_in_a_folder_is_passed_over(
+    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(folder / name)
+    assert find([folder]) == [folder / "trace-rank0.json"]
+    status, said = analysed(capsys, str(folder))
+    assert status == 0, said
+
+
+def test_a_folder_of_pipes_holds_no_trace(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trace-rank0.json")
+    with pytest.raises(InputError, match="holds no trace") as refusal:
+        find([tmp_path])
+    assert refusal.value.code == "E308"
+
+
+def test_a_link_to_itself_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trace.json").symlink_to("trace.json")
+    for given in (tmp_path, tmp_path / "trace.json"):
+        status, said = analysed(capsys, str(given))
+        assert status == 3, said
+        assert "[E301]" in said
+
+
+def test_two_links_in_a_circle_beside_a_trace_cost_nothing_but_a_word(folder: Path) -> None:
+    (folder / "x.json").symlink_to("y.json")
+    (folder / "y.json").symlink_to("x.json")
+    result = analyse([folder])
+    assert len(result.ranks) == 1
+    assert sum("Left out" in warning for warning in result.warnings) == 2
+
+
+def test_an_account_of_a_killed_rank_is_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "so-far-rank0.json").write_text('{"schema": "recompute-scan-run/1"}')
+    with pytest.raises(InputError) as refusal:
+        find([tmp_path])
+    assert refusal.value.code == "E308"
+    with pytest.raises(InputError, match="no profiler trace") as refusal:
+        load(tmp_path / "so-far-rank0.json")
+    assert refusal.value.why == "it is a run's account, not its trace"
+
+
+def test_what_could_not_be_read_holds_no_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty.json").write_text('{"traceEvents": []}')
+    shutil.copy(FOLDER / "good.json", tmp_path)
+    seen: list[BaseException] = []
+
+    def remember(error: InputError) -> InputError:
+        seen.append(error)
+        return error
+
+    monkeypatch.setattr(
+        "recompute_scan.pipeline.merge",
+        lambda pieces, failures: merge(pieces, [*map(remember, failures)]),
+    )
+    analyse([tmp_path])
+    assert [error.__traceback__ for error in seen] == [None]
+    assert [error.__context__ for error in seen] == [None]

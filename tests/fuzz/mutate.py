@@ -1,0 +1,119 @@
+"""One input changed a little: bytes, numbers, words of the formats, events of a trace."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+_NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
+_WORDS = (
+    b'0 -1 1e999 -0.0 NaN null true [] {} "" 1.5 2147483648 9223372036854775807 1e308 0.1 -5'
+).split()
+_PIECES = (
+    *(b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\0", b"\xff", b"\xed\xa0\x80"),
+    *(b'{"', b'"}', b"},\n{", b'"traceEvents":[', b"\x1f\x8b", b"PK\x03\x04", b"Traceback ("),
+    *(b"most recent call last):\n", b"RuntimeError: ", b"[rank0]: ", b'  File "a", line 1, in b\n'),
+)
+_NAMES = (
+    *("ProfilerStep#1", "ProfilerStep#99999999999999999999", "Optimizer.step#A.step"),
+    *("CheckpointFunction", "CheckpointFunctionBackward", "AddmmBackward0", "aten::linear"),
+    *("autograd::engine::evaluate_function: AddmmBackward0", "aten::convolution", "nccl:all"),
+    *("recompute_scan.region?call=1", "recompute_scan.replay?call=1", "PythonDispatchMode"),
+    *("autograd::engine::evaluate_function: CheckpointFunctionBackward", "flash_fwd_kernel", ""),
+)
+_CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime", "kernel", "gpu_memcpy", "x", "")
+_ODD: tuple[Any, ...] = (
+    *(None, -1, 0, 1, 7, 2**31, 2**63, -(2**63), 10**30, 1.5, 1e300, -0.25, "7", "", [], {}, True),
+    *([[4, 4]], [[]], {"a": 1}),
+)
+
+
+def mutated(data: bytes, others: Sequence[bytes], chance: Random) -> bytes:
+    """The input with one to four changes; ``others`` is what parts are taken from."""
+    for _ in range(chance.choice((1, 1, 1, 2, 4))):
+        if chance.random() < 0.6 and (events := _events(data)):
+            data = _event_changed(events, chance)
+        else:
+            data = chance.choice(_BYTES)(data, others, chance)
+    return data
+
+
+def _events(data: bytes) -> list[Any] | None:
+    """The events, where this is a trace of a few."""
+    if len(data) > 100_000 or not data.startswith(b'{"traceEvents"'):
+        return None
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    events = document["traceEvents"]
+    return events if isinstance(events, list) and events else None
+
+
+def _event_changed(events: list[Any], chance: Random) -> bytes:
+    at = chance.randrange(len(events))
+    other = events[chance.randrange(len(events))]
+    way = chance.randrange(7)
+    event = events[at]
+    if way == 0 or not isinstance(event, dict):
+        del events[at]
+    elif way == 1:
+        events.insert(chance.randrange(len(events) + 1), other)
+    elif way == 2:
+        events[at], events[chance.randrange(len(events))] = other, event
+    else:
+        events[at] = _field_changed(event, way, chance)
+    return b'{"traceEvents": ' + json.dumps(events).encode() + b"}"
+
+
+def _field_changed(event: dict[str, Any], way: int, chance: Random) -> dict[str, Any]:
+    field = chance.choice(("ph", "cat", "name", "pid", "tid", "ts", "dur", "args"))
+    if way == 3:
+        return {key: value for key, value in event.items() if key != field}
+    if way == 4:
+        return event | {"name": chance.choice(_NAMES), "cat": chance.choice(_CATEGORIES)}
+    if way == 5 and isinstance(event.get("args"), dict):
+        names = ("Sequence number", "correlation", "stream", "Input Dims", "Ev Idx", "Input type")
+        return event | {"args": event["args"] | {chance.choice(names): chance.choice(_ODD)}}
+    start = event.get("ts")
+    near = start + chance.uniform(-9, 9) if isinstance(start, (int, float)) else 1
+    return event | {field: chance.choice((*_ODD, near))}
+
+
+def _cut(data: bytes, _: Sequence[bytes], chance: Random) -> bytes:
+    begin, end = sorted(chance.randrange(len(data) + 1) for _ in range(2))
+    return data[:begin] + data[end:] if chance.random() < 0.7 else data[:end]
+
+
+def _flipped(data: bytes, _: Sequence[bytes], chance: Random) -> bytes:
+    changed = bytearray(data or b"\0")
+    for _time in range(chance.choice((1, 1, 3, 20))):
+        changed[chance.randrange(len(changed))] = chance.randrange(256)
+    return bytes(changed)
+
+
+def _with_piece(data: bytes, _: Sequence[bytes], chance: Random) -> bytes:
+    at = chance.randrange(len(data) + 1)
+    times = chance.choice((1, 1, 1, 1, 2, 300, 5000))
+    return data[:at] + chance.choice(_PIECES) * times + data[at:]
+
+
+def _other_number(data: bytes, _: Sequence[bytes], chance: Random) -> bytes:
+    found = list(_NUMBER.finditer(data))
+    if not found:
+        return data
+    number = chance.choice(found)
+    return data[: number.start()] + chance.choice(_WORDS) + data[number.end() :]
+
+
+def _spliced(data: bytes, others: Sequence[bytes], chance: Random) -> bytes:
+    other = chance.choice(others)
+    return data[: chance.randrange(len(data) + 1)] + other[chance.randrange(len(other) + 1) :]
+
+
+_BYTES: tuple[Callable[[bytes, Sequence[bytes], Random], bytes], ...] = (
+    *(_cut, _flipped, _with_piece, _other_number, _spliced),
+)

@@ -1,0 +1,118 @@
+"""Small inputs to begin with, one list for each target: sound ones, and the damaged corpus."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from recompute_scan.answer import result_of
+from recompute_scan.check.baseline import baseline_json
+from recompute_scan.result import to_json
+from recompute_scan.run_info import RunInfo, encode_run_info
+from recompute_scan.trace.kineto import parse
+
+ROOT = Path(__file__).resolve().parents[2]
+# Larger files of the damaged corpus test limits, which have tests of their own.
+_LARGEST = 6000
+_ENGINE = "autograd::engine::evaluate_function: "
+
+
+def training(steps: int = 2, layers: int = 2, replays: int = 1) -> bytes:
+    """A trace of a reentrant checkpoint round each layer, as Kineto would write it."""
+    events: list[dict[str, Any]] = []
+    clock = [0.0]
+    number = [100]
+
+    def call(name: str, *inside: Any, sequence: int | None = None, cat: str = "cpu_op") -> None:
+        event: dict[str, Any] = {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": 7}
+        event["ts"] = clock[0] = clock[0] + 1.125
+        event["args"] = {"Ev Idx": len(events), "Input Dims": [[4, 4]]}
+        if sequence is not None:
+            event["args"]["Sequence number"] = sequence
+        events.append(event)
+        for each in inside:
+            each()
+        clock[0] += 1.125
+        event["dur"] = clock[0] - event["ts"]
+
+    def linear() -> None:
+        call("aten::linear", lambda: call("aten::addmm", sequence=number[0]))
+        number[0] += 1
+
+    def unnumbered() -> None:  # without gradients
+        call("aten::linear", lambda: call("aten::addmm"))
+
+    def node(name: str, sequence: int, *inside: Any) -> None:
+        call(_ENGINE + name, lambda: call(name, *inside, sequence=sequence), sequence=sequence)
+
+    def replayed(level: int) -> None:
+        first = number[0]
+        linear()
+        if level > 1:
+            replayed(level - 1)
+        node("AddmmBackward0", first, lambda: call("aten::mm"))
+
+    def step() -> None:
+        first = number[0]
+        for layer in range(layers):
+            call("CheckpointFunction", unnumbered, sequence=first + layer)
+            number[0] = first + layer + 1
+        for layer in reversed(range(layers)):
+            node("CheckpointFunctionBackward", first + layer, lambda: replayed(replays))
+        call("Optimizer.step#SGD.step", lambda: call("aten::add_"), cat="user_annotation")
+
+    for index in range(steps):
+        call(f"ProfilerStep#{index}", step, cat="user_annotation")
+    return json.dumps({"traceEvents": events}).encode()
+
+
+def traces() -> list[bytes]:
+    """Whole traces, and the damaged ones that are small."""
+    corpus = sorted((ROOT / "tests" / "damage" / "corpus").glob("*"))
+    small = [file.read_bytes() for file in corpus if file.stat().st_size < _LARGEST]
+    return [training(), training(1, 1), training(replays=2), training(layers=1), *small]
+
+
+def results() -> list[bytes]:
+    """Results as `analyze` prints them."""
+    return [to_json(result_of(parse(data, "seed"))).encode() for data in traces()[:3]]
+
+
+def baselines() -> list[bytes]:
+    """Baselines as `check` writes them."""
+    return [baseline_json(result_of(parse(data, "seed"))).encode() for data in traces()[:3]]
+
+
+def accounts() -> list[bytes]:
+    """Accounts of runs, with the settings that were found."""
+    recorded = sorted((ROOT / "traces").glob("*/run-rank0.json"))
+    bare = RunInfo(0, 1, "complete", 0, "cpu", 1, (1.5, 1.75), 2, "trace-rank0.json.gz", None)
+    return [encode_run_info(bare), *(file.read_bytes() for file in recorded)]
+
+
+def archives() -> list[bytes]:
+    """Archives of traces with their accounts, as `bundle` writes them."""
+    packed = []
+    for trace in traces()[:3]:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("trace-rank0.json.gz", gzip.compress(trace, mtime=0))
+            archive.writestr("run-rank0.json", accounts()[0])
+        packed.append(buffer.getvalue())
+    return packed
+
+
+def logs() -> list[bytes]:
+    """Logs of runs that failed."""
+    line = b'  File "train.py", line 7, in <module>\n    loss.backward()\n'
+    head = b"Traceback (most recent call last):\n"
+    return [
+        head + line + b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n",
+        b"[rank1]: " + head + b"[rank1]: " + line + b"[rank1]: RuntimeError: NCCL timeout\n",
+        head + line + b"\nDuring handling of the above exception, another exception occurred:\n\n"
+        b"torch.utils.checkpoint.CheckpointError: A different number of tensors was saved\n",
+    ]
