@@ -1,0 +1,79 @@
+"""Logs from public threads: what each shows, and in which half of the split it is.
+
+A file of ``corpus/public`` holds records. Each begins with ``=== owner/name#number | label |
+basis``: the thread, what its log shows, and who established that. The log follows. Labels are
+code and cause (``RS101-kv-cache``), or ``none`` where nothing we know ended the run; after a slash
+stand answers that say less and are not false. They count as no answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from recompute_scan.diagnose.classify import Findings, diagnose_log
+from recompute_scan.diagnose.logs import lines_of, read_log
+from tests.diagnose.corpus import answer
+
+FOLDER = Path(__file__).with_name("corpus") / "public"
+_MARK = "=== "
+# What restates a warning that stands in the log is true of any log that holds it.
+_ALWAYS_TRUE = ("RS124-warning", "RS125-all-gather", "RS125-lightning")
+
+Half = Literal["built on", "kept aside"]
+Outcome = Literal["right", "none", "wrong"]
+
+
+@dataclass(frozen=True)
+class PublicLog:
+    """One log of one thread."""
+
+    thread: str
+    label: str
+    weaker: tuple[str, ...]
+    basis: str
+    text: str
+
+    @property
+    def known(self) -> bool:
+        """Whether the thread established a cause that we know."""
+        return self.label != "none"
+
+    @property
+    def half(self) -> Half:
+        """Which half of the split: by a hash of the thread, so that no one chose."""
+        even = hashlib.sha256(self.thread.encode()).digest()[0] % 2 == 0
+        return "built on" if even else "kept aside"
+
+    def found(self) -> Findings:
+        """What the program says."""
+        return diagnose_log(read_log(lines_of(io.BytesIO(self.text.encode()))))
+
+    def outcome(self) -> Outcome:
+        """How that compares with the label."""
+        found = self.found()
+        said = answer(found)
+        hints = {f"{one.signature.code}-{one.signature.cause_name}" for one in found.hints}
+        told = hints.difference(_ALWAYS_TRUE) | ({said} if found.cause and said else set())
+        if not told <= {self.label, *self.weaker} and not (self.known and said == self.label):
+            return "wrong"
+        if self.known:
+            return "right" if said == self.label else "none"
+        return "right"
+
+
+def public_logs() -> list[PublicLog]:
+    """All of them, in the order of the files."""
+    return [one for path in sorted(FOLDER.glob("*.txt")) for one in _records(path.read_text())]
+
+
+def _records(text: str) -> Iterator[PublicLog]:
+    for record in text.split("\n" + _MARK):
+        head, _, body = record.removeprefix(_MARK).partition("\n")
+        thread, labels, basis = (part.strip() for part in head.split(" | "))
+        label, *weaker = labels.split("/")
+        yield PublicLog(thread, label, tuple(weaker), basis, body + "\n")
