@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from recompute_scan.crash import Raised
 from recompute_scan.diagnose import metadata
-from recompute_scan.diagnose.signature import Signature
+from recompute_scan.diagnose.signature import Signature, doing, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _HF = "https://github.com/huggingface/transformers/issues/"
@@ -40,8 +39,9 @@ _GROWING_CACHE_MORE = """\
  strategy = FSDPStrategy(activation_checkpointing_policy={LlamaDecoderLayer})
 ```
 
-The sign is that every tensor named differs in one dimension, and is exactly twice as long there
-in the replay: `[1, 25, 32, 128]` saved, `[1, 50, 32, 128]` recomputed.
+The sign is that keys and values are exactly twice as long in the replay, and nothing else is:
+`[1, 25, 32, 128]` saved, `[1, 50, 32, 128]` recomputed, or scores `[8, 8]` saved and `[8, 16]`
+recomputed. A row count that doubles (`[1, 5120]`, then `[2, 5120]`) is another fault.
 
 Two changes that people make instead, and why not to:
 
@@ -122,7 +122,7 @@ _OTHER_MISMATCHES = (
         ),
         fix=(
             "Put loss.backward() inside the same context as the forward pass, or checkpoint "
-            "inside the region instead of round it."
+            "inside the region instead of around it."
         ),
         versions="Not tied to a version.",
         sources=("https://github.com/huggingface/trl/issues/4314",),
@@ -178,7 +178,7 @@ _COUNT = Signature(
     cause=(
         "The block took another way through its code the second time: a branch on data or on a "
         "counter, a list argument that it empties, an operator whose forward is called directly "
-        "instead of through apply()."
+        "instead of through apply(), another graph of torch.compile."
     ),
     fix=(
         "Make the block depend on its inputs alone. "
@@ -194,11 +194,7 @@ _COUNT = Signature(
 )
 
 # torch's own text points to torch.compile in every such error, so the frames must show it.
-_COMPILED = re.compile(r"torch/_(?:inductor|functorch)/|:compiled_fn$")
-
-
-def _compiled(raised: Raised) -> bool:
-    return any(_COMPILED.search(f"{frame.file}:{frame.function}") for frame in raised.frames)
+_COMPILED = r"torch/_(?:inductor|functorch)/|:compiled_fn$"
 
 
 SIGNATURES = (
@@ -208,7 +204,8 @@ SIGNATURES = (
     replace(
         _COUNT,
         cause_name="compiled",
-        fits=_compiled,
+        where=some(_COMPILED),
+        needs_frames=True,
         title="torch.compile chose another graph for the replay than for the original run",
         cause=(
             "A compiled function inside a checkpoint has two valid graphs, and the cache of "
@@ -217,7 +214,7 @@ SIGNATURES = (
         fix=(
             "Mark the dimension that varies with torch._dynamo.mark_dynamic, or (torch 2.10 and "
             "later) call torch._C._dynamo.eval_frame._set_lru_cache(False) before training. "
-            "Compiling round the checkpoint instead of inside it also helps."
+            "Compiling around the checkpoint instead of inside it also helps."
         ),
         versions="torch with torch.compile inside a checkpoint; open upstream.",
         sources=(f"{_TORCH}166926", "https://github.com/pytorch/torchtitan/issues/1991"),
@@ -251,17 +248,14 @@ SIGNATURES = (
         name="cache-grown-in-replay",
         cause_name="kv-cache",
         error="RuntimeError|ValueError",
-        message=re.compile(
-            r"^(?:The size of tensor a \(\d+\) must match the size of tensor b \(\d+\)"
-            r"|Attention mask should be of size)"
-        ),
-        frames=re.compile(r"modeling_\w+\.py:|:\w*attention\w*$"),
+        message=metadata.MASK,
+        where=doing("replay"),
         needs_frames=True,
-        fits=lambda raised: _in_replay(raised) and _twice_as_long(raised.message),
+        fits=lambda raised: metadata.keys_twice_the_mask(raised.message),
         title="The key-value cache grew a second time while a checkpointed layer was replayed",
         cause=(
-            "The same fault as RS101 with eager attention: the replay appended to the key-value "
-            "cache again, and the attention mask is only half as long as the keys."
+            "The same fault as RS101, met by the attention itself: the replay appended to the "
+            "key-value cache again, and the attention mask is only half as long as the keys."
         ),
         fix=(
             "Train with use_cache=False (in model.config), and keep the wrapper as it is. "
@@ -278,24 +272,3 @@ SIGNATURES = (
         checked="reproduced",
     ),
 )
-
-_REPLAY_FRAMES = ("recompute_fn", "unpack_hook")
-
-
-def _in_replay(raised: Raised) -> bool:
-    """Did it happen while a checkpointed region ran again?"""
-    return any(
-        frame.function in _REPLAY_FRAMES
-        or (frame.function == "backward" and frame.file.endswith("torch/utils/checkpoint.py"))
-        for frame in raised.frames
-    )
-
-
-def _twice_as_long(message: str) -> bool:
-    match = re.match(
-        r"The size of tensor a \((\d+)\) must match the size of tensor b \((\d+)", message
-    )
-    if match is None:
-        return True  # the older message has its own words for it
-    ours, mask = int(match[1]), int(match[2])
-    return mask > 0 and ours in (2 * mask, 2 * mask - 1)
