@@ -22,6 +22,8 @@ __all__ = ["Failure", "Log", "lines_of", "read_log"]
 LONGEST_LINE = 1 << 16
 MOST_FAILURES = 100
 _MOST_STREAMS = 4096
+# Bytes that are looked through at once.
+_BATCH = 1500
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 
@@ -52,8 +54,15 @@ class Log:
 def read_log(lines: Iterable[bytes]) -> Log:
     """What matters in the log with these lines."""
     reader = _Reader()
-    for number, line in enumerate(lines, start=1):
-        reader.read(number, line)
+    some: list[bytes] = []
+    size = 0
+    for line in lines:
+        some.append(line)
+        size += len(line)
+        if size >= _BATCH:
+            reader.read_some(some)
+            some, size = [], 0
+    reader.read_some(some)
     return reader.finish()
 
 
@@ -74,8 +83,16 @@ class _Reader:
         self._launcher = Launcher()
         self._number = 0
 
-    def read(self, number: int, raw: bytes) -> None:
-        self._number = number
+    def read_some(self, lines: list[bytes]) -> None:
+        """Take in these lines; most of a log tells nothing, and is passed over together."""
+        if not self._listens and not is_telling(b"".join(lines)):
+            self._number += len(lines)
+            return
+        for line in lines:
+            self._number += 1
+            self._read(self._number, line)
+
+    def _read(self, number: int, raw: bytes) -> None:
         if not self._listens and not is_telling(raw):
             return
         text = raw.decode("utf-8", errors="replace").rstrip("\r\n")
