@@ -2,8 +2,12 @@
 
 A file of ``corpus/public`` holds records. Each begins with ``=== owner/name#number | label |
 basis``: the thread, what its log shows, and who established that. The log follows. Labels are
-code and cause (``RS101-kv-cache``), or ``none`` where nothing we know ended the run; after a slash
-stand answers that say less and are not false. They count as no answer.
+code and cause (``RS101-kv-cache``), or ``none`` where nothing we know ended the run. After a slash
+stand answers that say less and are not false; they count as no answer. ``none`` there means that
+the thread knows the cause and the excerpt does not show it.
+
+The excerpts are what the programs printed, cut to the telling lines. Names in paths are replaced;
+where an excerpt ended before the line that names the exception, that line is the thread's title.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from recompute_scan.diagnose.classify import Findings, diagnose_log
 from recompute_scan.diagnose.logs import lines_of, read_log
@@ -26,6 +30,12 @@ _ALWAYS_TRUE = ("RS124-warning", "RS125-all-gather", "RS125-lightning")
 
 Half = Literal["built on", "kept aside"]
 Outcome = Literal["right", "none", "wrong"]
+# Ours and visible; ours by what the thread says, and not visible in the excerpt; not ours.
+Group = Literal["ours", "not shown", "not ours"]
+
+HALVES: tuple[Half, ...] = get_args(Half)
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+GROUPS: tuple[Group, ...] = get_args(Group)
 
 
 @dataclass(frozen=True)
@@ -39,9 +49,11 @@ class PublicLog:
     text: str
 
     @property
-    def known(self) -> bool:
-        """Whether the thread established a cause that we know."""
-        return self.label != "none"
+    def group(self) -> Group:
+        """Whether there is something to recognise."""
+        if self.label == "none":
+            return "not ours"
+        return "not shown" if "none" in self.weaker else "ours"
 
     @property
     def half(self) -> Half:
@@ -59,11 +71,35 @@ class PublicLog:
         said = answer(found)
         hints = {f"{one.signature.code}-{one.signature.cause_name}" for one in found.hints}
         told = hints.difference(_ALWAYS_TRUE) | ({said} if found.cause and said else set())
-        if not told <= {self.label, *self.weaker} and not (self.known and said == self.label):
-            return "wrong"
-        if self.known:
-            return "right" if said == self.label else "none"
-        return "right"
+        if said == self.label:
+            return "right"
+        if told <= {self.label, *self.weaker}:
+            return "none"
+        return "wrong"
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many logs of a group, in one half, were answered rightly, not at all, and wrongly."""
+
+    half: Half
+    group: Group
+    outcomes: dict[Outcome, int]
+
+    @property
+    def logs(self) -> int:
+        """How many there are."""
+        return sum(self.outcomes.values())
+
+
+def scores(logs: list[PublicLog]) -> list[Score]:
+    """Both halves, each group."""
+    found = []
+    for half in HALVES:
+        for group in GROUPS:
+            some = [one.outcome() for one in logs if (one.half, one.group) == (half, group)]
+            found.append(Score(half, group, {name: some.count(name) for name in OUTCOMES}))
+    return found
 
 
 def public_logs() -> list[PublicLog]:
