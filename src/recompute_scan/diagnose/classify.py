@@ -37,6 +37,8 @@ _CONSEQUENCE = re.compile(
 _SIGNALS = {"SIGKILL": KILLED, **dict.fromkeys(("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"), CRASHED)}
 _LONGEST_SUMMARY = 240
 _MOST_SHOWN = 8
+# Lines between two exceptions of a process that show it to have outlived the first.
+_OUTLIVED = 30
 _IN_REPLAY = doing("replay")
 
 
@@ -77,20 +79,33 @@ class Findings:
 
 def diagnose_log(log: Log) -> Findings:
     """What ended the run that wrote this log, and what else it shows."""
-    lines = tuple(Beside(number, line) for number, line in log.lines)
     hints = tuple(_hints(log))
-    ordered = sorted(log.failures, key=lambda failure: _order(failure, log.first_rank))
+    ordered = sorted(_last(log.failures), key=lambda failure: _order(failure, log.first_rank))
     own = [failure for failure in ordered if not is_consequence(failure.errors)]
     first = next(iter(own or ordered), None)
-    found = diagnose(own[0], lines) if own else _of_consequences(log, ordered, lines)
+    found = diagnose(own[0], log.lines) if own else _of_consequences(log, ordered)
     if found is not None:
         hints = tuple(hint for hint in hints if hint.signature.code != found.signature.code)
     return Findings(first, found, hints)
 
 
-def _of_consequences(
-    log: Log, failures: Sequence[Failure], lines: Sequence[Beside]
-) -> Diagnosis | None:
+def _last(failures: Sequence[Failure]) -> list[Failure]:
+    """The failures that ended each process: those that it outlived are left out.
+
+    Where a process goes on for a while after an exception, somebody caught it. Close together,
+    they may be several processes that write into one log, or one failure that led to another.
+    """
+    kept: dict[str, list[Failure]] = {}
+    for failure in failures:
+        before = kept.setdefault(failure.process, [])
+        consequence = is_consequence(failure.errors)
+        if before and not consequence and failure.began - before[-1].line > _OUTLIVED:
+            before.clear()
+        before.append(failure)
+    return [failure for some in kept.values() for failure in some]
+
+
+def _of_consequences(log: Log, failures: Sequence[Failure]) -> Diagnosis | None:
     """What is known where no rank raised anything of its own."""
     if log.dumped:
         mismatches = [one for one in log.dumped if one.mismatch]
@@ -101,11 +116,16 @@ def _of_consequences(
         return _of_timeouts(log, failures)
     if log.ended is not None and log.ended.signal in _SIGNALS:
         return _of_signal(log.ended)
+    alike = len(failures) > 1 and all(_replays(failure) for failure in failures)
     for failure in failures:
-        found = diagnose(failure, lines)
+        found = diagnose(failure, log.lines, alike=alike)
         if found is not None:
             return found
     return None
+
+
+def _replays(failure: Failure) -> bool:
+    return any(one.frames and _IN_REPLAY(one.frames) is not None for one in failure.errors)
 
 
 def _of_timeouts(log: Log, failures: Sequence[Failure]) -> Diagnosis:
@@ -135,7 +155,11 @@ def _of_signal(ended: Ended) -> Diagnosis:
 
 
 def diagnose(
-    failure: Failure, beside: Sequence[Beside] = (), models: Sequence[ModelState] = ()
+    failure: Failure,
+    beside: Sequence[Beside] = (),
+    models: Sequence[ModelState] = (),
+    *,
+    alike: bool = False,
 ) -> Diagnosis | None:
     """The known cause of one failure, or ``None``.
 
@@ -143,11 +167,12 @@ def diagnose(
         failure: The exceptions, the first raised first.
         beside: Other lines that may matter, such as warnings.
         models: The models alive then, where the run could look at them.
+        alike: Whether every rank was replaying, so that each had its partner.
     """
     for n, raised in enumerate(failure.errors):
         began = _began(failure, n)
-        for signature in (*SIGNATURES, *_of_hangs(raised)):
-            match = signature.match(raised, beside, began)
+        for signature in (*SIGNATURES, *_of_hangs(raised, alike=alike)):
+            match = signature.match(raised, beside, began, failure.rank)
             if match is not None:
                 return Diagnosis(
                     signature,
@@ -158,8 +183,8 @@ def diagnose(
     return None
 
 
-def _of_hangs(raised: Raised) -> tuple[Signature, ...]:
-    replayed = raised.frames and _IN_REPLAY(raised.frames) is not None
+def _of_hangs(raised: Raised, *, alike: bool) -> tuple[Signature, ...]:
+    replayed = raised.frames and not alike and _IN_REPLAY(raised.frames) is not None
     return (REPLAYED_MESSAGE, *BY_EXCEPTION) if replayed else BY_EXCEPTION
 
 
@@ -182,11 +207,11 @@ def is_consequence(errors: Sequence[Raised]) -> bool:
 
 def _hints(log: Log) -> list[Diagnosis]:
     found: dict[tuple[str, str], Diagnosis] = {}
-    for number, line in log.lines:
+    for line in log.lines:
         for signature in SIGNATURES:
-            if signature.notice and signature.message.search(line):
+            if signature.notice and signature.message.search(line.text):
                 key = (signature.code, signature.cause_name)
-                evidence = (f"line {number}: {line[:300]}", how_checked(signature))
+                evidence = (f"line {line.number}: {line.text[:300]}", how_checked(signature))
                 sure: Level = "low" if signature.unsure else "medium"
                 found.setdefault(key, Diagnosis(signature, sure, evidence, hint=True))
     return list(found.values())

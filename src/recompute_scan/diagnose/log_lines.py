@@ -23,9 +23,13 @@ _DIGITS = re.compile(r"\d")
 _BOX = "│".encode()
 
 HEADER = re.compile(r"(?P<before>.*?)Traceback \(most recent call last\)(?::?\s*| ─*[╮|]?\s*)$")
-TYPED = re.compile(
-    r"(?:^|[\s:|*`])(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)): "
-    r"(?P<message>.*)"
+_TYPE = r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)): (?P<message>.*)"
+TYPED = re.compile(rf"(?:^|[\s:|*`]){_TYPE}")
+# An exception that is named without a traceback: the line says nothing else, or says that
+# something failed. One that stands in a sentence is spoken of.
+LOOSE = re.compile(
+    r"(?:[\s*_`>\[\]]*|.*\b(?:ERROR|CRITICAL|FATAL)\b.{0,120}?[\s:\]]"
+    rf"|.*\b(?:[Ff]ailed with|[Uu]ncaught|[Uu]nhandled)\b.{{0,40}}?[\s:]){_TYPE}"
 )
 
 

@@ -15,6 +15,7 @@ from typing import BinaryIO
 from recompute_scan.diagnose.collectives import Collectives, Dumped, Timeout
 from recompute_scan.diagnose.launcher import Ended, Launcher
 from recompute_scan.diagnose.log_lines import is_telling, is_warning, owner
+from recompute_scan.diagnose.signature import Beside
 from recompute_scan.diagnose.tracebacks import Failure, Stream
 
 __all__ = ["Failure", "Log", "lines_of", "read_log"]
@@ -34,7 +35,7 @@ class Log:
 
     Attributes:
         failures: Exceptions, each different one once.
-        lines: Other telling lines with their numbers, such as warnings.
+        lines: Other telling lines, such as warnings.
         timeouts: Collectives that NCCL's watchdog gave up.
         dumped: What torch's own comparison of the ranks says.
         first_rank: The rank that torchrun saw fail first.
@@ -43,7 +44,7 @@ class Log:
     """
 
     failures: tuple[Failure, ...]
-    lines: tuple[tuple[int, str], ...] = ()
+    lines: tuple[Beside, ...] = ()
     timeouts: tuple[Timeout, ...] = ()
     dumped: tuple[Dumped, ...] = ()
     first_rank: int | None = None
@@ -78,7 +79,7 @@ class _Reader:
         self._busy = 0
         self._listens = False
         self._failures: dict[object, Failure] = {}
-        self._lines: dict[str, int] = {}
+        self._lines: dict[str, Beside] = {}
         self._collectives = Collectives()
         self._launcher = Launcher()
         self._number = 0
@@ -102,12 +103,12 @@ class _Reader:
         self._collectives.read(number, text)
         self._launcher.read(number, bare)
         if is_warning(text) and len(self._lines) < MOST_FAILURES:
-            self._lines.setdefault(text.strip()[:2000], number)
+            self._lines.setdefault(text.strip()[:2000], Beside(number, text.strip()[:2000], rank))
         stream = self._streams.get(key)
         if stream is None:
             if len(self._streams) >= _MOST_STREAMS:
                 return
-            stream = self._streams[key] = Stream(rank, self._keep)
+            stream = self._streams[key] = Stream(key, rank, self._keep)
         before = stream.busy
         stream.feed(number, bare, stamped=stamped)
         self._busy += stream.busy - before
@@ -118,7 +119,7 @@ class _Reader:
             stream.end()
         return Log(
             failures=tuple(sorted(self._failures.values(), key=lambda one: one.line)),
-            lines=tuple((number, line) for line, number in self._lines.items()),
+            lines=tuple(self._lines.values()),
             timeouts=self._collectives.timeouts,
             dumped=self._collectives.dumped,
             first_rank=self._launcher.first_rank,

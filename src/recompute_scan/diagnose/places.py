@@ -28,14 +28,13 @@ _REPLAY = re.compile(
     r"|(?:/checkpointing|gradient_checkpointing|checkpoint_activations|tensor_parallel/random)"
     r"\.py:backward$"
 )
-_GENERATION = re.compile(
-    r"(?:^|/)(?:vllm|sglang|lmdeploy)/"
-    r"|:_?(?:generate|beam_search|greedy_search|beam_sample|contrastive_search)$"
-    r"|/generation/utils\.py:_?sample$"
-)
+_ENGINE = re.compile(r"(?:^|/)(?:vllm|sglang|lmdeploy)/|/generation/utils\.py:")
+_GENERATES = re.compile(r":_?generate$")
 _EVALUATION = re.compile(
-    r":_?(?:run_)?(?:evaluate\w*|evaluation\w*|eval_\w+|\w+_eval|validate|validation_\w+)$"
-    r"|:(?:run_validation|prediction_loop|prediction_step|test_step)$|/trainer\.py:predict$"
+    r":_?(?:run_)?(?:evaluate|evaluation|evaluation_loop|evaluation_step|evaluate_model|eval_loop"
+    r"|eval_step|eval_epoch|eval_model|validate|validation|validation_loop|validation_step"
+    r"|validation_epoch|prediction_loop|prediction_step|test_step|test_loop)$"
+    r"|/trainer\.py:predict$"
 )
 _BACKWARD = re.compile(r"torch/_tensor\.py:backward$|torch/autograd/\w+\.py:\w*(?:backward|grad)$")
 _OPTIMIZER = re.compile(
@@ -49,7 +48,13 @@ _NO_SAVE = {"maybe", "load", "restore", "resume", "evaluate", "eval", "validate"
 _NO_SAVE |= {"backward", "forward", "hooks"}
 _LOADS = {"load", "loads", "reload", "restore", "resume", "pretrained"}
 _NO_LOAD = {"data", "dataset", "datasets", "batch", "image", "images", "sample", "item", "example"}
-_STATE = re.compile(r"^(?:\w+_)?(?:optim_)?state_dict$|^state$")
+_STATE = re.compile(r"^(?:\w+_)?state_dict$")
+# What a save does with a sharded or a written state; a name alone is no sign of it.
+_GATHERS = re.compile(
+    r":(?:\w+_)?state_dict\w*$|_state_dict_utils\.py:|/_flat_param\.py:|/_optim_utils\.py:"
+    r"|:_?(?:summon|unshard|gather|consolidate|zero_to_fp32)\w*$|torch/serialization\.py:"
+    r"|/safetensors/|torch/distributed/checkpoint/"
+)
 _SAVE_CALL = re.compile(r"(?<![\w])(?:\w+\.)*save\w*\(")
 
 _WORDS: dict[Activity, str] = {
@@ -87,13 +92,18 @@ def activity(frames: Sequence[Frame]) -> tuple[Activity, int] | None:
     """What was going on, and the index of the frame that shows it; ``None`` where none does.
 
     The innermost frame that tells counts: a function that evaluates, called by one that saves
-    and evaluates, is evaluating.
+    and evaluates, is evaluating. Where a model is called further in, neither saving nor loading
+    goes on, whatever the functions around it are named.
     """
+    forward = gathers = False
     for index in range(len(frames) - 1, -1, -1):
         inner = frames[index + 1] if index + 1 < len(frames) else None
-        found = _of_frame(frames[index], inner)
+        found = _of_frame(frames[index], inner, forward=forward, gathers=gathers)
         if found is not None:
             return found, index
+        where = site(frames[index])
+        forward = forward or _FORWARD.search(where) is not None
+        gathers = gathers or _GATHERS.search(where) is not None
     return None
 
 
@@ -105,18 +115,22 @@ def phase(frames: Sequence[Frame]) -> str | None:
     return "in the forward pass" if any(_FORWARD.search(site(one)) for one in frames) else None
 
 
-def _of_frame(frame: Frame, inner: Frame | None) -> Activity | None:
+def _of_frame(
+    frame: Frame, inner: Frame | None, *, forward: bool, gathers: bool
+) -> Activity | None:
     where = site(frame)
     if _REPLAY.search(where):
         return "replay"
-    if _GENERATION.search(where):
+    if _ENGINE.search(where) or (forward and _GENERATES.search(where)):
         return "generation"
     if _EVALUATION.search(where):
         return "evaluation"
-    if _saves(frame, inner):
-        return "saving"
-    if _loads(frame):
-        return "loading"
+    if not forward:
+        library = _INSTALLED.search(frame.file.replace("\\", "/")) is not None
+        if (library or gathers) and _saves(frame, inner):
+            return "saving"
+        if _loads(frame):
+            return "loading"
     if _OPTIMIZER.search(where):
         return "optimizer"
     if _BACKWARD.search(where):

@@ -20,10 +20,17 @@ _NEAR = 60
 
 @dataclass(frozen=True)
 class Beside:
-    """A line of the log that may go with an exception; ``number`` is 0 in a run of our own."""
+    """A line of the log that may go with an exception.
+
+    Attributes:
+        number: Its 1-based number; 0 for what a run of our own noted.
+        text: The line.
+        rank: Whose it is; ``None`` where the log does not say.
+    """
 
     number: int
     text: str
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -123,13 +130,20 @@ class Signature:
     checked: Checked = "message"
     severity: Literal["error", "warning", "info"] = "error"
 
-    def match(self, raised: Raised, beside: Sequence[Beside] = (), began: int = 0) -> Match | None:
+    def match(
+        self,
+        raised: Raised,
+        beside: Sequence[Beside] = (),
+        began: int = 0,
+        rank: int | None = None,
+    ) -> Match | None:
         """What shows this exception to be that failure; ``None`` where it is not.
 
         Args:
             raised: The exception, with the frames of its own traceback.
             beside: Other lines that may matter, such as warnings.
             began: Number of the line where its traceback begins; 0 in a run of our own.
+            rank: Whose it is; ``None`` where the log does not say.
         """
         if not re.fullmatch(self.error, raised.name) or not self.message.search(raised.message):
             return None
@@ -142,15 +156,15 @@ class Signature:
                 return None
         line = None
         if self.beside is not None:
-            line = self._line(beside, began)
+            line = self._line(beside, began, rank)
             if line is None:
                 return None
         return Match(frame, line) if self.fits(raised) else None
 
-    def _line(self, beside: Sequence[Beside], began: int) -> Beside | None:
+    def _line(self, beside: Sequence[Beside], began: int, rank: int | None) -> Beside | None:
         assert self.beside is not None
         for line in beside:
             near = not line.number or began - _NEAR <= line.number <= began
-            if near and self.beside.search(line.text):
+            if near and line.rank == rank and self.beside.search(line.text):
                 return line
         return None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from recompute_scan.crash import Frame, Raised
-from recompute_scan.diagnose.log_lines import HEADER, TYPED, shape
+from recompute_scan.diagnose.log_lines import HEADER, LOOSE, TYPED, shape
 
 _MOST_FRAMES = 400
 _MOST_CONTINUED = 60
@@ -55,6 +55,7 @@ class Failure:
         errors: The exceptions of the chain, the first raised first.
         lines: For each of them the number of the line that names it.
         places: For each of them the numbers of the lines of its frames.
+        process: Whose lines these are, as far as the log tells processes apart.
     """
 
     rank: int | None
@@ -62,6 +63,14 @@ class Failure:
     errors: tuple[Raised, ...]
     lines: tuple[int, ...] = ()
     places: tuple[tuple[int, ...], ...] = ()
+    process: str = ""
+
+    @property
+    def began(self) -> int:
+        """Number of the line where its first traceback begins; 0 in a run of our own."""
+        if self.places and self.places[0]:
+            return self.places[0][0]
+        return self.lines[0] if self.lines else 0
 
 
 @dataclass
@@ -80,7 +89,8 @@ class _Open:
 class Stream:
     """The lines of one process; each failure that is complete goes to ``keep``."""
 
-    def __init__(self, rank: int | None, keep: Callable[[Failure], None]) -> None:
+    def __init__(self, process: str, rank: int | None, keep: Callable[[Failure], None]) -> None:
+        self._process = process
         self._rank = rank
         self._keep = keep
         self._open: _Open | None = None
@@ -119,7 +129,7 @@ class Stream:
         self._close()
         if self._chain:
             errors, lines, places = zip(*self._chain, strict=True)
-            self._keep(Failure(self._rank, lines[-1], errors, lines, places))
+            self._keep(Failure(self._rank, lines[-1], errors, lines, places, self._process))
         self._chain, self._chained = [], False
 
     def _new(self, *, headed: bool, prefix: str = "") -> _Open:
@@ -231,7 +241,7 @@ class Stream:
 
     def _loose(self, number: int, text: str) -> None:
         """An exception named without a traceback, as in a pasted message or a log record."""
-        match = TYPED.search(text)
+        match = LOOSE.match(text)
         if match is not None and not match["type"].endswith("Warning"):
             self._chain = []
             self._open = None
