@@ -74,8 +74,8 @@ def grew_twofold(raised: Raised) -> bool:
 
 
 def _change(one: Mismatch, ratio: float) -> int | None:
-    """The one dimension that became this many times as long; ``None`` where others changed."""
-    if len(one.saved) != len(one.replayed):
+    """The one dimension that became this many times as long; ``None`` where more changed."""
+    if len(one.saved) != len(one.replayed) or one.saved_dtype != one.replayed_dtype:
         return None
     pairs = enumerate(zip(one.saved, one.replayed, strict=True))
     changed = [(n, old, new) for n, (old, new) in pairs if old != new]
@@ -108,7 +108,7 @@ def _shortened(one: Mismatch) -> int | None:
     at = 1 + inner.index(max(inner))
     old, new = one.saved[at], one.replayed[at]
     rest = one.saved[:at] + one.saved[at + 1 :] == one.replayed[:at] + one.replayed[at + 1 :]
-    whole = new > 1 and old > new and old % new == 0
+    whole = new > 1 and old > new and old % new == 0 and one.saved_dtype == one.replayed_dtype
     return old // new if rest and whole else None
 
 
