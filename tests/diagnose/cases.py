@@ -78,6 +78,8 @@ CASES = (
     Case("save_hang", "RS204", ranks=2, status=HUNG, hangs=True),
     Case("diverged", "RS210", ranks=2, status=HUNG, hangs=True),
     Case("no_progress", "RS211", status=HUNG, hangs=True),
+    Case("one_behind", "RS211", ranks=2, status=HUNG, hangs=True),
+    Case("message_in_checkpoint", "RS214", ranks=2, status=HUNG, hangs=True),
 )
 
 

@@ -213,6 +213,7 @@ REPLAYED_MESSAGE = Signature(
     ),
     versions="Not tied to a version.",
     sources=("https://docs.pytorch.org/docs/stable/checkpoint.html",),
+    checked="reproduced",
 )
 KILLED = Signature(
     code="RS212",
