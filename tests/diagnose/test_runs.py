@@ -59,7 +59,7 @@ def test_the_state_of_the_model_is_told(tmp_path: Path) -> None:
     ended = run_case(BY_NAME["kv_cache"], tmp_path)
     crash = ended.result.crash
     assert crash is not None
-    assert crash.phase == "while a checkpointed region was replayed"
+    assert crash.phase == "while a checkpointed region was recomputed"
     (rank,) = crash.ranks
     (model, *_) = rank.models
     assert (model.name, model.use_cache, model.wrapped, model.switched) == (

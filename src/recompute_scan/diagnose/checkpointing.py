@@ -147,7 +147,7 @@ SIGNATURES = (
         message=re.compile(r"none of output has requires_grad=True,\s+this checkpoint\(\)"),
         title="A reentrant checkpoint stands around a block of which nothing needs a gradient",
         cause=(
-            "The replay found no output that needs a gradient: the block is frozen and cut off "
+            "The recompute found no output that needs a gradient: the block is frozen and cut off "
             "from its inputs. There is nothing to recompute for."
         ),
         fix="Don't checkpoint this block.",
@@ -165,7 +165,7 @@ SIGNATURES = (
         ),
         title="An output that a selective checkpoint keeps was changed in place",
         cause=(
-            "The policy keeps this operator's output for the replay, and later code changes it "
+            "The policy keeps this operator's output for the recompute, and later code changes it "
             "in place: out += ..., or an adapter that adds its part so."
         ),
         fix="Write out = out + ... there, or keep other operators (attention only, for instance).",
@@ -199,9 +199,9 @@ SIGNATURES = (
         cause_name="other-operators",
         error="RuntimeError",
         message=re.compile(r"encountered during backward,?\s+but not found in\s+storage"),
-        title="The replay of a selective checkpoint ran other operators than the original",
+        title="The recompute of a selective checkpoint ran other operators than the original",
         cause=(
-            "The replay asked for the kept output of an operator that the first run never ran: "
+            "The recompute asked for the kept output of an operator that the first run never ran: "
             "the two took different ways (a kernel chosen from a cache, a counter of a router)."
         ),
         fix="Make the block do the same both times, or take that operator out of the policy.",
@@ -233,9 +233,9 @@ SIGNATURES = (
         cause_name="fp8",
         error="AssertionError",
         message=re.compile(r"if early stop is enabled, we don't expect to reach here"),
-        title="The replay ended without saving what the original run saved (early stop)",
+        title="The recompute ended without saving what the original run saved (early stop)",
         cause=(
-            "The replay saved fewer tensors than the first run. Transformer Engine's fp8 layers "
+            "The recompute saved fewer tensors than the first run. Transformer Engine's fp8 layers "
             "under torch's own checkpoint do so."
         ),
         fix=(
@@ -255,7 +255,7 @@ SIGNATURES = (
         title="A CUDA graph was recorded while a checkpoint released one of its inputs",
         cause=(
             "The non-reentrant variant releases tensors while the graph is recorded, and not in "
-            "the same order when it is replayed."
+            "the same order when it is recomputed."
         ),
         fix=(
             "Compile without CUDA graphs (a mode other than reduce-overhead), or use the "
@@ -337,7 +337,7 @@ SIGNATURES = (
         title="transformers warns that its checkpointing gathers FSDP's parameters once more",
         cause=(
             "The model's own checkpointing is on under FSDP; where it stands outside the FSDP "
-            "units, every replay gathers the parameters again."
+            "units, every recompute gathers the parameters again."
         ),
         fix=(
             "Set fsdp_config's activation_checkpointing instead, and the training argument to "

@@ -258,7 +258,7 @@ def how_checked(signature: Signature) -> str:
     """On what the diagnosis rests, in one sentence."""
     if signature.checked == "reproduced":
         return "A script of ours fails in the same way, on CPU."
-    return "This goes by the message alone: we could not make it happen here."
+    return "We could not make it happen here: this goes by what logs say."
 
 
 def cut(text: str) -> str:

@@ -205,8 +205,8 @@ REPLAYED_MESSAGE = Signature(
     message=re.compile(r"Timed out waiting \d+ms for (?:recv|send) operation to complete"),
     title="A message between two ranks stands inside a checkpointed block, and is awaited again",
     cause=(
-        "The replay runs the block's send or recv once more. The other rank sends it once only, "
-        "unless it replays the same block at the same time."
+        "The recompute runs the block's send or recv once more. The other rank sends it once only, "
+        "unless it recomputes the same block at the same time."
     ),
     fix=(
         "Take point-to-point calls out of checkpointed blocks: checkpoint what lies between them."

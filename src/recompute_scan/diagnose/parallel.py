@@ -28,7 +28,7 @@ SIGNATURES = (
             "gradient twice, which the message does not tell apart. With "
             "find_unused_parameters=True, DDP has already marked the parameters that it could not "
             "reach from the loss as ready. Or the same checkpointed module runs more than once in "
-            "a forward pass, and each of its replays gives the gradients anew."
+            "a forward pass, and each recompute of it gives the gradients anew."
         ),
         fix=(
             "Use the non-reentrant variant (use_reentrant=False), which helps in both cases; for "
@@ -65,10 +65,10 @@ SIGNATURES = (
         message=re.compile(r"got mixed torch\.Tensor and DTensor"),
         where=doing("replay"),
         needs_frames=True,
-        title="A replay under FSDP2 met parameters that had been sharded again",
+        title="A recompute under FSDP2 met parameters that had been sharded again",
         cause=(
             "The parameters of a nested FSDP2 unit were sharded again between the forward pass "
-            "and the replay: with two forward passes before one backward, or a reentrant "
+            "and the recompute: with two forward passes before one backward, or a reentrant "
             "checkpoint."
         ),
         fix="Use the non-reentrant variant, and shard whole blocks rather than parts of them.",

@@ -58,7 +58,7 @@ _GATHERS = re.compile(
 _SAVE_CALL = re.compile(r"(?<![\w])(?:\w+\.)*save\w*\(")
 
 _WORDS: dict[Activity, str] = {
-    "replay": "while a checkpointed region was replayed",
+    "replay": "while a checkpointed region was recomputed",
     "saving": "while saving",
     "loading": "while loading",
     "generation": "while generating",
