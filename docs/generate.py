@@ -179,18 +179,18 @@ By evidence, which the report and `explain` list: every diagnosis names the line
 frames of the run, that made it. What counts is the failing stack: the traceback of the exception
 that ended the process, and the frames that stood there at that moment. The exception's class and
 message come first; where these could mean several things, the frames must show what the program was
-doing. Out of memory is one failure while a checkpointed region is recomputed, another in the forward
-pass of a training step, and none of ours in evaluation, generation or loading. That a log has
-the word "save" or "checkpoint" in it, or the frames of a checkpoint somewhere, says nothing. Frames
-of several processes that run into each other, and tracebacks that are cut off, are not read as one.
+doing: out of memory in a training step is one failure, and in evaluation, generation, loading or
+saving another. That a log has the word "save" or "checkpoint" in it, or the frames of a checkpoint
+somewhere, says nothing. Frames of several processes that run into each other, and tracebacks that
+are cut off, are not read as one.
 
 Two causes that fit alike are named as two. A failure that fits none gets no diagnosis; a warning
 that may explain it is then a hint, of low confidence. Of several ranks, the first failure counts
 that does not follow from another rank's death; one rank's traceback outranks every line of NCCL's
-watchdog. Where ranks wait in collectives, the collective, its number and its group are compared, from
-the watchdog's lines, torch's flight recorder and the stacks below the script's own line. A log is
-read as a stream: 100 MB take SECONDS s of one processor and MEBI MiB (`recompute-scan explain` on a
-log of 1.2 million lines).
+watchdog. Where ranks wait in collectives, the collective and its number are compared, with its
+group where the watchdog's lines name it; in a run, from torch's flight recorder and the stacks below
+the script's own line. A log is read as a stream: 100 MB took 7 s of a busy processor and 32 MiB
+(`recompute-scan explain` on a log of 1.2 million lines).
 
 ## Hangs
 
@@ -206,7 +206,7 @@ holds Python's lock for good, and one that waits busily in a single process.
 `make diagnoses` runs every script that fails (`tests/diagnose/scripts`) under `recompute-scan run`
 and prints the code expected and found. RS201 needs lightning 2.2.1 or older; it was run with 2.2.1
 in an environment of its own, and its log is among the logs. RS101's log is that of transformers
-4.57.3; the script in the tests makes the same error with a small model of our own. 
+4.57.3; the script in the tests makes the same error with a small model of our own.
 
 The logs (`tests/diagnose/corpus`) are of two kinds. In `known` and `unrelated` are our own: one or
 more for each known failure, from our scripts or, where it could not be made to happen, written in

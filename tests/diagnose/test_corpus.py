@@ -58,4 +58,4 @@ def test_no_fix_tells_people_to_switch_a_wrapper_to_reentrant() -> None:
     cache = next(one for one in SIGNATURES if one.cause_name == "kv-cache")
     assert "use_cache=False" in cache.fix
     assert "hides" in cache.fix
-    assert "replayed twice" in cache.fix
+    assert "recomputed twice" in cache.fix
