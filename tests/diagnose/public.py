@@ -6,6 +6,9 @@ code and cause (``RS101-kv-cache``), or ``none`` where nothing we know ended the
 stand answers that say less and are not false; they count as no answer. ``none`` there means that
 the thread knows the cause and the excerpt does not show it.
 
+``later.txt`` was collected and labelled when the rules stood, and is a group of its own: its texts
+were new to whoever wrote the rules, which those of the half kept aside were not.
+
 The excerpts are what the programs printed, cut to the telling lines. Names in paths are replaced;
 where an excerpt ended before the line that names the exception, that line is the thread's title.
 """
@@ -28,7 +31,9 @@ _MARK = "=== "
 # What restates a warning that stands in the log is true of any log that holds it.
 _ALWAYS_TRUE = ("RS124-warning", "RS125-all-gather", "RS125-lightning")
 
-Half = Literal["built on", "kept aside"]
+_LATER = "later"
+
+Half = Literal["built on", "kept aside", "later"]
 Outcome = Literal["right", "none", "wrong"]
 # Ours and visible; ours by what the thread says, and not visible in the excerpt; not ours.
 Group = Literal["ours", "not shown", "not ours"]
@@ -47,6 +52,7 @@ class PublicLog:
     weaker: tuple[str, ...]
     basis: str
     text: str
+    later: bool = False
 
     @property
     def group(self) -> Group:
@@ -58,6 +64,8 @@ class PublicLog:
     @property
     def half(self) -> Half:
         """Which half of the split: by a hash of the thread, so that no one chose."""
+        if self.later:
+            return "later"
         even = hashlib.sha256(self.thread.encode()).digest()[0] % 2 == 0
         return "built on" if even else "kept aside"
 
@@ -93,7 +101,7 @@ class Score:
 
 
 def scores(logs: list[PublicLog]) -> list[Score]:
-    """Both halves, each group."""
+    """Both halves and what came later, each group."""
     found = []
     for half in HALVES:
         for group in GROUPS:
@@ -104,12 +112,13 @@ def scores(logs: list[PublicLog]) -> list[Score]:
 
 def public_logs() -> list[PublicLog]:
     """All of them, in the order of the files."""
-    return [one for path in sorted(FOLDER.glob("*.txt")) for one in _records(path.read_text())]
+    paths = sorted(FOLDER.glob("*.txt"))
+    return [one for path in paths for one in _records(path.read_text("utf-8"), path.stem == _LATER)]
 
 
-def _records(text: str) -> Iterator[PublicLog]:
+def _records(text: str, later: bool) -> Iterator[PublicLog]:
     for record in text.split("\n" + _MARK):
         head, _, body = record.removeprefix(_MARK).partition("\n")
         thread, labels, basis = (part.strip() for part in head.split(" | "))
         label, *weaker = labels.split("/")
-        yield PublicLog(thread, label, tuple(weaker), basis, body + "\n")
+        yield PublicLog(thread, label, tuple(weaker), basis, body + "\n", later)

@@ -1,4 +1,5 @@
-"""How a launcher says that its processes ended: torchrun, torch's older launcher, DeepSpeed's."""
+"""How a launcher says that its processes ended: torchrun, torch's older launcher, DeepSpeed's,
+an IDE's."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ _FAILED = re.compile(
     r"failed \(exitcode: (?P<status>-?\d+)\) local_rank: (?P<rank>\d+)"
     r"|died with <Signals\.(?P<signal>SIG\w+): \d+>"
     r"|exits with return code = (?P<code>-\d+)"
+    r"|finished with exit code \d+ \(interrupted by signal \d+:? (?P<ide>SIG\w+)\)"
 )
 _ROOT = re.compile(r"Root Cause \(first observed failure\)")
 _RANK = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d+) ")
@@ -55,7 +57,11 @@ class Launcher:
             return
         if not self._said and (match := _FAILED.search(text)) is not None:
             status = match["status"] or match["code"]
-            name = match["signal"] or (_name(int(status)) if status is not None else None)
+            name = (
+                match["signal"]
+                or match["ide"]
+                or (_name(int(status)) if status is not None else None)
+            )
             self._note(number, text, name)
 
     def _summary(self, number: int, text: str) -> None:

@@ -50,6 +50,7 @@ def is_telling(line: bytes) -> bool:
         or b"Root Cause (first" in line
         or b"xitcode" in line
         or b"return code = -" in line
+        or b"interrupted by signal" in line
         or b"_MISMATCH" in line
         or b"use_reentrant" in line
         or b"requires_grad=True" in line

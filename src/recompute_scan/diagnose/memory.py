@@ -11,10 +11,10 @@ _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
 _ERRORS = r"OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError"
 _FULL = re.compile(
-    r"^(?:CUDA|HIP|XPU|NPU) out of memory|^(?:CUDA|HIP) error: out of memory"
+    r"^(?:RuntimeError: )?(?:CUDA|HIP|XPU|NPU) out of memory|^(?:CUDA|HIP) error: out of memory"
     r"|Cuda failure (?:2 )?'out of memory'"
 )
-_ALLOCATOR = re.compile(r"^(?:CUDA|HIP|XPU|NPU) out of memory")
+_ALLOCATOR = re.compile(r"^(?:RuntimeError: )?(?:CUDA|HIP|XPU|NPU) out of memory")
 _EMPTY_CARD = "Checkpoints would change nothing there: no backward pass follows."
 
 _DEVICE = Signature(
