@@ -1,5 +1,4 @@
-"""How a launcher says that its processes ended: torchrun, torch's older launcher, DeepSpeed's,
-an IDE's."""
+"""How launchers say that a process ended: torchrun, torch's older ones, DeepSpeed's, an IDE's."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ _FAILED = re.compile(
     r"failed \(exitcode: (?P<status>-?\d+)\) local_rank: (?P<rank>\d+)"
     r"|died with <Signals\.(?P<signal>SIG\w+): \d+>"
     r"|exits with return code = (?P<code>-\d+)"
+    r"|ProcessExitedException: process \d+ terminated with signal (?P<spawned>SIG\w+)"
     r"|finished with exit code \d+ \(interrupted by signal \d+:? (?P<ide>SIG\w+)\)"
 )
 _ROOT = re.compile(r"Root Cause \(first observed failure\)")
@@ -57,12 +57,8 @@ class Launcher:
             return
         if not self._said and (match := _FAILED.search(text)) is not None:
             status = match["status"] or match["code"]
-            name = (
-                match["signal"]
-                or match["ide"]
-                or (_name(int(status)) if status is not None else None)
-            )
-            self._note(number, text, name)
+            named = match["signal"] or match["spawned"] or match["ide"]
+            self._note(number, text, named or _name(int(status or 0)))
 
     def _summary(self, number: int, text: str) -> None:
         if self.first_rank is None and (match := _RANK.match(text)) is not None:
