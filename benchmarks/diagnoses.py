@@ -1,5 +1,7 @@
 """Run every script that fails under ``recompute-scan run``, and print the code expected and found.
 
+Of some there are other forms, and repaired twins of these, which get no code.
+
     python benchmarks/diagnoses.py              all of them
     python benchmarks/diagnoses.py kv_cache     some
     python benchmarks/diagnoses.py logs         the logs alone
@@ -17,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.diagnose.cases import CASES, run_case
+from tests.diagnose.cases import CASES, FORMS, REPAIRED, run_case
 from tests.diagnose.corpus import KNOWN, UNRELATED, answer, diagnosed, expected
 from tests.diagnose.public import OUTCOMES, public_logs, scores
 
@@ -42,20 +44,23 @@ def scripts(wanted: list[str]) -> int:
     """Run those; the number of answers that differ."""
     wrong = 0
     print(f"{'case':<28}{'ranks':>5}  {'status':>6}  {'expected':<9}{'found':<9}")
-    for case in CASES:
+    for case in (*CASES, *FORMS, *REPAIRED):
         if wanted and case.script not in wanted:
             continue
-        head = f"{case.script:<28}{case.ranks:>5}"
+        twin = " repaired" if case.repaired else ""
+        head = f"{case.script.removeprefix('forms/') + twin:<28}{case.ranks:>5}"
         if case.missing is not None:
             print(f"{head}  {case.missing}; its log is among the logs below")
             continue
         with tempfile.TemporaryDirectory() as folder:
             ended = run_case(case, Path(folder))
-            found = ended.code
+            found = ended.code or ""
         same = (found, ended.status) == (case.code, case.status)
         wrong += not same
         note = "" if same else "  <- differs"
-        print(f"{head}  {ended.status:>6}  {case.code:<9}{found or '-':<9}{note}", flush=True)
+        print(
+            f"{head}  {ended.status:>6}  {case.code or '-':<9}{found or '-':<9}{note}", flush=True
+        )
     return wrong
 
 
