@@ -1,10 +1,14 @@
 """Run every script that fails under ``recompute-scan run``, and print the code expected and found.
 
+Of some there are other forms, and repaired twins of these, which get no code.
+
     python benchmarks/diagnoses.py              all of them
     python benchmarks/diagnoses.py kv_cache     some
+    python benchmarks/diagnoses.py logs         the logs alone
 
-Then the logs: one or more for each known failure, and failures that are none of them. Ends with 1
-where an answer differs.
+Then the logs: those written for each known failure, and failures that are none of them; and those
+from public threads, for the half that the rules were built on and the half that was kept aside.
+Ends with 1 where an answer differs.
 """
 
 from __future__ import annotations
@@ -15,28 +19,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.diagnose.cases import CASES, run_case
+from tests.diagnose.cases import CASES, FORMS, REPAIRED, run_case
 from tests.diagnose.corpus import KNOWN, UNRELATED, answer, diagnosed, expected
+from tests.diagnose.public import OUTCOMES, public_logs, scores
 
 
 def main(wanted: list[str]) -> int:
-    wrong = 0
-    print(f"{'case':<28}{'ranks':>5}  {'status':>6}  {'expected':<9}{'found':<9}")
-    for case in CASES:
-        if wanted and case.script not in wanted:
-            continue
-        head = f"{case.script:<28}{case.ranks:>5}"
-        if case.missing is not None:
-            print(f"{head}  {case.missing}; its log is among the logs below")
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            ended = run_case(case, Path(folder))
-            found = ended.code
-        same = (found, ended.status) == (case.code, case.status)
-        wrong += not same
-        note = "" if same else "  <- differs"
-        print(f"{head}  {ended.status:>6}  {case.code:<9}{found or '-':<9}{note}", flush=True)
-    if wanted:
+    wrong = scripts(wanted) if wanted != ["logs"] else 0
+    if wanted and wanted != ["logs"]:
         return int(wrong > 0)
     missed = [path.name for path in KNOWN if answer(diagnosed(path)) != expected(path)]
     guessed = [path.name for path in UNRELATED if diagnosed(path).cause is not None]
@@ -46,7 +36,46 @@ def main(wanted: list[str]) -> int:
     )
     for name in (*missed, *guessed):
         print(f"  {name}")
+    wrong += threads()
     return int(wrong > 0 or bool(missed) or bool(guessed))
+
+
+def scripts(wanted: list[str]) -> int:
+    """Run those; the number of answers that differ."""
+    wrong = 0
+    print(f"{'case':<28}{'ranks':>5}  {'status':>6}  {'expected':<9}{'found':<9}")
+    for case in (*CASES, *FORMS, *REPAIRED):
+        if wanted and case.script not in wanted:
+            continue
+        twin = " repaired" if case.repaired else ""
+        head = f"{case.script.removeprefix('forms/') + twin:<28}{case.ranks:>5}"
+        if case.missing is not None:
+            print(f"{head}  {case.missing}; its log is among the logs below")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            ended = run_case(case, Path(folder))
+            found = ended.code or ""
+        same = (found, ended.status) == (case.code, case.status)
+        wrong += not same
+        note = "" if same else "  <- differs"
+        print(
+            f"{head}  {ended.status:>6}  {case.code or '-':<9}{found or '-':<9}{note}", flush=True
+        )
+    return wrong
+
+
+def threads() -> int:
+    """Score the logs from public threads; the number of wrong answers."""
+    logs = public_logs()
+    print(f"logs from {len(logs)} public threads:")
+    print(f"{'half':<12}{'cause':<12}{'logs':>5}{'right':>7}{'none':>6}{'wrong':>7}")
+    for score in scores(logs):
+        right, none, wrong = (score.outcomes[name] for name in OUTCOMES)
+        print(f"{score.half:<12}{score.group:<12}{score.logs:>5}{right:>7}{none:>6}{wrong:>7}")
+    said_wrongly = [one for one in logs if one.outcome() == "wrong"]
+    for one in said_wrongly:
+        print(f"  {one.thread}: {one.label}, and said {answer(one.found())}")
+    return len(said_wrongly)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 from recompute_scan.result import json_schema
 from recompute_scan.run_info import read_run_info, run_info_name
-from tests.diagnose.cases import CASES, HUNG, Case, run_case
+from tests.diagnose.cases import CASES, FORMS, HUNG, REPAIRED, Case, run_case
 from tests.record.runs import run_plain, write_script
 
 BY_NAME = {case.script: case for case in CASES}
@@ -45,6 +45,17 @@ def test_a_failing_script_gets_its_finding(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", [*FORMS, *REPAIRED], ids=lambda case: f"{case.script}-{case.code}")
+def test_other_forms_get_theirs_and_their_repaired_twins_get_none(
+    case: Case, tmp_path: Path
+) -> None:
+    ended = run_case(case, tmp_path)
+    assert (ended.code or "", ended.status) == (case.code, case.status), ended.stderr
+    if case.repaired:
+        assert not [one for one in ended.result.findings if one.code.startswith(("RS1", "RS2"))]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kv_cache", "no_input_grad"])
 def test_what_the_script_prints_and_its_status_are_pythons(name: str, tmp_path: Path) -> None:
     ended = run_case(BY_NAME[name], tmp_path)
@@ -59,7 +70,7 @@ def test_the_state_of_the_model_is_told(tmp_path: Path) -> None:
     ended = run_case(BY_NAME["kv_cache"], tmp_path)
     crash = ended.result.crash
     assert crash is not None
-    assert crash.phase == "while a checkpointed region was replayed"
+    assert crash.phase == "while a checkpointed region was recomputed"
     (rank,) = crash.ranks
     (model, *_) = rank.models
     assert (model.name, model.use_cache, model.wrapped, model.switched) == (

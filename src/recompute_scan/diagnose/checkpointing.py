@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from recompute_scan.diagnose.signature import Signature
+from recompute_scan.diagnose.places import site
+from recompute_scan.diagnose.signature import Signature, innermost, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _HF = "https://github.com/huggingface/transformers/issues/"
 _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
-_CHECKPOINT_FILE = re.compile(r"torch/utils/checkpoint\.py:")
+_CHECKPOINT_FILE = r"torch/utils/checkpoint\.py:"
 
 # The warning of torch that stands before the error, or is all there is.
 NO_INPUT_GRAD = "None of the inputs have requires_grad=True. Gradients will be None"
@@ -20,9 +22,7 @@ SILENT = Signature(
     code="RS104",
     name="checkpoint-without-gradient",
     cause_name="silent",
-    message=re.compile(re.escape(NO_INPUT_GRAD)),
-    error=r"\w*Warning",
-    notice=True,
+    message=re.compile(r"(?!)"),
     severity="warning",
     title="Weights inside a reentrant checkpoint get no gradient: they are not trained",
     cause=(
@@ -39,13 +39,53 @@ SILENT = Signature(
     checked="reproduced",
 )
 
+WARNED = replace(
+    SILENT,
+    cause_name="warned",
+    message=re.compile(re.escape(NO_INPUT_GRAD)),
+    error=r"\w*Warning",
+    notice=True,
+    unsure=True,
+    severity="info",
+    title="torch warned that no input of a reentrant checkpoint needs a gradient",
+    cause=(
+        "In training it means that the block's weights get no gradient and are not trained. In "
+        "evaluation, under no_grad and for blocks that are frozen it means nothing. The warning "
+        "does not tell which."
+    ),
+    fix=(
+        "Look whether the block's weights change. If they should and do not: "
+        f"{_NON_REENTRANT[0].lower()}{_NON_REENTRANT[1:]}, or call "
+        "model.enable_input_require_grads() before training."
+    ),
+    checked="message",
+)
+
+_UNSAID = Signature(
+    code="RS124",
+    name="variant-not-chosen",
+    cause_name="warning",
+    message=re.compile(
+        r"use_reentrant parameter should be\s+passed explicitly|please pass in use_reentrant"
+    ),
+    error=r"\w*Warning",
+    notice=True,
+    severity="info",
+    title="A checkpoint was called without saying which variant is meant",
+    cause="torch then takes the reentrant one, and says that this will change.",
+    fix=f"Say it. {_NON_REENTRANT}, unless you know that you need the other.",
+    versions="torch 2.1 and later; transformers before 4.38 calls it so.",
+    sources=(f"{_HF}26969", _DOCS),
+    checked="reproduced",
+)
+
 SIGNATURES = (
     Signature(
         code="RS104",
         name="checkpoint-without-gradient",
         cause_name="raised",
         error="RuntimeError",
-        message=re.compile(r"element 0 of tensors does not require grad"),
+        message=re.compile(r"^element 0 of tensors does not require grad"),
         beside=re.compile(re.escape(NO_INPUT_GRAD)),
         title="A reentrant checkpoint got no input that needs a gradient, so nothing has one",
         cause=(
@@ -65,14 +105,14 @@ SIGNATURES = (
         ),
         checked="reproduced",
     ),
-    SILENT,
+    WARNED,
     Signature(
         code="RS105",
         name="reentrant-keyword-arguments",
         cause_name="keyword-arguments",
         error="ValueError",
         message=re.compile(r"^Unexpected keyword arguments: "),
-        frames=re.compile(r"torch/utils/checkpoint\.py:checkpoint(?:_sequential)?$"),
+        where=innermost(r"torch/utils/checkpoint\.py:checkpoint(?:_sequential)?$"),
         title="A reentrant checkpoint was given keyword arguments, which it does not take",
         cause="The reentrant variant passes positional arguments on to the block, and no others.",
         fix=f"{_NON_REENTRANT}. Or pass the arguments by position.",
@@ -105,9 +145,9 @@ SIGNATURES = (
         cause_name="frozen",
         error="RuntimeError",
         message=re.compile(r"none of output has requires_grad=True,\s+this checkpoint\(\)"),
-        title="A reentrant checkpoint stands round a block of which nothing needs a gradient",
+        title="A reentrant checkpoint stands around a block of which nothing needs a gradient",
         cause=(
-            "The replay found no output that needs a gradient: the block is frozen and cut off "
+            "The recompute found no output that needs a gradient: the block is frozen and cut off "
             "from its inputs. There is nothing to recompute for."
         ),
         fix="Don't checkpoint this block.",
@@ -125,7 +165,7 @@ SIGNATURES = (
         ),
         title="An output that a selective checkpoint keeps was changed in place",
         cause=(
-            "The policy keeps this operator's output for the replay, and later code changes it "
+            "The policy keeps this operator's output for the recompute, and later code changes it "
             "in place: out += ..., or an adapter that adds its part so."
         ),
         fix="Write out = out + ... there, or keep other operators (attention only, for instance).",
@@ -139,8 +179,12 @@ SIGNATURES = (
         cause_name="second-backward",
         error="RuntimeError",
         message=re.compile(r"Trying to backward an extra time.*selective", re.DOTALL),
+        fits=lambda raised: not any("compiled_autograd" in site(one) for one in raised.frames),
         title="A second backward pass went through a selective checkpoint",
-        cause="What a selective checkpoint keeps is used up by the first backward pass.",
+        cause=(
+            "What a selective checkpoint keeps is used up by the first backward pass. Compiled "
+            "autograd, too, has run it twice where the script asks for it once."
+        ),
         fix=(
             "Make one backward pass of it (add the losses up), or use a plain non-reentrant "
             "checkpoint there."
@@ -155,9 +199,9 @@ SIGNATURES = (
         cause_name="other-operators",
         error="RuntimeError",
         message=re.compile(r"encountered during backward,?\s+but not found in\s+storage"),
-        title="The replay of a selective checkpoint ran other operators than the original",
+        title="The recompute of a selective checkpoint ran other operators than the original",
         cause=(
-            "The replay asked for the kept output of an operator that the first run never ran: "
+            "The recompute asked for the kept output of an operator that the first run never ran: "
             "the two took different ways (a kernel chosen from a cache, a counter of a router)."
         ),
         fix="Make the block do the same both times, or take that operator out of the policy.",
@@ -189,9 +233,9 @@ SIGNATURES = (
         cause_name="fp8",
         error="AssertionError",
         message=re.compile(r"if early stop is enabled, we don't expect to reach here"),
-        title="The replay ended without saving what the original run saved (early stop)",
+        title="The recompute ended without saving what the original run saved (early stop)",
         cause=(
-            "The replay saved fewer tensors than the first run. Transformer Engine's fp8 layers "
+            "The recompute saved fewer tensors than the first run. Transformer Engine's fp8 layers "
             "under torch's own checkpoint do so."
         ),
         fix=(
@@ -207,10 +251,11 @@ SIGNATURES = (
         cause_name="deallocated",
         error="RuntimeError",
         message=re.compile(r"graph\s+recording observed an input tensor deallocate"),
+        unsure=True,
         title="A CUDA graph was recorded while a checkpoint released one of its inputs",
         cause=(
             "The non-reentrant variant releases tensors while the graph is recorded, and not in "
-            "the same order when it is replayed."
+            "the same order when it is recomputed."
         ),
         fix=(
             "Compile without CUDA graphs (a mode other than reduce-overhead), or use the "
@@ -225,7 +270,7 @@ SIGNATURES = (
         cause_name="random-state",
         error="RuntimeError",
         message=re.compile(r"current_seed(?: during CUDA graph capture)?"),
-        frames=_CHECKPOINT_FILE,
+        where=some(_CHECKPOINT_FILE),
         needs_frames=True,
         title="A checkpoint read the random state while a CUDA graph was recorded",
         cause="A checkpoint keeps the state of the random numbers, which a recording cannot read.",
@@ -268,22 +313,17 @@ SIGNATURES = (
         sources=("https://github.com/huggingface/transformers/pull/25771",),
         checked="message",
     ),
-    Signature(
-        code="RS124",
-        name="variant-not-chosen",
-        cause_name="warning",
-        message=re.compile(
-            r"use_reentrant parameter should be\s+passed explicitly|please pass in use_reentrant"
-        ),
-        error=r"\w*Warning",
-        notice=True,
-        severity="info",
-        title="A checkpoint was called without saying which variant is meant",
-        cause="torch then takes the reentrant one, and says that this will change.",
-        fix=f"Say it. {_NON_REENTRANT}, unless you know that you need the other.",
-        versions="torch 2.1 and later; transformers before 4.38 calls it so.",
-        sources=(f"{_HF}26969", _DOCS),
-        checked="reproduced",
+    _UNSAID,
+    replace(
+        _UNSAID,
+        cause_name="raised",
+        error="ValueError",
+        notice=False,
+        severity="error",
+        cause="This version of torch takes none for granted, and raises.",
+        versions="Some releases and nightlies of torch from 2.2 on raise instead of warning.",
+        sources=("https://github.com/open-mmlab/mmengine/issues/1539", _DOCS),
+        checked="message",
     ),
     Signature(
         code="RS125",
@@ -297,7 +337,7 @@ SIGNATURES = (
         title="transformers warns that its checkpointing gathers FSDP's parameters once more",
         cause=(
             "The model's own checkpointing is on under FSDP; where it stands outside the FSDP "
-            "units, every replay gathers the parameters again."
+            "units, every recompute gathers the parameters again."
         ),
         fix=(
             "Set fsdp_config's activation_checkpointing instead, and the training argument to "

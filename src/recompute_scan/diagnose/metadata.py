@@ -13,6 +13,18 @@ from recompute_scan.crash import Raised
 
 _META = r"metadata: \{'shape': torch\.Size\(\[([\d, ]*)\]\), 'dtype': ([\w.]+)"
 _PAIR = re.compile(rf"saved {_META}.*?recomputed {_META}", re.DOTALL)
+# What attention says of a mask that does not fit the keys: added to scores, checked by
+# transformers before that, or expanded by torch's own attention.
+MASK = re.compile(
+    r"^The size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)"
+    r"|^Attention mask should be of size \([\d, ]*?(?P<wanted>\d+)\), but is "
+    r"(?:torch\.Size\(\[)?[\d, (]*?(?P<given>\d+)[\])]"
+    r"|^The expanded size of the tensor \((?P<target>\d+)\) must match the existing size "
+    r"\((?P<existing>\d+)\)"
+)
+_KEY_DIMENSIONS = 4
+_SEQUENCE_DIMENSIONS = 3
+_TABLE_DIMENSIONS = 2
 # Rows that another routing of tokens to experts moves, at most.
 _FEW_ROWS = 0.2
 
@@ -40,9 +52,36 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def grew_twofold(raised: Raised) -> bool:
-    """Every tensor differs only in dimensions that are exactly twice as long in the replay."""
+    """Keys and values are twice as long in the replay, and nothing else is.
+
+    Every tensor differs in one dimension, which doubled. Either some tensor is a square of scores
+    whose keys alone doubled, or all have the four dimensions of keys and values, and neither the
+    batch nor the width changed.
+    """
     found = mismatches(raised.message)
-    return bool(found) and all(_ratios(one) == {2.0} for one in found)
+    changes = [_change(one, 2.0) for one in found]
+    if not found or any(change is None for change in changes):
+        return False
+    scores = any(
+        one.saved[-1] == one.saved[-2] and change == len(one.saved) - 1
+        for one, change in zip(found, changes, strict=True)
+        if len(one.saved) > 2
+    )
+    return scores or all(
+        len(one.saved) == _KEY_DIMENSIONS and change not in (0, None)
+        for one, change in zip(found, changes, strict=True)
+    )
+
+
+def _change(one: Mismatch, ratio: float) -> int | None:
+    """The one dimension that became this many times as long; ``None`` where more changed."""
+    if len(one.saved) != len(one.replayed) or one.saved_dtype != one.replayed_dtype:
+        return None
+    pairs = enumerate(zip(one.saved, one.replayed, strict=True))
+    changed = [(n, old, new) for n, (old, new) in pairs if old != new]
+    if len(changed) != 1 or changed[0][1] * ratio != changed[0][2]:
+        return None
+    return changed[0][0]
 
 
 def came_back_empty(raised: Raised) -> bool:
@@ -53,36 +92,62 @@ def came_back_empty(raised: Raised) -> bool:
 
 
 def shrank_evenly(raised: Raised) -> bool:
-    """Every tensor differs only in dimensions that are a whole number of times shorter."""
+    """Of every tensor the sequence is shorter in the replay, by the same whole number of times.
+
+    The sequence is the longest dimension but the width, of a tensor that has a batch before it.
+    """
     found = mismatches(raised.message)
-    return bool(found) and all(
-        bool(ratios := _ratios(one)) and all(0 < r <= 0.5 and (1 / r).is_integer() for r in ratios)
-        for one in found
-    )
+    ratios = {_shortened(one) for one in found}
+    return len(ratios) == 1 and None not in ratios
+
+
+def _shortened(one: Mismatch) -> int | None:
+    if len(one.saved) != len(one.replayed) or len(one.saved) < _SEQUENCE_DIMENSIONS:
+        return None
+    inner = one.saved[1:-1]
+    at = 1 + inner.index(max(inner))
+    old, new = one.saved[at], one.replayed[at]
+    rest = one.saved[:at] + one.saved[at + 1 :] == one.replayed[:at] + one.replayed[at + 1 :]
+    whole = new > 1 and old > new and old % new == 0 and one.saved_dtype == one.replayed_dtype
+    return old // new if rest and whole else None
 
 
 def only_dtypes_differ(raised: Raised) -> bool:
     """Shapes are equal, dtypes are not."""
     found = mismatches(raised.message)
     return bool(found) and all(
-        one.saved == one.replayed and one.saved_dtype != one.replayed_dtype for one in found
+        one.saved == one.replayed and one.saved_dtype != one.replayed_dtype and _floats(one)
+        for one in found
     )
 
 
 def rows_moved(raised: Raised) -> bool:
-    """Only first dimensions differ, by a few rows: tokens went to other experts."""
+    """Only the rows of tables differ, by a few: tokens went to other experts."""
     found = mismatches(raised.message)
     return bool(found) and all(
-        len(one.saved) == len(one.replayed) > 0
+        0 < len(one.saved) == len(one.replayed) <= _TABLE_DIMENSIONS
         and one.saved[1:] == one.replayed[1:]
         and 0 < abs(one.saved[0] - one.replayed[0]) <= max(1, _FEW_ROWS * one.saved[0])
         for one in found
     )
 
 
-def _ratios(one: Mismatch) -> set[float]:
-    """How many times as long each differing dimension is; empty for shapes of other rank."""
-    if len(one.saved) != len(one.replayed):
-        return set()
-    pairs = zip(one.saved, one.replayed, strict=True)
-    return {new / old if old else float("inf") for old, new in pairs if new != old}
+def _floats(one: Mismatch) -> bool:
+    return all("float" in dtype for dtype in (one.saved_dtype, one.replayed_dtype))
+
+
+def keys_twice_the_mask(message: str) -> bool:
+    """Is the attention mask half as long as the keys, in any of the forms of :data:`MASK`?
+
+    transformers 4.40 makes the mask one longer than the sequence: 26 for 25, where the replay's
+    keys are 50.
+    """
+    match = MASK.search(message)
+    if match is None:
+        return False
+    keys, mask = next(
+        (int(match[keys]), int(match[mask]))
+        for keys, mask in (("a", "b"), ("wanted", "given"), ("target", "existing"))
+        if match[keys] is not None
+    )
+    return mask > 1 and keys in (2 * mask, 2 * mask - 1, 2 * mask - 2)

@@ -11,8 +11,9 @@ from recompute_scan.diagnose.classify import (
     how_checked,
     is_consequence,
 )
-from recompute_scan.diagnose.logs import Failure
 from recompute_scan.diagnose.places import phase
+from recompute_scan.diagnose.signature import Beside
+from recompute_scan.diagnose.tracebacks import Failure
 from recompute_scan.diagnose.waiting import of_ranks
 from recompute_scan.result import Finding, Fix
 
@@ -68,7 +69,7 @@ def findings_of(ends: Sequence[RankEnd]) -> tuple[Finding, ...]:
         evidence = (*evidence, *notes, how_checked(signature))
         return (finding_of(Diagnosis(signature, "high", evidence)),)
     failure = Failure(first.rank if len(ends) > 1 else None, 0, first.errors)
-    found = diagnose(failure, first.notes, first.models)
+    found = diagnose(failure, [Beside(0, note, failure.rank) for note in first.notes], first.models)
     return (finding_of(found),) if found is not None else ()
 
 

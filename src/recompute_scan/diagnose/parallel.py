@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.diagnose.signature import Signature
+from recompute_scan.diagnose.signature import Signature, doing, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
+# The backward pass of a reentrant checkpoint: torch's, and those that others wrote after it.
+REENTRANT = (
+    r"torch/utils/checkpoint\.py:backward$"
+    r"|(?:/checkpointing|gradient_checkpointing|checkpoint_activations)\.py:backward$"
+)
 
 SIGNATURES = (
     Signature(
         code="RS111",
         name="ddp-marked-ready-twice",
-        cause_name="find-unused",
+        cause_name="reentrant",
         error="RuntimeError",
         message=re.compile(r"Expected to mark a variable ready only once"),
+        where=some(REENTRANT),
+        needs_frames=True,
         title="DDP saw the gradient of one parameter twice in one backward pass",
         cause=(
-            "A reentrant checkpoint runs a backward pass of its own. With "
-            "find_unused_parameters=True, DDP has already marked the parameters that it could "
-            "not reach from the loss as ready, and then their gradients arrive."
+            "A reentrant checkpoint runs a backward pass of its own, and two things make it give a "
+            "gradient twice, which the message does not tell apart. With "
+            "find_unused_parameters=True, DDP has already marked the parameters that it could not "
+            "reach from the loss as ready. Or the same checkpointed module runs more than once in "
+            "a forward pass, and each recompute of it gives the gradients anew."
         ),
         fix=(
-            "Use the non-reentrant variant (use_reentrant=False), or set "
-            "find_unused_parameters=False where every parameter is used."
+            "Use the non-reentrant variant (use_reentrant=False), which helps in both cases; for "
+            "the first, find_unused_parameters=False where every parameter is used."
         ),
-        versions="All versions of torch; reentrant checkpoints with find_unused_parameters=True.",
+        versions="All versions of torch; reentrant checkpoints.",
         sources=(
             "https://github.com/huggingface/accelerate/issues/389",
             "https://github.com/huggingface/transformers/issues/23018",
@@ -54,12 +63,12 @@ SIGNATURES = (
         cause_name="fsdp2",
         error="RuntimeError",
         message=re.compile(r"got mixed torch\.Tensor and DTensor"),
-        frames=re.compile(r"torch/utils/checkpoint\.py:|fsdp"),
+        where=doing("replay"),
         needs_frames=True,
-        title="A replay under FSDP2 met parameters that had been sharded again",
+        title="A recompute under FSDP2 met parameters that had been sharded again",
         cause=(
             "The parameters of a nested FSDP2 unit were sharded again between the forward pass "
-            "and the replay: with two forward passes before one backward, or a reentrant "
+            "and the recompute: with two forward passes before one backward, or a reentrant "
             "checkpoint."
         ),
         fix="Use the non-reentrant variant, and shard whole blocks rather than parts of them.",
@@ -141,14 +150,16 @@ SIGNATURES = (
         cause_name="called-past-root",
         error="RuntimeError",
         message=re.compile(r"^'weight' must be 2-D"),
-        title="A layer of an FSDP model was called past the model: its weight is a flat piece",
+        title="A layer was called while its weight was a flat, sharded piece (FSDP, ZeRO-3)",
         cause=(
-            "FSDP gathers a unit's parameters when the unit is called. A sub-module called "
-            "directly, or generate() on the inner model, sees the flat, sharded piece."
+            "FSDP and ZeRO-3 gather a unit's parameters when the unit is called. A sub-module "
+            "called directly, generate() on the inner model, or a second model that was never "
+            "handed to them for use, sees the flat, sharded piece."
         ),
         fix=(
             "Go through the wrapped model, or wrap the call in "
-            "FullyShardedDataParallel.summon_full_params(model)."
+            "FullyShardedDataParallel.summon_full_params(model) "
+            "(deepspeed.zero.GatheredParameters)."
         ),
         versions="FSDP1, all versions (also DeepSpeed ZeRO-3, which gathers in the same way).",
         sources=(f"{_TORCH}109385", f"{_TORCH}124019"),
@@ -168,21 +179,28 @@ SIGNATURES = (
         checked="reproduced",
     ),
     Signature(
-        code="RS120",
-        name="out-of-memory",
-        cause_name="device",
-        error=r"OutOfMemoryError|RuntimeError",
-        message=re.compile(r"^(?:CUDA|HIP) out of memory"),
-        title="The GPU ran out of memory",
+        code="RS126",
+        name="zero-reduced-twice",
+        cause_name="reduced-twice",
+        error="AssertionError",
+        message=re.compile(
+            r"[Pp]arameter \S+ has already been reduced\.\s+Gradient computed twice"
+        ),
+        title="ZeRO saw the gradient of one parameter twice in one backward pass",
         cause=(
-            "What the step needs does not fit. Removing the second of two doubled checkpoints "
-            "does not raise the need; removing the only one does."
+            "ZeRO reduces a gradient once. Two things give it twice, and the message does not tell "
+            "them apart: a reentrant checkpoint around a module that runs more than once before "
+            "the backward pass, and several backward passes through one graph."
         ),
         fix=(
-            "Checkpoint whole layers, once, and non-reentrant; under FSDP2 the reentrant variant "
-            "is known to grow until it fails. Then smaller micro-batches, or offloading."
+            "With checkpoints, use the non-reentrant variant (use_reentrant=False). Make one "
+            "forward pass and one backward pass per step (put the batches together, add the "
+            "losses up)."
         ),
-        versions="Not tied to a version; FSDP2 with reentrant checkpoints: open upstream.",
-        sources=(f"{_TORCH}169349", "https://docs.pytorch.org/docs/stable/notes/cuda.html"),
+        versions="DeepSpeed, ZeRO stages 1 and 2.",
+        sources=(
+            "https://github.com/modelscope/ms-swift/issues/3128",
+            "https://github.com/xfactlab/orpo/issues/9",
+        ),
     ),
 )

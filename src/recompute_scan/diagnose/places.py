@@ -4,25 +4,69 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from recompute_scan.crash import Frame
+
+Activity = Literal[
+    "replay",
+    "saving",
+    "loading",
+    "generation",
+    "evaluation",
+    "backward",
+    "optimizer",
+    "wrapping",
+]
 
 _INSTALLED = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages)/|^<|/lib/python3\.\d+/|/recompute_scan/"
 )
-
-_REPLAY = r"torch/utils/checkpoint\.py:(?:recompute_fn|unpack_hook|backward|check_recomputed\w*)$"
-_PHASES = tuple(
-    (words, re.compile(pattern))
-    for words, pattern in (
-        ("while a checkpointed region was replayed", _REPLAY),
-        ("while saving", r":_?(?:\w+_)?save(?:_\w+)?$|:_?(?:\w+_)?state_dict(?:_impl)?$"),
-        ("in the backward pass", r"torch/autograd/\w+\.py:|torch/_tensor\.py:backward$"),
-        ("in the optimizer's step", r"torch/optim/\w+\.py:"),
-        ("while parameters were wrapped", r"fsdp/_(?:init_utils|flat_param)\.py:"),
-        ("in the forward pass", r"torch/nn/modules/module\.py:_?\w*call\w*$|:forward$"),
-    )
+_REPLAY = re.compile(
+    r"torch/utils/checkpoint\.py:(?:recompute_fn|unpack_hook\w*|backward|check_recomputed\w*)$"
+    # Reentrant checkpoints of others: DeepSpeed, fairscale and fairseq, Megatron, Unsloth.
+    r"|(?:/checkpointing|gradient_checkpointing|checkpoint_activations|tensor_parallel/random)"
+    r"\.py:backward$"
 )
+_ENGINE = re.compile(r"(?:^|/)(?:vllm|sglang|lmdeploy)/|/generation/utils\.py:")
+_GENERATES = re.compile(r":_?generate$")
+_EVALUATION = re.compile(
+    r":_?(?:run_)?(?:evaluate|evaluation|evaluation_loop|evaluation_step|evaluate_model|eval_loop"
+    r"|eval_step|eval_epoch|eval_model|validate|validation|validation_loop|validation_step"
+    r"|validation_epoch|prediction_loop|prediction_step|test_step|test_loop)$"
+    r"|/trainer\.py:predict$"
+)
+_BACKWARD = re.compile(r"torch/_tensor\.py:backward$|torch/autograd/\w+\.py:\w*(?:backward|grad)$")
+_OPTIMIZER = re.compile(
+    r"torch/optim/\w+\.py:|(?:^|/)\w*(?:adam|optim|sgd|lion|muon|adafactor)\w*\.py:step$"
+)
+_WRAPPING = re.compile(r"fsdp/(?:_init_utils|wrap)\.py:|fsdp/\w+\.py:_init_(?:flat_)?param\w*$")
+_FORWARD = re.compile(r"torch/nn/modules/module\.py:_?\w*call\w*$|:forward$")
+
+_SAVES = {"save", "saves", "saving"}
+_NO_SAVE = {"maybe", "load", "restore", "resume", "evaluate", "eval", "validate", "log", "should"}
+_NO_SAVE |= {"backward", "forward", "hooks"}
+_LOADS = {"load", "loads", "reload", "restore", "resume", "pretrained"}
+_NO_LOAD = {"data", "dataset", "datasets", "batch", "image", "images", "sample", "item", "example"}
+_STATE = re.compile(r"^(?:\w+_)?state_dict$")
+# What a save does with a sharded or a written state; a name alone is no sign of it.
+_GATHERS = re.compile(
+    r":(?:\w+_)?state_dict\w*$|_state_dict_utils\.py:|/_flat_param\.py:|/_optim_utils\.py:"
+    r"|:_?(?:summon|unshard|gather|consolidate|zero_to_fp32)\w*$|torch/serialization\.py:"
+    r"|/safetensors/|torch/distributed/checkpoint/"
+)
+_SAVE_CALL = re.compile(r"(?<![\w])(?:\w+\.)*save\w*\(")
+
+_WORDS: dict[Activity, str] = {
+    "replay": "while a checkpointed region was recomputed",
+    "saving": "while saving",
+    "loading": "while loading",
+    "generation": "while generating",
+    "evaluation": "while evaluating",
+    "backward": "in the backward pass",
+    "optimizer": "in the optimizer's step",
+    "wrapping": "while parameters were wrapped",
+}
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
@@ -39,10 +83,70 @@ def user_place(frames: Sequence[Frame]) -> str | None:
     return frame.place if frame is not None else None
 
 
+def site(frame: Frame) -> str:
+    """``file:function`` with forward slashes, as patterns look for it."""
+    return f"{frame.file}:{frame.function}".replace("\\", "/")
+
+
+def activity(frames: Sequence[Frame]) -> tuple[Activity, int] | None:
+    """What was going on, and the index of the frame that shows it; ``None`` where none does.
+
+    The innermost frame that tells counts: a function that evaluates, called by one that saves
+    and evaluates, is evaluating. Where a model is called further in, neither saving nor loading
+    goes on, whatever the functions around it are named.
+    """
+    forward = gathers = False
+    for index in range(len(frames) - 1, -1, -1):
+        inner = frames[index + 1] if index + 1 < len(frames) else None
+        found = _of_frame(frames[index], inner, forward=forward, gathers=gathers)
+        if found is not None:
+            return found, index
+        where = site(frames[index])
+        forward = forward or _FORWARD.search(where) is not None
+        gathers = gathers or _GATHERS.search(where) is not None
+    return None
+
+
 def phase(frames: Sequence[Frame]) -> str | None:
     """What was going on, in words; ``None`` where the frames do not tell."""
-    places = [f"{frame.file}:{frame.function}" for frame in frames]
-    for words, pattern in _PHASES:
-        if any(pattern.search(place) for place in places):
-            return words
-    return None
+    found = activity(frames)
+    if found is not None:
+        return _WORDS[found[0]]
+    return "in the forward pass" if any(_FORWARD.search(site(one)) for one in frames) else None
+
+
+def _of_frame(
+    frame: Frame, inner: Frame | None, *, forward: bool, gathers: bool
+) -> Activity | None:
+    where = site(frame)
+    if _REPLAY.search(where):
+        return "replay"
+    if _ENGINE.search(where) or (forward and _GENERATES.search(where)):
+        return "generation"
+    if _EVALUATION.search(where):
+        return "evaluation"
+    if not forward:
+        library = _INSTALLED.search(frame.file.replace("\\", "/")) is not None
+        if (library or gathers) and _saves(frame, inner):
+            return "saving"
+        if _loads(frame):
+            return "loading"
+    if _OPTIMIZER.search(where):
+        return "optimizer"
+    if _BACKWARD.search(where):
+        return "backward"
+    return "wrapping" if _WRAPPING.search(where) else None
+
+
+def _saves(frame: Frame, inner: Frame | None) -> bool:
+    words = set(frame.function.lower().split("_"))
+    if words & _SAVES and not words & _NO_SAVE and frame.function != "save_on_cpu":
+        return True
+    # torch.save(model.state_dict(), path): the state is gathered before save is called.
+    gathers = inner is not None and _STATE.search(inner.function) is not None
+    return gathers and _SAVE_CALL.search(frame.source or "") is not None
+
+
+def _loads(frame: Frame) -> bool:
+    words = set(frame.function.lower().split("_"))
+    return bool(words & _LOADS) and not words & _NO_LOAD

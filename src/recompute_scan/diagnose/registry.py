@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from recompute_scan.diagnose import checkpointing, parallel, replays, saving
+from recompute_scan.diagnose import checkpointing, hangs, memory, parallel, replays, saving
 from recompute_scan.diagnose.signature import Signature
-from recompute_scan.diagnose.waiting import DIVERGED, NO_PROGRESS, SAVE_HANG, TIMED_OUT
 
 # Those that look at more come first: within a message the particular causes before the general
 # one, and "out of memory while saving" before "out of memory".
@@ -12,12 +11,15 @@ SIGNATURES: tuple[Signature, ...] = (
     *replays.SIGNATURES,
     *checkpointing.SIGNATURES,
     *saving.SIGNATURES,
+    *memory.SIGNATURES,
     *parallel.SIGNATURES,
 )
+# Seen in a run alone: what its weights show, without any failure.
+IN_RUNS: tuple[Signature, ...] = (checkpointing.SILENT,)
 # Recognised by what ranks do and not by what one exception says.
-HANGS: tuple[Signature, ...] = (SAVE_HANG, DIVERGED, TIMED_OUT, NO_PROGRESS)
+HANGS: tuple[Signature, ...] = hangs.ALL
 
 
 def names() -> dict[str, str]:
     """The name for each code, in order of the codes."""
-    return dict(sorted({one.code: one.name for one in (*SIGNATURES, *HANGS)}.items()))
+    return dict(sorted({one.code: one.name for one in (*SIGNATURES, *IN_RUNS, *HANGS)}.items()))

@@ -1,13 +1,12 @@
-"""Failures of the replay itself: what it saved is not what the original run saved."""
+"""Failures of the recompute itself: what it saved is not what the original run saved."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 
-from recompute_scan.crash import Raised
 from recompute_scan.diagnose import metadata
-from recompute_scan.diagnose.signature import Signature
+from recompute_scan.diagnose.signature import Signature, doing, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _HF = "https://github.com/huggingface/transformers/issues/"
@@ -18,10 +17,10 @@ _MISMATCH = Signature(
     cause_name="unknown",
     error="CheckpointError",
     message=re.compile(r"have different metadata than during the forward pass"),
-    title="A checkpointed block saved other tensors in its replay than in its first run",
+    title="A checkpointed block saved other tensors in its recompute than in its first run",
     cause=(
         "The block does not do the same thing twice: something that it reads changed between "
-        "the forward pass and the replay (a cache, a counter, a context, a random choice)."
+        "the forward pass and the recompute (a cache, a counter, a context, a random choice)."
     ),
     fix=(
         "Find what the block reads beside its inputs: run once under "
@@ -40,12 +39,13 @@ _GROWING_CACHE_MORE = """\
  strategy = FSDPStrategy(activation_checkpointing_policy={LlamaDecoderLayer})
 ```
 
-The sign is that every tensor named differs in one dimension, and is exactly twice as long there
-in the replay: `[1, 25, 32, 128]` saved, `[1, 50, 32, 128]` recomputed.
+The sign is that keys and values are exactly twice as long in the recompute, and nothing else is:
+`[1, 25, 32, 128]` saved, `[1, 50, 32, 128]` recomputed, or scores `[8, 8]` saved and `[8, 16]`
+recomputed. A row count that doubles (`[1, 5120]`, then `[2, 5120]`) is another fault.
 
 Two changes that people make instead, and why not to:
 
-- *The reentrant variant.* It does not compare what it recomputes. The layer runs its replay over
+- *The reentrant variant.* It does not compare what it recomputes. The layer runs again over
   a cache that holds every key twice, and the gradients are wrong; nothing says so.
 - *The model's own switch on top*, `gradient_checkpointing_enable(...)`. It works, because that
   switch turns the cache off. The strategy's policy still stands, though, so that each layer now
@@ -57,10 +57,10 @@ _GROWING_CACHE = replace(
     _MISMATCH,
     cause_name="kv-cache",
     fits=metadata.grew_twofold,
-    title="The key-value cache grew a second time while a checkpointed layer was replayed",
+    title="The key-value cache grew a second time while a checkpointed layer was recomputed",
     cause=(
-        "A checkpoint wrapper (FSDP's policy, for instance) replays decoder layers while the "
-        "model's key-value cache is on. The replay appends its keys and values to the cache "
+        "A checkpoint wrapper (FSDP's policy, for instance) recomputes decoder layers while the "
+        "model's key-value cache is on. The recompute appends its keys and values to the cache "
         "that the forward pass had already filled, so they come out twice as long. The model's "
         "own gradient_checkpointing_enable() would have turned the cache off; a wrapper does not."
     ),
@@ -69,7 +69,7 @@ _GROWING_CACHE = replace(
         "not switch the wrapper to the reentrant variant: it hides the fault, because it leaves "
         "the check out, and training goes on with wrong gradients. Nor add "
         "gradient_checkpointing_enable() on top of the strategy's policy: it does turn the cache "
-        "off, but then every layer is replayed twice (RS001)."
+        "off, but then every layer is recomputed twice (RS001)."
     ),
     more=_GROWING_CACHE_MORE,
     keep="the checkpoint wrapper or policy, non-reentrant",
@@ -90,10 +90,10 @@ _OTHER_MISMATCHES = (
         _MISMATCH,
         cause_name="zero3-frozen",
         fits=metadata.came_back_empty,
-        title="Frozen parameters were given back before their layer was replayed (ZeRO-3)",
+        title="Frozen parameters were given back before their layer was recomputed (ZeRO-3)",
         cause=(
             "Under DeepSpeed ZeRO-3, a frozen parameter is partitioned again when its layer's "
-            "forward ends, and the replay then saves its empty placeholder, of shape [0]. LoRA "
+            "forward ends, and the recompute then saves its empty placeholder, of shape [0]. LoRA "
             "on ZeRO-3 is the usual case."
         ),
         fix=(
@@ -114,15 +114,15 @@ _OTHER_MISMATCHES = (
         _MISMATCH,
         cause_name="sequence-parallel",
         fits=metadata.shrank_evenly,
-        title="The replay saw a shorter sequence: it ran outside the context-parallel region",
+        title="The recompute saw a shorter sequence: it ran outside the context-parallel region",
         cause=(
             "Context or sequence parallelism splits the sequence inside a context manager. The "
-            "replay runs in the backward pass, and where that is outside the context, lengths "
+            "recompute runs in the backward pass, and where that is outside the context, lengths "
             "differ by the number of ranks."
         ),
         fix=(
             "Put loss.backward() inside the same context as the forward pass, or checkpoint "
-            "inside the region instead of round it."
+            "inside the region instead of around it."
         ),
         versions="Not tied to a version.",
         sources=("https://github.com/huggingface/trl/issues/4314",),
@@ -132,10 +132,10 @@ _OTHER_MISMATCHES = (
         _MISMATCH,
         cause_name="mixed-precision",
         fits=metadata.only_dtypes_differ,
-        title="The replay ran in another precision than the original",
+        title="The recompute ran in another precision than the original",
         cause=(
             "Shapes agree and dtypes do not. Either FSDP2's mixed precision did not cast the "
-            "inputs of the replay, or the replay ran under another autocast state than the "
+            "inputs of the recompute, or the recompute ran under another autocast state than the "
             "forward pass."
         ),
         fix=(
@@ -151,10 +151,10 @@ _OTHER_MISMATCHES = (
         _MISMATCH,
         cause_name="expert-routing",
         fits=metadata.rows_moved,
-        title="The replay sent some tokens to other experts than the original",
+        title="The recompute sent some tokens to other experts than the original",
         cause=(
-            "In a mixture of experts, the router is computed again in the replay. Ties, noise or "
-            "a non-deterministic dispatch move a few rows from one expert to another."
+            "In a mixture of experts, the router is computed again in the recompute. Ties, noise "
+            "or a non-deterministic dispatch move a few rows from one expert to another."
         ),
         fix=(
             "Keep the router's choice instead of computing it again: leave the router out of the "
@@ -174,11 +174,11 @@ _COUNT = Signature(
     message=re.compile(
         r"A different number of tensors was saved|trying to save more tensors during recomputation"
     ),
-    title="A checkpointed block saved another number of tensors in its replay",
+    title="A checkpointed block saved another number of tensors in its recompute",
     cause=(
         "The block took another way through its code the second time: a branch on data or on a "
         "counter, a list argument that it empties, an operator whose forward is called directly "
-        "instead of through apply()."
+        "instead of through apply(), another graph of torch.compile."
     ),
     fix=(
         "Make the block depend on its inputs alone. "
@@ -194,11 +194,7 @@ _COUNT = Signature(
 )
 
 # torch's own text points to torch.compile in every such error, so the frames must show it.
-_COMPILED = re.compile(r"torch/_(?:inductor|functorch)/|:compiled_fn$")
-
-
-def _compiled(raised: Raised) -> bool:
-    return any(_COMPILED.search(f"{frame.file}:{frame.function}") for frame in raised.frames)
+_COMPILED = r"torch/_(?:inductor|functorch)/|:compiled_fn$"
 
 
 SIGNATURES = (
@@ -208,16 +204,17 @@ SIGNATURES = (
     replace(
         _COUNT,
         cause_name="compiled",
-        fits=_compiled,
-        title="torch.compile chose another graph for the replay than for the original run",
+        where=some(_COMPILED),
+        needs_frames=True,
+        title="torch.compile chose another graph for the recompute than for the original run",
         cause=(
             "A compiled function inside a checkpoint has two valid graphs, and the cache of "
-            "graphs answers with the other one in the replay. They save different tensors."
+            "graphs answers with the other one in the recompute. They save different tensors."
         ),
         fix=(
             "Mark the dimension that varies with torch._dynamo.mark_dynamic, or (torch 2.10 and "
             "later) call torch._C._dynamo.eval_frame._set_lru_cache(False) before training. "
-            "Compiling round the checkpoint instead of inside it also helps."
+            "Compiling around the checkpoint instead of inside it also helps."
         ),
         versions="torch with torch.compile inside a checkpoint; open upstream.",
         sources=(f"{_TORCH}166926", "https://github.com/pytorch/torchtitan/issues/1991"),
@@ -251,17 +248,14 @@ SIGNATURES = (
         name="cache-grown-in-replay",
         cause_name="kv-cache",
         error="RuntimeError|ValueError",
-        message=re.compile(
-            r"^(?:The size of tensor a \(\d+\) must match the size of tensor b \(\d+\)"
-            r"|Attention mask should be of size)"
-        ),
-        frames=re.compile(r"modeling_\w+\.py:|:\w*attention\w*$"),
+        message=metadata.MASK,
+        where=doing("replay"),
         needs_frames=True,
-        fits=lambda raised: _in_replay(raised) and _twice_as_long(raised.message),
-        title="The key-value cache grew a second time while a checkpointed layer was replayed",
+        fits=lambda raised: metadata.keys_twice_the_mask(raised.message),
+        title="The key-value cache grew a second time while a checkpointed layer was recomputed",
         cause=(
-            "The same fault as RS101 with eager attention: the replay appended to the key-value "
-            "cache again, and the attention mask is only half as long as the keys."
+            "The same fault as RS101, met by the attention itself: the recompute appended to the "
+            "key-value cache again, and the attention mask is only half as long as the keys."
         ),
         fix=(
             "Train with use_cache=False (in model.config), and keep the wrapper as it is. "
@@ -278,24 +272,3 @@ SIGNATURES = (
         checked="reproduced",
     ),
 )
-
-_REPLAY_FRAMES = ("recompute_fn", "unpack_hook")
-
-
-def _in_replay(raised: Raised) -> bool:
-    """Did it happen while a checkpointed region ran again?"""
-    return any(
-        frame.function in _REPLAY_FRAMES
-        or (frame.function == "backward" and frame.file.endswith("torch/utils/checkpoint.py"))
-        for frame in raised.frames
-    )
-
-
-def _twice_as_long(message: str) -> bool:
-    match = re.match(
-        r"The size of tensor a \((\d+)\) must match the size of tensor b \((\d+)", message
-    )
-    if match is None:
-        return True  # the older message has its own words for it
-    ours, mask = int(match[1]), int(match[2])
-    return mask > 0 and ours in (2 * mask, 2 * mask - 1)

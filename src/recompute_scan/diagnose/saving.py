@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.diagnose.signature import Signature
+from recompute_scan.diagnose.signature import Signature, innermost, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _LIGHTNING = "https://github.com/Lightning-AI/pytorch-lightning/issues/"
-_OPTIMIZER_STATE = re.compile(r"_optim_utils\.py:|:_?optim_state_dict$|:get_state_dict$")
-
-SAVING = re.compile(
-    r":_?(?:(?:\w+_)?save(?:_\w+)?|(?:\w+_)?state_dict(?:_impl)?|get_\w*state_dict)$"
-)
+_OPTIMIZER_STATE = r"_optim_utils\.py:|:_?optim_state_dict$|:get_state_dict$"
 
 SIGNATURES = (
     Signature(
@@ -21,7 +17,7 @@ SIGNATURES = (
         cause_name="optimizer-states",
         error="KeyError",
         message=re.compile(r"^'optimizer_states'$"),
-        frames=re.compile(r"lightning/\S*strategies/\S+:\S*save_checkpoint$"),
+        where=innermost(r"lightning/\S*strategies/\S+:\S*save_checkpoint$"),
         title="Lightning looked for optimizer state in a checkpoint that was to hold weights only",
         cause=(
             "With state_dict_type='sharded', FSDPStrategy.save_checkpoint takes "
@@ -39,7 +35,7 @@ SIGNATURES = (
         cause_name="assertion",
         error="AssertionError",
         message=re.compile(r"^(?:Expected dtype == info\.dtype, got .*)?$", re.DOTALL),
-        frames=re.compile(r"_optim_utils\.py:_convert_all_state_info$"),
+        where=innermost(r"_optim_utils\.py:_convert_all_state_info$"),
         needs_frames=True,
         title="FSDP cannot gather optimizer state of different dtypes",
         cause=(
@@ -65,7 +61,7 @@ SIGNATURES = (
         cause_name="gather",
         error="RuntimeError|TypeError|ValueError|DistBackendError",
         message=re.compile(r"output tensor must have the same type as input tensor"),
-        frames=_OPTIMIZER_STATE,
+        where=some(_OPTIMIZER_STATE),
         needs_frames=True,
         title="FSDP cannot gather optimizer state of different dtypes",
         cause=(
@@ -88,7 +84,7 @@ SIGNATURES = (
         title="FSDP's pieces of optimizer state do not add up to its shard",
         cause=(
             "A parameter counts as trainable and has no optimizer state: typically a vision "
-            "tower that was frozen round or after the wrapping. The exact condition is narrower "
+            "tower that was frozen around or after the wrapping. The exact condition is narrower "
             "than that; we could not make it happen with torch 2.9 and 2.13."
         ),
         fix=(
@@ -131,25 +127,5 @@ SIGNATURES = (
         fix="Save under a new name, or remove the old folder first (on one rank, then a barrier).",
         versions="Fabric 2.1.0; later versions write into it (XLA's strategy still refuses).",
         sources=(f"{_LIGHTNING}18881",),
-    ),
-    Signature(
-        code="RS207",
-        name="out-of-memory-while-saving",
-        cause_name="gathered",
-        error=r"OutOfMemoryError|RuntimeError|DistBackendError",
-        message=re.compile(r"^(?:CUDA|HIP) out of memory|Cuda failure (?:2 )?'out of memory'"),
-        frames=SAVING,
-        needs_frames=True,
-        title="The GPU ran out of memory while the state was gathered for saving",
-        cause="A full state dict brings every parameter to one GPU before it is written.",
-        fix=(
-            "Save a sharded state dict, or a full one with "
-            "FullStateDictConfig(offload_to_cpu=True, rank0_only=True), called on every rank."
-        ),
-        versions="FSDP, all versions.",
-        sources=(
-            "https://github.com/huggingface/accelerate/issues/3232",
-            "https://github.com/huggingface/accelerate/pull/1181",
-        ),
     ),
 )

@@ -3,18 +3,78 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from recompute_scan.crash import Raised
+from recompute_scan.crash import Frame, Raised
+from recompute_scan.diagnose.places import Activity, activity, site
 
 Checked = Literal["reproduced", "message"]
+# The index of the frame that shows something; None where no frame does.
+Where = Callable[[Sequence[Frame]], int | None]
+
+# A warning that goes with an error stands this close before its traceback.
+_NEAR = 60
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A line of the log that may go with an exception.
+
+    Attributes:
+        number: Its 1-based number; 0 for what a run of our own noted.
+        text: The line.
+        rank: Whose it is; ``None`` where the log does not say.
+    """
+
+    number: int
+    text: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Match:
+    """What of an exception shows the failure: a frame of its stack, a line before it."""
+
+    frame: int | None = None
+    beside: Beside | None = None
 
 
 def always(_: Raised) -> bool:
     """No further condition."""
     return True
+
+
+def some(pattern: str) -> Where:
+    """The innermost frame whose ``file:function`` the pattern finds."""
+    compiled = re.compile(pattern)
+
+    def found(frames: Sequence[Frame]) -> int | None:
+        hits = (n for n in range(len(frames) - 1, -1, -1) if compiled.search(site(frames[n])))
+        return next(hits, None)
+
+    return found
+
+
+def innermost(pattern: str) -> Where:
+    """The innermost frame of all, where the pattern finds its ``file:function``."""
+    compiled = re.compile(pattern)
+
+    def found(frames: Sequence[Frame]) -> int | None:
+        return len(frames) - 1 if compiled.search(site(frames[-1])) else None
+
+    return found
+
+
+def doing(*wanted: Activity) -> Where:
+    """The frame that shows one of these to have been going on."""
+
+    def found(frames: Sequence[Frame]) -> int | None:
+        what = activity(frames)
+        return what[1] if what is not None and what[0] in wanted else None
+
+    return found
 
 
 @dataclass(frozen=True)
@@ -35,11 +95,12 @@ class Signature:
         versions: Where it occurs and where it is fixed.
         sources: Addresses of what this rests on.
         error: The whole of the exception's class name, without its module.
-        frames: Found in ``file:function`` of some frame, where frames are known.
+        where: The frame of the failing stack that must show it, where frames are known.
         needs_frames: Whether it is never recognised without frames.
         fits: A condition that a pattern cannot say.
-        beside: Found in another line of the log, or among what the run saw, or it does not fit.
+        beside: Found in a line shortly before, or among what the run saw, or it does not fit.
         notice: Whether a line of the log shows it without any exception, such as a warning.
+        unsure: Whether it is said with low confidence in any case.
         more: More for the finding's page, as Markdown.
         keep: What stays.
         remove: What goes.
@@ -57,32 +118,53 @@ class Signature:
     versions: str
     sources: tuple[str, ...]
     error: str = r"\w*(?:Error|Exception)"
-    frames: re.Pattern[str] | None = None
+    where: Where | None = None
     needs_frames: bool = False
     fits: Callable[[Raised], bool] = always
     beside: re.Pattern[str] | None = None
     notice: bool = False
+    unsure: bool = False
     more: str = ""
     keep: str = ""
     remove: str = ""
     checked: Checked = "message"
     severity: Literal["error", "warning", "info"] = "error"
 
-    def matches(self, raised: Raised, beside: tuple[str, ...] = ()) -> bool:
-        """Is this exception that failure?
+    def match(
+        self,
+        raised: Raised,
+        beside: Sequence[Beside] = (),
+        began: int = 0,
+        rank: int | None = None,
+    ) -> Match | None:
+        """What shows this exception to be that failure; ``None`` where it is not.
 
         Args:
-            raised: The exception.
-            beside: Other lines of the log that may matter, such as warnings.
+            raised: The exception, with the frames of its own traceback.
+            beside: Other lines that may matter, such as warnings.
+            began: Number of the line where its traceback begins; 0 in a run of our own.
+            rank: Whose it is; ``None`` where the log does not say.
         """
         if not re.fullmatch(self.error, raised.name) or not self.message.search(raised.message):
-            return False
+            return None
         if self.needs_frames and not raised.frames:
-            return False
-        if self.frames is not None and raised.frames:
-            places = (f"{frame.file}:{frame.function}" for frame in raised.frames)
-            if not any(self.frames.search(place) for place in places):
-                return False
-        if self.beside is not None and not any(self.beside.search(line) for line in beside):
-            return False
-        return self.fits(raised)
+            return None
+        frame = None
+        if self.where is not None and raised.frames:
+            frame = self.where(raised.frames)
+            if frame is None:
+                return None
+        line = None
+        if self.beside is not None:
+            line = self._line(beside, began, rank)
+            if line is None:
+                return None
+        return Match(frame, line) if self.fits(raised) else None
+
+    def _line(self, beside: Sequence[Beside], began: int, rank: int | None) -> Beside | None:
+        assert self.beside is not None
+        for line in beside:
+            near = not line.number or began - _NEAR <= line.number <= began
+            if near and line.rank == rank and self.beside.search(line.text):
+                return line
+        return None

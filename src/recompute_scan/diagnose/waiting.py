@@ -6,149 +6,132 @@ import re
 from collections.abc import Sequence
 
 from recompute_scan.crash import Frame, RankEnd
-from recompute_scan.diagnose.logs import Timeout
-from recompute_scan.diagnose.places import user_frame
-from recompute_scan.diagnose.saving import SAVING
+from recompute_scan.diagnose.collectives import Timeout
+from recompute_scan.diagnose.hangs import (
+    DIVERGED,
+    NO_PROGRESS,
+    ONE_BEHIND,
+    REPLAYED_MESSAGE,
+    SAVE_HANG,
+    TIMED_OUT,
+    UNCLEAR,
+)
+from recompute_scan.diagnose.places import activity, site, user_frame
 from recompute_scan.diagnose.signature import Signature
 
-_NOTHING = re.compile(r"(?!)")
-
-_SAVE_MORE = """\
-```diff
--if rank == 0:
--    fabric.save("checkpoint.ckpt", state)
-+fabric.save("checkpoint.ckpt", state)
- fabric.barrier()
-```
-
-`recompute-scan run` recognises it while it happens: when no rank has made progress for
-`--timeout` seconds, it takes every rank's Python stacks, names the line where each of them
-stands, and ends the run with status 124. The stacks are kept in `where-rank<N>.txt`, with those
-of `py-spy dump --native` where py-spy is installed, and torch's flight recorder in
-`flight-rank<N>.json` where it records.
-
-In a log there is less to see. NCCL's watchdog gives up after its timeout; if a line shortly
-before speaks of saving, this is the likely cause, and different operations or sizes on different
-ranks confirm it.
-"""
-
-SAVE_HANG = Signature(
-    code="RS204",
-    name="save-hang",
-    cause_name="guarded-save",
-    error="",
-    message=_NOTHING,
-    title="Ranks wait for each other while saving: one saves, and the others are elsewhere",
-    cause=(
-        "Saving a sharded model is work for all ranks: each gives its pieces. Here the ranks are "
-        "at different places, as they are when the save stands under `if rank == 0` (or "
-        "is_main_process) while the others go on to a barrier or to the next step."
-    ),
-    fix=(
-        "Call the save on every rank, and guard only the writing of what is already gathered. A "
-        "sharded state dict needs no gathering. Where all ranks do save and the gathering takes "
-        "longer than the process group waits, raise that timeout."
-    ),
-    more=_SAVE_MORE,
-    keep="the save, called by all ranks",
-    remove="the guard by rank round it",
-    versions="FSDP, DeepSpeed ZeRO-3, Fabric, accelerate; all versions.",
-    sources=(
-        "https://github.com/Lightning-AI/pytorch-lightning/issues/19780",
-        "https://github.com/huggingface/accelerate/issues/2000",
-        "https://github.com/pytorch/pytorch/issues/122903",
-    ),
-    checked="reproduced",
+# A call of torch.distributed, seen from the inside of the stack.
+_CALL = re.compile(
+    r"torch/distributed/(?:distributed_c10d|_functional_collectives|nn/functional)\.py:(?P<name>\w+)$"
 )
-DIVERGED = Signature(
-    code="RS210",
-    name="diverged-ranks",
-    cause_name="different-places",
-    error="",
-    message=_NOTHING,
-    title="Ranks wait for each other at different places",
-    cause=(
-        "Every rank must call the same collectives in the same order. Some took another way: a "
-        "branch by rank, data that ends earlier on one rank, an exception that was caught on one."
-    ),
-    fix="Make all ranks take the same way up to the two places named here.",
-    versions="Not tied to a version.",
-    sources=("https://docs.pytorch.org/docs/stable/distributed.html",),
-    checked="reproduced",
-)
-TIMED_OUT = Signature(
-    code="RS209",
-    name="collective-timeout",
-    cause_name="slow",
-    error="",
-    message=_NOTHING,
-    title="A collective did not finish within the process group's timeout",
-    cause=(
-        "All ranks that are heard of wait in the same collective, so that one of the others died "
-        "or was slow: the first error of any rank, if there is one above, is the cause."
-    ),
-    fix=(
-        "Look for the rank that is missing here. If it was only slow (loading, saving, "
-        "compiling), pass a longer timeout to init_process_group."
-    ),
-    versions="Not tied to a version.",
-    sources=("https://docs.pytorch.org/docs/stable/distributed.html",),
-)
-NO_PROGRESS = Signature(
-    code="RS211",
-    name="no-progress",
-    cause_name="waiting",
-    error="",
-    message=_NOTHING,
-    title="The run made no progress for as long as it was given",
-    cause="All ranks stood at the same place, and the watchdog ended the run.",
-    fix=(
-        "Look at the place named here. If the work there is only long, give it more time with "
-        "`--timeout`, or `--timeout 0` to wait for ever."
-    ),
-    versions="Not tied to a version.",
-    sources=("https://docs.python.org/3/library/faulthandler.html",),
-    checked="reproduced",
-)
+_LOADS_ALONE = re.compile(r"/torch/(?:serialization\.py|utils/data/)")
+# Ranks may put in different numbers of elements, and still call the same collective.
+_UNEVEN = re.compile(r"ALLTOALL|GATHER|SCATTER|SEND|RECV")
+_WRAPPERS = {"wrapper", "wait", "_work_wait"}
+_MESSAGES = re.compile(r"^(?:i?send|i?recv|batch_isend_irecv|(?:send|recv)_object_list)$")
+_NOTED = re.compile(r"flight recorder has (?P<name>\S+), number (?P<number>\S+),")
+# Frames of the waiting itself differ between ranks that are at the same place.
+_LIBRARY_FRAMES = 40
+
+Standing = tuple[object, ...]
 
 
 def of_ranks(ranks: Sequence[RankEnd]) -> tuple[Signature, tuple[str, ...]]:
     """Why these ranks make no progress, and the evidence: where each of them stands.
 
-    A save hang is one where the ranks stand at different places of the user's code and one of
-    them is saving.
+    Ranks are at the same place where the user's line, the stack below it, the collective and its
+    number agree. A save hang is one where a rank waits in a collective of a function that saves,
+    and another rank is not saving.
     """
     evidence = tuple(_standing(one) for one in sorted(ranks, key=lambda one: one.rank or 0))
+    hung = [one for one in ranks if one.ending == "hung"]
     # Where the others have ended well, one that still waits is as good as at another place.
-    places = {one.place if one.ending == "hung" else one.ending for one in ranks}
+    places = {_place(one) if one.ending == "hung" else (one.ending,) for one in ranks}
     if len(places) < 2:
         return NO_PROGRESS, evidence
-    if any(is_saving(one.stack) for one in ranks if one.ending == "hung"):
+    saving = [one for one in hung if is_saving(one.stack)]
+    if len(saving) < len(ranks) and any(collective(one.stack) for one in saving):
         return SAVE_HANG, evidence
+    waits = any(collective(one.stack) for one in hung)
+    if any(_replays_a_message(one.stack) for one in hung) and not all(
+        _replays_a_message(one.stack) for one in hung
+    ):
+        return REPLAYED_MESSAGE, evidence
+    if waits and len(hung) == len(ranks) and any(_by_itself(one.stack) for one in hung):
+        return ONE_BEHIND, evidence
     return DIVERGED, evidence
 
 
 def is_saving(stack: Sequence[Frame]) -> bool:
-    """Does the stack stand in a function that saves?"""
-    return any(SAVING.search(f"{frame.file}:{frame.function}") for frame in stack)
+    """Is saving what goes on there, by the innermost frame that tells?"""
+    found = activity(stack)
+    return found is not None and found[0] == "saving"
 
 
-def of_timeouts(
-    timeouts: Sequence[Timeout], saving: tuple[int, str] | None
-) -> tuple[Signature, tuple[str, ...]]:
+def collective(stack: Sequence[Frame]) -> str | None:
+    """The outermost call of torch.distributed that the stack is in; ``None`` where in none."""
+    for frame in stack:
+        match = _CALL.search(site(frame))
+        if match is not None and match["name"] not in _WRAPPERS:
+            return match["name"]
+    return None
+
+
+def _by_itself(stack: Sequence[Frame]) -> bool:
+    """Does it stand in a library that calls no collective, such as one that loads?
+
+    Of the user's own line and of torch's others this cannot be told: collectives are also called
+    from below Python, in the backward pass for instance, and waited for by reading a tensor.
+    """
+    if not stack or stack[-1] is user_frame(stack):
+        return False
+    where = site(stack[-1])
+    return "/torch/" not in where or _LOADS_ALONE.search(where) is not None
+
+
+def _replays_a_message(stack: Sequence[Frame]) -> bool:
+    found = activity(stack)
+    call = collective(stack)
+    replays = found is not None and found[0] == "replay"
+    return replays and call is not None and _MESSAGES.match(call) is not None
+
+
+def _place(end: RankEnd) -> Standing:
+    """The user's line, the functions below it, the collective, and its number where it is known."""
+    frame = user_frame(end.stack)
+    below = end.stack[end.stack.index(frame) + 1 :] if frame is not None else end.stack
+    functions = tuple(site(one) for one in below[:_LIBRARY_FRAMES] if not _CALL.search(site(one)))
+    noted = next((m for note in end.notes if (m := _NOTED.search(note))), None)
+    number = (noted["name"], noted["number"]) if noted is not None else None
+    return end.place, functions, collective(end.stack), number
+
+
+def of_timeouts(timeouts: Sequence[Timeout]) -> tuple[Signature, tuple[str, ...]]:
     """Why collectives timed out, and the evidence, from the watchdog's own lines."""
-    evidence = tuple(
-        f"rank {one.rank}: {one.operation}"
+    evidence = tuple(_timed_out(one) for one in timeouts)
+    several = len({one.rank for one in timeouts}) < len(timeouts)
+    if len({(one.operation, one.sequence, _size(one)) for one in timeouts}) == 1:
+        return TIMED_OUT, evidence
+    if several or len({one.group for one in timeouts}) > 1:
+        return UNCLEAR, evidence
+    numbers = {one.sequence for one in timeouts}
+    # Without the group, only one number with two operations shows ranks to have parted.
+    if len(numbers) > 1 and any(one.group is None for one in timeouts):
+        return UNCLEAR, evidence
+    return DIVERGED, evidence
+
+
+def _size(one: Timeout) -> int | None:
+    return None if _UNEVEN.search(one.operation) else one.elements
+
+
+def _timed_out(one: Timeout) -> str:
+    return (
+        f"line {one.line}, rank {one.rank}: {one.operation}"
         + (f", number {one.sequence}" if one.sequence is not None else "")
         + (f", {one.elements} elements" if one.elements is not None else "")
-        + f" (line {one.line})"
-        for one in timeouts
+        + (f", of process group {one.group}" if one.group else "")
+        + (f"; it had completed number {one.completed}" if one.completed is not None else "")
     )
-    apart = len({(one.operation, one.elements) for one in timeouts}) > 1
-    if saving is not None:
-        said = f"line {saving[0]}, shortly before, speaks of saving: {saving[1]}"
-        return SAVE_HANG, (*evidence, said)
-    return (DIVERGED if apart else TIMED_OUT), evidence
 
 
 def _standing(one: RankEnd) -> str:
@@ -162,4 +145,7 @@ def _standing(one: RankEnd) -> str:
         text += f" ({frame.source})"
     if inner is not None and inner is not frame:
         text += f", waiting in {inner.function} ({inner.file}:{inner.line})"
+    call = collective(one.stack)
+    if call is not None and (inner is None or call != inner.function):
+        text += f", called by {call}"
     return text

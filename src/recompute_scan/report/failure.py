@@ -79,7 +79,7 @@ def explanation(
     for finding in findings:
         _explained(page, finding)
     for finding in hints:
-        page.title("Also seen, and not what ended the run")
+        page.title("Also seen; nothing shows that it ended the run")
         _explained(page, finding)
     codes = list(dict.fromkeys(finding.code for finding in (*findings, *hints)))
     if codes:

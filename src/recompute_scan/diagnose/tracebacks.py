@@ -1,0 +1,275 @@
+"""Exceptions out of one process's lines: the frames of each, its message, and its chain.
+
+Tracebacks are read as Python prints them, indented or not, and as IPython and rich print them.
+One that has lost its first line counts from its first frame on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from recompute_scan.crash import Frame, Raised
+from recompute_scan.diagnose.log_lines import HEADER, LOOSE, TYPED, shape
+
+_MOST_FRAMES = 400
+_MOST_CONTINUED = 60
+# A traceback goes on for this many lines without a frame of its own; then it was cut off.
+_MOST_BETWEEN = 60
+
+_FRAME = re.compile(
+    r'^(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+?))?\s*$'
+)
+_IPYTHON = re.compile(
+    r"^(?:File )?(?P<file>(?:[A-Za-z]:|~)?[/\\][^\s:]*\.py)(?::(?P<line>\d+),)? "
+    r"in (?P<function>[\w.<>]+)\("
+)
+_CELL = re.compile(
+    r"^(?:(?:Cell )?In\s?\[\d+\], (?:in <cell )?line:? (?P<line>\d+)|<ipython-input-\S+> in )"
+)
+_ARROW = re.compile(r"^-+> (?P<line>\d+) (?P<source>.*)$")
+_RICH = re.compile(
+    r"^(?P<file>(?:[A-Za-z]:)?[/\\]\S*\.py):(?P<line>\d+) in ?(?P<function>[\w<>]*)$"
+)
+_RICH_NAME = re.compile(r"^[\w<>]+$")
+_BORDER = re.compile(r"^\s*[│|] ?(?P<inner>.*?)\s*[│|]?\s*$")
+_RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*\w)(?:: ?(?P<message>.*))?$")
+_CHAIN = re.compile(
+    r"The above exception was the direct cause of the following exception"
+    r"|During handling of the above exception, another exception occurred"
+)
+_NEW_RECORD = re.compile(
+    r"^(?:\d{4}-\d\d-\d\d[ T]|[EWIF]\d{4} \d\d:|=====|\[\d{4}-|\[[EW]\d{3,4} "
+    r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)"
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One uncaught exception, or what looks like one.
+
+    Attributes:
+        rank: Whose, as the log says; ``None`` where it does not.
+        line: 1-based number of the line that names the exception.
+        errors: The exceptions of the chain, the first raised first.
+        lines: For each of them the number of the line that names it.
+        places: For each of them the numbers of the lines of its frames.
+        process: Whose lines these are, as far as the log tells processes apart.
+    """
+
+    rank: int | None
+    line: int
+    errors: tuple[Raised, ...]
+    lines: tuple[int, ...] = ()
+    places: tuple[tuple[int, ...], ...] = ()
+    process: str = ""
+
+    @property
+    def began(self) -> int:
+        """Number of the line where its first traceback begins; 0 in a run of our own."""
+        if self.places and self.places[0]:
+            return self.places[0][0]
+        return self.lines[0] if self.lines else 0
+
+
+@dataclass
+class _Open:
+    """The traceback that is being read."""
+
+    headed: bool
+    prefix: str = ""
+    indent: int = 0
+    frames: list[Frame] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    mixed: bool = False
+    between: int = 0
+
+
+class Stream:
+    """The lines of one process; each failure that is complete goes to ``keep``."""
+
+    def __init__(self, process: str, rank: int | None, keep: Callable[[Failure], None]) -> None:
+        self._process = process
+        self._rank = rank
+        self._keep = keep
+        self._open: _Open | None = None
+        self._type: str | None = None
+        self._message: list[str] = []
+        self._named = 0
+        self._stamped = False
+        self._chain: list[tuple[Raised, int, tuple[int, ...]]] = []
+        self._chained = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether the next line may belong to an exception."""
+        return self._open is not None or self._type is not None or self._chained
+
+    def feed(self, number: int, text: str, *, stamped: bool = False) -> None:
+        """Take in one line, without the prefixes that tell whose it is."""
+        header = HEADER.match(text)
+        if header is not None:
+            self._head(header["before"], stamped=stamped)
+            return
+        if self._type is not None:
+            self._continue(number, text, stamped=stamped)
+        elif self._open is not None:
+            self._inside(number, text)
+        elif _CHAIN.search(text) and self._chain:
+            self._chained = True
+        elif self._frame(number, text, self._new(headed=False)):
+            self._stamped = stamped
+        elif not self._chained or text.strip():
+            self._chained = False
+            self._loose(number, text)
+
+    def end(self) -> None:
+        """The log ends here, or another exception begins."""
+        self._close()
+        if self._chain:
+            errors, lines, places = zip(*self._chain, strict=True)
+            self._keep(Failure(self._rank, lines[-1], errors, lines, places, self._process))
+        self._chain, self._chained = [], False
+
+    def _new(self, *, headed: bool, prefix: str = "") -> _Open:
+        return _Open(headed, prefix)
+
+    def _head(self, before: str, *, stamped: bool) -> None:
+        # Two processes that write into one log begin at once: nothing tells their frames apart.
+        mixed = self._open is not None and self._type is None and self._open.headed
+        if not mixed and not self._chained:
+            self.end()
+        kept = self._open if mixed else None
+        self._open = kept or self._new(headed=True, prefix=shape(before) if before.strip() else "")
+        self._open.mixed = mixed
+        self._chained = False
+        self._stamped = stamped
+        if not before.strip() and kept is None:
+            self._open.indent = len(before)
+
+    def _inside(self, number: int, text: str) -> None:
+        """A line of a traceback whose exception has not been named yet."""
+        open_ = self._open
+        assert open_ is not None
+        text = self._bare(text)
+        if self._frame(number, text, open_):
+            return
+        body = text[open_.indent :] if not text[: open_.indent].strip() else text
+        if body[:1].isspace() or not body or "│" in body or _ARROW.match(body):
+            self._source(body)
+            return
+        raised = _RAISED.match(body.lstrip("*`"))
+        if raised is not None and _names_exception(raised["type"], known=bool(open_.frames)):
+            self._type, self._named = raised["type"], number
+            self._message = [raised["message"] or ""]
+            return
+        unindented = open_.indent == 0 and open_.frames and open_.frames[-1].source is None
+        if unindented:
+            self._source(" " + body)
+        open_.between += 1
+        if open_.between > _MOST_BETWEEN:
+            self._open = None
+
+    def _bare(self, text: str) -> str:
+        """The line without what stood before the traceback's first line as well."""
+        prefix = self._open.prefix if self._open is not None else ""
+        return text[len(prefix) :] if prefix and shape(text).startswith(prefix) else text
+
+    def _frame(self, number: int, text: str, open_: _Open) -> bool:
+        """Whether the line is a frame; then it is kept."""
+        frame, indent = _frame_of(text)
+        if frame is None:
+            return False
+        if len(open_.frames) < _MOST_FRAMES:
+            open_.frames.append(frame)
+            open_.places.append(number)
+        if indent is not None:
+            open_.indent = max(0, indent - 2)
+        open_.between = 0
+        self._open = open_
+        return True
+
+    def _source(self, body: str) -> None:
+        open_ = self._open
+        if open_ is None or not open_.frames:
+            return
+        last, text = open_.frames[-1], body.strip()
+        if (border := _BORDER.match(text)) is not None and not last.function:
+            name = border["inner"].strip()
+            if _RICH_NAME.match(name):
+                open_.frames[-1] = Frame(last.file, last.line, name)
+                return
+        if (arrow := _ARROW.match(text)) is not None:
+            line, source = int(arrow["line"]), arrow["source"].strip()[:300] or None
+            open_.frames[-1] = Frame(last.file, line, last.function, source)
+        elif text and last.source is None and set(text) - set("^~ ") and "│" not in text:
+            open_.frames[-1] = Frame(last.file, last.line, last.function, text[:300])
+
+    def _continue(self, number: int, text: str, *, stamped: bool) -> None:
+        """A line after the one that names the exception: more of its message, or the end of it."""
+        text = self._bare(text)
+        if _CHAIN.search(text):
+            self._close()
+            self._chained = True
+            return
+        second = TYPED.match(text)
+        if second is not None and not text[:1].isspace():
+            frames = self._open
+            self.end()
+            self._open, self._type, self._named = frames, second["type"], number
+            self._message = [second["message"]]
+            return
+        new = stamped and not self._stamped
+        if new or len(self._message) >= _MOST_CONTINUED or _NEW_RECORD.match(text):
+            self.end()
+        elif _frame_of(text)[0] is not None and not text[:1].isspace():
+            self.end()
+            self._frame(number, text, self._new(headed=False))
+        else:
+            self._message.append(text)
+
+    def _close(self) -> None:
+        """The exception that was being read is complete and belongs to the chain."""
+        if self._type is not None:
+            open_ = self._open or self._new(headed=False)
+            message = "\n".join(self._message).strip().rstrip("`*").strip()
+            frames = () if open_.mixed else tuple(open_.frames)
+            places = () if open_.mixed else tuple(open_.places)
+            self._chain.append((Raised(self._type, message, frames), self._named, places))
+        self._open, self._type, self._message = None, None, []
+
+    def _loose(self, number: int, text: str) -> None:
+        """An exception named without a traceback, as in a pasted message or a log record."""
+        match = LOOSE.match(text)
+        if match is not None and not match["type"].endswith("Warning"):
+            self._chain = []
+            self._open = None
+            self._type, self._named = match["type"], number
+            self._message = [match["message"]]
+
+
+def _frame_of(text: str) -> tuple[Frame | None, int | None]:
+    """The frame that a line shows, and how far Python indented it; ``None`` for other lines."""
+    if 'File "' in text and (match := _FRAME.match(text)) is not None:
+        function = match["function"] or "<module>"
+        return Frame(match["file"], int(match["line"]), function), len(match["indent"])
+    if ".py" in text:
+        inner = _BORDER.match(text) if "│" in text else None
+        bare = inner["inner"] if inner is not None else text
+        if inner is not None and (match := _RICH.match(bare)) is not None:
+            return Frame(match["file"], int(match["line"]), match["function"]), None
+        if (match := _IPYTHON.match(bare)) is not None:
+            name = match["function"].rpartition(".")[2]
+            return Frame(match["file"], int(match["line"] or 0), name), None
+    if (match := _CELL.match(text)) is not None:
+        return Frame("<cell>", int(match["line"] or 0), "<module>"), None
+    return None, None
+
+
+def _names_exception(name: str, *, known: bool) -> bool:
+    """Whether this stands for a class of exceptions, and is no word of the code."""
+    last = name.rpartition(".")[2]
+    if not known:
+        return "." in name or last.endswith("Error")
+    return last[:1].isupper() or "." in name

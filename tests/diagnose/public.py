@@ -1,0 +1,124 @@
+"""Logs from public threads: what each shows, and in which half of the split it is.
+
+A file of ``corpus/public`` holds records. Each begins with ``=== owner/name#number | label |
+basis``: the thread, what its log shows, and who established that. The log follows. Labels are
+code and cause (``RS101-kv-cache``), or ``none`` where nothing we know ended the run. After a slash
+stand answers that say less and are not false; they count as no answer. ``none`` there means that
+the thread knows the cause and the excerpt does not show it.
+
+``later.txt`` was collected and labelled when the rules stood, and is a group of its own: its texts
+were new to whoever wrote the rules, which those of the half kept aside were not.
+
+The excerpts are what the programs printed, cut to the telling lines. Names in paths are replaced;
+where an excerpt ended before the line that names the exception, that line is the thread's title.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from recompute_scan.diagnose.classify import Findings, diagnose_log
+from recompute_scan.diagnose.logs import lines_of, read_log
+from tests.diagnose.corpus import answer
+
+FOLDER = Path(__file__).with_name("corpus") / "public"
+_MARK = "=== "
+# What restates a warning that stands in the log is true of any log that holds it.
+_ALWAYS_TRUE = ("RS124-warning", "RS125-all-gather", "RS125-lightning")
+
+_LATER = "later"
+
+Half = Literal["built on", "kept aside", "later"]
+Outcome = Literal["right", "none", "wrong"]
+# Ours and visible; ours by what the thread says, and not visible in the excerpt; not ours.
+Group = Literal["ours", "not shown", "not ours"]
+
+HALVES: tuple[Half, ...] = get_args(Half)
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+GROUPS: tuple[Group, ...] = get_args(Group)
+
+
+@dataclass(frozen=True)
+class PublicLog:
+    """One log of one thread."""
+
+    thread: str
+    label: str
+    weaker: tuple[str, ...]
+    basis: str
+    text: str
+    later: bool = False
+
+    @property
+    def group(self) -> Group:
+        """Whether there is something to recognise."""
+        if self.label == "none":
+            return "not ours"
+        return "not shown" if "none" in self.weaker else "ours"
+
+    @property
+    def half(self) -> Half:
+        """Which half of the split: by a hash of the thread, so that no one chose."""
+        if self.later:
+            return "later"
+        even = hashlib.sha256(self.thread.encode()).digest()[0] % 2 == 0
+        return "built on" if even else "kept aside"
+
+    def found(self) -> Findings:
+        """What the program says."""
+        return diagnose_log(read_log(lines_of(io.BytesIO(self.text.encode()))))
+
+    def outcome(self) -> Outcome:
+        """How that compares with the label."""
+        found = self.found()
+        said = answer(found)
+        hints = {f"{one.signature.code}-{one.signature.cause_name}" for one in found.hints}
+        told = hints.difference(_ALWAYS_TRUE) | ({said} if found.cause and said else set())
+        if said == self.label:
+            return "right"
+        if told <= {self.label, *self.weaker}:
+            return "none"
+        return "wrong"
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many logs of a group, in one half, were answered rightly, not at all, and wrongly."""
+
+    half: Half
+    group: Group
+    outcomes: dict[Outcome, int]
+
+    @property
+    def logs(self) -> int:
+        """How many there are."""
+        return sum(self.outcomes.values())
+
+
+def scores(logs: list[PublicLog]) -> list[Score]:
+    """Both halves and what came later, each group."""
+    found = []
+    for half in HALVES:
+        for group in GROUPS:
+            some = [one.outcome() for one in logs if (one.half, one.group) == (half, group)]
+            found.append(Score(half, group, {name: some.count(name) for name in OUTCOMES}))
+    return found
+
+
+def public_logs() -> list[PublicLog]:
+    """All of them, in the order of the files."""
+    paths = sorted(FOLDER.glob("*.txt"))
+    return [one for path in paths for one in _records(path.read_text("utf-8"), path.stem == _LATER)]
+
+
+def _records(text: str, later: bool) -> Iterator[PublicLog]:
+    for record in text.split("\n" + _MARK):
+        head, _, body = record.removeprefix(_MARK).partition("\n")
+        thread, labels, basis = (part.strip() for part in head.split(" | "))
+        label, *weaker = labels.split("/")
+        yield PublicLog(thread, label, tuple(weaker), basis, body + "\n", later)

@@ -1,0 +1,32 @@
+"""The model of transformers with its cache on, and a checkpoint wrapper around its layers."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+BROKEN = True
+
+torch.manual_seed(0)
+config = LlamaConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    attn_implementation="eager",  # type: ignore[call-arg]
+    use_cache=BROKEN,
+)
+model = LlamaForCausalLM(config)
+apply_activation_checkpointing(model, check_fn=lambda m: isinstance(m, LlamaDecoderLayer))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+tokens = torch.randint(0, 64, (2, 8))
+for _ in range(4):
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()

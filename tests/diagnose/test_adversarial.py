@@ -1,0 +1,414 @@
+"""Logs written to mislead: none may get a cause that is not its own.
+
+Each names the answers that are true of it; no answer always is.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import pytest
+
+from recompute_scan.diagnose.classify import diagnose_log
+from recompute_scan.diagnose.logs import lines_of, read_log
+
+LIB = "/opt/conda/lib/python3.11/site-packages"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full."
+HEAD = "Traceback (most recent call last):\n"
+WARNING = (
+    f"{LIB}/torch/utils/checkpoint.py:238: UserWarning: None of the inputs have "
+    "requires_grad=True. Gradients will be None\n"
+)
+DETACHED = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
+TWICE = "RuntimeError: Expected to mark a variable ready only once. This error is caused by ..."
+MISMATCH = (
+    "torch.utils.checkpoint.CheckpointError: torch.utils.checkpoint: Recomputed values for the "
+    "following tensors have different metadata than during the forward pass.\n"
+)
+MODULE = f"{LIB}/torch/nn/modules/module.py"
+CHECKPOINT = f"{LIB}/torch/utils/checkpoint.py"
+TRAINER = f"{LIB}/transformers/trainer.py"
+
+
+def frame(file: str, function: str, source: str = "work()") -> str:
+    return f'  File "{file}", line 12, in {function}\n    {source}\n'
+
+
+def raised(error: str, *frames: tuple[str, str]) -> str:
+    return HEAD + "".join(frame(*one) for one in frames) + error + "\n"
+
+
+def prefixed(text: str, prefix: str) -> str:
+    return "".join(prefix + line + "\n" for line in text.splitlines())
+
+
+def interleaved(*texts: str) -> str:
+    """The lines of several processes, one of each in turn."""
+    lines = [text.splitlines() for text in texts]
+    longest = max(map(len, lines))
+    return "".join(one[n] + "\n" for n in range(longest) for one in lines if n < len(one))
+
+
+def watchdog(rank: int, number: int, operation: str, elements: int = 8) -> str:
+    work = f"SeqNum={number}, OpType={operation}, NumelIn={elements}, Timeout(ms)=600000"
+    return (
+        f"[rank{rank}]:[E227 23:07:54.3 ProcessGroupNCCL.cpp:629] [Rank {rank}] Watchdog caught "
+        f"collective operation timeout: WorkNCCL({work}) ran for 600034 milliseconds.\n"
+    )
+
+
+def changed(*pairs: tuple[str, str], dtypes: tuple[str, str] = ("bfloat16", "bfloat16")) -> str:
+    """A checkpoint's complaint about tensors of these shapes."""
+    text = MISMATCH
+    for n, (saved, replayed) in enumerate(pairs):
+        text += f"tensor at position {n}:\n"
+        for word, shape, dtype in (
+            ("saved", saved, dtypes[0]),
+            ("recomputed", replayed, dtypes[1]),
+        ):
+            text += f"{word} metadata: {{'shape': torch.Size([{shape}]), 'dtype': torch.{dtype}, "
+            text += "'device': device(type='cuda', index=0)}\n"
+    return text
+
+
+SAVES = (("train.py", "save_checkpoint"), (MODULE, "state_dict"))
+EVALUATES = (
+    (TRAINER, "_maybe_log_save_evaluate"),
+    (TRAINER, "evaluate"),
+    (TRAINER, "evaluation_loop"),
+    (MODULE, "_call_impl"),
+)
+REPLAYS = ((CHECKPOINT, "unpack_hook"), (CHECKPOINT, "recompute_fn"), (MODULE, "_call_impl"))
+KEYS = ("1, 8, 171, 128", "1, 8, 342, 128")
+PROGRESS = "".join(f"step {n} loss 1.5\n" for n in range(60))
+SUMMARY = """\
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  rank      : 3 (local_rank: 3)
+  exitcode  : -9 (pid: 12)
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : {} (pid: 11)
+  traceback : {}
+============================================================
+"""
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A log, and what is true of it."""
+
+    name: str
+    text: str
+    true: tuple[str, ...] = ()
+
+
+TRAPS = (
+    Trap(
+        "two processes whose frames mix: one saves, the other runs out of memory",
+        interleaved(
+            raised("KeyError: 'x'", *SAVES), raised(OOM, ("train.py", "step"), (MODULE, "forward"))
+        ),
+        ("RS120-device",),
+    ),
+    Trap(
+        "a checkpoint's warning long before a loss that was detached",
+        WARNING + PROGRESS * 2 + raised(DETACHED, ("train.py", "main")),
+        ("RS104-warned",),
+    ),
+    Trap(
+        "a checkpoint's warning on another rank",
+        "[rank1]: " + WARNING + prefixed(raised(DETACHED, ("train.py", "main")), "[rank0]: "),
+        ("RS104-warned",),
+    ),
+    Trap(
+        "memory in evaluation, after a save",
+        "Saving model checkpoint to out/checkpoint-500\n" + raised(OOM, *EVALUATES),
+        ("RS120-evaluation",),
+    ),
+    Trap(
+        "memory in a forward pass of a function named after training and saving",
+        raised(OOM, ("train.py", "train_and_save"), (MODULE, "_call_impl"), ("m.py", "forward")),
+        ("RS120-device",),
+    ),
+    Trap(
+        "memory in a loss, in a function named after training and saving",
+        raised(OOM, ("train.py", "train_and_save"), (f"{LIB}/torch/nn/functional.py", "loss")),
+        ("RS120-device",),
+    ),
+    Trap(
+        "memory while a state dict is loaded, by hooks named after state dicts",
+        raised(
+            OOM,
+            ("train.py", "resume"),
+            (MODULE, "_load_from_state_dict"),
+            (f"{LIB}/torch/distributed/fsdp/_state_dict_utils.py", "_pre_load_state_dict_hook"),
+        ),
+        ("RS120-loading",),
+    ),
+    Trap(
+        "memory in a forward pass of a function named after loading",
+        raised(OOM, ("train.py", "load_and_train"), (MODULE, "_call_impl"), ("m.py", "forward")),
+        ("RS120-device",),
+    ),
+    Trap(
+        "memory in a custom function that saves tensors for backward",
+        raised(OOM, (MODULE, "_call_impl"), ("kernels.py", "save_for_backward")),
+        ("RS120-device",),
+    ),
+    Trap(
+        "memory while pictures are generated in a function that saves them",
+        raised(
+            OOM, ("train.py", "save_samples"), (f"{LIB}/x/pipe.py", "generate"), (MODULE, "forward")
+        ),
+        ("RS120-generation",),
+    ),
+    Trap(
+        "pinned memory that an offload of activations asks for in the forward pass",
+        raised(
+            "RuntimeError: CUDA error: out of memory",
+            (MODULE, "forward"),
+            (f"{LIB}/torch/autograd/graph.py", "pack_to_cpu"),
+        ),
+    ),
+    Trap(
+        "a traceback in a save that was cut off, and memory elsewhere much later",
+        HEAD + "".join(frame(*one) for one in SAVES) + PROGRESS * 3 + OOM + "\n",
+        ("RS120-device",),
+    ),
+    Trap(
+        "memory that was caught while a batch size was sought, and another end",
+        raised(OOM, ("train.py", "try_batch"), (f"{LIB}/torch/_tensor.py", "backward"))
+        + PROGRESS
+        + raised("KeyError: 'labels'", ("train.py", "main")),
+    ),
+    Trap(
+        "an exception that is spoken of in a hint",
+        "INFO if you see RuntimeError: CUDA out of memory, lower the batch size\nstep 1\ndone\n",
+    ),
+    Trap(
+        "an exception that is quoted from the documentation",
+        "see the FAQ: 'RuntimeError: Expected to have finished reduction in the prior iteration'\n",
+    ),
+    Trap(
+        "ranks apart, after a save that was complete",
+        "Model weights saved in out/pytorch_model.bin\n"
+        + watchdog(0, 7, "ALLREDUCE")
+        + watchdog(1, 7, "BROADCAST"),
+        ("RS210-different-places",),
+    ),
+    Trap(
+        "arguments that speak of saving, and a rank that is missing",
+        "save_strategy=steps save_steps=500 save_total_limit=3\nsave_on_each_node=False\n"
+        + watchdog(1, 7, "ALLREDUCE"),
+        ("RS209-slow",),
+    ),
+    Trap(
+        "a rank that gave up in an evaluation, below a function named after saving",
+        watchdog(0, 7, "ALLREDUCE")
+        + watchdog(1, 7, "BROADCAST")
+        + prefixed(
+            raised("torch.distributed.DistBackendError: communicator was aborted", *EVALUATES),
+            "[rank0]: ",
+        ),
+        ("RS210-different-places",),
+    ),
+    Trap(
+        "a rank that gave up while it loaded",
+        watchdog(0, 7, "ALLREDUCE")
+        + watchdog(1, 7, "BROADCAST")
+        + prefixed(
+            raised(
+                "torch.distributed.DistBackendError: communicator was aborted",
+                ("train.py", "main"),
+                (MODULE, "load_state_dict"),
+            ),
+            "[rank0]: ",
+        ),
+        ("RS210-different-places",),
+    ),
+    Trap(
+        "all ranks gave up while they saved",
+        watchdog(0, 7, "ALLREDUCE")
+        + watchdog(1, 7, "BROADCAST")
+        + "".join(
+            prefixed(
+                raised("torch.distributed.DistBackendError: communicator was aborted", *SAVES),
+                f"[rank{rank}]: ",
+            )
+            for rank in (0, 1)
+        ),
+        ("RS210-different-places",),
+    ),
+    Trap(
+        "numbers of process groups that are not named",
+        watchdog(0, 90, "ALLREDUCE") + watchdog(1, 64, "ALLREDUCE"),
+        ("RS209-unclear",),
+    ),
+    Trap(
+        "rows of an expert that doubled", changed(("1, 5120", "2, 5120")), ("RS101-expert-routing",)
+    ),
+    Trap(
+        "a sequence that doubled in a feed-forward layer",
+        changed(("1, 171, 4096", "1, 342, 4096"), ("171, 4096", "342, 4096")),
+    ),
+    Trap("keys and a hidden state that doubled", changed(KEYS, ("1, 171, 4096", "1, 342, 4096"))),
+    Trap("a batch that was halved", changed(("2, 8, 128, 64", "1, 8, 128, 64"))),
+    Trap("heads that were halved", changed(("1, 32, 512, 128", "1, 16, 512, 128"))),
+    Trap("a length of 2 that became 1", changed(("4, 2, 64", "4, 1, 64"))),
+    Trap("a width that was halved", changed(("1, 512, 4096", "1, 512, 2048"))),
+    Trap("keys that doubled in another dtype", changed(KEYS, dtypes=("bfloat16", "float32"))),
+    Trap("whole numbers of another dtype", changed(("8, 8", "8, 8"), dtypes=("int64", "int32"))),
+    Trap("a complaint that was cut off", changed(KEYS)[: len(MISMATCH) + 90]),
+    Trap(
+        "doubled keys with colours and Windows' line ends",
+        changed(KEYS).replace("tensor", "\x1b[31mtensor\x1b[0m").replace("\n", "\r\n"),
+        ("RS101-kv-cache",),
+    ),
+    Trap(
+        "doubled keys, a time before every line",
+        prefixed(raised(changed(KEYS).rstrip(), *REPLAYS[:2]), "2026-01-02 03:04:05,678 "),
+        ("RS101-kv-cache",),
+    ),
+    Trap(
+        "doubled keys, journald's words before every line",
+        prefixed(
+            raised(changed(KEYS).rstrip(), *REPLAYS[:2]), "Nov 22 11:05:30 host python[123]: "
+        ),
+        ("RS101-kv-cache",),
+    ),
+    Trap(
+        "a mask half as long as the keys, in generation",
+        raised(
+            "ValueError: Attention mask should be of size (1, 1, 9, 18), but is (1, 1, 9, 9)",
+            (f"{LIB}/transformers/generation/utils.py", "generate"),
+            (f"{LIB}/transformers/models/llama/modeling_llama.py", "forward"),
+        ),
+    ),
+    Trap(
+        "a variable ready twice, without a checkpoint in the stack",
+        WARNING
+        + "gradient_checkpointing=True use_reentrant=True\n"
+        + raised(TWICE, ("train.py", "main"), (f"{LIB}/torch/autograd/graph.py", "backward")),
+        ("RS104-warned", "RS124-warning"),
+    ),
+    Trap(
+        "mixed tensors in the forward pass of a model under FSDP2",
+        raised(
+            "RuntimeError: aten.mm.default: got mixed torch.Tensor and DTensor",
+            (f"{LIB}/torch/distributed/fsdp/_fully_shard/_fsdp_state.py", "_pre_forward"),
+            (MODULE, "forward"),
+        ),
+    ),
+    Trap(
+        "SIGKILL of another rank, after a Python error that is not known",
+        prefixed(raised("KeyError: 'bleu'", ("train.py", "main")), "[rank0]: ")
+        + SUMMARY.format(1, "To enable traceback see: ..."),
+    ),
+    Trap(
+        "SIGKILL of another rank, where the first one only exited",
+        SUMMARY.format(1, "To enable traceback see: ..."),
+    ),
+    Trap(
+        "SIGABRT of a rank that NCCL's watchdog ended",
+        watchdog(0, 7, "ALLREDUCE") + SUMMARY.format(-6, "Signal 6 (SIGABRT) received by PID 11"),
+        ("RS209-slow",),
+    ),
+    Trap(
+        "a traceback in the launcher's own indented summary",
+        SUMMARY.format(
+            1,
+            HEAD
+            + "".join("  " + line for line in frame("t.py", "main").splitlines(keepends=True))
+            + "  KeyError: 'bleu'",
+        ),
+    ),
+    Trap(
+        "a loader's worker that was killed",
+        raised(
+            "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.",
+            ("train.py", "main"),
+        ),
+    ),
+    Trap(
+        "gloo gave up because another rank had failed",
+        prefixed(raised("KeyError: 'bleu'", ("train.py", "main")), "[rank1]: ")
+        + prefixed(
+            raised(
+                "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
+                ("train.py", "main"),
+            ),
+            "[rank0]: ",
+        ),
+    ),
+    Trap(
+        "messages that both ranks await in their replays",
+        "".join(
+            prefixed(
+                raised(
+                    "RuntimeError: Timed out waiting 60000ms for recv operation to complete",
+                    *REPLAYS[:2],
+                    (f"{LIB}/torch/distributed/distributed_c10d.py", "recv"),
+                ),
+                f"[rank{rank}]: ",
+            )
+            for rank in (0, 1)
+        ),
+        ("RS209-gloo",),
+    ),
+    Trap(
+        "memory first, and what saving in its wake complains of",
+        raised(OOM, (f"{LIB}/torch/_tensor.py", "backward"))
+        + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + raised(
+            "AssertionError: expected to be in states [<TrainingState.IDLE: 1>] but current state "
+            "is TrainingState.FORWARD_BACKWARD",
+            *SAVES,
+        ),
+        ("RS120-training",),
+    ),
+    Trap(
+        "host memory, by Ray's word",
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n",
+    ),
+    Trap(
+        "a traceback inside a line of JSON",
+        '{"log":"Traceback (most recent call last):\\n  File \\"a.py\\", line 1\\nRuntimeError: '
+        'CUDA out of memory","stream":"stderr"}\n',
+    ),
+    Trap(
+        "an optimizer_states key of the user's own",
+        raised("KeyError: 'optimizer_states'", ("train.py", "restore_optimizer")),
+    ),
+    Trap(
+        "a folder that another rank made, while saving",
+        raised("FileExistsError: [Errno 17] File exists: 'out/checkpoint-5'", *SAVES),
+    ),
+)
+
+
+@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
+def test_a_misleading_log_gets_no_wrong_cause(trap: Trap) -> None:
+    found = diagnose_log(read_log(lines_of(io.BytesIO(trap.text.encode()))))
+    said = [one for one in (found.cause, *found.hints) if one is not None]
+    general = {"RS101-unknown"} if MISMATCH.split(":", 1)[0] in trap.text else set()
+    names = {f"{one.signature.code}-{one.signature.cause_name}" for one in said}
+    assert names <= {*trap.true, *general}, [one.evidence for one in said]
+
+
+def test_a_traceback_in_the_launchers_summary_is_found() -> None:
+    (trap,) = (one for one in TRAPS if "indented summary" in one.name)
+    first = diagnose_log(read_log(lines_of(io.BytesIO(trap.text.encode())))).first
+    assert first is not None
+    (error,) = first.errors
+    assert (error.summary, [one.function for one in error.frames]) == ("KeyError: 'bleu'", ["main"])
+
+
+def test_there_are_forty() -> None:
+    assert len({trap.name for trap in TRAPS}) == len(TRAPS) >= 40

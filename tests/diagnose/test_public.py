@@ -1,0 +1,47 @@
+"""Logs of public threads: never a wrong cause, and nine of ten that are ours recognised."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from recompute_scan.diagnose.registry import HANGS, IN_RUNS, SIGNATURES
+from tests.diagnose.public import HALVES, PublicLog, public_logs, scores
+
+LOGS = public_logs()
+CAUSES = {f"{one.code}-{one.cause_name}" for one in (*SIGNATURES, *IN_RUNS, *HANGS)}
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.thread)
+def test_no_log_gets_a_wrong_cause(log: PublicLog) -> None:
+    found = log.found()
+    assert log.outcome() != "wrong", (log.label, found.cause, found.hints)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_nine_of_ten_that_show_their_cause_are_recognised(half: str) -> None:
+    (score,) = (one for one in scores(LOGS) if (one.half, one.group) == (half, "ours"))
+    assert score.logs >= (10 if half == "later" else 50)
+    assert score.outcomes["right"] >= 0.9 * score.logs, score
+
+
+def test_there_are_enough_and_each_once() -> None:
+    assert len(LOGS) >= 200
+    assert len({log.thread for log in LOGS}) == len(LOGS)
+    assert sum(log.label == "none" and not log.weaker for log in LOGS) >= 80
+    for log in LOGS:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", log.thread)
+        assert log.basis
+        assert log.text.strip()
+        assert {log.label, *log.weaker} - {"none"} <= CAUSES, log.thread
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.thread)
+def test_a_diagnosis_names_the_lines_that_made_it(log: PublicLog) -> None:
+    cause = log.found().cause
+    if cause is None:
+        return
+    named = [int(number) for line in cause.evidence for number in re.findall(r"^line (\d+)", line)]
+    assert named
+    assert all(1 <= number <= log.text.count("\n") for number in named)
