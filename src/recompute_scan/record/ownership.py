@@ -74,7 +74,8 @@ class Ownership:
 
 def is_library(module: str, file: str) -> bool:
     """Whether code of this module and file is Python's, torch's or another library's."""
-    return _owner(module, file, sys.modules.get("__main__"), Path.cwd()) < Owner.USER
+    owner = _owner(module, file, sys.modules.get("__main__"), Path.cwd())
+    return owner < Owner.COPY or _is_framework(module.partition(".")[0], file)
 
 
 def _owner(module: str, file: str, main: object, start: Path) -> Owner:
