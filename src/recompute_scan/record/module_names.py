@@ -98,7 +98,7 @@ def _labels(roots: list[nn.Module]) -> dict[int, str]:
 def _variables(models: list[nn.Module]) -> dict[int, str]:
     """The variables that hold the models, from the outermost frame that has one for each."""
     frames = []
-    frame: FrameType | None = sys._getframe()
+    frame: FrameType | None = sys._getframe(1)  # with this one among them, all would be kept
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back
