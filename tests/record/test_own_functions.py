@@ -43,6 +43,13 @@ class InAnInnerFunction(torch.autograd.Function):
         return run()
 
 
+class Decorated(torch.autograd.Function):
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, *_again(ctx, grads)
+
+
 class Formula(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -62,6 +69,7 @@ class Again(torch.autograd.Function):
         (Direct, True),
         (ThroughAHelper, True),
         (InAnInnerFunction, True),
+        (Decorated, True),
         (Formula, False),
         (Again, False),  # it starts no backward pass of its own
         (torch.autograd.Function, False),
@@ -79,11 +87,13 @@ def test_torchs_own_are_left_to_others() -> None:
 FUNCTIONS = """\
 class NAME(torch.autograd.Function):
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
     def forward(ctx, fn, length, *args):
         ctx.fn, ctx.inputs, ctx.weights = fn, args[:length], args[length:]
         with torch.no_grad():
             return fn(*ctx.inputs)
     @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx, *grads):
         inputs = [x.detach().requires_grad_(True) for x in ctx.inputs]
         with torch.enable_grad():

@@ -103,6 +103,7 @@ def test_the_package_that_was_started_is_the_users(
     started(monkeypatch, tmp_path / SITE / "project/train.py", name)
     ownership = Ownership(tmp_path)
     assert ownership.of(frame_of(tmp_path / SITE / "project/net.py", "project.net")) == Owner.USER
+    assert ownership.of(frame_of(tmp_path / SITE / "project/train.py", "__main__")) == Owner.USER
     assert ownership.of(frame_of(tmp_path / SITE / "other/net.py", "other.net")) == Owner.LIBRARY
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -271,6 +272,20 @@ def closure_over_two(outer: nn.Module, inner: nn.Module) -> Callable[..., object
 
 
 BLOCK = Block()
+
+
+def test_variables_that_were_looked_at_are_not_kept() -> None:
+    generator, critic = nn.Sequential(Block()), nn.Sequential(Block())
+    for parameter in [*generator.parameters(), *critic.parameters()]:
+        parameter.grad = torch.zeros_like(parameter)
+    gone = torch.ones(1)
+    seen = weakref.ref(gone)
+    index = ModuleIndex()
+    index.rebuild()
+    del gone
+    assert seen() is None
+    assert index.look_up([generator[0]]).name == "generator.0"
+    assert index.look_up([critic[0]]).name == "critic.0"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -76,9 +77,9 @@ class ModuleIndex:
 
 def _labels(roots: list[nn.Module]) -> dict[int, str]:
     """What to put before the names in each model, by its id, where two that are trained share
-    names, as a generator and a discriminator may.
+    names, as a generator and a discriminator may. A model that is trained has gradients.
     """
-    trained = [r for r in roots if r.training and any(p.requires_grad for p in r.parameters())]
+    trained = [root for root in roots if any(p.grad is not None for p in root.parameters())]
     uses = Counter(
         name
         for root in trained
@@ -97,13 +98,13 @@ def _labels(roots: list[nn.Module]) -> dict[int, str]:
 def _variables(models: list[nn.Module]) -> dict[int, str]:
     """The variables that hold the models, from the outermost frame that has one for each."""
     frames = []
-    frame: FrameType | None = sys._getframe()
+    frame: FrameType | None = sys._getframe(1)  # with this one among them, all would be kept
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back
     wanted = {id(model) for model in models}
     for frame in reversed(frames):
-        for scope in (frame.f_locals, frame.f_globals):
+        for scope in (_locals(frame), frame.f_globals):
             held: dict[int, str] = {}
             for name, value in list(scope.items()):
                 if id(value) in wanted and not name.startswith("_"):
@@ -111,6 +112,16 @@ def _variables(models: list[nn.Module]) -> dict[int, str]:
             if len(held) == len(wanted):
                 return held
     return {}
+
+
+def _locals(frame: FrameType) -> dict[str, object]:
+    """The frame's variables, of which nothing is kept alive by their having been looked at."""
+    found = frame.f_locals
+    variables = dict(found)
+    # Before Python 3.13 a function's frame keeps what it showed (PEP 667).
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        found.clear()
+    return variables
 
 
 def _numbered(models: list[nn.Module]) -> dict[int, str]:

@@ -7,6 +7,7 @@ for the trace to tell.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
@@ -19,20 +20,18 @@ _DEEPEST = 2
 
 
 def own_functions() -> Iterator[Any]:
-    """The classes in this process, but those of torch and those that are watched already."""
+    """The classes in this process that define a forward, but those of torch."""
     for function in _below(torch.autograd.Function):
-        home = str(getattr(function, "__module__", ""))
-        forward = vars(function).get("forward")
-        watched = hasattr(getattr(forward, "__func__", None), "__wrapped__")
-        if home.partition(".")[0] == "torch" or forward is None or watched:
-            continue
-        if recomputes(getattr(function, "backward", None)):
+        home = str(getattr(function, "__module__", "")).partition(".")[0]
+        own = home != "torch" and "forward" in vars(function)
+        if own and recomputes(getattr(function, "backward", None)):
             yield function
 
 
 def recomputes(backward: Any) -> bool:
     """Does the code of a ``backward`` turn gradients on and start a backward pass?"""
-    names = set(_names(getattr(backward, "__func__", backward), _DEEPEST))
+    # torch.amp.custom_bwd and once_differentiable stand around many.
+    names = set(_names(inspect.unwrap(backward), _DEEPEST)) if callable(backward) else set()
     return bool(names & _TURNS_ON) and bool(names & _STARTS)
 
 

@@ -74,7 +74,8 @@ class Ownership:
 
 def is_library(module: str, file: str) -> bool:
     """Whether code of this module and file is Python's, torch's or another library's."""
-    return _owner(module, file, sys.modules.get("__main__"), Path.cwd()) < Owner.USER
+    owner = _owner(module, file, sys.modules.get("__main__"), Path.cwd())
+    return owner < Owner.COPY or _is_framework(module.partition(".")[0], file)
 
 
 def _owner(module: str, file: str, main: object, start: Path) -> Owner:
@@ -84,7 +85,8 @@ def _owner(module: str, file: str, main: object, start: Path) -> Owner:
         return Owner.NOBODY
     package = module.partition(".")[0]
     if site_folder(file) is not None:
-        return Owner.USER if package and package == _programs_package(main) else Owner.LIBRARY
+        own = _programs_package(main)
+        return Owner.USER if own and package in (own, "__main__") else Owner.LIBRARY
     if file.startswith(_PYTHONS):
         return Owner.NOBODY
     if file == getattr(main, "__file__", None) and _installed_starter(main):

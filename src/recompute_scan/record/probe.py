@@ -64,6 +64,7 @@ class Probe:
         self.untrained = Untrained()
         self.entered: dict[str, int] = {}
         self.functions: dict[str, str] = {}
+        self._watched: list[Any] = []
         self._switches = Switches(self.sites)
         self._index = ModuleIndex()
         self._origins = Origins(self.sites, self._switches, self._index)
@@ -118,7 +119,8 @@ class Probe:
             return
         try:
             for function in own_functions():
-                self._watch_function(function)
+                if function not in self._watched:
+                    self._watch_function(function)
             self._index.rebuild()
             self.switched_on = self._switches.still_on()
         except Exception as error:  # some module that cannot be walked; go without names
@@ -191,6 +193,7 @@ class Probe:
                 self._note(function.__name__, sys._getframe(1))
             return original(ctx, *args, **kwargs)
 
+        self._watched.append(function)
         self._patches.replace(function, "forward", staticmethod(forward))
 
     def _watch_call(self, module: ModuleType, name: str, original: Any) -> None:
