@@ -34,6 +34,7 @@ from .loops import batch, next_token_loss
 from .marked import marks
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Layer, Model, Oracle
 from .truth import Truth, read_truth, write_truth
+from .versions import FSDP_ON_CPU
 
 N, R = NON_REENTRANT, REENTRANT
 _WRAPPERS = {N: CheckpointImpl.NO_REENTRANT, R: CheckpointImpl.REENTRANT}
@@ -260,4 +261,5 @@ _ALL = (
 
 # fully_shard has this place since torch 2.6.
 _FSDP2 = hasattr(torch.distributed.fsdp, "fully_shard")
-DISTRIBUTED = tuple(case for case in _ALL if _FSDP2 or not case.name.startswith("fsdp2"))
+_MISSING = (*(() if _FSDP2 else ("fsdp2",)), *(() if FSDP_ON_CPU else ("fsdp1",)))
+DISTRIBUTED = tuple(case for case in _ALL if not case.name.startswith(_MISSING))

@@ -10,6 +10,7 @@ from .builtin import chunked_loss, recomputed_mlp
 from .case import Case
 from .loops import adversarial, frozen_teacher, gradient_penalty, train, two_losses
 from .model import NON_REENTRANT, REENTRANT, Checkpoints
+from .versions import HAS_SELECTIVE
 
 N, R = NON_REENTRANT, REENTRANT
 
@@ -303,4 +304,8 @@ LOOKALIKES = (
     ),
 )
 
-CASES = NESTING + COVERAGE + LOOPS + LOOKALIKES
+CASES = tuple(
+    case
+    for case in NESTING + COVERAGE + LOOPS + LOOKALIKES
+    if HAS_SELECTIVE or not case.name.startswith("selective")
+)

@@ -19,6 +19,16 @@ non_reentrant_wrapper = functools.partial(
     checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT
 )
 
+# What makes a checkpoint selective; up to 2.3 it has a private name, and in 2.1 there is none.
+_SELECTIVE = ("create_selective_checkpoint_contexts", "_pt2_selective_checkpoint_context_fn_gen")
+_contexts: Any = next(
+    (vars(torch_checkpoint)[name] for name in _SELECTIVE if name in vars(torch_checkpoint)), None
+)
+HAS_SELECTIVE = _contexts is not None
+
+# FSDP asks for a stream with a priority, which 2.1 has on a GPU alone.
+FSDP_ON_CPU = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 2)
+
 # What a policy is told, and what it answers, since 2.4: a context and a member of an enumeration.
 _Policies: Any = getattr(torch_checkpoint, "CheckpointPolicy", None)
 
@@ -51,12 +61,4 @@ def keeping(operators: tuple[Any, ...], kept: Callable[[str], None]) -> Callable
             return keep
         return _Policies.MUST_SAVE if keep else _Policies.PREFER_RECOMPUTE
 
-    def contexts() -> Any:
-        # Up to 2.3 it has a private name.
-        names = ("create_selective_checkpoint_contexts", "_pt2_selective_checkpoint_context_fn_gen")
-        make = next(
-            vars(torch_checkpoint)[name] for name in names if name in vars(torch_checkpoint)
-        )
-        return make(policy)
-
-    return contexts
+    return lambda: _contexts(policy)

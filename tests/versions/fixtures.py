@@ -45,6 +45,7 @@ def main() -> None:
     truths = {
         name: asdict(record(by_name[name], folder / f"{name}.json.gz", steps=STEPS, shapes=False))
         for name in NAMES
+        if name in by_name
     }
     about = {"torch": version, "truths": truths}
     (folder / "truth.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

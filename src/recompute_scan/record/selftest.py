@@ -62,7 +62,8 @@ def uncaught(kinds: dict[str, Checkpoint]) -> tuple[str, ...]:
     Args:
         kinds: By name, what calls a checkpoint with the argument that it gets.
     """
-    if torch._C._autograd._profiler_enabled():
+    recording = getattr(torch._C._autograd, "_profiler_enabled", None)
+    if recording is not None and recording():
         return ()
     return tuple(name for name, checkpoint in kinds.items() if not _is_caught(checkpoint))
 
