@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gzip
 import os
 import shutil
@@ -16,6 +17,7 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
+from recompute_scan.record import ranges
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.quiet import without_grad_warnings, without_kineto_noise
 
@@ -90,6 +92,7 @@ class Window:
             with without_kineto_noise():
                 self._profiler.stop()
             self._filters.__exit__(None, None, None)
+            ranges.end_left_open(self._profiler.profiler.kineto_results)
 
     def export(self, target: Path) -> None:
         """Write the closed recording, gzipped; the file appears whole or not at all.
@@ -144,7 +147,8 @@ class OtherProfilers:
     """Notices profilers of the script's own: torch runs only one at a time.
 
     Starting a second one raises in whoever starts it. That must never be the script, so
-    ``give_way`` is called before one of its profilers starts.
+    ``give_way`` is called before one of its profilers starts. What one of them leaves open when it
+    ends is ended, as for ours, since ours may be the next.
     """
 
     def __init__(self, give_way: Callable[[], None]) -> None:
@@ -154,11 +158,11 @@ class OtherProfilers:
 
     def install(self) -> None:
         """Begin to watch."""
-        for name in ("_prepare_trace", "_start_trace"):
-            original = getattr(autograd_profiler.profile, name, None)
-            if original is None:
-                continue
-            self._patches.replace(autograd_profiler.profile, name, self._watched(original))
+        for kind, names in _STARTS.items():
+            for name in names:
+                if hasattr(kind, name):
+                    self._patches.replace(kind, name, self._starts(getattr(kind, name)))
+            self._patches.replace(kind, "__exit__", self._ends(kind.__exit__))
 
     def remove(self) -> None:
         """Stop watching."""
@@ -166,7 +170,7 @@ class OtherProfilers:
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Profilers that start in the body are our own."""
+        """Profilers that start or end in the body are our own."""
         self._ours = True
         try:
             yield
@@ -178,10 +182,29 @@ class OtherProfilers:
         """Whether some profiler records in this thread now."""
         return bool(torch._C._autograd._profiler_enabled())
 
-    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(profiler: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._ours:
+    def _starts(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def starts(profiler: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._ours and profiler.enabled:
                 self._give_way()
             return original(profiler, *args, **kwargs)
 
-        return watched
+        return starts
+
+    def _ends(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def ends(profiler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(profiler, *args, **kwargs)
+            if not self._ours and profiler.enabled:
+                ranges.end_left_open(getattr(profiler, "kineto_results", None))
+            return result
+
+        return ends
+
+
+# What starts a profiler, by class: the two of the first are called one after the other.
+_STARTS: dict[Any, tuple[str, ...]] = {
+    autograd_profiler.profile: ("_prepare_trace", "_start_trace"),
+    autograd_profiler.emit_itt: ("__enter__",),
+    autograd_profiler.emit_nvtx: ("__enter__",),
+}

@@ -6,7 +6,7 @@ stacks, for the call sites only. What a window holds is written as soon as it cl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
@@ -23,6 +23,7 @@ from recompute_scan.record.peers import LastStep, store_of_group
 from recompute_scan.record.plan import Plan, Seen
 from recompute_scan.record.profiler import OtherProfilers, Window
 from recompute_scan.record.progress import Progress
+from recompute_scan.record.ranges import still_open
 from recompute_scan.record.steps import StepCounter
 from recompute_scan.record.timing import StepTimer
 
@@ -272,6 +273,9 @@ class Recorder:
         if self.others.running():
             self._wait_for_other_profiler()
             return
+        if open_ranges := still_open():
+            self._do_without(open_ranges)
+            return
         stacks = self.trace is not None
         self._last_step.settle(self._counter.steps, 1 if stacks else lead + self._plan.steps + 1)
         if not lead:
@@ -340,6 +344,19 @@ class Recorder:
             "The script runs a torch profiler of its own, and torch runs one at a time: recording "
             "waited for it to end. For a complete recording, run the script without its profiler."
         )
+
+    def _do_without(self, open_ranges: Sequence[str]) -> None:
+        """No profiler may start any more in this process."""
+        self._phase = Phase.DONE
+        names = ", ".join(open_ranges[:3])
+        why = (
+            f"a profiler of torch ended while ranges were open ({names}), and another one could "
+            "make torch crash when they close"
+        )
+        if self.trace is None:
+            self.failure = f"Nothing was recorded: {why}. Run the script without its profiler."
+        else:
+            self._warn(f"The step with Python stacks was left out: {why}.")
 
     def _warn(self, text: str) -> None:
         if text not in self.warnings:
