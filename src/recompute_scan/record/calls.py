@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from recompute_scan.record.guard import Guard
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.profiler import Window
 
@@ -21,7 +22,8 @@ class CallRecorder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._probe = Probe(folder)
+        self._guard = Guard()
+        self._probe = Probe(folder, self._guard)
 
     def __enter__(self) -> CallRecorder:
         self._probe.install()

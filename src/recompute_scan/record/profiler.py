@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import gzip
 import os
 import shutil
@@ -18,6 +17,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from recompute_scan.record import ranges
+from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.quiet import without_grad_warnings, without_kineto_noise
 
@@ -92,7 +92,9 @@ class Window:
             with without_kineto_noise():
                 self._profiler.stop()
             self._filters.__exit__(None, None, None)
-            ranges.end_left_open(self._profiler.profiler.kineto_results)
+            backend = self._profiler.profiler
+            if backend is not None and backend.kineto_results is not None:  # it may not have begun
+                ranges.end_left_open(backend.kineto_results)
 
     def export(self, target: Path) -> None:
         """Write the closed recording, gzipped; the file appears whole or not at all.
@@ -151,7 +153,8 @@ class OtherProfilers:
     ends is ended, as for ours, since ours may be the next.
     """
 
-    def __init__(self, give_way: Callable[[], None]) -> None:
+    def __init__(self, give_way: Callable[[], None], guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
         self._give_way = give_way
         self._ours = False
         self._patches = Patches()
@@ -161,8 +164,10 @@ class OtherProfilers:
         for kind, names in _STARTS.items():
             for name in names:
                 if hasattr(kind, name):
-                    self._patches.replace(kind, name, self._starts(getattr(kind, name)))
-            self._patches.replace(kind, "__exit__", self._ends(kind.__exit__))
+                    starts = self._guard.around(getattr(kind, name), self._starts)
+                    self._patches.replace(kind, name, starts)
+            ends = self._guard.around(kind.__exit__, self._ends)
+            self._patches.replace(kind, "__exit__", ends)
 
     def remove(self) -> None:
         """Stop watching."""
@@ -182,24 +187,20 @@ class OtherProfilers:
         """Whether some profiler records in this thread now."""
         return bool(torch._C._autograd._profiler_enabled())
 
-    def _starts(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def starts(profiler: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._ours and profiler.enabled:
-                self._give_way()
-            return original(profiler, *args, **kwargs)
+    def _starts(self, call: Call, profiler: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._ours and profiler.enabled:
+            self._give_way()
+        return call(profiler, *args, **kwargs)
 
-        return starts
-
-    def _ends(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def ends(profiler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(profiler, *args, **kwargs)
-            if not self._ours and profiler.enabled:
-                ranges.end_left_open(getattr(profiler, "kineto_results", None))
-            return result
-
-        return ends
+    def _ends(self, call: Call, profiler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = call(profiler, *args, **kwargs)
+        if not self._ours and profiler.enabled:
+            if isinstance(profiler, autograd_profiler.profile):
+                if profiler.kineto_results is not None:
+                    ranges.end_left_open(profiler.kineto_results)
+            else:
+                ranges.end_left_open(None)
+        return result
 
 
 # What starts a profiler, by class: the two of the first are called one after the other.

@@ -47,10 +47,10 @@ def end_left_open(results: Any) -> None:
     handles = []
     for one in gc.get_objects():
         # type(), because isinstance() asks proxies for their class, and may run anything.
-        if issubclass(type(one), record_function) and one.record is not None:
-            if unfinished is None or one.name in unfinished:
-                found[one.name] += 1
-                handles.append(one.record)
+        opened = issubclass(type(one), record_function) and one.record is not None
+        if opened and (unfinished is None or one.name in unfinished):
+            found[one.name] += 1
+            handles.append(one.record)
     _end(handles)
     _left.update((unfinished or Counter()) - found)
 

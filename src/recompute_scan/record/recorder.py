@@ -6,6 +6,7 @@ stacks, for the call sites only. What a window holds is written as soon as it cl
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
@@ -17,6 +18,7 @@ import torch
 from recompute_scan.record.chosen import DEFAULT, chosen
 from recompute_scan.record.collect import mark_folder
 from recompute_scan.record.execute import StopRecording
+from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch import rank_facts
 from recompute_scan.record.memory import PeakMemory
 from recompute_scan.record.peers import LastStep, store_of_group
@@ -24,7 +26,7 @@ from recompute_scan.record.plan import Plan, Seen
 from recompute_scan.record.profiler import OtherProfilers, Window
 from recompute_scan.record.progress import Progress
 from recompute_scan.record.ranges import still_open
-from recompute_scan.record.steps import StepCounter
+from recompute_scan.record.steps import StepCounter, in_backward
 from recompute_scan.record.timing import StepTimer
 
 
@@ -69,7 +71,10 @@ class Recorder:
         memory: PeakMemory | None = None,
         recording_ranks: str = DEFAULT,
         on_kept: Callable[[], None] = lambda: None,
+        guard: Guard | None = None,
     ) -> None:
+        self._guard = guard or Guard()
+        self._thread = threading.get_ident()
         self._plan = plan
         self._folder = folder
         self._wanted_device = device
@@ -87,7 +92,7 @@ class Recorder:
         self._phase = Phase.WARMUP
         self._timer: StepTimer | None = None
         self._window: Window | None = None
-        self.others = OtherProfilers(self._give_way)
+        self.others = OtherProfilers(self._give_way, self._guard)
         self.device: Literal["cpu", "cuda"] = "cpu"
         self.warmup_steps = 0
         self.timed_ms: tuple[float, ...] = ()
@@ -118,8 +123,13 @@ class Recorder:
         its own recording.
         """
         if self.ranks.world_size == 1:
-            return self.done
+            return self.done and self._guard.failure is None
         return self._last_step.passed(self._counter.steps)
+
+    @property
+    def bug(self) -> str | None:
+        """The bug of ours that ended the recording, in one sentence."""
+        return self._guard.failure
 
     @property
     def seen(self) -> Seen:
@@ -153,27 +163,14 @@ class Recorder:
             StopRecording: Everything is recorded and the script need not go on.
         """
         if self._phase is not Phase.DONE:
-            try:
-                self._advance()
-            except Exception as error:
-                # Whatever goes wrong in recording is ours to report, never the script's.
-                self._fail(error)
+            self._guard.run(self._advance_or_fail, otherwise=None)
         if not self._keep_going and self.over:
             self._progress.clear()
             raise StopRecording(0)
 
     def finish(self) -> None:
         """The script has ended: keep what an open window holds."""
-        window = self._window
-        if window is not None:
-            try:
-                window.stop()
-                # Half a step with stacks could name some call sites and not others.
-                if window.begun and self.trace is None:
-                    self._save(window)
-            except Exception as error:
-                self._fail(error)
-            self._window = None
+        self._guard.run(self._keep_window, otherwise=None)
         if self._timer is not None and not self.timed_ms:
             with suppress(RuntimeError):  # a GPU that died with the script
                 self._keep_times(self._timer)
@@ -182,6 +179,24 @@ class Recorder:
             self.ranks = rank_facts()
         self._progress.clear()
 
+    def give_up(self) -> None:
+        """A bug of ours has shown: nothing more is recorded, what is kept is kept."""
+        self.failure = self._guard.failure
+        self._phase = Phase.DONE
+        self._progress.clear()
+        self.settle()
+        if self.ranks.world_size > 1 or rank_facts().world_size > 1:
+            # The script goes on here, so it must go on everywhere, if there is time to say so.
+            if not self._last_step.met:
+                self._last_step.meet(store_of_group())
+            self._last_step.wait(self._counter.steps)
+
+    def settle(self) -> None:
+        """Stop the profiler of a recording that was given up, once that can be done."""
+        here = threading.get_ident() == self._thread and not in_backward()
+        if self._window is not None and here:
+            self._drop_window()
+
     def abandon(self) -> None:
         """The script hangs in another thread: keep the step times, and touch nothing else."""
         if self._timer is not None and not self.timed_ms and self.device == "cpu":
@@ -189,6 +204,24 @@ class Recorder:
         if self._phase is Phase.WARMUP:
             self.warmup_steps = self._counter.steps
         self._progress.clear()
+
+    def _keep_window(self) -> None:
+        window, self._window = self._window, None
+        if window is None:
+            return
+        try:
+            window.stop()
+            # Half a step with stacks could name some call sites and not others.
+            if window.begun and self.trace is None:
+                self._save(window)
+        except OSError as error:
+            self._fail(error)
+
+    def _advance_or_fail(self) -> None:
+        try:
+            self._advance()
+        except OSError as error:  # a disk that is full, a folder that has gone
+            self._fail(error)
 
     def _advance(self) -> None:
         if self._phase is Phase.WARMUP:
@@ -317,7 +350,8 @@ class Recorder:
             self.stacks = name
 
     def _give_way(self) -> None:
-        if self._window is None:
+        # Of another thread's profiler torch runs two, and ours cannot be ended from there.
+        if self._window is None or threading.get_ident() != self._thread:
             return
         self._drop_window()
         self._wait_for_other_profiler()
@@ -330,10 +364,7 @@ class Recorder:
     def _fail(self, error: Exception) -> None:
         self.failure = f"Recording was given up: {type(error).__name__}: {error}"
         self._phase = Phase.DONE
-        try:
-            self._drop_window()
-        except Exception as second:
-            self._warn(f"The profiler could not be stopped: {second}")
+        self._drop_window()
 
     def _wait_for_other_profiler(self) -> None:
         alone = self.ranks.world_size == 1

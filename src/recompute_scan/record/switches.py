@@ -21,6 +21,7 @@ from torch import nn
 from recompute_scan.advise import fsdp, pytorch
 from recompute_scan.advise.registry import MECHANISMS, recognise
 from recompute_scan.record.call_sites import CallSites, places_of
+from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.imports import after_import
 from recompute_scan.record.module_names import unwrapped
 from recompute_scan.record.patches import Patches
@@ -52,7 +53,8 @@ _ByModule = weakref.WeakKeyDictionary[nn.Module, Switched]
 class Switches:
     """By module: each wrapper, each module with a composable checkpoint, each whole model."""
 
-    def __init__(self, sites: CallSites) -> None:
+    def __init__(self, sites: CallSites, guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
         self._sites = sites
         self._wrappers: _ByModule = weakref.WeakKeyDictionary()
         self._composable: _ByModule = weakref.WeakKeyDictionary()
@@ -128,28 +130,27 @@ class Switches:
                     f"Call sites of {module.__name__} are not known in this version: {error}"
                 )
 
-        self._patches.add(after_import(name, hook))
+        self._patches.add(after_import(name, self._guard.aside(hook)))
 
     def _watch_wrapper(self, module: ModuleType) -> None:
         kind = module.CheckpointWrapper
         original = kind.__init__
 
-        @functools.wraps(original)
-        def init(wrapper: Any, *args: Any, **kwargs: Any) -> None:
-            original(wrapper, *args, **kwargs)
+        def init(call: Call, wrapper: Any, *args: Any, **kwargs: Any) -> None:
+            call(wrapper, *args, **kwargs)
             self._remember(self._wrappers, wrapper, fsdp.MECHANISM.asks[0])
 
-        self._patches.replace(kind, "__init__", init)
+        self._patches.replace(kind, "__init__", self._guard.around(original, init))
 
     def _watch_composable(self, module: ModuleType) -> None:
         original = module.checkpoint
 
-        @functools.wraps(original)  # carries over `.state`, which its hooks look up
-        def checkpoint(target: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(target, *args, **kwargs)
+        def ours(call: Call, target: Any, *args: Any, **kwargs: Any) -> Any:
+            result = call(target, *args, **kwargs)
             self._remember(self._composable, target, pytorch.COMPOSABLE.asks[0])
             return result
 
+        checkpoint = self._guard.around(original, ours)  # with `.state`, which its hooks look up
         self._patches.replace(module, "checkpoint", checkpoint)
         parent = sys.modules.get(module.__name__.rpartition(".")[0])
         if parent is not None and getattr(parent, "checkpoint", None) is original:
@@ -165,12 +166,11 @@ class Switches:
             if original is None:  # under another name in this version
                 return
 
-            @functools.wraps(original)
-            def watched(target: Any, *args: Any, **kwargs: Any) -> Any:
+            def watched(call: Call, target: Any, *args: Any, **kwargs: Any) -> Any:
                 called(target)
-                return original(target, *args, **kwargs)
+                return call(target, *args, **kwargs)
 
-            self._patches.replace(kind, method, watched)
+            self._patches.replace(kind, method, self._guard.around(original, watched))
 
         self._after_import(name, watch)
 
