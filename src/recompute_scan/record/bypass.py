@@ -19,10 +19,9 @@ from recompute_scan.record.caught import (
     generator_function,
     reentrant_function,
     replace_generator,
-    within,
 )
 from recompute_scan.record.compat import inputs
-from recompute_scan.record.guard import Call, Guard, Sheltered
+from recompute_scan.record.guard import Call, Guard, Sheltered, within
 from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origin
 from recompute_scan.record.patches import Patches

@@ -12,7 +12,7 @@ import functools
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 from typing import Any, TypeVar
@@ -92,7 +92,8 @@ class Guard:
             if is_compiling():  # first of all: a compiler that traces this stops here
                 return original(*args, **kwargs)
             if self.failure is not None and (failed or not vital):
-                self._settle()
+                if vital:
+                    self._settle()
                 return original(*args, **kwargs)
             call = Call(original)
             result: Any = None
@@ -199,6 +200,22 @@ class Sheltered:
     def __exit__(self, *_: object) -> None:
         if self._entered:
             self._guard.run(lambda: self._context.__exit__(None, None, None), otherwise=None)
+
+
+def within(inner: Generator[None, None, None], context: Sheltered) -> Generator[None, None, None]:
+    """The generator with a context round its one yield, where the function runs."""
+    next(inner)
+    try:
+        with context:
+            yield
+    except BaseException as error:
+        try:
+            inner.throw(error)
+        except StopIteration:
+            return
+        raise
+    for _ in inner:
+        yield
 
 
 def _is_scripts(error: BaseException) -> bool:

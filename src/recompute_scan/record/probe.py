@@ -26,10 +26,9 @@ from recompute_scan.record.caught import (
     generator_function,
     reentrant_function,
     replace_generator,
-    within,
 )
 from recompute_scan.record.compat import inputs
-from recompute_scan.record.guard import Call, Guard, Sheltered
+from recompute_scan.record.guard import Call, Guard, Sheltered, within
 from recompute_scan.record.imports import after_import
 from recompute_scan.record.module_names import ModuleIndex
 from recompute_scan.record.options import Arguments

@@ -164,6 +164,8 @@ class Recorder:
         """
         if self._phase is not Phase.DONE:
             self._guard.run(self._advance_or_fail, otherwise=None)
+        if self._guard.failure is not None:
+            self._guard.run(self.settle, otherwise=None)
         if not self._keep_going and self.over:
             self._progress.clear()
             raise StopRecording(0)
@@ -184,7 +186,6 @@ class Recorder:
         self.failure = self._guard.failure
         self._phase = Phase.DONE
         self._progress.clear()
-        self.settle()
         if self.ranks.world_size > 1 or rank_facts().world_size > 1:
             # The script goes on here, so it must go on everywhere, if there is time to say so.
             if not self._last_step.met:
@@ -192,7 +193,7 @@ class Recorder:
             self._last_step.wait(self._counter.steps)
 
     def settle(self) -> None:
-        """Stop the profiler of a recording that was given up, once that can be done."""
+        """Stop the profiler of a recording that was given up; between steps, in its thread."""
         here = threading.get_ident() == self._thread and not in_backward()
         if self._window is not None and here:
             self._drop_window()
