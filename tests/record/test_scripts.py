@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import recompute_scan
 from tests.record.runs import plain_environment
 
 HERE = Path(__file__).parent
@@ -45,7 +46,7 @@ def run_scripts(names: Sequence[str], times: int, folder: Path) -> dict[str, lis
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        env=plain_environment(),
+        env={**plain_environment(), "PYTHONPATH": str(Path(recompute_scan.__file__).parents[1])},
     )
     ran: dict[str, list[Ran]] = {}
     for job, line in zip(jobs, done.stdout.split(), strict=True):

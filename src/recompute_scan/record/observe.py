@@ -24,6 +24,7 @@ from recompute_scan.record.chosen import DEFAULT
 from recompute_scan.record.collect import receive, send
 from recompute_scan.record.execute import Outcome
 from recompute_scan.record.failure import end_of
+from recompute_scan.record.forks import in_forked_processes
 from recompute_scan.record.gauges import Gauges
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch import rank_facts, wait_for_ranks
@@ -253,10 +254,9 @@ def forget_parent() -> None:
                 remove()
 
 
-@functools.cache  # once for the process: what is registered cannot be taken back
+@functools.cache
 def _forget_in_forked_processes() -> None:
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=forget_parent)
+    in_forked_processes(forget_parent)
 
 
 def _drop_buffers() -> None:

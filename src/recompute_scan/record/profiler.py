@@ -17,6 +17,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from recompute_scan.record import ranges
+from recompute_scan.record.forks import let_forked_processes_end
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.quiet import without_grad_warnings, without_kineto_noise
@@ -70,6 +71,7 @@ class Window:
 
     def start(self) -> None:
         """Begin at a step boundary."""
+        let_forked_processes_end()
         self._filters.__enter__()
         with without_kineto_noise():
             self._profiler.start()
