@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-import recompute_scan
 from tests.record.runs import plain_environment
 
 HERE = Path(__file__).parent
@@ -46,7 +45,7 @@ def run_scripts(names: Sequence[str], times: int, folder: Path) -> dict[str, lis
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        env={**plain_environment(), "PYTHONPATH": str(Path(recompute_scan.__file__).parents[1])},
+        env=plain_environment(),
     )
     ran: dict[str, list[Ran]] = {}
     for job, line in zip(jobs, done.stdout.split(), strict=True):
