@@ -253,6 +253,7 @@ class Recorder:
         if made >= plan.warmup:
             self._settle_device()
             self.warmup_steps = made
+            self._on_kept()  # little, but who is killed while steps are timed has left a word
             if plan.timing:
                 if self._memory is not None:
                     self._memory.begin(self.device)
