@@ -85,10 +85,11 @@ def to_all(number: int) -> Callable[[int], None]:
 SLOW = ("--fault", "slow")
 LONG = ("--nproc-per-node", "2", "--steps", "100")
 BELOW = ("--", "torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
-WORDLESS = r"Rank 1\s+ended\s+without a word"
+WORDLESS = r"Rank 1\s+ended\s+without a word after \d steps"
+AT_ONCE = r"Rank 1\s+ended\s+without a word"
 DOUBLED = "Verdict: doubled"
 FAULTS = (
-    Fault("kill -9 of a rank at once", fault("kill", "0"), 137, WORDLESS, (), timed=()),
+    Fault("kill -9 of a rank at once", fault("kill", "0"), 137, AT_ONCE, (), timed=()),
     Fault("kill -9 of a rank while timing", fault("kill", TIMED), 137, WORDLESS, (), timed=()),
     Fault("kill -9 of a rank while profiling", fault("kill", PROFILED), 137, WORDLESS, ()),
     Fault("kill -9 of a rank, trace written", fault("kill"), 137, WORDLESS, (0, 1)),
