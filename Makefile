@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix launchers faults bench-load bench-page share-check licenses release-check lock
+.PHONY: help demo test browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix launchers faults scripts bench-load bench-page share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ launchers: $(DEV) ## A small job under every launcher: the verdict beside the jo
 
 faults: $(DEV) ## A small job broken in every way: what was reported, and what was kept
 	$(BIN)/python benchmarks/faults.py $(BENCH)
+
+scripts: $(DEV) ## Scripts with ranges, profilers and processes of their own, 20 times each
+	$(BIN)/python -m tests.record.test_scripts 20
 
 prediction: $(DEV) ## Predicted and measured step time for a matrix of changes, on this machine
 	$(BIN)/python benchmarks/prediction.py $(BENCH)

@@ -27,12 +27,13 @@ def let_forked_processes_end() -> None:
     all that Python does there. So such a process ends before the destructors of libraries.
     """
     libc = ctypes.CDLL(None)
-    leave, on_exit = getattr(libc, "_exit", None), getattr(libc, "on_exit", None)
-    if leave is not None and on_exit is not None:  # glibc's
-        in_forked_processes(functools.partial(_leave_early, on_exit, leave))
+    functions = [getattr(libc, name, None) for name in ("on_exit", "_exit", "fcloseall")]
+    if None not in functions:  # glibc's
+        in_forked_processes(functools.partial(_leave_early, *functions))
 
 
-def _leave_early(on_exit: Callable[..., object], leave: object) -> None:
+def _leave_early(on_exit: Callable[..., object], leave: object, flush: object) -> None:
     with suppress(Exception):
-        # What is registered last is called first, and is given the exit status.
+        # What is registered last is called first; the exit status is given to each.
         on_exit(leave, None)
+        on_exit(flush, None)

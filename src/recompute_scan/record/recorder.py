@@ -6,6 +6,7 @@ stacks, for the call sites only. What a window holds is written as soon as it cl
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -312,6 +313,13 @@ class Recorder:
             self._do_without(open_ranges)
             return
         stacks = self.trace is not None
+        if stacks and (sys.getprofile() is not None or threading.getprofile() is not None):
+            self._phase = Phase.DONE
+            self._warn(
+                "The step with Python stacks was left out: the script has a profile function of "
+                "its own (sys.setprofile, cProfile), which torch would take out."
+            )
+            return
         self._last_step.settle(self._counter.steps, 1 if stacks else lead + self._plan.steps + 1)
         if not lead:
             self._counter.freeze()
