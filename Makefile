@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults damage fuzz bench-load bench-page share-check licenses release-check lock
+.PHONY: help demo test browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fuzz bench-load bench-page share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ fuzz: $(DEV) ## Odd inputs for everything that reads what others wrote: inputs a
 
 faults: $(DEV) ## A small job broken in every way: what was reported, and what was kept
 	$(BIN)/python benchmarks/faults.py $(BENCH)
+
+scripts: $(DEV) ## Scripts with ranges, profilers and processes of their own, 20 times each
+	$(BIN)/python -m tests.record.test_scripts 20
 
 prediction: $(DEV) ## Predicted and measured step time for a matrix of changes, on this machine
 	$(BIN)/python benchmarks/prediction.py $(BENCH)

@@ -35,8 +35,8 @@ JOB = str(Path(__file__).resolve().with_name("small_job.py"))
 TOOL = (sys.executable, "-m", "recompute_scan")
 OPTIONS = ("--steps", "2", "--warmup", "1", "--timing-steps", "2")
 TIMEOUT_S = 200
-# Steps of the job, from 0: in the second profiled one, and in the one with stacks.
-PROFILED, STACKS = "5", "6"
+# Steps of the job, from 0: in the timed ones, the second profiled one, and the one with stacks.
+TIMED, PROFILED, STACKS = "2", "5", "6"
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,11 @@ SLOW = ("--fault", "slow")
 LONG = ("--nproc-per-node", "2", "--steps", "100")
 BELOW = ("--", "torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
 WORDLESS = r"Rank 1\s+ended\s+without a word after \d steps"
+AT_ONCE = r"Rank 1\s+ended\s+without a word"
 DOUBLED = "Verdict: doubled"
 FAULTS = (
+    Fault("kill -9 of a rank at once", fault("kill", "0"), 137, AT_ONCE, (), timed=()),
+    Fault("kill -9 of a rank while timing", fault("kill", TIMED), 137, WORDLESS, (), timed=()),
     Fault("kill -9 of a rank while profiling", fault("kill", PROFILED), 137, WORDLESS, ()),
     Fault("kill -9 of a rank, trace written", fault("kill"), 137, WORDLESS, (0, 1)),
     Fault("the same under `run -- torchrun`", fault("kill"), 1, WORDLESS, (0, 1), options=BELOW),

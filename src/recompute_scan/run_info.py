@@ -139,6 +139,7 @@ class RunInfo:
             checkpoint stands round them and none of its inputs needs one.
         chosen: Whether this rank was one of those to record (``--ranks``); the others leave step
             times and no trace.
+        bug: What ended the recording where that was a bug in it, one sentence.
     """
 
     rank: int
@@ -161,6 +162,7 @@ class RunInfo:
     end: RankEnd | None = None
     untrained: tuple[str, ...] = ()
     chosen: bool = True
+    bug: str | None = None
     schema: str = RUN_SCHEMA
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import recompute_scan
 from recompute_scan.annotations import RegionMark, parse_region, parse_replay
 from recompute_scan.run_info import RunInfo, read_run_info, run_info_name
 
@@ -154,4 +155,6 @@ def run_plain(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def plain_environment() -> dict[str, str]:
     dropped = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTHONPATH", "PYTHONSAFEPATH"}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    return {**kept, "OMP_NUM_THREADS": "1"}
+    # The package that is tested here, wherever it was imported from.
+    source = str(Path(recompute_scan.__file__).parents[1])
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": source}

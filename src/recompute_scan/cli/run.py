@@ -303,7 +303,7 @@ def _result_of(folder: Path, info: RunInfo, machine: Machine) -> Result | None:
     traced = info.trace or any(account.trace for account in ends.accounts)
     if not traced and not ends.failed:
         error = RunError("E309", "The run gave no trace.", why=info.message)
-        if info.exit_status == 0:
+        if info.exit_status == 0 and info.bug is None:  # a bug of ours is no failure of the script
             raise error
         tell(f"recompute-scan: {error}")
         return None

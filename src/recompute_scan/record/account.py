@@ -46,6 +46,7 @@ def account_of(
         message = " ".join(part for part in (failure, missing) if part)
     ranks = recorder.ranks
     return RunInfo(
+        bug=recorder.bug,
         rank=ranks.rank,
         world_size=ranks.world_size,
         status=outcome,

@@ -6,7 +6,6 @@ switched them on did (``use_cache``, hooks on the inputs) stays as it is.
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -20,9 +19,9 @@ from recompute_scan.record.caught import (
     generator_function,
     reentrant_function,
     replace_generator,
-    within,
 )
-from recompute_scan.record.compat import inputs, is_compiling
+from recompute_scan.record.compat import inputs
+from recompute_scan.record.guard import Call, Guard, Sheltered, within
 from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origin
 from recompute_scan.record.patches import Patches
@@ -80,8 +79,14 @@ class Bypass:
     """
 
     def __init__(
-        self, askers: _Askers, removals: tuple[Removal, ...], *, everything: bool = False
+        self,
+        askers: _Askers,
+        removals: tuple[Removal, ...],
+        *,
+        everything: bool = False,
+        guard: Guard | None = None,
     ) -> None:
+        self._guard = guard or Guard()
         self._askers = askers
         self._removals = removals
         self._everything = everything
@@ -104,32 +109,28 @@ class Bypass:
     def _catch_reentrant(self, function: Any) -> None:
         original = function.apply
 
-        def apply(run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
-            if is_compiling():
-                return original(run_function, preserve_rng_state, *args)
+        def apply(call: Call, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
             asker = self._asker(run_function, args)
             if self._takes("reentrant", asker):
                 with self._inside(asker):
-                    return run_function(*args)
-            return original(self._always_inside(run_function, asker), preserve_rng_state, *args)
+                    return call.instead(run_function, *args)
+            return call(self._always_inside(run_function, asker), preserve_rng_state, *args)
 
-        self._patches.replace(function, "apply", staticmethod(apply))  # hides the inherited one
+        guarded = self._guard.around(original, apply, named=False)
+        self._patches.replace(function, "apply", staticmethod(guarded))  # hides the inherited one
 
     def _catch_non_reentrant(self, original: Any) -> None:
         arguments = Arguments(original)
 
-        @functools.wraps(original)
-        def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return original(function, *args, **kwargs)
+        def generator(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
             options = arguments.options((function, *args), kwargs)
             asker = self._asker(function, inputs(args), options)
             if self._takes("non-reentrant", asker):
                 return self._plain(asker)
-            inner = original(self._always_inside(function, asker), *args, **kwargs)
-            return within(inner, self._inside(asker))
+            inner = call(self._always_inside(function, asker), *args, **kwargs)
+            return within(inner, Sheltered(self._guard, self._inside(asker)))
 
-        replace_generator(generator, self._patches)
+        replace_generator(self._guard.around(original, generator), self._patches)
 
     def _asker(
         self, function: object, args: tuple[object, ...], options: Sequence[str] = ()
@@ -155,17 +156,17 @@ class Bypass:
         return taken
 
     def _plain(self, asker: Origin) -> Generator[None, None, None]:
-        with self._inside(asker):
+        with Sheltered(self._guard, self._inside(asker)):
             yield
 
     def _always_inside(self, function: Callable[..., Any], asker: Origin) -> Callable[..., Any]:
         """The function of a checkpoint that stays, which knows in replays too whose it is."""
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(call: Call, *args: Any, **kwargs: Any) -> Any:
             with self._inside(asker):
-                return function(*args, **kwargs)
+                return call(*args, **kwargs)
 
-        return run
+        return self._guard.around(function, run, named=False)
 
     @contextmanager
     def _inside(self, asker: Origin) -> Iterator[None]:

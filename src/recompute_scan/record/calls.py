@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from recompute_scan.record import selftest
+from recompute_scan.record.guard import Guard
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.profiler import Window
 
@@ -22,7 +23,8 @@ class CallRecorder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._probe = Probe(folder)
+        self._guard = Guard()
+        self._probe = Probe(folder, self._guard)
 
     def __enter__(self) -> CallRecorder:
         selftest.install(self._probe)

@@ -1,4 +1,4 @@
-"""Where torch's two kinds of checkpoint can be caught, and how to stand round their runs.
+"""Where torch's two kinds of checkpoint can be caught.
 
 ``torch.utils.checkpoint.checkpoint`` itself stays what it is: ``torch.compile`` knows it by
 identity and others have imported it by name. What it looks up when called is replaced instead:
@@ -9,8 +9,7 @@ attributes of ``CheckpointFunction`` for the reentrant variant and the generator
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch.utils.checkpoint as torch_checkpoint
@@ -45,21 +44,3 @@ def replace_generator(replacement: Callable[..., Any], patches: Patches) -> None
     for module in (torch_checkpoint, sys.modules.get(COMPOSABLE_MODULE)):
         if module is not None and getattr(module, name, None) is original:
             patches.replace(module, name, replacement)
-
-
-def within(
-    inner: Generator[None, None, None], context: AbstractContextManager[Any]
-) -> Generator[None, None, None]:
-    """The generator with a context round its one yield, where the function runs."""
-    next(inner)
-    try:
-        with context:
-            yield
-    except BaseException as error:
-        try:
-            inner.throw(error)
-        except StopIteration:
-            return
-        raise
-    for _ in inner:
-        yield

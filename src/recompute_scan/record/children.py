@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from recompute_scan.record.execute import StopRecording, run_call
+from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.launch import rank_facts, started_as
 from recompute_scan.record.observe import RunOptions, forget_parent, observe
 from recompute_scan.record.ownership import is_library
@@ -29,7 +30,8 @@ class Children:
         options: How this process records, with the folder's absolute path.
     """
 
-    def __init__(self, options: RunOptions) -> None:
+    def __init__(self, options: RunOptions, guard: Guard) -> None:
+        self._guard = guard
         self._options = options
         self._numbers = itertools.count()
         self._started: list[BaseProcess] = []
@@ -38,8 +40,10 @@ class Children:
     def install(self) -> None:
         """Begin to watch; not below a launcher, which starts the ranks itself."""
         if rank_facts().world_size == 1:
-            self._patches.replace(BaseProcess, "start", self._start(BaseProcess.start))
-            self._patches.replace(BaseProcess, "join", self._join(BaseProcess.join))
+            start = self._guard.around(BaseProcess.start, self._start)
+            self._patches.replace(BaseProcess, "start", start)
+            join = self._guard.around(BaseProcess.join, self._join, vital=True)
+            self._patches.replace(BaseProcess, "join", join)
 
     def remove(self) -> None:
         """Start and join as before."""
@@ -49,18 +53,15 @@ class Children:
         """Does a process that takes part still run?"""
         return any(process.pid is not None and process.is_alive() for process in self._started)
 
-    def _start(self, original: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], None]:
-        def start(process: Any) -> None:
-            kept = process._target, process._args
-            self._prepare(process)
-            try:
-                original(process)
-            finally:
-                # A process that has been started has no target any more.
-                if getattr(process, "_target", None) is not None:
-                    process._target, process._args = kept
-
-        return start
+    def _start(self, call: Call, process: Any) -> None:
+        kept = process._target, process._args
+        try:
+            self._guard.run(lambda: self._prepare(process), otherwise=None)
+            call(process)
+        finally:
+            # A process that has been started has no target any more.
+            if getattr(process, "_target", None) is not None:
+                process._target, process._args = kept
 
     def _prepare(self, process: Any) -> None:
         target = process._target
@@ -79,14 +80,11 @@ class Children:
     def _recorded(self, target: Callable[..., Any]) -> Recorded:
         return Recorded(target, self._options, next(self._numbers))
 
-    def _join(self, original: Callable[..., None]) -> Callable[..., None]:
-        def join(process: BaseProcess, timeout: float | None = None) -> None:
-            original(process, timeout)
-            over = process in self._started and process.exitcode == 0
-            if over and (self._options.output / STOPPED).exists():
-                raise StopRecording(0)  # what comes next needs what the process was to leave
-
-        return join
+    def _join(self, call: Call, process: BaseProcess, timeout: float | None = None) -> None:
+        call(process, timeout)
+        over = process in self._started and process.exitcode == 0
+        if over and (self._options.output / STOPPED).exists():
+            raise StopRecording(0)  # what comes next needs what the process was to leave
 
 
 def run_here(

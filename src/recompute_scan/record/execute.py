@@ -7,6 +7,7 @@ What Python sets up before it runs a file or ``-m`` module (the command line's d
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import importlib.machinery
 import importlib.util
@@ -211,6 +212,9 @@ def _interpreter_state() -> Iterator[None]:
     try:
         yield
     finally:
+        if sys.modules.get("__main__") is not main:
+            # What the script has left for the interpreter's end is called behind this.
+            atexit.register(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
         sys.modules["__main__"] = main
         sys.argv[:] = argv
         sys.path[:] = path

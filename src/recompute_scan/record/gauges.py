@@ -7,6 +7,7 @@ import sys
 
 import torch
 
+from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch import rank_facts
 from recompute_scan.record.losses import LossWatch
 from recompute_scan.record.memory import PeakMemory
@@ -23,9 +24,9 @@ class Gauges:
         memory: To be told when the timed steps begin and end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard | None = None) -> None:
         self.memory = PeakMemory()
-        self._losses = LossWatch()
+        self._losses = LossWatch(guard)
         self._seed = _SEED + rank_facts().rank
 
     def install(self) -> None:

@@ -6,12 +6,11 @@ Values are copied on their device and read when the run is over, so that no step
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
-from recompute_scan.record.compat import is_compiling
+from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.patches import Patches
 
 # Far more than any run that is measured has; a bound for loops that call backward all the time.
@@ -21,7 +20,8 @@ _MOST = 100_000
 class LossWatch:
     """Keeps the losses of this process, from :meth:`install` to :meth:`remove`."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
         self._copies: list[torch.Tensor] = []
         self._patches = Patches()
 
@@ -29,16 +29,13 @@ class LossWatch:
         """Begin to watch; before the script is imported."""
         real = torch.autograd.backward
 
-        @functools.wraps(real)
-        def backward(tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return real(tensors, *args, **kwargs)
+        def backward(call: Call, tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             # A reentrant replay calls it too, inside the backward pass that it serves.
             if torch._C._current_graph_task_id() == -1:
                 self._keep(tensors)
-            return real(tensors, *args, **kwargs)
+            return call(tensors, *args, **kwargs)
 
-        self._patches.replace(torch.autograd, "backward", backward)
+        self._patches.replace(torch.autograd, "backward", self._guard.around(real, backward))
 
     def remove(self) -> None:
         """Put torch's own function back."""

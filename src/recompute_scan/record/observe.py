@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -24,14 +25,17 @@ from recompute_scan.record.chosen import DEFAULT
 from recompute_scan.record.collect import receive, send
 from recompute_scan.record.execute import Outcome
 from recompute_scan.record.failure import end_of
+from recompute_scan.record.forks import in_forked_processes
 from recompute_scan.record.gauges import Gauges
-from recompute_scan.record.launch import wait_for_ranks
+from recompute_scan.record.guard import Guard
+from recompute_scan.record.launch import rank_facts, wait_for_ranks
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.plan import Plan
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.run_folder import cannot_write
 from recompute_scan.record.steps import StepCounter, StepHooks
+from recompute_scan.record.unstepped import Unstepped
 from recompute_scan.record.watchdog import HUNG, Watchdog
 from recompute_scan.run_info import WORD, RunInfo, write_run_info, write_so_far
 
@@ -39,6 +43,8 @@ from recompute_scan.run_info import WORD, RunInfo, write_run_info, write_so_far
 KILLED = 137
 # What observes now, with the process that it belongs to: a forked one inherits its parent's.
 _ACTIVE: list[tuple[int, list[Callable[[], None]]]] = []
+# Streams of a script that has left by `os._exit`: who is deleted is flushed.
+_DROPPED: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,8 @@ def observe(
     on_exit: Callable[[RunInfo], None] = lambda _: None,
     keep: Callable[[RunInfo], bool] = lambda _: True,
     waits: Callable[[], bool] = lambda: False,
+    guard: Guard | None = None,
+    removes: Callable[[], None] = lambda: None,
 ) -> RunInfo:
     """This process's account of the program, which it runs.
 
@@ -105,14 +113,20 @@ def observe(
         on_exit: Likewise.
         keep: Whether to write this account.
         waits: Whether the program may stand still now, because others work for it.
+        guard: What stands between the script and what is installed around this.
+        removes: What takes that out again, in a process that the script forks.
 
     Raises:
         UsageError: The account cannot be written (``E206``).
+        SystemExit: In a process that the script forked and that has come to the program's end: it
+            ends as it would without us.
     """
+    guard = guard or Guard()
+    _forget_in_forked_processes()
     plan = Plan(warmup=options.warmup, timing=options.timing_steps, steps=options.steps)
-    probe = Probe(Path.cwd())
+    probe = Probe(Path.cwd(), guard)
     counter = StepCounter()
-    gauges = Gauges() if options.measure else None
+    gauges = Gauges(guard) if options.measure else None
 
     target = f"-m {options.target}" if options.is_module else options.target
 
@@ -138,15 +152,23 @@ def observe(
         memory=gauges.memory if gauges else None,
         recording_ranks=options.ranks,
         on_kept=so_far,
+        guard=guard,
     )
+    guard.on_failure, guard.settle = recorder.give_up, recorder.settle
     everything = options.without_checkpointing
     bypassing = bool(options.removals) or everything
-    bypass = Bypass(probe, options.removals, everything=everything)
+    bypass = Bypass(probe, options.removals, everything=everything, guard=guard)
     alternation = Alternation(bypass, recorder, plan.warmup) if options.switching else None
-    hooks = StepHooks(counter, _Boundaries(recorder, probe, alternation, keeps_probe=bypassing))
+    boundaries = _Boundaries(recorder, probe, alternation, keeps_probe=bypassing)
+    hooks = StepHooks(counter, boundaries, guard)
+    unstepped = Unstepped(counter, guard)
     ends: list[RankEnd] = []
 
     def failed(error: BaseException) -> None:
+        if os.getpid() == process:
+            guard.run(lambda: keep_end(error), otherwise=None)
+
+    def keep_end(error: BaseException) -> None:
         seen = [NO_INPUT_GRAD] if probe.untrained.suspected else []
         ends.append(end_of(error, counter.steps, seen, probe.entered))
 
@@ -157,16 +179,12 @@ def observe(
         _leave(folder, info, watchdog.patience_s, on_hang)
 
     def close() -> None:
-        watchdog.stop()
-        hooks.remove()
-        recorder.finish()
-        recorder.others.remove()
-        if gauges is not None:
-            gauges.remove()
-        bypass.remove()
-        probe.remove()
-        patches.undo()
-        _ACTIVE.remove(active)
+        ends_with = [watchdog.stop, hooks.remove, recorder.finish, recorder.others.remove]
+        ends_with += [gauges.remove] if gauges is not None else []
+        for one in (*ends_with, bypass.remove, probe.remove, unstepped.remove, patches.undo):
+            guard.run(one, otherwise=None)
+        if active in _ACTIVE:
+            _ACTIVE.remove(active)
 
     def conclude(outcome: Outcome) -> RunInfo:
         info = account(outcome, ends[0] if ends else None)
@@ -186,33 +204,43 @@ def observe(
         return info
 
     def leave(status: int) -> None:
+        if os.getpid() != process:
+            _exit(status)
         try:
-            if os.getpid() == active[0]:
-                if status:
-                    failed(SystemExit(status))
-                close()
-                on_exit(conclude(Outcome("exited", status & 0xFF)))
+            _drop_buffers()  # as `os._exit` does
+            if status:
+                failed(SystemExit(status))
+            close()
+            on_exit(conclude(Outcome("exited", status & 0xFF)))
         finally:
             _leave_now(status)
 
+    process = os.getpid()
     patches = Patches()
-    watchdog = Watchdog(folder, options.timeout_s, lambda: counter.steps, hung, waits)
-    removes = [hooks.remove, recorder.others.remove, bypass.remove, probe.remove, patches.undo]
-    active = os.getpid(), removes
+    watchdog = Watchdog(folder, options.timeout_s, lambda: counter.steps, hung, waits, guard)
+    takes_out = [hooks.remove, recorder.others.remove, bypass.remove, probe.remove, patches.undo]
+    takes_out += [unstepped.remove, *([gauges.remove] if gauges is not None else [])]
+    active = process, [*takes_out, watchdog.forget, removes]
     _ACTIVE.append(active)
-    selftest.install(probe)
-    if bypassing:
-        bypass.install()
-    if gauges is not None:
-        gauges.install()
-    recorder.others.install()
-    hooks.install()
-    patches.replace(os, "_exit", leave)
-    watchdog.start()
+    installs = [
+        unstepped.install,
+        lambda: selftest.install(probe),
+        *([bypass.install] if bypassing else []),
+    ]
+    installs += [gauges.install] if gauges is not None else []
+    installs += [recorder.others.install, hooks.install]
+    installs += [lambda: patches.replace(os, "_exit", leave), watchdog.start]
+    if rank_facts().world_size > 1:
+        installs.append(so_far)  # of a rank that is killed before its first trace, too
+    for install in installs:
+        guard.run(install, otherwise=None)
     try:
         outcome = program(failed)
     finally:
-        close()
+        if os.getpid() == process:
+            close()
+    if os.getpid() != process:
+        raise SystemExit(outcome.exit_status)
     return conclude(outcome)
 
 
@@ -227,7 +255,23 @@ def forget_parent() -> None:
     """In a forked process: take out what its parent had installed, which observes the parent."""
     while _ACTIVE and _ACTIVE[-1][0] != os.getpid():
         for remove in _ACTIVE.pop()[1]:
-            remove()
+            with suppress(Exception):
+                remove()
+
+
+@functools.cache
+def _forget_in_forked_processes() -> None:
+    in_forked_processes(forget_parent)
+
+
+def _drop_buffers() -> None:
+    """Write no more of what the script has printed than it has flushed, but let us print."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        _DROPPED.append(getattr(sys, name))
+        stream = None
+        with suppress(OSError):
+            stream = os.fdopen(os.dup(number), "w", encoding="utf-8", errors="replace")
+        setattr(sys, name, stream)
 
 
 def _how_it_failed(outcome: Outcome) -> str:

@@ -49,6 +49,11 @@ class LastStep:
         self._number = 0
         self._store: Any | None = None
 
+    @property
+    def met(self) -> bool:
+        """Whether the others can be reached."""
+        return self._store is not None
+
     def meet(self, store: Any | None) -> None:
         """The warm-up is over: the others can be reached now, if ever."""
         self._store = store

@@ -7,7 +7,6 @@ profiler records, and never change what is computed.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
 import threading
@@ -27,9 +26,9 @@ from recompute_scan.record.caught import (
     generator_function,
     reentrant_function,
     replace_generator,
-    within,
 )
-from recompute_scan.record.compat import inputs, is_compiling
+from recompute_scan.record.compat import inputs
+from recompute_scan.record.guard import Call, Guard, Sheltered, within
 from recompute_scan.record.imports import after_import
 from recompute_scan.record.module_names import ModuleIndex
 from recompute_scan.record.options import Arguments
@@ -45,6 +44,7 @@ from recompute_scan.run_info import SwitchedOn
 _open_range: Any = getattr(torch._C._autograd, "_record_function_with_args_enter", None)
 _close_range: Any = getattr(torch._C._autograd, "_record_function_with_args_exit", None)
 _recording: Any = getattr(torch._C._autograd, "_profiler_enabled", None)
+_UNNAMED = "Checkpoint calls could not be named"
 
 
 class Probe:
@@ -59,13 +59,14 @@ class Probe:
         untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
     """
 
-    def __init__(self, start_folder: Path) -> None:
+    def __init__(self, start_folder: Path, guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
         self.sites = CallSites(start_folder)
         self.untrained = Untrained()
         self.entered: dict[str, int] = {}
         self.functions: dict[str, str] = {}
         self._watched: list[Any] = []
-        self._switches = Switches(self.sites)
+        self._switches = Switches(self.sites, self._guard)
         self._index = ModuleIndex()
         self._origins = Origins(self.sites, self._switches, self._index)
         self._calls = itertools.count(1)
@@ -78,7 +79,7 @@ class Probe:
     @property
     def warnings(self) -> list[str]:
         """What could not be watched, one sentence each."""
-        return [*self._warnings, *self._switches.warnings]
+        return [*self._warnings, *self._switches.warnings, *self._guard.left_out]
 
     def install(self) -> None:
         """Begin to watch; before the script is imported."""
@@ -117,14 +118,12 @@ class Probe:
         """Recording is about to start: learn the modules there are now, and what is on."""
         if self._left_out:
             return
-        try:
+        with self._guard.part("Modules could not be named"):
             for function in own_functions():
                 if function not in self._watched:
                     self._watch_function(function)
             self._index.rebuild()
             self.switched_on = self._switches.still_on()
-        except Exception as error:  # some module that cannot be walked; go without names
-            self._warn(f"Modules could not be named: {type(error).__name__}: {error}")
 
     def asker(
         self,
@@ -136,11 +135,10 @@ class Probe:
         """Module, mechanism and site of the checkpoint call whose innermost frame this is, as
         marked.
         """
-        try:
-            return self._origins.asker(function, args, frame, options)
-        except Exception as error:
-            self._cannot_name(error)
-            return Origin()
+        found = [Origin()]
+        with self._guard.part(_UNNAMED):
+            found.append(self._origins.asker(function, args, frame, options))
+        return found[-1]
 
     def _watch_reentrant(self) -> None:
         function = reentrant_function()
@@ -163,7 +161,7 @@ class Probe:
             elif callable(function):
                 self._watch_call(module, attribute, function)
 
-        self._patches.add(after_import(name, hook))
+        self._patches.add(after_import(name, self._guard.aside(hook)))
 
     def _watch_function(self, function: Any) -> None:
         """Mark what an autograd function of the reentrant kind runs.
@@ -173,13 +171,12 @@ class Probe:
         """
         original = function.forward
 
-        @functools.wraps(original)
-        def forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        def forward(call: Call, ctx: Any, *args: Any, **kwargs: Any) -> Any:
             # Most of this runs in every step, recorded or not: hence no generators, no copies.
             place: int | None = 0
             if not (args and callable(args[0])):
                 place = next((n for n, arg in enumerate(args) if callable(arg)), None)
-            if place is not None and not is_compiling():
+            if place is not None:
                 self._count("reentrant")
                 if not _needs_gradient(args):
                     self._suspect(args[place], args[place + 1 :])
@@ -189,12 +186,13 @@ class Probe:
                         mark = self._mark("reentrant", args[place], args[place + 1 :], own=own)
                         both = self._both_runs(args[place], mark)
                     args = (*args[:place], both, *args[place + 1 :])
-            elif function.__name__ not in self.functions and not torch.compiler.is_compiling():
+            elif function.__name__ not in self.functions:
                 self._note(function.__name__, sys._getframe(1))
-            return original(ctx, *args, **kwargs)
+            return call(ctx, *args, **kwargs)
 
         self._watched.append(function)
-        self._patches.replace(function, "forward", staticmethod(forward))
+        guarded = self._guard.around(original, forward)
+        self._patches.replace(function, "forward", staticmethod(guarded))
 
     def _watch_call(self, module: ModuleType, name: str, original: Any) -> None:
         """Mark what a function of the non-reentrant kind runs; it is its first argument.
@@ -203,15 +201,13 @@ class Probe:
         is among those that tell who asked.
         """
 
-        @functools.wraps(original)
-        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_compiling():
-                self._count("non-reentrant")
-                if _recording():
-                    function = self._marked_when_run("non-reentrant", function)
-            return original(function, *args, **kwargs)
+        def checkpoint(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
+            self._count("non-reentrant")
+            if _recording():
+                function = self._marked_when_run("non-reentrant", function)
+            return call(function, *args, **kwargs)
 
-        self._patches.replace(module, name, call)
+        self._patches.replace(module, name, self._guard.around(original, checkpoint))
 
     def _watch_non_reentrant(self) -> None:
         original = generator_function()
@@ -220,21 +216,18 @@ class Probe:
             return
         arguments = Arguments(original)
 
-        @functools.wraps(original)
-        def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return original(function, *args, **kwargs)
+        def generator(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
             self._count("non-reentrant")
             if not _recording():
-                return original(function, *args, **kwargs)
+                return call(function, *args, **kwargs)
             with _marking():
                 options = arguments.options((function, *args), kwargs)
                 mark = self._mark("non-reentrant", function, inputs(args), options)
                 name, replay = region_name(mark), self._replay(function, mark)
-            inner = original(replay, *args, **kwargs)
-            return within(inner, self._range(name, mark.depth))
+            inner = call(replay, *args, **kwargs)
+            return within(inner, Sheltered(self._guard, self._range(name, mark.depth)))
 
-        replace_generator(generator, self._patches)
+        replace_generator(self._guard.around(original, generator), self._patches)
 
     def _cannot_watch(self, variant: Variant) -> None:
         self._warn(
@@ -256,11 +249,9 @@ class Probe:
     ) -> RegionMark:
         depth = getattr(self._thread, "depth", 0)
         call = next(self._calls)
-        try:
+        origin = Origin()
+        with self._guard.part(_UNNAMED):
             origin = self._origins.of(function, args, sys._getframe(2), options, own)
-        except Exception as error:  # a name less is no reason to stop somebody's training
-            self._cannot_name(error)
-            return RegionMark(call, depth, variant)
         return RegionMark(
             call=call,
             depth=depth,
@@ -273,65 +264,56 @@ class Probe:
             function=origin.function,
         )
 
-    def _cannot_name(self, error: Exception) -> None:
-        self._warn(f"Checkpoint calls could not be named: {type(error).__name__}: {error}")
-
     def look_at_gradients(self) -> None:
         """A step has ended: see whether the weights in suspected regions have gradients."""
-        try:
+        with self._guard.part("Gradients could not be seen"):
             self.untrained.look()
-        except Exception as error:
-            self._warn(f"Gradients could not be seen: {type(error).__name__}: {error}")
 
     def _count(self, variant: Variant) -> None:
         self.entered[variant] = self.entered.get(variant, 0) + 1
 
     def _note(self, function: str, frame: FrameType | None) -> None:
         """Where a function is called that is given nothing to call, such as a reversible block."""
-        try:
+        with self._guard.part(_UNNAMED):
             self.functions[function] = self.sites.called_at(frame)
-        except Exception as error:  # a name less is no reason to stop somebody's training
-            self._cannot_name(error)
 
     def _suspect(self, function: object, args: tuple[object, ...]) -> None:
-        try:
+        with self._guard.part("Checkpoint inputs could not be seen"):
             self.untrained.entered(function, args)
-        except Exception as error:  # a look less is no reason to stop somebody's training
-            self._warn(f"Checkpoint inputs could not be seen: {type(error).__name__}: {error}")
 
     def _both_runs(self, function: Any, mark: RegionMark) -> Callable[..., Any]:
         """The function, marked as the region in its first run and as a replay in later ones."""
         name = region_name(mark)
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(call: Call, *args: Any, **kwargs: Any) -> Any:
             nonlocal name
             current, name = name, replay_name(mark.call)
             with self._range(current, mark.depth):
-                return function(*args, **kwargs)
+                return call(*args, **kwargs)
 
-        return run
+        return self._guard.around(function, run, named=False)
 
     def _marked_when_run(self, variant: Variant, function: Any) -> Callable[..., Any]:
         """The function, given a mark in its first run."""
         both: Callable[..., Any] | None = None
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(call: Call, *args: Any, **kwargs: Any) -> Any:
             nonlocal both
             if both is None:
                 with _marking():
                     both = self._both_runs(function, self._mark(variant, function, args))
-            return both(*args, **kwargs)
+            return call.instead(both, *args, **kwargs)
 
-        return run
+        return self._guard.around(function, run, named=False)
 
     def _replay(self, function: Any, mark: RegionMark) -> Callable[..., Any]:
         name = replay_name(mark.call)
 
-        def replay(*args: Any, **kwargs: Any) -> Any:
+        def replay(call: Call, *args: Any, **kwargs: Any) -> Any:
             with self._range(name, mark.depth):
-                return function(*args, **kwargs)
+                return call(*args, **kwargs)
 
-        return replay
+        return self._guard.around(function, replay, named=False)
 
     @contextmanager
     def _range(self, name: str, depth: int) -> Iterator[None]:

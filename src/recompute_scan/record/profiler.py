@@ -16,6 +16,9 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
+from recompute_scan.record import ranges
+from recompute_scan.record.forks import let_forked_processes_end
+from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.quiet import without_grad_warnings, without_kineto_noise
 
@@ -68,6 +71,7 @@ class Window:
 
     def start(self) -> None:
         """Begin at a step boundary."""
+        let_forked_processes_end()
         self._filters.__enter__()
         with without_kineto_noise():
             self._profiler.start()
@@ -90,6 +94,9 @@ class Window:
             with without_kineto_noise():
                 self._profiler.stop()
             self._filters.__exit__(None, None, None)
+            backend = self._profiler.profiler
+            if backend is not None and backend.kineto_results is not None:  # it may not have begun
+                ranges.end_left_open(backend.kineto_results)
 
     def export(self, target: Path) -> None:
         """Write the closed recording, gzipped; the file appears whole or not at all.
@@ -144,21 +151,25 @@ class OtherProfilers:
     """Notices profilers of the script's own: torch runs only one at a time.
 
     Starting a second one raises in whoever starts it. That must never be the script, so
-    ``give_way`` is called before one of its profilers starts.
+    ``give_way`` is called before one of its profilers starts. What one of them leaves open when it
+    ends is ended, as for ours, since ours may be the next.
     """
 
-    def __init__(self, give_way: Callable[[], None]) -> None:
+    def __init__(self, give_way: Callable[[], None], guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
         self._give_way = give_way
         self._ours = False
         self._patches = Patches()
 
     def install(self) -> None:
         """Begin to watch."""
-        for name in ("_prepare_trace", "_start_trace"):
-            original = getattr(autograd_profiler.profile, name, None)
-            if original is None:
-                continue
-            self._patches.replace(autograd_profiler.profile, name, self._watched(original))
+        for kind, names in _STARTS.items():
+            for name in names:
+                if hasattr(kind, name):
+                    starts = self._guard.around(getattr(kind, name), self._starts)
+                    self._patches.replace(kind, name, starts)
+            ends = self._guard.around(kind.__exit__, self._ends)
+            self._patches.replace(kind, "__exit__", ends)
 
     def remove(self) -> None:
         """Stop watching."""
@@ -166,7 +177,7 @@ class OtherProfilers:
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Profilers that start in the body are our own."""
+        """Profilers that start or end in the body are our own."""
         self._ours = True
         try:
             yield
@@ -178,10 +189,25 @@ class OtherProfilers:
         """Whether some profiler records in this thread now."""
         return bool(torch._C._autograd._profiler_enabled())
 
-    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(profiler: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._ours:
-                self._give_way()
-            return original(profiler, *args, **kwargs)
+    def _starts(self, call: Call, profiler: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._ours and profiler.enabled:
+            self._give_way()
+        return call(profiler, *args, **kwargs)
 
-        return watched
+    def _ends(self, call: Call, profiler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = call(profiler, *args, **kwargs)
+        if not self._ours and profiler.enabled:
+            if isinstance(profiler, autograd_profiler.profile):
+                if profiler.kineto_results is not None:
+                    ranges.end_left_open(profiler.kineto_results)
+            else:
+                ranges.end_left_open(None)
+        return result
+
+
+# What starts a profiler, by class: the two of the first are called one after the other.
+_STARTS: dict[Any, tuple[str, ...]] = {
+    autograd_profiler.profile: ("_prepare_trace", "_start_trace"),
+    autograd_profiler.emit_itt: ("__enter__",),
+    autograd_profiler.emit_nvtx: ("__enter__",),
+}

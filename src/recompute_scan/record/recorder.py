@@ -6,7 +6,9 @@ stacks, for the call sites only. What a window holds is written as soon as it cl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
@@ -17,13 +19,15 @@ import torch
 from recompute_scan.record.chosen import DEFAULT, chosen
 from recompute_scan.record.collect import mark_folder
 from recompute_scan.record.execute import StopRecording
+from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch import rank_facts
 from recompute_scan.record.memory import PeakMemory
 from recompute_scan.record.peers import LastStep, store_of_group
 from recompute_scan.record.plan import Plan, Seen
 from recompute_scan.record.profiler import OtherProfilers, Window
 from recompute_scan.record.progress import Progress
-from recompute_scan.record.steps import StepCounter
+from recompute_scan.record.ranges import still_open
+from recompute_scan.record.steps import StepCounter, in_backward
 from recompute_scan.record.timing import StepTimer
 
 
@@ -68,7 +72,10 @@ class Recorder:
         memory: PeakMemory | None = None,
         recording_ranks: str = DEFAULT,
         on_kept: Callable[[], None] = lambda: None,
+        guard: Guard | None = None,
     ) -> None:
+        self._guard = guard or Guard()
+        self._thread = threading.get_ident()
         self._plan = plan
         self._folder = folder
         self._wanted_device = device
@@ -86,7 +93,7 @@ class Recorder:
         self._phase = Phase.WARMUP
         self._timer: StepTimer | None = None
         self._window: Window | None = None
-        self.others = OtherProfilers(self._give_way)
+        self.others = OtherProfilers(self._give_way, self._guard)
         self.device: Literal["cpu", "cuda"] = "cpu"
         self.warmup_steps = 0
         self.timed_ms: tuple[float, ...] = ()
@@ -117,8 +124,13 @@ class Recorder:
         its own recording.
         """
         if self.ranks.world_size == 1:
-            return self.done
+            return self.done and self._guard.failure is None
         return self._last_step.passed(self._counter.steps)
+
+    @property
+    def bug(self) -> str | None:
+        """The bug of ours that ended the recording, in one sentence."""
+        return self._guard.failure
 
     @property
     def seen(self) -> Seen:
@@ -152,27 +164,16 @@ class Recorder:
             StopRecording: Everything is recorded and the script need not go on.
         """
         if self._phase is not Phase.DONE:
-            try:
-                self._advance()
-            except Exception as error:
-                # Whatever goes wrong in recording is ours to report, never the script's.
-                self._fail(error)
+            self._guard.run(self._advance_or_fail, otherwise=None)
+        if self._guard.failure is not None:
+            self._guard.run(self.settle, otherwise=None)
         if not self._keep_going and self.over:
             self._progress.clear()
             raise StopRecording(0)
 
     def finish(self) -> None:
         """The script has ended: keep what an open window holds."""
-        window = self._window
-        if window is not None:
-            try:
-                window.stop()
-                # Half a step with stacks could name some call sites and not others.
-                if window.begun and self.trace is None:
-                    self._save(window)
-            except Exception as error:
-                self._fail(error)
-            self._window = None
+        self._guard.run(self._keep_window, otherwise=None)
         if self._timer is not None and not self.timed_ms:
             with suppress(RuntimeError):  # a GPU that died with the script
                 self._keep_times(self._timer)
@@ -181,6 +182,23 @@ class Recorder:
             self.ranks = rank_facts()
         self._progress.clear()
 
+    def give_up(self) -> None:
+        """A bug of ours has shown: nothing more is recorded, what is kept is kept."""
+        self.failure = self._guard.failure
+        self._phase = Phase.DONE
+        self._progress.clear()
+        if self.ranks.world_size > 1 or rank_facts().world_size > 1:
+            # The script goes on here, so it must go on everywhere, if there is time to say so.
+            if not self._last_step.met:
+                self._last_step.meet(store_of_group())
+            self._last_step.wait(self._counter.steps)
+
+    def settle(self) -> None:
+        """Stop the profiler of a recording that was given up; between steps, in its thread."""
+        here = threading.get_ident() == self._thread and not in_backward()
+        if self._window is not None and here:
+            self._drop_window()
+
     def abandon(self) -> None:
         """The script hangs in another thread: keep the step times, and touch nothing else."""
         if self._timer is not None and not self.timed_ms and self.device == "cpu":
@@ -188,6 +206,24 @@ class Recorder:
         if self._phase is Phase.WARMUP:
             self.warmup_steps = self._counter.steps
         self._progress.clear()
+
+    def _keep_window(self) -> None:
+        window, self._window = self._window, None
+        if window is None:
+            return
+        try:
+            window.stop()
+            # Half a step with stacks could name some call sites and not others.
+            if window.begun and self.trace is None:
+                self._save(window)
+        except OSError as error:
+            self._fail(error)
+
+    def _advance_or_fail(self) -> None:
+        try:
+            self._advance()
+        except OSError as error:  # a disk that is full, a folder that has gone
+            self._fail(error)
 
     def _advance(self) -> None:
         if self._phase is Phase.WARMUP:
@@ -218,6 +254,7 @@ class Recorder:
         if made >= plan.warmup:
             self._settle_device()
             self.warmup_steps = made
+            self._on_kept()  # little, but who is killed while steps are timed has left a word
             if plan.timing:
                 if self._memory is not None:
                     self._memory.begin(self.device)
@@ -272,7 +309,17 @@ class Recorder:
         if self.others.running():
             self._wait_for_other_profiler()
             return
+        if open_ranges := still_open():
+            self._do_without(open_ranges)
+            return
         stacks = self.trace is not None
+        if stacks and (sys.getprofile() is not None or threading.getprofile() is not None):
+            self._phase = Phase.DONE
+            self._warn(
+                "The step with Python stacks was left out: the script has a profile function of "
+                "its own (sys.setprofile, cProfile), which torch would take out."
+            )
+            return
         self._last_step.settle(self._counter.steps, 1 if stacks else lead + self._plan.steps + 1)
         if not lead:
             self._counter.freeze()
@@ -313,7 +360,8 @@ class Recorder:
             self.stacks = name
 
     def _give_way(self) -> None:
-        if self._window is None:
+        # Of another thread's profiler torch runs two, and ours cannot be ended from there.
+        if self._window is None or threading.get_ident() != self._thread:
             return
         self._drop_window()
         self._wait_for_other_profiler()
@@ -326,10 +374,7 @@ class Recorder:
     def _fail(self, error: Exception) -> None:
         self.failure = f"Recording was given up: {type(error).__name__}: {error}"
         self._phase = Phase.DONE
-        try:
-            self._drop_window()
-        except Exception as second:
-            self._warn(f"The profiler could not be stopped: {second}")
+        self._drop_window()
 
     def _wait_for_other_profiler(self) -> None:
         alone = self.ranks.world_size == 1
@@ -340,6 +385,19 @@ class Recorder:
             "The script runs a torch profiler of its own, and torch runs one at a time: recording "
             "waited for it to end. For a complete recording, run the script without its profiler."
         )
+
+    def _do_without(self, open_ranges: Sequence[str]) -> None:
+        """No profiler may start any more in this process."""
+        self._phase = Phase.DONE
+        names = ", ".join(open_ranges[:3])
+        why = (
+            f"a profiler of torch ended while ranges were open ({names}), and another one could "
+            "make torch crash when they close"
+        )
+        if self.trace is None:
+            self.failure = f"Nothing was recorded: {why}. Run the script without its profiler."
+        else:
+            self._warn(f"The step with Python stacks was left out: {why}.")
 
     def _warn(self, text: str) -> None:
         if text not in self.warnings:

@@ -13,6 +13,7 @@ import tempfile
 import warnings
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -24,6 +25,7 @@ from recompute_scan.pipeline import analyse
 from recompute_scan.record import selftest
 from recompute_scan.record.account import account_of
 from recompute_scan.record.failure import end_of
+from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch import wait_for_ranks
 from recompute_scan.record.plan import Plan, Wording
 from recompute_scan.record.probe import Probe
@@ -75,15 +77,15 @@ class _Live:
     probe: Probe
     counter: StepCounter
     recorder: Recorder
+    guard: Guard
 
     def install(self) -> None:
-        selftest.install(self.probe)
-        self.recorder.others.install()
+        for install in (lambda: selftest.install(self.probe), self.recorder.others.install):
+            self.guard.run(install, otherwise=None)
 
     def remove(self) -> None:
-        self.recorder.finish()
-        self.recorder.others.remove()
-        self.probe.remove()
+        for remove in (self.recorder.finish, self.recorder.others.remove, self.probe.remove):
+            self.guard.run(remove, otherwise=None)
 
 
 class Recording:
@@ -175,7 +177,8 @@ class Recording:
         prepare(home.path)
         self._home, self._scan, self._unwritten, self.info = home, None, None, None
         self._gives_way = gives_way
-        probe, counter = Probe(Path.cwd()), StepCounter()
+        guard = Guard()
+        probe, counter = Probe(Path.cwd(), guard), StepCounter()
         recorder = Recorder(
             self._plan,
             home.path,
@@ -183,8 +186,10 @@ class Recording:
             keep_going=True,
             counter=counter,
             begin_marking=probe.begin,
+            guard=guard,
         )
-        self._live = _Live(self._plan, home, probe, counter, recorder)
+        guard.on_failure, guard.settle = recorder.give_up, recorder.settle
+        self._live = _Live(self._plan, home, probe, counter, recorder, guard)
         _current = self
         self._live.install()
 
@@ -205,14 +210,17 @@ class Recording:
                     hint="with recompute_scan.record(steps=5) as recording: …",
                 )
             return
+        live.guard.run(partial(self._pass_boundary, live), otherwise=None)
+        if live.recorder.idle and self.info is None:
+            self._leave(live)
+        if live.recorder.over or live.guard.failure is not None:
+            self._live = None
+
+    def _pass_boundary(self, live: _Live) -> None:
         live.counter.saw(EXPLICIT)
         if self.info is None:
             live.probe.look_at_gradients()
         live.recorder.boundary()
-        if live.recorder.idle and self.info is None:
-            self._leave(live)
-        if live.recorder.over:
-            self._live = None
 
     def end(self, error: BaseException | None = None) -> None:
         """End it, as leaving the block does: nothing of ours is left in the process.

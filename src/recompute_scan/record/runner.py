@@ -10,6 +10,7 @@ from pathlib import Path
 from recompute_scan.record.children import Children, trained
 from recompute_scan.record.chosen import chosen
 from recompute_scan.record.execute import run_program
+from recompute_scan.record.guard import Guard
 from recompute_scan.record.observe import RunOptions, observe
 from recompute_scan.record.plan import Plan
 from recompute_scan.record.run_folder import check_device, check_plan, prepare
@@ -44,8 +45,9 @@ def record(
     check_device(options.device)
     folder = options.output.absolute()  # the script may change the current directory
     prepare(folder)
-    children = Children(replace(options, output=folder))
-    children.install()
+    guard = Guard()
+    children = Children(replace(options, output=folder), guard)
+    guard.run(children.install, otherwise=None)
     try:
         info = observe(
             options,
@@ -55,10 +57,12 @@ def record(
             on_exit=on_exit,
             keep=lambda info: trained(info) or not _accounts_of_children(folder),
             waits=children.running,
+            guard=guard,
+            removes=children.remove,
         )
     finally:
         children.remove()
-    if trained(info):
+    if trained(info) or info.bug is not None:
         return info
     worlds = [one.world_size for one in _accounts_of_children(folder)]
     return replace(info, world_size=max([1, *worlds]))

@@ -7,7 +7,6 @@ optimizer that steps least often, and among equals with the one first seen last.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import threading
@@ -19,7 +18,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from recompute_scan import _step
-from recompute_scan.record.compat import is_compiling
+from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.patches import Patches
 
 EXPLICIT = "recompute_scan.step()"
@@ -90,7 +89,10 @@ class StepHooks:
     serves optimizers that escaped it. A step that is compiled itself is not seen.
     """
 
-    def __init__(self, counter: StepCounter, listener: Listener) -> None:
+    def __init__(
+        self, counter: StepCounter, listener: Listener, guard: Guard | None = None
+    ) -> None:
+        self._guard = guard or Guard()
         self._counter = counter
         self._listener = listener
         self._process = os.getpid()
@@ -104,54 +106,52 @@ class StepHooks:
     def install(self) -> None:
         """Begin to listen. Optimizers made before this call are heard by the global hook."""
         self._active = True
-        handle = register_optimizer_step_post_hook(self._after_hooked_step)
+        handle = register_optimizer_step_post_hook(self._guard.aside(self._after_hooked_step))
         self._patches.add(handle.remove)
         patch = getattr(Optimizer, "_patch_step_function", None)
         if patch is not None:
-            self._patches.replace(Optimizer, "_patch_step_function", self._patching(patch))
-        self._patches.replace(_step, "on_step", lambda: self._saw(EXPLICIT))
+            guarded = self._guard.around(patch, self._patch_step_function, vital=True)
+            self._patches.replace(Optimizer, "_patch_step_function", guarded)
+        self._patches.replace(_step, "on_step", self._guard.aside(self._saw_explicit))
 
     def remove(self) -> None:
         """Stop listening. A ``step`` that somebody got hold of meanwhile passes calls through."""
         self._active = False
         self._patches.undo()
 
-    def _patching(self, patch: Callable[[Any], None]) -> Callable[[Any], None]:
-        @functools.wraps(patch)
-        def patch_step_function(optimizer: Any) -> None:
-            patch(optimizer)
-            kind = type(optimizer)
-            if self._active and not getattr(kind.step, _MARK, False):
-                self._patches.replace(kind, "step", self._wrapped(kind.step))
+    def _saw_explicit(self) -> None:
+        self._saw(EXPLICIT)
 
-        return patch_step_function
+    def _patch_step_function(self, call: Call, optimizer: Any) -> None:
+        call(optimizer)
+        kind = type(optimizer)
+        if self._active and not getattr(kind.step, _MARK, False):
+            self._patches.replace(kind, "step", self._wrapped(kind.step))
 
     def _wrapped(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(step)
-        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._active:
-                return step(optimizer, *args, **kwargs)
+        def ours(call: Call, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._active:
+                return call(optimizer, *args, **kwargs)
             depth = getattr(self._inside, "depth", 0)
             self._inside.depth = depth + 1
             try:
-                result = step(optimizer, *args, **kwargs)
+                result = call(optimizer, *args, **kwargs)
             finally:
                 self._inside.depth = depth
             if depth == 0:  # a step that calls other steps (super().step(), wrappers) is one
                 self._saw(id(optimizer))
             return result
 
+        wrapper = self._guard.around(step, ours, vital=True)
         # Code asks for the signature of `step` (GradScaler does); old versions of
         # torch.compile put `__wrapped__` in its place.
         with suppress(ValueError, TypeError):  # a step that is not written in Python
             wrapper.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
-        del wrapper.__wrapped__
+        vars(wrapper).pop("__wrapped__")
         setattr(wrapper, _MARK, True)
         return wrapper
 
     def _after_hooked_step(self, optimizer: Any, *_: Any) -> None:
-        if is_compiling():  # first of all: a compiler that traces this stops here
-            return
         if getattr(self._inside, "depth", 0) == 0:
             self._saw(id(optimizer))
 
@@ -164,7 +164,7 @@ class StepHooks:
         self._boundary_due = ended or (self._boundary_due and not changed)
         if not (self._restart_due or self._boundary_due):
             return
-        if _in_backward():
+        if in_backward():
             self._wrap_backward()
         else:
             self._fire()
@@ -173,9 +173,9 @@ class StepHooks:
         restart, self._restart_due = self._restart_due, False
         boundary, self._boundary_due = self._boundary_due, False
         if restart:
-            self._listener.restart()
+            self._guard.run(self._listener.restart, otherwise=None)
         if boundary:
-            self._listener.boundary()
+            self._guard.run(self._listener.boundary, otherwise=None)
 
     def _wrap_backward(self) -> None:
         # Inside a running backward nothing may be raised and no profiler started or stopped, so
@@ -184,17 +184,18 @@ class StepHooks:
             return
         real = self._real_backward = torch.autograd.backward
 
-        @functools.wraps(real)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            result = real(*args, **kwargs)
+        def backward(call: Call, *args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
             due = self._restart_due or self._boundary_due
-            if due and self._active and not _in_backward():
+            if due and self._active and not in_backward():
                 self._fire()
             return result
 
-        self._patches.replace(torch.autograd, "backward", backward)
+        guarded = self._guard.around(real, backward, vital=True)
+        self._patches.replace(torch.autograd, "backward", guarded)
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
+    """Whether a backward pass is under way in this thread."""
     # -1 outside any backward pass; set in autograd's device threads as well.
     return bool(torch._C._current_graph_task_id() != -1)

@@ -24,6 +24,7 @@ from recompute_scan.advise.mechanism import Mechanism
 from recompute_scan.advise.registry import MECHANISMS, matches, recognise
 from recompute_scan.record.call_sites import CallSites, places_of
 from recompute_scan.record.given import Made
+from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.imports import after_import
 from recompute_scan.record.module_names import unwrapped
 from recompute_scan.record.patches import Patches
@@ -58,7 +59,8 @@ _FLAGS = ("gradient_checkpointing", "grad_checkpointing")
 class Switches:
     """By module: each wrapper, each module with a composable checkpoint, each whole model."""
 
-    def __init__(self, sites: CallSites) -> None:
+    def __init__(self, sites: CallSites, guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
         self._sites = sites
         self._wrappers: _ByModule = weakref.WeakKeyDictionary()
         self._composable: _ByModule = weakref.WeakKeyDictionary()
@@ -153,28 +155,27 @@ class Switches:
                     f"Call sites of {module.__name__} are not known in this version: {error}"
                 )
 
-        self._patches.add(after_import(name, hook))
+        self._patches.add(after_import(name, self._guard.aside(hook)))
 
     def _watch_wrapper(self, module: ModuleType) -> None:
         kind = module.CheckpointWrapper
         original = kind.__init__
 
-        @functools.wraps(original)
-        def init(wrapper: Any, *args: Any, **kwargs: Any) -> None:
-            original(wrapper, *args, **kwargs)
-            self._try(self._remember, self._wrappers, wrapper, fsdp.MECHANISM.asks)
+        def init(call: Call, wrapper: Any, *args: Any, **kwargs: Any) -> None:
+            call(wrapper, *args, **kwargs)
+            self._remember(self._wrappers, wrapper, fsdp.MECHANISM.asks)
 
-        self._patches.replace(kind, "__init__", init)
+        self._patches.replace(kind, "__init__", self._guard.around(original, init))
 
     def _watch_composable(self, module: ModuleType) -> None:
         original = module.checkpoint
 
-        @functools.wraps(original)  # carries over `.state`, which its hooks look up
-        def checkpoint(target: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(target, *args, **kwargs)
-            self._try(self._remember, self._composable, target, pytorch.COMPOSABLE.asks)
+        def ours(call: Call, target: Any, *args: Any, **kwargs: Any) -> Any:
+            result = call(target, *args, **kwargs)
+            self._remember(self._composable, target, pytorch.COMPOSABLE.asks)
             return result
 
+        checkpoint = self._guard.around(original, ours)  # with `.state`, which its hooks look up
         self._patches.replace(module, "checkpoint", checkpoint)
         parent = sys.modules.get(module.__name__.rpartition(".")[0])
         if parent is not None and getattr(parent, "checkpoint", None) is original:
@@ -204,19 +205,12 @@ class Switches:
         if original is None:  # under another name in this version
             return
 
-        @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            self._try(called, next(iter((*args, *kwargs.values())), None))
-            return original(*args, **kwargs)
+        def watched(call: Call, *args: Any, **kwargs: Any) -> Any:
+            with self._guard.part("A call site is not known"):
+                called(next(iter((*args, *kwargs.values())), None))
+            return call(*args, **kwargs)
 
-        self._patches.replace(owner, name, watched)
-
-    def _try(self, note: Callable[..., None], *args: Any) -> None:
-        """Note something; a line less is no reason to stop somebody's training."""
-        try:
-            note(*args)
-        except Exception as error:
-            self.warnings.append(f"A call site is not known: {type(error).__name__}: {error}")
+        self._patches.replace(owner, name, self._guard.around(original, watched))
 
     def _model_switched(self, asks: tuple[str, ...], model: object) -> None:
         self._remember(self._models, model, asks)

@@ -28,6 +28,7 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.places import user_place
 from recompute_scan.record.compat import flight_recorders
 from recompute_scan.record.failure import memory, model_states, stack_of
+from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch import RankFacts, rank_facts
 from recompute_scan.run_info import run_info_name, stacks_text_name
 
@@ -68,7 +69,9 @@ class Watchdog:
         steps: Callable[[], int],
         on_hang: Callable[[RankEnd], None],
         waits: Callable[[], bool] = lambda: False,
+        guard: Guard | None = None,
     ) -> None:
+        self._guard = guard or Guard()
         self._folder = folder
         self._limits = Limits(timeout_s)
         self._steps = steps
@@ -90,7 +93,7 @@ class Watchdog:
         self._keep_stacks_when_terminated()
         if self._limits.timeout_s > 0:
             # Not a threading.Thread: the script would find it among its own.
-            _thread.start_new_thread(self._watch, ())
+            _thread.start_new_thread(self._guard.aside(self._watch), ())
 
     def stop(self) -> None:
         """The script has ended by itself."""
@@ -106,6 +109,14 @@ class Watchdog:
             if path.exists() and path.stat().st_size == 0:
                 path.unlink()
             _beat_path(self._folder, ranks.rank).unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """This process was forked from the one that is watched, and is not."""
+        self._stopped = threading.Event()  # the other's may be locked for ever
+        self._stopped.set()
+        if self._file is not None:
+            with suppress(Exception):
+                faulthandler.unregister(signal.SIGTERM)
 
     def _keep_stacks_when_terminated(self) -> None:
         # A launcher ends the other ranks with SIGTERM when one has failed; then this is all that

@@ -22,5 +22,5 @@ for _ in range(4):
     optimizer.zero_grad()
 state = {"step": torch.tensor(4), "weight": torch.zeros(8)}
 if dist.get_rank() == 0 or not BROKEN:
-    dcp.save(state, checkpoint_id=sys.argv[1] + ".dcp")
+    dcp.save(state, checkpoint_id=sys.argv[1] + ".dcp")  # type: ignore[attr-defined]
 dist.barrier()

@@ -1,0 +1,243 @@
+"""The one door through which our code gets into the script's: what fails in us stays with us.
+
+Every function that a recording puts into the process (in place of another, as a hook, in a thread)
+is made by :meth:`Guard.around` or :meth:`Guard.aside`. An exception of our own that gets as far is
+a bug of ours: it is kept, the recording ends, and from there on calls go straight through. What the
+script's functions raise passes as it is, and each of them is called once, whatever fails round it.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from types import TracebackType
+from typing import Any, TypeVar
+
+from recompute_scan.errors import ScanError
+from recompute_scan.record.compat import is_compiling
+from recompute_scan.record.execute import StopRecording
+
+_T = TypeVar("_T")
+
+
+class Call:
+    """A call of the script's function, for ours that stands round it.
+
+    Calling this calls the function, and keeps what comes of it, so that nobody has to call it a
+    second time if ours fails behind it.
+    """
+
+    __slots__ = ("_function", "error", "made", "result")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.made = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.instead(self._function, *args, **kwargs)
+
+    def instead(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call another function of the script's in its place."""
+        self.made = True
+        try:
+            self.result = function(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        return self.result
+
+
+class Guard:
+    """Stands between one recording and the script.
+
+    Attributes:
+        failure: The first bug of ours that it has met, in one sentence; ``None`` without one.
+        on_failure: What ends the recording; called once, in whatever thread the bug showed.
+        settle: What is still to be done in another thread, or later; called now and then.
+        left_out: What could not be recorded because of something unforeseen, one sentence each.
+    """
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self.settle: Callable[[], None] = lambda: None
+        self.left_out: list[str] = []
+
+    def around(
+        self,
+        original: Callable[..., Any],
+        ours: Callable[..., Any],
+        *,
+        named: bool = True,
+        vital: bool = False,
+    ) -> Callable[..., Any]:
+        """A function to stand in the place of the original, whose calls go through ours.
+
+        Args:
+            original: The script's function, or torch's.
+            ours: Gets a :class:`Call` of the original, then the arguments.
+            named: Whether to give it the original's name, signature and attributes.
+            vital: Whether it goes on when the recording has ended, until it fails itself.
+        """
+        failed = False
+
+        def around(*args: Any, **kwargs: Any) -> Any:
+            nonlocal failed
+            if is_compiling():  # first of all: a compiler that traces this stops here
+                return original(*args, **kwargs)
+            if self.failure is not None and (failed or not vital):
+                if vital:
+                    self._settle()
+                return original(*args, **kwargs)
+            call = Call(original)
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                return ours(call, *args, **kwargs)
+            except BaseException as raised:
+                if raised is call.error or not self._met(raised):
+                    raise
+                failed = True
+            finally:
+                result, error = call.result, call.error
+                # A traceback that is kept by its own frame would keep all that the frames hold.
+                call.result = call.error = None
+            # Behind the `except`, so that what the script raises now has no context of ours.
+            if not call.made:
+                return original(*args, **kwargs)
+            if error is None:
+                return result
+            try:
+                raise error
+            finally:
+                del error
+
+        return functools.wraps(original)(around) if named else around
+
+    def aside(self, ours: Callable[..., object]) -> Callable[..., None]:
+        """A function to be called back at an event, which nobody waits for an answer of."""
+
+        @functools.wraps(ours)
+        def aside(*args: Any, **kwargs: Any) -> None:
+            if is_compiling() or self.failure is not None:
+                return
+            try:
+                ours(*args, **kwargs)
+            except BaseException as error:
+                if not self._met(error):
+                    raise
+
+        return aside
+
+    def run(self, ours: Callable[[], _T], otherwise: _T) -> _T:
+        """What ours returns, or, if it fails, the other value."""
+        try:
+            return ours()
+        except BaseException as error:
+            if not self._met(error):
+                raise
+        return otherwise
+
+    @contextmanager
+    def part(self, what: str) -> Iterator[None]:
+        """The body records something that the recording can do without, such as names.
+
+        What fails there may be the script's: modules and paths are looked at that are its own.
+
+        Args:
+            what: What is missing then, as the beginning of a sentence.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if _is_scripts(error):
+                raise
+            text = f"{what}: {_in_a_line(error)} [E703]"
+            if text not in self.left_out:
+                self.left_out.append(text)
+
+    def _met(self, error: BaseException) -> bool:
+        """Is the exception a bug of ours? Then the recording has ended with it."""
+        if _is_scripts(error):
+            return False
+        if self.failure is None:
+            self.failure = (
+                f"A bug in recompute-scan ended the recording, and the script went on: "
+                f"{_in_a_line(error)}{_place(error.__traceback__)} [E702]"
+            )
+            with suppress(Exception):
+                self.on_failure()
+            with suppress(Exception):
+                print(f"recompute-scan: {self.failure}", file=sys.stderr, flush=True)
+        return True
+
+    def _settle(self) -> None:
+        with suppress(Exception):
+            self.settle()
+
+
+class Sheltered:
+    """A context manager of ours for a ``with`` statement round the script's code: never fails."""
+
+    def __init__(self, guard: Guard, context: AbstractContextManager[Any]) -> None:
+        self._guard = guard
+        self._context = context
+        self._entered = False
+
+    def __enter__(self) -> None:
+        def enter() -> bool:
+            self._context.__enter__()
+            return True
+
+        self._entered = self._guard.run(enter, otherwise=False)
+
+    def __exit__(self, *_: object) -> None:
+        if self._entered:
+            self._guard.run(lambda: self._context.__exit__(None, None, None), otherwise=None)
+
+
+def within(inner: Generator[None, None, None], context: Sheltered) -> Generator[None, None, None]:
+    """The generator with a context round its one yield, where the function runs."""
+    next(inner)
+    try:
+        with context:
+            yield
+    except BaseException as error:
+        try:
+            inner.throw(error)
+        except StopIteration:
+            return
+        raise
+    for _ in inner:
+        yield
+
+
+def _is_scripts(error: BaseException) -> bool:
+    """Is it to be passed on: an interrupt, an exit, a word to the person, the script's own?"""
+    if not isinstance(error, Exception) or isinstance(error, (StopRecording, ScanError)):
+        return True
+    # A handler of the script's may run, and raise, while a function of ours does.
+    handlers = {getattr(signal.getsignal(one), "__code__", None) for one in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _in_a_line(error: BaseException) -> str:
+    text = ""
+    with suppress(Exception):  # somebody else's __str__
+        text = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Where the bug is, for a report of it."""
+    frames = traceback.extract_tb(trace)
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f" ({last.filename.rpartition('/')[2]}:{last.lineno}, {last.name})"

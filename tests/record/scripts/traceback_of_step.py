@@ -1,0 +1,29 @@
+"""An error inside a checkpointed layer, as Python prints it; and one with notes and a cause."""
+
+import re
+import traceback
+
+import torch
+from tiny import STEPS, Trainer, say
+
+trainer = Trainer()
+now = {"number": 0}
+
+
+class Failing(torch.nn.Module):
+    def forward(self, x):
+        if now["number"] in (5, 7) and torch._C._current_graph_task_id() != -1:
+            raise FloatingPointError("in a replay") from LookupError("the cause")
+        return x
+
+
+trainer.model.layers.append(Failing())
+for number in range(STEPS):
+    now["number"] = number
+    try:
+        say(number, trainer.step())
+    except FloatingPointError as error:
+        print(repr(error.__cause__), repr(error.__context__), error.__suppress_context__)
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__)]
+        print([frame.name for frame in lines if re.search(r"tiny|traceback_of", frame.filename)])
+        trainer.optimizer.zero_grad()

@@ -1,0 +1,121 @@
+"""Scripts with ranges, profilers, processes and exits of their own: with us as without us.
+
+Each script is a small file in ``scripts/``. All run in forks of one process, once without us and
+once or more recorded. ``python -m tests.record.test_scripts 20 [NAME…]`` runs each 20 times.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from tests.record.runs import plain_environment
+
+HERE = Path(__file__).parent
+SCRIPTS = sorted(path.stem for path in (HERE / "scripts").glob("*.py") if path.stem != "tiny")
+OPTIONS = {"steps": 2, "warmup": 2, "timing_steps": 2, "keep_going": True, "timeout_s": 60.0}
+# What a shell makes of it: 130 is an interrupt, by a signal or as a status.
+INTERRUPTED = {-2: 130}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a script ended, what it printed, and what the recording says."""
+
+    status: int
+    out: str
+    err: str
+    account: dict[str, Any]
+
+
+def run_scripts(names: Sequence[str], times: int, folder: Path) -> dict[str, list[Ran]]:
+    """Each script without us, and then so many times recorded."""
+    jobs = [_job(name, number, folder) for name in names for number in range(times + 1)]
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    done = subprocess.run(
+        [sys.executable, str(HERE / "zygote.py"), str(folder / "jobs.json")],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=plain_environment(),
+    )
+    ran: dict[str, list[Ran]] = {}
+    for job, line in zip(jobs, done.stdout.split(), strict=True):
+        ran.setdefault(Path(job["script"]).stem, []).append(_read(job, int(line)))
+    return ran
+
+
+def _job(name: str, number: int, folder: Path) -> dict[str, Any]:
+    place = folder / f"{name}-{number}"
+    options = {**OPTIONS, "output": str(place)} if number else None
+    return {
+        "script": str(HERE / "scripts" / f"{name}.py"),
+        "out": f"{place}.out",
+        "err": f"{place}.err",
+        "options": options,
+    }
+
+
+def _read(job: dict[str, Any], status: int) -> Ran:
+    account = Path(job["out"]).with_suffix("") / "run-rank0.json"
+    return Ran(
+        INTERRUPTED.get(status, status),
+        Path(job["out"]).read_text(),
+        Path(job["err"]).read_text(),
+        json.loads(account.read_text()) if account.exists() else {},
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Ran]]:
+    return run_scripts(SCRIPTS, 1, tmp_path_factory.mktemp("scripts"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_does_what_it_does_without_us(name: str, ran: dict[str, list[Ran]]) -> None:
+    plain, recorded = ran[name]
+    assert recorded.out == plain.out
+    assert recorded.status == plain.status, recorded.err
+    assert recorded.account.get("bug") is None
+    assert plain.out, "a script that says nothing shows nothing"
+
+
+def test_most_scripts_are_recorded_to_the_end(ran: dict[str, list[Ran]]) -> None:
+    without = {name for name, (_, recorded) in ran.items() if not recorded.account.get("trace")}
+    assert without <= {"no_optimizer"}
+
+
+def test_ranges_that_cannot_be_ended_keep_the_second_profiler_away(
+    ran: dict[str, list[Ran]],
+) -> None:
+    account = ran["range_of_operators"][1].account
+    assert account["stacks"] is None
+    assert "step by operator" in " ".join(account["warnings"])
+    assert ran["range_around_step"][1].account["stacks"] is not None
+
+
+def test_fifty_backward_passes_without_a_step_are_told_while_it_trains(
+    ran: dict[str, list[Ran]],
+) -> None:
+    assert "50 backward passes, and no step" in ran["no_optimizer"][1].err
+
+
+def main() -> None:
+    times, names = int(sys.argv[1]), sys.argv[2:] or SCRIPTS
+    with TemporaryDirectory() as folder:
+        for name, (plain, *recorded) in run_scripts(names, times, Path(folder)).items():
+            same = sum((one.status, one.out) == (plain.status, plain.out) for one in recorded)
+            others = sorted({one.status for one in recorded} - {plain.status})
+            print(f"{name:28} {same} of {times} as without us {others or ''}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
