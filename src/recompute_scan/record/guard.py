@@ -55,7 +55,7 @@ class Call:
     def outcome(self, *args: Any, **kwargs: Any) -> Any:
         """What came of it; it is called now if it was not."""
         if not self.made:
-            return self(*args, **kwargs)
+            return self._function(*args, **kwargs)
         if self.error is None:
             return self.result
         # An exception that is kept by a frame of its own traceback keeps all that the frames hold.
