@@ -52,6 +52,19 @@ class Call:
             raise
         return self.result
 
+    def outcome(self, *args: Any, **kwargs: Any) -> Any:
+        """What came of it; it is called now if it was not."""
+        if not self.made:
+            return self._function(*args, **kwargs)
+        if self.error is None:
+            return self.result
+        # An exception that is kept by a frame of its own traceback keeps all that the frames hold.
+        error, self.error = self.error, None
+        try:
+            raise error
+        finally:
+            del error
+
 
 class Guard:
     """Stands between one recording and the script.
@@ -96,27 +109,15 @@ class Guard:
                     self._settle()
                 return original(*args, **kwargs)
             call = Call(original)
-            result: Any = None
-            error: BaseException | None = None
             try:
                 return ours(call, *args, **kwargs)
             except BaseException as raised:
                 if raised is call.error or not self._met(raised):
+                    call.error = None
                     raise
                 failed = True
-            finally:
-                result, error = call.result, call.error
-                # A traceback that is kept by its own frame would keep all that the frames hold.
-                call.result = call.error = None
             # Behind the `except`, so that what the script raises now has no context of ours.
-            if not call.made:
-                return original(*args, **kwargs)
-            if error is None:
-                return result
-            try:
-                raise error
-            finally:
-                del error
+            return call.outcome(*args, **kwargs)
 
         return functools.wraps(original)(around) if named else around
 

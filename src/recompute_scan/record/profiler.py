@@ -20,7 +20,7 @@ from recompute_scan.record import ranges
 from recompute_scan.record.forks import let_forked_processes_end
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.patches import Patches
-from recompute_scan.record.quiet import without_grad_warnings, without_kineto_noise
+from recompute_scan.record.quiet import without_grad_warnings, without_kineto_noise, without_modes
 
 # More than plain recordings of a few steps have come to.
 _ENOUGH_BYTES = 4 << 30
@@ -73,7 +73,7 @@ class Window:
         """Begin at a step boundary."""
         let_forked_processes_end()
         self._filters.__enter__()
-        with without_kineto_noise():
+        with without_kineto_noise(), without_modes():
             self._profiler.start()
 
     def step(self) -> None:
@@ -82,16 +82,17 @@ class Window:
         if self.full:
             self.stop()
         elif self._passed == self._lead:
-            with without_kineto_noise():
+            with without_kineto_noise(), without_modes():
                 self._profiler.step()
         else:
-            self._profiler.step()
+            with without_modes():
+                self._profiler.step()
 
     def stop(self) -> None:
         """Close the recording where it stands."""
         if not self._closed:
             self._closed = True
-            with without_kineto_noise():
+            with without_kineto_noise(), without_modes():
                 self._profiler.stop()
             self._filters.__exit__(None, None, None)
             backend = self._profiler.profiler

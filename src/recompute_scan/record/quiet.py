@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
 from recompute_scan.record.compat import KINETO_LINE
 
 _GRAD = re.compile(r"The \.grad attribute of a Tensor")
@@ -60,3 +63,10 @@ def without_grad_warnings() -> Iterator[None]:
     finally:
         with suppress(ValueError):  # the script has reset its filters
             filters.remove(entry)
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Run the body with no mode of the script's on, which would see the profiler's operators."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield

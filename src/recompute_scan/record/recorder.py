@@ -313,12 +313,9 @@ class Recorder:
             self._do_without(open_ranges)
             return
         stacks = self.trace is not None
-        if stacks and (sys.getprofile() is not None or threading.getprofile() is not None):
+        if stacks and (seen_by := _sees_stacks()):
             self._phase = Phase.DONE
-            self._warn(
-                "The step with Python stacks was left out: the script has a profile function of "
-                "its own (sys.setprofile, cProfile), which torch would take out."
-            )
+            self._warn(f"The step with Python stacks was left out: the script has {seen_by}.")
             return
         self._last_step.settle(self._counter.steps, 1 if stacks else lead + self._plan.steps + 1)
         if not lead:
@@ -417,3 +414,14 @@ class Recorder:
             self._progress.show("waiting for the script's own profiler to end")
         elif self._phase is Phase.COUNTING:
             self._progress.show(f"other ranks record, step {made} of {plan.wanted}")
+
+
+def _sees_stacks() -> str | None:
+    """What of the script's a profiler with Python stacks would disturb; ``None`` for nothing."""
+    if sys.getprofile() is not None or threading.getprofile() is not None:
+        return (
+            "a profile function of its own (sys.setprofile, cProfile), which torch would take out"
+        )
+    if getattr(torch._C, "_len_torch_function_stack", lambda: 0)():
+        return "a TorchFunctionMode on, which would see torch look at gradients"
+    return None

@@ -1,8 +1,7 @@
-"""Forks when everything has long been recorded, from a thread too."""
+"""Forks when everything has long been recorded."""
 
 import os
 import sys
-import threading
 
 from tiny import STEPS, Trainer, say
 
@@ -21,6 +20,4 @@ def fork(status):
 
 
 fork(3)
-thread = threading.Thread(target=fork, args=(4,))
-thread.start()
-thread.join()
+fork("words")
