@@ -7,7 +7,8 @@ Of some there are other forms, and repaired twins of these, which get no code.
     python benchmarks/diagnoses.py logs         the logs alone
 
 Then the logs: those written for each known failure, and failures that are none of them; and those
-from public threads, for the half that the rules were built on and the half that was kept aside.
+from public threads, for the half that the rules were built on, the half that was kept aside, and
+those collected later.
 Ends with 1 where an answer differs.
 """
 

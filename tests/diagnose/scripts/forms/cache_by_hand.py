@@ -23,9 +23,7 @@ class Layer(nn.Module):
         key, value = self.key(x), self.value(x)
         if past_key_values is not None:
             if (old := past_key_values.get(self.index)) is not None:
-                key, value = (
-                    torch.cat(pair, dim=1) for pair in zip(old, (key, value), strict=True)
-                )
+                key, value = torch.cat([old[0], key], dim=1), torch.cat([old[1], value], dim=1)
             past_key_values[self.index] = key, value
         scores = self.query(x) @ key.transpose(1, 2)
         return torch.as_tensor(x + torch.softmax(scores, dim=-1) @ value)
