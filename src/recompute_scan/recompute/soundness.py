@@ -138,20 +138,28 @@ def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
     operator = rows[np.repeat(first, many) + within]
     node = engines[asker]
     earlier = calls.end[operator] <= calls.start[node]
-    fits = earlier & _called_after(names, calls.name[node], calls.name[operator])
+    fits = earlier & _belong_together(names, calls.name[node], calls.name[operator], asker)
     led = np.zeros(len(engines), np.bool_)
     led[asker[fits]] = True
     return int((~led).sum()), len(engines)
 
 
-def _called_after(names: list[str], node: Ints, operator: Ints) -> Bool:
-    """For each pair of codes: does the node's name come from the operator's?
+def _belong_together(names: list[str], node: Ints, operator: Ints, asker: Ints) -> Bool:
+    """For each pair of codes: does the node's name come from the operator's, or go with it?
 
-    True where the node's name comes from no operator's.
+    It goes with it where most nodes of the name have such an operator. True where the node's name
+    comes from no operator's.
     """
+    if not len(node):
+        return np.zeros(0, np.bool_)
     pairs, place = np.unique(node.astype(np.int64) * len(names) + operator, return_inverse=True)
-    fits = [_comes_from(names[pair // len(names)], names[pair % len(names)]) for pair in pairs]
-    return np.array(fits, np.bool_)[place.ravel()] if len(pairs) else np.zeros(0, np.bool_)
+    place = place.ravel()
+    spelt = [_comes_from(names[pair // len(names)], names[pair % len(names)]) for pair in pairs]
+    askers = np.unique(np.stack([place, asker]), axis=1)
+    having = np.bincount(askers[0], minlength=len(pairs))
+    of_node = np.bincount(node[np.unique(asker, return_index=True)[1]], minlength=len(names))
+    usual = 2 * having > of_node[pairs // len(names)]
+    return np.asarray((np.array(spelt, np.bool_) | usual)[place])
 
 
 def _comes_from(node: str, operator: str) -> bool:
