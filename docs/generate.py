@@ -1,5 +1,5 @@
 """Write the pages that follow from the code: commands, the result's fields, the Python interface,
-and the reports in ``pages``, each again from the result that stands in it.
+the result's schema, and the reports in ``pages``, each again from the result that stands in it.
 
 ``python docs/generate.py`` writes them (``make fix`` does), and a test checks that they are true.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import importlib
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -496,5 +497,7 @@ PAGES |= {
 
 
 if __name__ == "__main__":
+    schema = DOCS.parent / "src" / "recompute_scan" / "result.schema.json"
+    schema.write_text(json.dumps(json_schema(), indent=2) + "\n", encoding="utf-8")
     for page, write in PAGES.items():
         (DOCS / page).write_text(write(), encoding="utf-8")
