@@ -27,9 +27,10 @@ def let_forked_processes_end() -> None:
     all that Python does there. So such a process ends before the destructors of libraries.
     """
     libc = ctypes.CDLL(None)
-    on_exit, leave, flush = (getattr(libc, n, None) for n in ("on_exit", "_exit", "fcloseall"))
-    if on_exit is not None and leave is not None and flush is not None:  # glibc's
-        in_forked_processes(functools.partial(_leave_early, on_exit, leave, flush))
+    if all(hasattr(libc, name) for name in ("on_exit", "_exit", "fcloseall")):  # glibc's
+        in_forked_processes(
+            functools.partial(_leave_early, libc.on_exit, libc._exit, libc.fcloseall)
+        )
 
 
 def _leave_early(on_exit: Callable[..., object], leave: object, flush: object) -> None:
