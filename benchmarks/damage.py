@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import damages
 from tests.cases.truth import read_truth
 
+from recompute_scan.confidence import confidence
 from recompute_scan.errors import ScanError
-from recompute_scan.headline import confidence
 from recompute_scan.recompute.facts import study
 from recompute_scan.trace.kineto import read
 

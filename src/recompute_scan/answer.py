@@ -8,9 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from recompute_scan import trace as traces
 from recompute_scan._version import __version__
 from recompute_scan.advise.choose import kept
+from recompute_scan.confidence import confidence, doubts
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.headroom import weigh_memory
 from recompute_scan.cost.machine import UNKNOWN_MACHINE, Machine, device_name
@@ -18,8 +18,7 @@ from recompute_scan.cost.memory import Footprint
 from recompute_scan.cost.price import price, time_scale
 from recompute_scan.findings.base import Evidence, is_sharded
 from recompute_scan.findings.registry import check_all
-from recompute_scan.headline import confidence, headline, marks_disagree, places_guessed
-from recompute_scan.recompute.agreement import disagreeing_steps
+from recompute_scan.headline import headline
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.recompute.families import attention_of, count_families, count_kernels
 from recompute_scan.recompute.kernel_evidence import KernelEvidence
@@ -202,26 +201,6 @@ def _steps(facts: Recompute) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _plain_doubts(facts: Recompute) -> list[str]:
-    """Why the plain count lowers the confidence, where it does."""
-    if facts.level == "kernels" or facts.judgement.verdict == "inconclusive":
-        return []
-    if facts.plain.agrees is None:
-        return [
-            "No operator in the trace belongs to a forward pass by its name alone, so the count "
-            "has no second account beside it."
-        ]
-    differing = [tally for tally in facts.plain.tallies if not tally.agrees]
-    if not differing:
-        return []
-    tally = differing[0]
-    hooks = f", {tally.hooked} of them run by gradient hooks" if tally.hooked else ""
-    return [
-        f"The plain count differs: {tally.inside} calls of {tally.name} stand inside the backward "
-        f"pass{hooks}, and the answer explains {tally.again}."
-    ]
-
-
 def _micro_batches(batch: Int64) -> int:
     """Forward passes of one step, from the pass that each of its operators belongs to.
 
@@ -280,38 +259,4 @@ def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
     found = list(info.warnings) if info else []
     if info is not None and info.message:
         found.append(info.message)
-    found.extend(traces.sentences(facts.trace.health, len(facts.trace)))
-    if places_guessed(facts):
-        found.append(
-            f"Times are whole microseconds, and of {facts.calls.guessed} of {len(facts.calls)} "
-            "calls neither they nor the rest of the trace tell which other call they belong to."
-        )
-    if facts.framed:
-        found.append(
-            "Who asked for the checkpoints was read off Python frames: a line is that where the "
-            "function begins that makes the call, and who switched it on is not known."
-        )
-    if facts.attention is not None and facts.level == "kernels":
-        found.extend(facts.attention.notes)
-    if differing := disagreeing_steps(facts):
-        said = ", ".join(
-            f"{step} ({'not known' if runs is None else f'{runs:g}'})"
-            for step, runs in differing.items()
-        )
-        found.append(f"Steps differ from the others in how often work runs again: {said}.")
-    if facts.marks is not None and marks_disagree(facts):
-        found.append(
-            f"The marks of the recorded checkpoints and the operators disagree on "
-            f"{facts.marks.disagreeing} of {facts.marks.replayed} replayed operators; the counts "
-            "are those of the operators."
-        )
-    found.extend(_plain_doubts(facts))
-    if unlaunched := facts.work.unlaunched:
-        every = len(facts.kernels.event)
-        found.append(
-            "No device activity has a record of its launch, so none belongs to an operator."
-            if unlaunched == every
-            else f"{unlaunched} of {every} device activities have no record of their launch and "
-            "belong to no operator: recording began while the GPU still had a queue."
-        )
-    return tuple(found)
+    return (*found, *doubts(facts))

@@ -1,20 +1,10 @@
-"""The verdict in one sentence, and how sure it is."""
+"""The verdict in one sentence."""
 
 from __future__ import annotations
 
-from recompute_scan.recompute.agreement import disagreeing_steps
-from recompute_scan.recompute.facts import Recompute
-from recompute_scan.result import MEASURED, Level, Result
-from recompute_scan.trace.health import lost_evidence
+from recompute_scan.result import MEASURED, Result
 from recompute_scan.units import ms
 
-_DOUBTFUL_SHARE = 0.02
-_DOUBTFUL_NUMBER = 3
-_MANY_UNLAUNCHED = 0.3
-# Calls whose place among the others is a guess, as shares of all. Measured on traces cut to whole
-# microseconds: up to 0.14 % and every answer right on hosts as fast as today's; the first wrong
-# answer at 0.35 %, and over 2.5 % where a file's order was lost.
-_SOME_GUESSED, _MANY_GUESSED = 0.002, 0.02
 # Less of a step, in %, is not said to be wasted.
 _WORTH_SAYING = 0.5
 
@@ -76,47 +66,6 @@ def _headline_of_attention(result: Result) -> str:
         f"Checkpointing is doubled: attention's forward runs {highest:g} more times in each "
         "backward pass."
     )
-
-
-def confidence(facts: Recompute) -> Level:
-    """How sure the counts are, by written rules (``docs/design.md``).
-
-    ``low``: no verdict; over 30 % of the kernels without a record of their launch; over 2 % of
-    the calls in a place that is a guess; or attention's kernels alone, and no launching thread
-    tells replays apart, nothing marks the steps, or steps differ. ``medium``: attention's kernels
-    alone; only one complete step; steps that differ; marks that disagree with the operators; a
-    plain count that disagrees, or is of nothing; over 0.2 % of the calls in a place that is a
-    guess; part of the trace lost. Else ``high``.
-    """
-    attention = facts.attention if facts.level == "kernels" else None
-    unsure = _many_unlaunched(facts) or places_guessed(facts, _MANY_GUESSED)
-    if facts.judgement.verdict == "inconclusive" or unsure:
-        return "low"
-    if attention is not None:
-        told = attention.by_thread and attention.steps_marked and not disagreeing_steps(facts)
-        return "medium" if told else "low"
-    lost = lost_evidence(facts.trace.health)
-    alone = facts.plain.agrees is not True
-    doubtful = marks_disagree(facts) or facts.complete_count < 2 or disagreeing_steps(facts)
-    return "medium" if lost or doubtful or alone or places_guessed(facts) else "high"
-
-
-def places_guessed(facts: Recompute, most: float = _SOME_GUESSED) -> bool:
-    """Is the place of more than this share of the calls a guess?"""
-    return facts.calls.guessed > most * len(facts.calls)
-
-
-def marks_disagree(facts: Recompute) -> bool:
-    """Do the run wrapper's marks and the operators differ by more than a stray few?"""
-    marks = facts.marks
-    if marks is None:
-        return False
-    allowed = max(_DOUBTFUL_NUMBER, _DOUBTFUL_SHARE * marks.replayed)
-    return marks.disagreeing > allowed
-
-
-def _many_unlaunched(facts: Recompute) -> bool:
-    return facts.work.unlaunched > _MANY_UNLAUNCHED * max(1, len(facts.kernels.event))
 
 
 def _decapitalised(sentence: str) -> str:

@@ -167,34 +167,46 @@ def _family(stem: str, about: str, own: Under, round_r: bool = True) -> tuple[Ca
     )
 
 
+def _run_coupling(x: Tensor, y: Tensor, f: Function, g: Function) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        x = x + f(y)
+        return x, y + g(x)
+
+
+def _rebuild_coupling(
+    f: Function, g: Function, x: Tensor, y: Tensor, dx: Tensor, dy: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The inputs of a coupling, from its outputs, and the gradients of both."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_(True)
+        of_x = g(x)
+    torch.autograd.backward(of_x, dy)
+    assert x.grad is not None
+    with torch.no_grad():
+        y, dx = y - of_x, dx + x.grad
+    with torch.enable_grad():
+        y = y.detach().requires_grad_(True)
+        of_y = f(y)
+    torch.autograd.backward(of_y, dx)
+    assert y.grad is not None
+    with torch.no_grad():
+        return x - of_y, y, dx, dy + y.grad
+
+
 class _ReversibleBlock(torch.autograd.Function):
     """One coupling block that keeps its output only: its backward rebuilds the inputs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, f: Function, g: Function) -> Any:
-        with torch.no_grad():
-            x = x + f(y)
-            y = y + g(x)
-        ctx.save_for_backward(x, y)
+        outputs = _run_coupling(x, y, f, g)
+        ctx.save_for_backward(*outputs)
         ctx.functions = f, g
-        return x, y
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor, dy: Tensor) -> Any:
         (x, y), (f, g) = ctx.saved_tensors, ctx.functions
-        with torch.enable_grad():
-            x = x.detach().requires_grad_(True)
-            of_x = g(x)
-        torch.autograd.backward(of_x, dy)
-        with torch.no_grad():
-            y = y - of_x
-            dx = dx + x.grad
-        with torch.enable_grad():
-            y = y.detach().requires_grad_(True)
-            of_y = f(y)
-        torch.autograd.backward(of_y, dx)
-        with torch.no_grad():
-            dy = dy + y.grad
+        _, _, dx, dy = _rebuild_coupling(f, g, x, y, dx, dy)
         return dx, dy, None, None
 
 
@@ -203,10 +215,8 @@ class _ReversibleChain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, blocks: Sequence[tuple[Any, Any]]) -> Any:
-        with torch.no_grad():
-            for f, g in blocks:
-                x = x + f(y)
-                y = y + g(x)
+        for f, g in blocks:
+            x, y = _run_coupling(x, y, f, g)
         ctx.blocks = blocks
         ctx.save_for_backward(x, y)
         return x, y
@@ -215,20 +225,7 @@ class _ReversibleChain(torch.autograd.Function):
     def backward(ctx: Any, dx: Tensor, dy: Tensor) -> Any:
         x, y = ctx.saved_tensors
         for f, g in reversed(ctx.blocks):
-            with torch.enable_grad():
-                x = x.detach().requires_grad_(True)
-                of_x = g(x)
-            torch.autograd.backward(of_x, dy)
-            with torch.no_grad():
-                y = y - of_x
-                dx = dx + x.grad
-            with torch.enable_grad():
-                y = y.detach().requires_grad_(True)
-                of_y = f(y)
-            torch.autograd.backward(of_y, dx)
-            with torch.no_grad():
-                dy = dy + y.grad
-                x = x - of_y
+            x, y, dx, dy = _rebuild_coupling(f, g, x, y, dx, dy)
         return dx, dy, None
 
 

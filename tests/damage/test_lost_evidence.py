@@ -13,7 +13,7 @@ from benchmarks.damage import answer, damaged, events_of, labelled
 from benchmarks.damages import KNOWN, LATER, WAYS
 
 from recompute_scan.answer import result_of
-from recompute_scan.headline import confidence
+from recompute_scan.confidence import confidence
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.trace.kineto import read
 from tests.fuzz.seeds import training

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from recompute_scan.confidence import confidence
 from recompute_scan.findings.base import Evidence, NotApplicable
 from recompute_scan.findings.compiled_recompute import check
-from recompute_scan.headline import confidence
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Finding

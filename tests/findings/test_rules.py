@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.advise.registry import MECHANISMS
+from recompute_scan.confidence import confidence
 from recompute_scan.cost.price import price
 from recompute_scan.diagnose.registry import names
 from recompute_scan.findings import memory_headroom, registry
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.findings.registry import RULES, check_all
-from recompute_scan.headline import confidence
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.report.words import MECHANISM_WORDS

@@ -10,11 +10,11 @@ from pathlib import Path
 from recompute_scan.answer import result_of
 from recompute_scan.check import Policy, judge
 from recompute_scan.check.baseline import parse_baseline
+from recompute_scan.confidence import confidence
 from recompute_scan.diagnose.classify import diagnose_log
 from recompute_scan.diagnose.logs import lines_of, read_log
 from recompute_scan.diagnose.outcome import finding_of
 from recompute_scan.errors import ScanError
-from recompute_scan.headline import confidence
 from recompute_scan.pipeline import analyse
 from recompute_scan.recompute.facts import study
 from recompute_scan.report.failure import explanation

@@ -160,6 +160,7 @@ def classify(calls: Calls) -> Structure:
         _settle_hooks(calls, role, engine, owner, node)
     number = _numbers(calls, role, engine, np.flatnonzero(node))
     _settle_formulas(calls, role, owner, number)
+    _settle_parts(calls, role, engine, function, number, classes)
     return Structure(
         role=role,
         engine=engine,
@@ -265,6 +266,21 @@ def _settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints) -> No
     np.maximum.at(replay_end, owner[numbered], calls.end[numbered])
     late = candidates[calls.start[candidates] >= replay_end[owner[candidates]]]
     role[late] = Role.FORMULA
+
+
+def _settle_parts(
+    calls: Calls, role: Int8, engine: Int32, function: Int32, number: Ints, classes: _NameClasses
+) -> None:
+    """Turn what a function that goes through its block in parts works out itself into FORMULA.
+
+    Between the parts it rebuilds inputs and adds up gradients, without gradients of its own. In
+    place.
+    """
+    nodes = {f"{name}Backward" for name in classes.functions.in_parts}
+    in_parts = np.array([name.removeprefix(words.ENGINE) in nodes for name in calls.names])
+    own = (role == Role.CANDIDATE) & (number < 0) & (function < 0)
+    rows = np.flatnonzero(own & in_parts[calls.name[engine]])
+    role[rows] = Role.FORMULA
 
 
 def _tops(calls: Calls, role: Int8) -> Int32:

@@ -1,0 +1,116 @@
+"""How sure an answer is, by written rules (``docs/design.md``), and why no surer, in sentences."""
+
+from __future__ import annotations
+
+from recompute_scan.recompute.agreement import disagreeing_steps
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.result import Level
+from recompute_scan.trace.health import lost_evidence, sentences
+
+_DOUBTFUL_SHARE = 0.02
+_DOUBTFUL_NUMBER = 3
+_MANY_UNLAUNCHED = 0.3
+# Calls whose place among the others is a guess, as shares of all. Measured on traces cut to whole
+# microseconds: up to 0.14 % and every answer right on hosts as fast as today's; the first wrong
+# answer at 0.35 %, and over 2.5 % where a file's order was lost.
+_SOME_GUESSED, _MANY_GUESSED = 0.002, 0.02
+
+
+def confidence(facts: Recompute) -> Level:
+    """How sure the counts are, by written rules (``docs/design.md``).
+
+    ``low``: no verdict; over 30 % of the kernels without a record of their launch; over 2 % of
+    the calls in a place that is a guess; or attention's kernels alone, and no launching thread
+    tells replays apart, nothing marks the steps, or steps differ. ``medium``: attention's kernels
+    alone; only one complete step; steps that differ; marks that disagree with the operators; a
+    plain count that disagrees, or is of nothing; over 0.2 % of the calls in a place that is a
+    guess; part of the trace lost. Else ``high``.
+    """
+    attention = facts.attention if facts.level == "kernels" else None
+    unsure = _many_unlaunched(facts) or places_guessed(facts, _MANY_GUESSED)
+    if facts.judgement.verdict == "inconclusive" or unsure:
+        return "low"
+    if attention is not None:
+        told = attention.by_thread and attention.steps_marked and not disagreeing_steps(facts)
+        return "medium" if told else "low"
+    lost = lost_evidence(facts.trace.health)
+    alone = facts.plain.agrees is not True
+    doubtful = marks_disagree(facts) or facts.complete_count < 2 or disagreeing_steps(facts)
+    return "medium" if lost or doubtful or alone or places_guessed(facts) else "high"
+
+
+def places_guessed(facts: Recompute, most: float = _SOME_GUESSED) -> bool:
+    """Is the place of more than this share of the calls a guess?"""
+    return facts.calls.guessed > most * len(facts.calls)
+
+
+def marks_disagree(facts: Recompute) -> bool:
+    """Do the run wrapper's marks and the operators differ by more than a stray few?"""
+    marks = facts.marks
+    if marks is None:
+        return False
+    allowed = max(_DOUBTFUL_NUMBER, _DOUBTFUL_SHARE * marks.replayed)
+    return marks.disagreeing > allowed
+
+
+def _many_unlaunched(facts: Recompute) -> bool:
+    return facts.work.unlaunched > _MANY_UNLAUNCHED * max(1, len(facts.kernels.event))
+
+
+def doubts(facts: Recompute) -> tuple[str, ...]:
+    """What the reader has to know of the evidence, one sentence each."""
+    found = list(sentences(facts.trace.health, len(facts.trace)))
+    if places_guessed(facts):
+        found.append(
+            f"Times are whole microseconds, and of {facts.calls.guessed} of {len(facts.calls)} "
+            "calls neither they nor the rest of the trace tell which other call they belong to."
+        )
+    if facts.framed:
+        found.append(
+            "Who asked for the checkpoints was read off Python frames: a line is that where the "
+            "function begins that makes the call, and who switched it on is not known."
+        )
+    if facts.attention is not None and facts.level == "kernels":
+        found.extend(facts.attention.notes)
+    if differing := disagreeing_steps(facts):
+        said = ", ".join(
+            f"{step} ({'not known' if runs is None else f'{runs:g}'})"
+            for step, runs in differing.items()
+        )
+        found.append(f"Steps differ from the others in how often work runs again: {said}.")
+    if facts.marks is not None and marks_disagree(facts):
+        found.append(
+            f"The marks of the recorded checkpoints and the operators disagree on "
+            f"{facts.marks.disagreeing} of {facts.marks.replayed} replayed operators; the counts "
+            "are those of the operators."
+        )
+    found.extend(_plain_doubts(facts))
+    if unlaunched := facts.work.unlaunched:
+        every = len(facts.kernels.event)
+        found.append(
+            "No device activity has a record of its launch, so none belongs to an operator."
+            if unlaunched == every
+            else f"{unlaunched} of {every} device activities have no record of their launch and "
+            "belong to no operator: recording began while the GPU still had a queue."
+        )
+    return tuple(found)
+
+
+def _plain_doubts(facts: Recompute) -> list[str]:
+    """Why the plain count lowers the confidence, where it does."""
+    if facts.level == "kernels" or facts.judgement.verdict == "inconclusive":
+        return []
+    if facts.plain.agrees is None:
+        return [
+            "No operator in the trace belongs to a forward pass by its name alone, so the count "
+            "has no second account beside it."
+        ]
+    differing = [tally for tally in facts.plain.tallies if not tally.agrees]
+    if not differing:
+        return []
+    tally = differing[0]
+    hooks = f", {tally.hooked} of them run by gradient hooks" if tally.hooked else ""
+    return [
+        f"The plain count differs: {tally.inside} calls of {tally.name} stand inside the backward "
+        f"pass{hooks}, and the answer explains {tally.again}."
+    ]
