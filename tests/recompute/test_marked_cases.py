@@ -18,8 +18,10 @@ from tests.cases.truth import Truth
 
 CASES = {case.name: case for group in GROUPS.values() for case in group}
 
-# Their own replay is in a gradient hook, which no probe sees.
-UNSEEN = {name for name in CASES if name.startswith("discarded_")}
+# Their own replay is in a gradient hook, which no probe sees; or their function gets what it runs
+# in a way that cannot be replaced: in a list, or by a context that is set up apart.
+UNSEEN = {name for name in CASES if name.startswith(("discarded_", "lean"))}
+UNSEEN |= {"reversible_chain", "every_second"}
 
 
 @pytest.fixture(autouse=True)

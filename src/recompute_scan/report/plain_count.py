@@ -31,8 +31,8 @@ def plain_count_row(result: Result) -> tuple[str, str] | None:
     name = shown.name.removeprefix("aten::")
     return (
         _AGREES[check.agrees],
-        f"{plural(shown.inside, 'call')} of {name} inside the backward pass, "
-        f"{count(shown.outside)} outside",
+        f"{plural(shown.inside, 'call')} of {name} inside the backward pass and "
+        f"{count(shown.outside)} outside, in the whole trace",
     )
 
 
