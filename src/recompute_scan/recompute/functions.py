@@ -8,14 +8,13 @@ the forward pass under the function's name, so that one leads to the other in an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.trace.columns import Bool, Int64, Ints, Kind
+from recompute_scan.trace.columns import Bool, Int64, Kind
 
 _NODE = "Backward"
 # Nodes looked at for each name: one function does the same in every call.
@@ -101,13 +100,13 @@ def _operators_around(calls: Calls, rows: Int64) -> Int64:
 
 def _runs_again(calls: Calls, function: int, node: int, stop: int) -> bool:
     """Does a node, before its own backward pass begins at ``stop``, run its call's operators?"""
-    rows = _own_operators(calls, node, node + 1, stop)
-    own = _call_of(calls, function, node) if len(rows) else None
+    if not len(_own_operators(calls, node, node + 1, stop)):
+        return False
+    own = _call_of(calls, function, node)
     if own is None:
         return False
-    inside = np.arange(own + 1, own + 1 + int(calls.size[own]))
-    first = set(_kinds(calls, inside))
-    again = set(_kinds(calls, rows))
+    first = _kinds(calls, own + 1, own + 1 + int(calls.size[own]))
+    again = _kinds(calls, node + 1, stop)
     return len(again & first) >= _OWN_SHARE * len(again)
 
 
@@ -149,5 +148,7 @@ def _call_of(calls: Calls, function: int, node: int) -> int | None:
     return int(rows[-1]) if len(rows) else None
 
 
-def _kinds(calls: Calls, rows: Ints) -> Iterable[tuple[int, int]]:
-    return zip(calls.name[rows].tolist(), calls.dims[rows].tolist(), strict=True)
+def _kinds(calls: Calls, first: int, stop: int) -> set[tuple[int, int]]:
+    """Name and shapes of each operator within [first, stop), those inside others too."""
+    rows = first + np.flatnonzero(calls.kind[first:stop] == Kind.OP)
+    return set(zip(calls.name[rows].tolist(), calls.dims[rows].tolist(), strict=True))
