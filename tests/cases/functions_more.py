@@ -176,7 +176,12 @@ MORE_FUNCTIONS = (
     Case("product", "Its second run goes on into a product.", "full", under(_PRODUCT)),
     Case("half_kept", "Its second run has other inputs' types before.", "full", under(_CAST)),
     Case("many", "Several tensors in and out.", "full", under(_many("SeveralKept"))),
-    Case("two_names", "Two functions, one in the other.", "doubled", under(_PRODUCT, _CAST)),
+    Case(
+        "two_names",
+        "Two functions, one in the other.",
+        "doubled",
+        under(_PRODUCT, passing_parameters("InnerKeeper")),
+    ),
     Case("every_second", "Every second layer.", "partial", some_layers(_CONTEXT, 2)),
     Case("two_kinds", "Two models of one class: 2 and 1.", "doubled", two_kinds()),
 )
