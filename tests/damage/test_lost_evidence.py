@@ -186,8 +186,6 @@ def test_public_traces_of_every_age_are_held_sound_or_known_not_to_be() -> None:
             if lost(facts):
                 flagged[label.name] = set(lost(facts))
     assert flagged == {
-        "v100-megatron-tp2-rank0.json.gz": {"numbers_astray"},
-        "v100-megatron-tp2-rank1.json.gz": {"numbers_astray"},
         "v100-resnet50-torch1.8.json.gz": {"numbers_astray"},
         "v100-torchrec.json.gz": {"numbers_astray"},
     }
