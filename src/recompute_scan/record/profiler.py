@@ -7,6 +7,7 @@ import gzip
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -160,6 +161,7 @@ class OtherProfilers:
         self._guard = guard or Guard()
         self._give_way = give_way
         self._ours = False
+        self._begun: weakref.WeakSet[Any] = weakref.WeakSet()
         self._patches = Patches()
 
     def install(self) -> None:
@@ -185,17 +187,22 @@ class OtherProfilers:
         finally:
             self._ours = False
 
-    @staticmethod
-    def running() -> bool:
-        """Whether some profiler records in this thread now."""
-        return bool(torch._C._autograd._profiler_enabled())
+    def running(self) -> bool:
+        """Whether some profiler records in this thread now, or one of the script's warms up.
+
+        A profiler that starts while another warms up cancels that one, which then records into
+        memory that is no longer its own.
+        """
+        return bool(self._begun) or bool(torch._C._autograd._profiler_enabled())
 
     def _starts(self, call: Call, profiler: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._ours and profiler.enabled:
             self._give_way()
+            self._begun.add(profiler)
         return call(profiler, *args, **kwargs)
 
     def _ends(self, call: Call, profiler: Any, *args: Any, **kwargs: Any) -> Any:
+        self._begun.discard(profiler)
         result = call(profiler, *args, **kwargs)
         if not self._ours and profiler.enabled:
             if isinstance(profiler, autograd_profiler.profile):
