@@ -173,6 +173,11 @@ class OtherProfilers:
                     self._patches.replace(kind, name, starts)
             ends = self._guard.around(kind.__exit__, self._ends)
             self._patches.replace(kind, "__exit__", ends)
+        name = "_call_end_callbacks_on_future"
+        later = getattr(autograd_profiler.record_function, name, None)
+        if later is not None:
+            ends = self._guard.around(later, self._ends_later)
+            self._patches.replace(autograd_profiler.record_function, name, ends)
 
     def remove(self) -> None:
         """Stop watching."""
@@ -200,6 +205,15 @@ class OtherProfilers:
             self._give_way()
             self._begun.add(profiler)
         return call(profiler, *args, **kwargs)
+
+    def _ends_later(self, call: Call, own: Any, future: Any) -> Any:
+        """In a window of ours a range ends where its block ends, and not with a future.
+
+        That may come when the window is over, and would write into memory that is freed by then.
+        """
+        if torch._C._autograd._profiler_enabled() and not self._begun:
+            return future
+        return call(own, future)
 
     def _ends(self, call: Call, profiler: Any, *args: Any, **kwargs: Any) -> Any:
         self._begun.discard(profiler)
