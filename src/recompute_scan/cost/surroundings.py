@@ -13,6 +13,7 @@ from recompute_scan.cost.entries import Entries, typical_gap
 from recompute_scan.cost.hooks import saved_tensors
 from recompute_scan.cost.moments import Moments
 from recompute_scan.cost.runs import Stretch, find_stretches
+from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.structure import Role, root_engines
 from recompute_scan.trace.columns import Bool, Int32
@@ -58,7 +59,7 @@ def surroundings(facts: Recompute, begin: int, end: int) -> Surroundings:
         replayed[replay.again] = True
     above = np.maximum(calls.parent, 0)
     node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
-    nodes = frozenset(f"{name}Backward" for name in facts.structure.functions.names)
+    nodes = words.nodes_of(facts.structure.functions.names)
     checkpoint_node = _named(facts, nodes)
     marking = _named(facts, frozenset({MARKING}))
     work = replayed | np.isin(role, (Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD))

@@ -97,7 +97,7 @@ def count_plainly(
     if not len(rows):
         rows = _named(trace, words.light_forward)
     engines, nodes = _backward_ranges(trace)
-    losses = {f"{name}Backward" for name in structure.functions.losses}
+    losses = words.nodes_of(structure.functions.losses)
     formula = np.array([name in losses for name in trace.names], np.bool_)
     formulas = np.flatnonzero(formula[trace.name] & (trace.kind == Kind.OP))
     rows = rows[_with_gradients(trace, rows, engines) & ~_lie_in(trace, rows, formulas)]

@@ -276,7 +276,7 @@ def _settle_parts(
     Between the parts it rebuilds inputs and adds up gradients, without gradients of its own. In
     place.
     """
-    nodes = {f"{name}Backward" for name in classes.functions.in_parts}
+    nodes = words.nodes_of(classes.functions.in_parts)
     in_parts = np.array([name.removeprefix(words.ENGINE) in nodes for name in calls.names])
     own = (role == Role.CANDIDATE) & (number < 0) & (function < 0)
     rows = np.flatnonzero(own & in_parts[calls.name[engine]])
@@ -315,7 +315,7 @@ def _classify_names(calls: Calls) -> _NameClasses:
         engine=engine,
         node=node,
         function=among(functions.names),
-        checkpoint_node=among({f"{name}Backward" for name in functions.names}),
+        checkpoint_node=among(words.nodes_of(functions.names)),
         functions=functions,
         optimizer=calls.matching(words.OPTIMIZER),
         plumbing=calls.matching(words.PLUMBING),

@@ -99,9 +99,9 @@ def _whole(counts: Counts, block: Block) -> bool:
 
 def _by_design(calls: Calls, structure: Structure, alignment: Alignment) -> bool:
     """Did nothing run again but what functions do in parts, as their models are made?"""
-    nodes = {f"{words.ENGINE}{name}Backward" for name in structure.functions.in_parts}
-    nodes |= {name.removeprefix(words.ENGINE) for name in nodes}
-    return all(calls.names[calls.name[replay.engine]] in nodes for replay in alignment.replays)
+    nodes = words.nodes_of(structure.functions.in_parts)
+    ran_in = (calls.names[calls.name[replay.engine]] for replay in alignment.replays)
+    return all(name.removeprefix(words.ENGINE) in nodes for name in ran_in)
 
 
 def _lost(structure: Structure, unexplained: Int64) -> str | None:

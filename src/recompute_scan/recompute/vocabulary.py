@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,14 @@ CHECKPOINT_FUNCTIONS = {
 TORCHS_FUNCTION = "CheckpointFunction"
 # The mechanism of a function that none of these names is.
 OWN_FUNCTION = "own-function"
-CHECKPOINT_NODES = frozenset(f"{name}Backward" for name in CHECKPOINT_FUNCTIONS)
+
+
+def nodes_of(functions: Iterable[str]) -> frozenset[str]:
+    """Names of the nodes of these autograd functions (``torch/autograd/function.py``)."""
+    return frozenset(f"{name}Backward" for name in functions)
+
+
+CHECKPOINT_NODES = nodes_of(CHECKPOINT_FUNCTIONS)
 
 # Its replay is started by a gradient hook, not by a node that asks for a saved tensor:
 # megatron/core/tensor_parallel/random.py, discard_output_and_register_recompute.
