@@ -242,7 +242,7 @@ def _run(one: Fault, folder: Path, out: Path) -> tuple[int, str]:
 
 def _when_timed(process: subprocess.Popen[bytes], out: Path) -> None:
     deadline = time.monotonic() + TIMEOUT_S
-    while len(list(out.glob("so-far-rank*.json"))) < 2 and process.poll() is None:
+    while len(_timed(out)) < 2 and process.poll() is None:
         if time.monotonic() > deadline:
             return
         time.sleep(0.1)

@@ -10,6 +10,7 @@ one began, so that nothing contradicts the trace.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,23 +149,31 @@ def _event_waits(facts: Recompute, device: Device) -> tuple[Int64, Int64]:
     records, last = records[last >= 0], last[last >= 0]
     recorded = calls.start[records]
     following = _neighbour(device, calls.thread[waits], calls.start[waits], before=False)
+    waits, following = waits[following >= 0], following[following >= 0]
+    waited = calls.start[waits]
+    newest_of = np.searchsorted(recorded, waited) - 1
     launches = _Launches(device)
+    # Lists: an element of an array costs ten times one of a list.
+    stream, start, end, order = (
+        array.tolist() for array in (device.stream, device.start, device.end, device.order)
+    )
+    moments, sources = recorded.tolist(), last.tolist()
     pairs = []
-    for wait, target in zip(waits[following >= 0], following[following >= 0], strict=True):
-        newest = int(np.searchsorted(recorded, calls.start[wait])) - 1
+    for wait, target, newest in zip(
+        waited.tolist(), following.tolist(), newest_of.tolist(), strict=True
+    ):
         for at in range(newest, max(-1, newest - _RECORDS), -1):
-            source = int(last[at])
-            if device.stream[source] == device.stream[target]:
+            source = sources[at]
+            if stream[source] == stream[target]:
                 # Recorded just for this wait, so on another stream than the one that waits.
-                moment = int(recorded[at])
-                if at < newest or launches.any_between(moment, int(calls.start[wait])):
+                if at < newest or launches.any_between(moments[at], wait):
                     continue
-                source = launches.last_on_another(int(target), moment)
+                source = launches.last_on_another(target, moments[at])
                 if source < 0:
                     continue
-            if device.end[source] <= device.start[target]:
-                if device.order[source] <= device.order[target]:
-                    pairs.append((source, int(target)))
+            if end[source] <= start[target]:
+                if order[source] <= order[target]:
+                    pairs.append((source, target))
                 break
     found = np.array(sorted(set(pairs), key=lambda pair: pair[::-1]), np.int64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
@@ -175,15 +184,15 @@ class _Launches:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        order = np.argsort(device.launched, kind="stable")
-        self._all = device.launched[order]
-        self._of_stream = {
-            int(device.stream[part[0]]): part[np.argsort(device.launched[part], kind="stable")]
-            for part in _by_stream(device.stream)
-        }
+        self._all = np.sort(device.launched).tolist()
+        self._of_stream = {}
+        for part in _by_stream(device.stream):
+            kernels = part[np.argsort(device.launched[part], kind="stable")]
+            launched = device.launched[kernels].tolist()
+            self._of_stream[int(device.stream[part[0]])] = (kernels, launched)
 
     def any_between(self, begin: int, end: int) -> bool:
-        return bool(np.searchsorted(self._all, begin) < np.searchsorted(self._all, end))
+        return bisect_left(self._all, begin) < bisect_left(self._all, end)
 
     def last_on_another(self, target: int, before: int) -> int:
         """The last kernel launched before a time on another stream than the target's, or -1.
@@ -191,15 +200,15 @@ class _Launches:
         Only one that was over when the target began.
         """
         device = self._device
-        found = -1
-        for stream, kernels in self._of_stream.items():
-            at = int(np.searchsorted(device.launched[kernels], before)) - 1
+        found, latest = -1, -1
+        for stream, (kernels, launched) in self._of_stream.items():
+            at = bisect_left(launched, before) - 1
             if stream == device.stream[target] or at < 0:
                 continue
             kernel = int(kernels[at])
-            later = found < 0 or device.launched[kernel] > device.launched[found]
+            later = found < 0 or launched[at] > latest
             if later and device.end[kernel] <= device.start[target]:
-                found = kernel
+                found, latest = kernel, launched[at]
         return found
 
 
