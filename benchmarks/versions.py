@@ -20,118 +20,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.environments import ROOT, VERSIONS, Environment, Version
+
 KEPT = ROOT / "build" / "versions"
 SCRIPTS = ROOT / "tests" / "versions"
-TIMEOUT_S = 900
 OUTPUT = 4000
-
-
-@dataclass(frozen=True)
-class Version:
-    """A version of torch with the packages of its day.
-
-    Attributes:
-        name: As asked for by ``--only``.
-        packages: What pip is asked for.
-        fsdp: Whether FSDP runs on a CPU; in 2.1 it asks for a GPU's streams.
-    """
-
-    name: str
-    packages: tuple[str, ...]
-    fsdp: bool = True
-
-    def has(self, check: str) -> bool:
-        """Whether there is something to see."""
-        return self.fsdp or check not in NEED_FSDP
-
-
-VERSIONS = (
-    Version(
-        "2.1",
-        ("torch==2.1.2", "transformers==4.45.2", "accelerate==0.34.2", "numpy<2"),
-        fsdp=False,
-    ),
-    Version("2.2", ("torch==2.2.2", "transformers==4.45.2", "accelerate==0.34.2", "numpy<2")),
-    Version("2.3", ("torch==2.3.1", "transformers==4.40.2", "accelerate==0.30.1", "numpy<2")),
-    Version("2.4", ("torch==2.4.1", "transformers==4.46.3", "accelerate==0.34.2")),
-    Version("2.6", ("torch==2.6.0", "transformers==4.51.3", "accelerate==1.6.0")),
-    Version("2.8", ("torch==2.8.0", "transformers==4.55.4", "accelerate==1.10.1")),
-    Version("2.10", ("torch==2.10.0", "transformers==4.57.3", "accelerate")),
-    Version("2.13", ("torch==2.13.0", "transformers>=5", "accelerate")),
-    Version("newest", ("torch", "transformers>=5", "accelerate")),
-)
-
-
-@dataclass(frozen=True)
-class Ran:
-    """How a program ended."""
-
-    status: int
-    output: str
-    seconds: float
-
-
-class Environment:
-    """A virtual environment that is removed again.
-
-    Args:
-        folder: Where it is made.
-        scratch: Where programs run.
-    """
-
-    def __init__(self, folder: Path, scratch: Path) -> None:
-        self._folder = folder
-        self.scratch = scratch
-        self.python = str(folder / "bin" / "python")
-
-    def make(self, packages: Sequence[str]) -> Ran:
-        """Torch first, so that its pin is met; then this project with all that it needs."""
-        self.remove()
-        subprocess.run([sys.executable, "-m", "venv", str(self._folder)], check=True)
-        self.scratch.mkdir(parents=True)
-        install = (self.python, "-m", "pip", "install", "--quiet", "--no-cache-dir")
-        pins = [package for package in packages if package.startswith("numpy")]
-        return self.run([*install, *packages, f"{ROOT}[torch]", *pins], timeout_s=3600)
-
-    def run(
-        self, command: Sequence[str], *, folder: str = ".", timeout_s: float = TIMEOUT_S
-    ) -> Ran:
-        """Run a program in a folder of its own, with one thread a process."""
-        began = time.monotonic()
-        where = self.scratch / folder
-        where.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
-        try:
-            done = subprocess.run(
-                list(command),
-                cwd=where,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as late:
-            said = late.stdout if isinstance(late.stdout, str) else ""
-            return Ran(124, f"{said}\nended after {timeout_s:g} s", time.monotonic() - began)
-        return Ran(done.returncode, done.stdout, time.monotonic() - began)
-
-    def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 Check = Callable[[Environment, str], tuple[bool, str]]
@@ -225,8 +126,9 @@ def accuracy(evidence: str) -> Check:
 
     def check(environment: Environment, folder: str) -> tuple[bool, str]:
         program = str(ROOT / "benchmarks" / "accuracy.py")
-        groups = ("--group", "core", "distributed", "--evidence", evidence)
-        ran = environment.run([environment.python, program, *groups], folder=folder)
+        # Times as this version writes them.
+        chosen = ("--group", "core", "distributed", "--evidence", evidence, "--times", "ns")
+        ran = environment.run([environment.python, program, *chosen], folder=folder)
         wrong = [line for line in ran.output.splitlines() if line.endswith(" NO")]
         end = ran.output.rstrip().rpartition("\n")[2]
         return ran.status == 0 and end.endswith("right"), "\n".join([*wrong, end, ran.output])
@@ -280,15 +182,20 @@ def print_table(versions: Sequence[Version], checks: Sequence[str]) -> bool:
     for version, row in zip(versions, rows, strict=True):
         about = row.get("about", {})
         seen = row.get("checks", {})
-        cells = [_cell(seen.get(name)) if version.has(name) else "-" for name in checks]
+        cells = [_cell(seen.get(name)) if _has(version, name) else "-" for name in checks]
         facts = [about.get(name, "") for name in ("torch", "transformers", "python")]
         print(f"| {facts[0] or version.name} | {facts[1]} | {facts[2]} |", " | ".join(cells), "|")
     return all(
         row.get("checks", {}).get(name, {}).get("right")
         for version, row in zip(versions, rows, strict=True)
         for name in checks
-        if version.has(name)
+        if _has(version, name)
     )
+
+
+def _has(version: Version, check: str) -> bool:
+    """Whether there is something to see."""
+    return version.fsdp or check not in NEED_FSDP
 
 
 def _cell(said: dict[str, Any] | None) -> str:
@@ -298,13 +205,13 @@ def _cell(said: dict[str, Any] | None) -> str:
 def _see(version: Version, checks: Sequence[str], again: bool) -> None:
     row = {} if again else _kept(version)
     done = row.setdefault("checks", {})
-    wanted = [name for name in checks if version.has(name)]
+    wanted = [name for name in checks if _has(version, name)]
     missing = [name for name in wanted if not done.get(name, {}).get("right")]
     if not missing:
         return
     environment = Environment(KEPT / "environment", KEPT / "scratch")
     try:
-        made = environment.make(version.packages)
+        made = environment.make(version.packages, version.python)
         print(f"{version.name}: environment made in {made.seconds:.0f} s", flush=True)
         if made.status:
             print(made.output, file=sys.stderr)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from .export import export
 from .model import Oracle
 from .truth import LayerTruth, Runs, Truth, Verdict, write_truth
 
@@ -74,7 +75,7 @@ def record(
         with profile(
             activities=activities,
             schedule=plan,
-            on_trace_ready=lambda recorded: recorded.export_chrome_trace(str(trace)),
+            on_trace_ready=lambda recorded: export(recorded, trace),
             record_shapes=shapes,
         ) as profiler:
             for _ in range(WARMUP + steps):
@@ -86,7 +87,7 @@ def record(
         with profile(activities=activities, record_shapes=shapes) as profiler:
             for _ in range(steps):
                 counted_step()
-        profiler.export_chrome_trace(str(trace))
+        export(profiler, trace)
 
     entries, kept = counted[-1]
     assert all(other == (entries, kept) for other in counted[-steps:]), "the steps differ"
