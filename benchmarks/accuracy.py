@@ -5,6 +5,7 @@
     python benchmarks/accuracy.py --device cuda --attention flash efficient cudnn math
     python benchmarks/accuracy.py --group distributed --ranks 2
     python benchmarks/accuracy.py --times µs                 as torch up to 2.3 writes them
+    python benchmarks/accuracy.py --damaged 2000             and damaged copies of the traces
 
 The truth is counted by the model itself while it trains (``tests/cases``); the analyser sees
 nothing but the trace. With ``--keep FOLDER`` the traces and their truths stay there.
@@ -18,6 +19,10 @@ that a quarter of the operators last none: that is what torch wrote before 2.4.
 Where a compiler hides what it recomputes, `inconclusive` for that reason is right as well, and
 the table says so. With ``--ranks N`` the distributed cases run in N processes over gloo, and the
 traces of all ranks have to give the truth.
+
+Below the table: how often high confidence was wrong, and how often the plain count disagreed with
+an answer that was right. ``--damaged N`` counts the first of N damaged copies of these traces, too
+(``benchmarks/damage.py``).
 """
 
 from __future__ import annotations
@@ -28,13 +33,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.damage import Labelled, print_damaged
 from tests.cases.architectures import ARCHITECTURES
 from tests.cases.bystanders import BYSTANDERS
 from tests.cases.case import Case, record
@@ -102,6 +108,44 @@ class Recording:
     times: str = "ns"
 
 
+@dataclass
+class Tally:
+    """What is counted over all answers.
+
+    Attributes:
+        right: Right ones.
+        sure: Those of high confidence.
+        sure_and_wrong: Wrong ones among them.
+        alarms: Right ones that the plain count disagrees with.
+        recordings: What was asked.
+    """
+
+    right: int = 0
+    sure: int = 0
+    sure_and_wrong: int = 0
+    alarms: int = 0
+    recordings: list[Recording] = field(default_factory=list)
+
+    def add(self, recording: Recording, result: Result, right: bool) -> None:
+        """Count one answer."""
+        sure = result.confidence == "high"
+        self.right += right
+        self.sure += sure
+        self.sure_and_wrong += sure and not right
+        differs = result.cross_check is not None and result.cross_check.agrees is False
+        self.alarms += right and differs and result.verdict != "inconclusive"
+        self.recordings.append(recording)
+
+    @property
+    def labels(self) -> list[Labelled]:
+        """The traces with a verdict of their own, as they were recorded."""
+        return [
+            Labelled(one.title, one.trace, one.truth.verdict, _highest(one.truth))
+            for one in self.recordings
+            if one.times == "ns" and one.truth.verdict is not None
+        ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; the status is 1 when an answer is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -112,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--evidence", nargs="*", choices=EVIDENCE, default=EVIDENCE)
     parser.add_argument("--times", nargs="*", choices=TIMES, default=TIMES)
     parser.add_argument("--ranks", type=int, default=1, help="processes of distributed cases")
+    parser.add_argument("--damaged", type=int, default=0, metavar="N", help="damaged copies")
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     options = parser.parse_args(arguments)
     chosen = [
@@ -121,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.names or case.name in options.names
     ]
     with _folder(options.keep) as folder:
-        right, total = print_table(
+        tally = print_table(
             (
                 recording
                 for attention in options.attention
@@ -132,27 +177,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ),
             options.device,
         )
-    return 0 if right == total else 1
+        wrong = print_damaged(tally.labels, options.damaged) if options.damaged else 0
+    return int(tally.right < len(tally.recordings) or wrong > 0)
 
 
-def print_table(recordings: Iterator[Recording], device: str) -> tuple[int, int]:
-    """Truth beside answer, a line a recording; how many are right, and how many there are."""
-    right = total = 0
+def print_table(recordings: Iterator[Recording], device: str) -> Tally:
+    """Truth beside answer, a line a recording, and what was counted."""
+    tally = Tally()
     where = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
     print(f"on {where}")
     head = f"{'case':34} {'torch':12} {'attention':10} {'evidence':10} {'times':5} "
     print(f"{head}{'truth':22} {'answer':22} right")
     for recording in recordings:
         result, good = _answer(recording)
-        right, total = right + good, total + 1
+        tally.add(recording, result, good)
         print(
             f"{recording.title:34} {torch.__version__:12} {recording.attention:10} "
             f"{recording.evidence:10} {recording.times:5} {_expected(recording.truth):22} "
             f"{_said(result):22} {'yes' if good else 'NO'}",
             flush=True,
         )
-    print(f"{right} of {total} right")
-    return right, total
+    total = len(tally.recordings)
+    print(f"high confidence: {tally.sure} of {total}, {tally.sure_and_wrong} of them wrong")
+    print(f"the plain count disagrees with a right answer: {tally.alarms} of {total}")
+    print(f"{tally.right} of {total} right")
+    return tally
 
 
 def _record(

@@ -16,6 +16,7 @@ import argparse
 import gzip
 import io
 import json
+import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -112,14 +113,34 @@ def events_of(label: Labelled) -> list[damages.Event]:
 def damage_all(
     labels: Sequence[Labelled], ways: Sequence[str], most: int
 ) -> Iterator[tuple[Labelled, str, float, Answer]]:
-    """Each damaged trace with what was said of it."""
-    each = max(1, most // max(1, len(ways) * len(labels)))
-    for label in labels:
-        events = events_of(label)
-        chance = Random(label.name)
-        for way in ways:
-            for strength in chance.sample(STRENGTHS, min(each, len(STRENGTHS))):
-                yield label, way, strength, answer(damaged(events, way, strength, label.name))
+    """Each damaged trace with what was said of it; of every trace about as many."""
+    every = [(way, strength) for way in ways for strength in STRENGTHS]
+    left = most
+    for at, label in enumerate(labels):
+        share = min(len(every), math.ceil(left / (len(labels) - at)))
+        left -= share
+        events = events_of(label) if share else []
+        for way, strength in Random(label.name).sample(every, share):
+            yield label, way, strength, answer(damaged(events, way, strength, label.name))
+
+
+def print_damaged(
+    labels: Sequence[Labelled], most: int, ways: Sequence[str] = tuple(damages.WAYS)
+) -> int:
+    """A line a way, and those that are wrong and sure; how many there are."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for label, way, strength, said in damage_all(labels, ways, most):
+        wrong = said.wrong(label)
+        counts[way].update(
+            tried=1,
+            silent=said.highest is None,
+            wrong=wrong,
+            sure=said.confidence == "high",
+            both=wrong and said.confidence == "high",
+        )
+        if wrong and said.confidence == "high":
+            print(f"{label.name}: {way} at {strength}: {label.verdict} {label.highest:g}, {said}")
+    return _print(counts)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,31 +150,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=2000, help="damaged traces")
     parser.add_argument("--way", nargs="*", default=[], help="words of their names")
     parser.add_argument("--trace", nargs="*", default=[], help="words of their names")
-    parser.add_argument("--list", action="store_true", help="name each that is wrong and sure")
     options = parser.parse_args(arguments)
     labels = [x for x in labelled(options.recorded) if _named(x.name, options.trace)]
-    false_alarms = [x.name for x in labels if answer(events_of(x)).confidence == "low"]
     ways = [way for way in damages.WAYS if _named(way, options.way)]
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for label, way, strength, said in damage_all(labels, ways, options.most):
-        wrong = said.wrong(label)
-        counts[way].update(
-            tried=1,
-            silent=said.highest is None,
-            wrong=wrong,
-            sure=said.confidence == "high",
-            both=wrong and said.confidence == "high",
-        )
-        if options.list and wrong and said.confidence == "high":
-            print(f"{label.name}: {way} at {strength}: {label.verdict} {label.highest}, {said}")
-    return _print(counts, len(labels), false_alarms)
+    wrong = print_damaged(labels, options.most, ways)
+    unsure = [x.name for x in labels if answer(events_of(x)).confidence == "low"]
+    print(f"of {len(labels)} sound traces at low confidence: {', '.join(unsure) or 'none'}")
+    return int(wrong > 0)
 
 
 def _named(name: str, words: Sequence[str]) -> bool:
     return not words or any(word in name for word in words)
 
 
-def _print(counts: dict[str, Counter[str]], sound: int, false_alarms: list[str]) -> int:
+def _print(counts: dict[str, Counter[str]]) -> int:
     columns = ("tried", "silent", "wrong", "sure", "both")
     print(f"{'':32} {'tried':>6} {'no answer':>10} {'wrong':>6} {'high':>6} {'wrong, high':>12}")
     bad = 0
@@ -165,8 +175,7 @@ def _print(counts: dict[str, Counter[str]], sound: int, false_alarms: list[str])
                 print(_row(way, counts[way], columns))
         print(_row(f"all {title} ways", total, columns))
         bad += total["both"]
-    print(f"of {sound} sound traces at low confidence: {', '.join(false_alarms) or 'none'}")
-    return int(bad > 0)
+    return bad
 
 
 def _row(title: str, counts: Counter[str], columns: Sequence[str]) -> str:

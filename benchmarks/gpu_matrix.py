@@ -145,12 +145,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for cell in cells(ways, attention)
             for recording in _record(cell, folder, options.device, failures)
         )
-        right, total = print_table(recordings, options.device)
+        tally = print_table(recordings, options.device)
     leave_group()
     for name, reason in failures.items():
         print(f"not recorded: {name}: {reason}")
     print(f"{len(failures)} cells not recorded")
-    return 0 if right == total and total else 1
+    return 0 if 0 < tally.right == len(tally.recordings) else 1
 
 
 def _record(cell: Cell, folder: Path, device: str, failures: dict[str, str]) -> Iterator[Recording]:
