@@ -259,7 +259,9 @@ _ALL = (
     ),
 )
 
-# fully_shard has this place since torch 2.6.
-_FSDP2 = hasattr(torch.distributed.fsdp, "fully_shard")
+# fully_shard has this place since torch 2.6, where it does not run on a CPU.
+_FSDP2 = hasattr(torch.distributed.fsdp, "fully_shard") and hasattr(
+    torch.cpu.Stream, "record_event"
+)
 _MISSING = (*(() if _FSDP2 else ("fsdp2",)), *(() if FSDP_ON_CPU else ("fsdp1",)))
 DISTRIBUTED = tuple(case for case in _ALL if not case.name.startswith(_MISSING))

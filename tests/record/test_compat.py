@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -155,3 +156,21 @@ def test_flight_recorders_are_those_that_this_build_has(monkeypatch: pytest.Monk
     assert [dump() for dump in compat.flight_recorders()] == ["old"]
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
     assert compat.flight_recorders() == ()
+
+
+@pytest.mark.parametrize(
+    ("version", "python", "crash"),
+    [
+        ("2.6.0+cu124", (3, 13, 0), True),
+        ("2.7.0", (3, 13, 5), True),
+        ("2.7.1+cpu", (3, 13, 0), False),
+        ("2.10.0a0+git1", (3, 14, 0), False),
+        ("2.6.0", (3, 12, 9), False),
+    ],
+)
+def test_before_2_7_1_stacks_crash_on_python_3_13(
+    monkeypatch: pytest.MonkeyPatch, version: str, python: tuple[int, ...], crash: bool
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(sys, "version_info", python)
+    assert compat.stacks_crash() is crash

@@ -45,16 +45,8 @@ def test_they_are_small() -> None:
     assert sum(path.stat().st_size for path in FOLDER.rglob("*")) < 2_000_000
 
 
-# Up to 2.3 no operator under a selective checkpoint has a sequence number, and none is found again.
-_NOT_FOUND = pytest.mark.xfail(strict=True, reason="operators without sequence numbers")
-_CASES = [
-    pytest.param(*one, marks=_NOT_FOUND) if one[:2] == ("2.3.1", "selective_matmuls") else one
-    for one in DOCUMENTS
-]
-
-
 @pytest.mark.parametrize(
-    ("version", "name", "document"), _CASES, ids=[f"{v}-{n}" for v, n, _ in DOCUMENTS]
+    ("version", "name", "document"), DOCUMENTS, ids=[f"{v}-{n}" for v, n, _ in DOCUMENTS]
 )
 def test_the_answer_is_what_ran(version: str, name: str, document: dict[str, Any]) -> None:
     truth = truth_of(document)

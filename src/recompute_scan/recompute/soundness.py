@@ -124,14 +124,16 @@ def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
     asking = np.array([_NO_OPERATOR.match(name) is None for name in names], np.bool_)
     engines = engines[asking[calls.name[engines]] & ~_unasked(calls, structure)[engines]]
     nodes = np.array([_NAMED.match(name) is not None for name in names], np.bool_)
+    own = calls.sequence.copy()
+    own[structure.told] = structure.number[structure.told]
     rows = np.flatnonzero(
         (calls.kind == Kind.OP)
-        & (calls.sequence >= 0)
+        & (own >= 0)
         & (structure.role != Role.BACKWARD)
         & ~nodes[calls.name]
     )
-    rows = rows[np.argsort(calls.sequence[rows], kind="stable")]
-    numbers = calls.sequence[rows]
+    rows = rows[np.argsort(own[rows], kind="stable")]
+    numbers = own[rows]
     wanted = structure.number[engines]
     first = np.searchsorted(numbers, wanted)
     many = np.where(wanted >= 0, np.searchsorted(numbers, wanted, side="right") - first, 0)
@@ -168,13 +170,8 @@ def _comes_from(node: str, operator: str) -> bool:
     named = _NAMED.match(node)
     if named is None or _NO_OPERATOR.match(operator):
         return True
-    one, two = _plain(named[1]), _plain(operator)
+    one, two = words.plain(named[1]), words.plain(operator)
     return one.startswith(two) or two.startswith(one)
-
-
-def _plain(name: str) -> str:
-    """``aten::_softmax`` and ``Softmax`` are both ``softmax``."""
-    return re.sub(r"[\W_\d]", "", name.rpartition("::")[2]).lower()
 
 
 def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:

@@ -28,6 +28,7 @@ import numpy as np
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.functions import CheckpointFunctions, find_checkpoint_functions
+from recompute_scan.recompute.numbers import numbers_of, under_a_mode
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
 
 
@@ -70,6 +71,8 @@ class Structure:
         number: Autograd's sequence number of the call; for a forward operator or candidate
             without one (TorchScript), the lowest inside it; for an engine range, its node's;
             -1 for none.
+        told: Rows of the operators whose number is that of the node that they made: they have
+            none of their own.
     """
 
     role: Int8
@@ -79,6 +82,7 @@ class Structure:
     checkpoint_node: Bool
     functions: CheckpointFunctions
     number: Ints
+    told: Int64
 
     def rows(self, role: Role) -> Int64:
         """Rows with that role, in order."""
@@ -158,8 +162,8 @@ def classify(calls: Calls) -> Structure:
     _settle_updates(calls, role, closures)
     if words.REPLAYED_BY_HOOK not in calls.names:
         _settle_hooks(calls, role, engine, owner, node)
-    number = _numbers(calls, role, engine, np.flatnonzero(node))
-    _settle_formulas(calls, role, owner, number)
+    number, told = numbers_of(calls, _OPERATORS[role], engine, np.flatnonzero(node))
+    _settle_formulas(calls, role, owner, number, told)
     _settle_parts(calls, role, engine, function, number, classes)
     return Structure(
         role=role,
@@ -169,6 +173,7 @@ def classify(calls: Calls) -> Structure:
         checkpoint_node=_has_checkpoint_node(calls, classes),
         functions=classes.functions,
         number=number,
+        told=told,
     )
 
 
@@ -225,22 +230,6 @@ def root_engines(calls: Calls, structure: Structure) -> Int64:
     return engines[enclosing_engines(calls, structure, engines) < 0]
 
 
-def _numbers(calls: Calls, role: Int8, engine: Int32, nodes: Int64) -> Ints:
-    none = np.iinfo(calls.sequence.dtype).max
-    lowest = calls.sequence.copy()
-    lowest[lowest < 0] = none
-    for rows in calls.levels_up():
-        np.minimum.at(lowest, calls.parent[rows], lowest[rows])
-    unnumbered = _OPERATORS[role] & (calls.sequence < 0)
-    number: Ints = calls.sequence.copy()
-    np.copyto(number, lowest, where=unnumbered & (lowest < none))
-    # A node with tensor hooks (FSDP's, say) has its number while its engine range has none, or
-    # that of another node.
-    nodes = nodes[calls.sequence[nodes] >= 0]
-    number[engine[nodes]] = calls.sequence[nodes]
-    return number
-
-
 def _settle_hooks(calls: Calls, role: Int8, engine: Int32, owner: Int32, node: Bool) -> None:
     """Turn candidates that a gradient hook ran into FORMULA, in place."""
     holds_node = np.zeros(len(calls), np.bool_)
@@ -252,16 +241,19 @@ def _settle_hooks(calls: Calls, role: Int8, engine: Int32, owner: Int32, node: B
     role[candidates[hooked | accumulates[calls.name[around]]]] = Role.FORMULA
 
 
-def _settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints) -> None:
+def _settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints, told: Int64) -> None:
     """Turn candidates that belong to a node's own formula into FORMULA, in place.
 
     A replay comes before the formula that asked for it, so whatever starts after the last
-    operator with a sequence number of its own is formula.
+    operator with a sequence number of its own is formula. Where a dispatch mode left the operators
+    of the forward pass without one, it is the last operator under such a mode.
     """
     candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
     numbered = np.flatnonzero(
         _REPLAYED[role] & (owner >= 0) & (number >= 0) & (calls.kind == Kind.OP)
     )
+    moded = candidates[np.isin(number[owner[candidates]], number[told])]
+    numbered = np.append(numbered, moded[under_a_mode(calls, moded)])
     replay_end = np.full(len(calls), -1, np.int64)
     np.maximum.at(replay_end, owner[numbered], calls.end[numbered])
     late = candidates[calls.start[candidates] >= replay_end[owner[candidates]]]

@@ -224,3 +224,10 @@ def light_forward(name: str) -> bool:
 def forward_only(name: str) -> bool:
     """Is it heavy work that by its name belongs to a forward pass, and to no gradient's formula?"""
     return (only_forward(name) or bool(_NORM.match(name))) and bool(_WRITTEN.fullmatch(name))
+
+
+def plain(name: str) -> str:
+    """``aten::_softmax``, ``softmax_`` and ``Softmax`` are all ``softmax``: what a node shares with
+    its operator.
+    """
+    return re.sub(r"[\W_\d]", "", name.rpartition("::")[2]).lower()

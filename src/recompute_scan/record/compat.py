@@ -8,6 +8,7 @@ them is used where it is needed; whether checkpoints are caught at all is seen b
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,6 +65,19 @@ def early_stop(argument: bool | None) -> bool:
     switch = getattr(torch_checkpoint, "_enable_checkpoint_early_stop", None)
     said = argument if switch is None else switch
     return said is not False
+
+
+def stacks_crash() -> bool:
+    """Whether a profiler that records Python stacks ends the process: before 2.7.1, on Python 3.13.
+
+    There a frame's locals are no dictionary any more, and torch took them for one
+    (pytorch#148273).
+    """
+    return sys.version_info >= (3, 13) and _version() < (2, 7, 1)
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:3])
 
 
 def holds(store: Any, key: str) -> bool:

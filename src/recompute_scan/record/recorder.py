@@ -18,6 +18,7 @@ import torch
 
 from recompute_scan.record.chosen import DEFAULT, chosen
 from recompute_scan.record.collect import mark_folder
+from recompute_scan.record.compat import stacks_crash
 from recompute_scan.record.execute import StopRecording
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch import rank_facts
@@ -313,9 +314,9 @@ class Recorder:
             self._do_without(open_ranges)
             return
         stacks = self.trace is not None
-        if stacks and (seen_by := _sees_stacks()):
+        if stacks and (why := _no_stacks()):
             self._phase = Phase.DONE
-            self._warn(f"The step with Python stacks was left out: the script has {seen_by}.")
+            self._warn(f"The step with Python stacks was left out: {why}.")
             return
         self._last_step.settle(self._counter.steps, 1 if stacks else lead + self._plan.steps + 1)
         if not lead:
@@ -416,12 +417,18 @@ class Recorder:
             self._progress.show(f"other ranks record, step {made} of {plan.wanted}")
 
 
-def _sees_stacks() -> str | None:
-    """What of the script's a profiler with Python stacks would disturb; ``None`` for nothing."""
+def _no_stacks() -> str | None:
+    """Why no profiler with Python stacks may run; ``None`` where it may."""
+    if stacks_crash():
+        return (
+            f"on Python 3.13 torch {torch.__version__} crashes when it records them; torch 2.7.1 "
+            "does not"
+        )
     if sys.getprofile() is not None or threading.getprofile() is not None:
         return (
-            "a profile function of its own (sys.setprofile, cProfile), which torch would take out"
+            "the script has a profile function of its own (sys.setprofile, cProfile), which torch "
+            "would take out"
         )
     if getattr(torch._C, "_len_torch_function_stack", lambda: 0)():
-        return "a TorchFunctionMode on, which would see torch look at gradients"
+        return "the script has a TorchFunctionMode on, which would see torch look at gradients"
     return None
