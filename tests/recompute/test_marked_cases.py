@@ -62,7 +62,7 @@ def test_marks_and_operators_agree(case: Case, tmp_path: Path) -> None:
 
 def test_the_benchmark_prints_truth_beside_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["r_in_wrapper", "n_in_wrapper", "first_half_only"]) == 0
-    first, head, *lines, last = capsys.readouterr().out.splitlines()
+    first, head, *lines, sure, alarms, last = capsys.readouterr().out.splitlines()
     assert first == "on CPU"
     assert head.split() == [
         "case", "torch", "attention", "evidence", "times", "truth", "answer", "right",
@@ -72,4 +72,6 @@ def test_the_benchmark_prints_truth_beside_answer(capsys: pytest.CaptureFixture[
     ]  # fmt: skip
     assert [line.split()[3] for line in lines[::2]] == ["autograd", "annotated"] * 3
     assert [line.split()[4] for line in lines] == ["ns", "µs"] * 6
+    assert sure == "high confidence: 12 of 12, 0 of them wrong"
+    assert alarms == "the plain count disagrees with a right answer: 0 of 12"
     assert last == "12 of 12 right"

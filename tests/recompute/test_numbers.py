@@ -1,0 +1,98 @@
+"""Operators without a number get that of the node that they made, and no others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recompute_scan.model import nest
+from recompute_scan.recompute.structure import Role, classify
+from tests.trace_builder import Call, loaded, node, op, step, thread
+
+
+def numbers(*calls: Call) -> list[tuple[str, int]]:
+    """Name and number of the outermost operators of the forward pass, in order of time."""
+    forest = nest(loaded(thread(*calls)))
+    structure = classify(forest)
+    return [
+        (forest.names[forest.name[row]], int(structure.number[row]))
+        for row in structure.rows(Role.FORWARD)
+    ]
+
+
+def moded(name: str, *inside: Call) -> Call:
+    """An operator that a dispatch mode saw and called again."""
+    return op(name, op(name, *inside))
+
+
+MODED = (
+    op("_NoopSaveInputs", seq=1),
+    moded("aten::native_layer_norm"),
+    op("aten::linear", moded("aten::t"), moded("aten::addmm")),
+    moded("aten::gelu"),
+    op("aten::sum", seq=6),
+)
+
+
+def backward(*names: str, last: int = 6) -> tuple[Call, ...]:
+    return tuple(node(f"{name}Backward0", seq=last - at) for at, name in enumerate(names))
+
+
+def test_nodes_without_an_operator_belong_to_those_of_their_names() -> None:
+    nodes = backward("Sum", "Gelu", "Addmm", "T", "NativeLayerNorm")
+    assert numbers(step(0, *MODED, *nodes)) == [
+        ("_NoopSaveInputs", 1),
+        ("aten::native_layer_norm", 2),
+        ("aten::linear", 3),
+        ("aten::gelu", 5),
+        ("aten::sum", 6),
+    ]
+
+
+def test_each_repetition_has_its_own() -> None:
+    layers = [moded("aten::sin") for _ in range(3)]
+    nodes = backward("Sin", "Sin", "Sin", last=3)
+    assert numbers(step(0, op("aten::mul", seq=0), *layers, *nodes)) == [
+        ("aten::mul", 0),
+        ("aten::sin", 1),
+        ("aten::sin", 2),
+        ("aten::sin", 3),
+    ]
+
+
+def test_a_node_of_another_name_tells_nothing() -> None:
+    nodes = backward("Cos", last=1)
+    assert numbers(step(0, op("aten::mul", seq=0), moded("aten::sin"), *nodes))[1] == (
+        "aten::sin",
+        -1,
+    )
+
+
+def test_without_a_mode_no_operator_gets_a_number() -> None:
+    nodes = backward("Sin", last=1)
+    assert numbers(step(0, op("aten::mul", seq=0), op("aten::sin"), *nodes))[1] == (
+        "aten::sin",
+        -1,
+    )
+
+
+def test_only_between_the_numbers_before_and_after() -> None:
+    forward = (op("aten::mul", seq=0), op("aten::add", seq=2), moded("aten::sin"))
+    nodes = (node("AddBackward0", seq=2), node("SinBackward0", seq=1), node("MulBackward0", seq=0))
+    assert numbers(step(0, *forward, *nodes))[2] == ("aten::sin", -1)
+
+
+def test_a_replay_under_a_mode_ends_where_the_formula_begins() -> None:
+    replay = (moded("aten::native_layer_norm"), op("aten::linear", moded("aten::addmm")))
+    formula = (op("aten::t"), op("aten::mm"))
+    nodes = (
+        node("SumBackward0", seq=6),
+        node("GeluBackward0", seq=5),
+        node("AddmmBackward0", *replay, *formula, seq=4),
+    )
+    forest = nest(loaded(thread(step(0, *MODED, *nodes))))
+    structure = classify(forest)
+    again = [forest.names[forest.name[row]] for row in structure.rows(Role.CANDIDATE)]
+    assert again == ["aten::native_layer_norm", "aten::linear"]
+    formulas = {forest.names[forest.name[row]] for row in structure.rows(Role.FORMULA)}
+    assert {"aten::t", "aten::mm"} <= formulas
+    assert np.all(structure.number[structure.told] >= 0)
