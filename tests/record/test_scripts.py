@@ -76,14 +76,11 @@ def _read(job: dict[str, Any], status: int) -> Ran:
 
 # What these print depends on how a process began: they are started as a person starts them.
 ALONE = {"replaced_steps", "uncaught"}
-# A mode of the script's own sees one look of ours at a tensor's attribute: one call too many.
-SEEN = {"dispatch_modes"}
-# Its own profiler runs in every third step, or its steps are made elsewhere or not at all.
+# Its own profiler runs all the time, or its steps are made elsewhere or not at all.
 WITHOUT_TRACE = {
     "errors_in_threads",
     "no_optimizer",
     "profiler_of_autograd",
-    "profiler_scheduled",
     "runs_itself",
 }
 
@@ -118,19 +115,7 @@ def test_a_script_started_by_itself_does_the_same(name: str, tmp_path: Path) -> 
     assert recorded[1].startswith(plain[1])  # the report comes after it
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.xfail(reason="a script's TorchFunctionMode sees one look of ours"),
-        )
-        if name in SEEN
-        else name
-        for name in SCRIPTS
-        if name not in ALONE
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ALONE])
 def test_a_script_does_what_it_does_without_us(name: str, ran: dict[str, list[Ran]]) -> None:
     plain, recorded = ran[name]
     assert recorded.out == plain.out

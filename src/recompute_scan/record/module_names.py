@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import FrameType, FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import nn
 
 # Attributes under which wrappers keep the layer they wrap: FSDP1, the checkpoint and offload
@@ -79,7 +80,8 @@ def _labels(roots: list[nn.Module]) -> dict[int, str]:
     """What to put before the names in each model, by its id, where two that are trained share
     names, as a generator and a discriminator may. A model that is trained has gradients.
     """
-    trained = [root for root in roots if any(p.grad is not None for p in root.parameters())]
+    with torch._C.DisableTorchFunction():  # no mode or subclass of the script's sees this look
+        trained = [root for root in roots if any(p.grad is not None for p in root.parameters())]
     uses = Counter(
         name
         for root in trained
