@@ -33,8 +33,10 @@ from benchmarks.environments import ROOT, VERSIONS, Environment, Version
 KEPT = ROOT / "build" / "versions"
 SCRIPTS = ROOT / "tests" / "versions"
 OUTPUT = 4000
+RESULT = "result.json"
 
 
+TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 Check = Callable[[Environment, str], tuple[bool, str]]
 SMALL = ("--batch-size", "1", "--sequence-length", "32")
 TOOL = ("-m", "recompute_scan", "run", "--steps", "2", "--warmup", "2", "--timing-steps", "2")
@@ -58,8 +60,7 @@ def recorded(
     """
 
     def check(environment: Environment, folder: str) -> tuple[bool, str]:
-        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-        command = [environment.python, *(launcher if processes > 1 else ()), *TOOL]
+        command = [environment.python, *(TWO if processes > 1 else ()), *TOOL]
         ran = environment.run([*command, "-o", "out", str(script), *arguments], folder=folder)
         result = _result(environment.scratch / folder / "out")
         sites = {
@@ -78,14 +79,33 @@ def recorded(
     return check
 
 
-def recipe(environment: Environment, folder: str) -> tuple[bool, str]:
-    """Doubled, as reported. From transformers 5 on its switch is non-reentrant: both are there,
-    and the layers run again once.
+def recipe(*arguments: str) -> Check:
+    """By ``run`` and from traces of the recipe's own profiler: doubled, as reported, or full.
+
+    From transformers 5 on its switch is non-reentrant: both checkpoints are there, and the layers
+    run again once.
     """
-    expected = (
-        "doubled" if int(_about(environment)["transformers"].partition(".")[0]) < 5 else "full"
-    )
-    return recorded(RECIPE, (), expected, 2, named=2)(environment, folder)
+
+    def check(environment: Environment, folder: str) -> tuple[bool, str]:
+        once = int(_about(environment)["transformers"].partition(".")[0]) >= 5
+        expected = "full" if arguments or once else "doubled"
+        named = 1 if arguments else 2
+        good, said = recorded(RECIPE, arguments, expected, 2, named=named)(environment, folder)
+        plain = environment.scratch / folder / "plain"
+        plain.mkdir()
+        environment.run(
+            [environment.python, *TWO, str(RECIPE), "--steps", "6", "--profile", str(plain)]
+        )
+        analyze = ("-m", "recompute_scan", "analyze", str(plain), "--format", "json")
+        told = environment.run([environment.python, *analyze, "--output", str(plain / RESULT)])
+        result = _result(plain)
+        answer = tuple(
+            result.get(name) for name in ("verdict", "recompute_per_backward", "confidence")
+        )
+        right = answer == (expected, 2.0 if expected == "doubled" else 1.0, "high")
+        return good and right, f"from its own traces: {answer}\n{said}\n{told.output}"
+
+    return check
 
 
 def prints(command: Sequence[str], last: str) -> Check:
@@ -147,8 +167,8 @@ CHECKS: dict[str, Check] = {
     "repaired": recorded(REPAIRED, SMALL, "full"),
     "doubled x2": recorded(DOUBLED, SMALL, "doubled", 2),
     "repaired x2": recorded(REPAIRED, SMALL, "full", 2),
-    "recipe x2": recipe,
-    "recipe once x2": recorded(RECIPE, ("--once",), "full", 2),
+    "recipe x2": recipe(),
+    "recipe once x2": recipe("--once"),
     "record()": prints([str(SCRIPTS / "loop.py"), "--record", "out"], '"verdict": "doubled"'),
     "callback": prints([str(SCRIPTS / "trainer.py"), "out"], "doubled"),
     "losses": same_losses,
@@ -242,7 +262,7 @@ def _about(environment: Environment) -> dict[str, str]:
 
 
 def _result(folder: Path) -> dict[str, Any]:
-    path = folder / "result.json"
+    path = folder / RESULT
     found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     return found
 

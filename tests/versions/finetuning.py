@@ -3,7 +3,8 @@
 The order of calls is that of llama-recipes' finetuning script from its 0.0.3 on
 (meta-llama/llama-cookbook issue 740): the model is sharded, its inputs are made to ask for
 gradients, Hugging Face's checkpointing is switched on, and torch's wrapper is put around every
-decoder layer. ``--once`` leaves out Hugging Face's switch, which is the repair.
+decoder layer. ``--once`` leaves out Hugging Face's switch, which is the repair. ``--profile`` has
+torch.profiler record some steps as its documentation does, stacks included, a file a rank.
 
     torchrun --nproc-per-node 2 tests/versions/finetuning.py
 """
@@ -14,7 +15,8 @@ import argparse
 import functools
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.optim.lr_scheduler import StepLR
+from torch.profiler import ProfilerActivity, profile, schedule
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -75,10 +78,28 @@ def batches(steps: int) -> Iterator[dict[str, torch.Tensor]]:
         }
 
 
+@contextmanager
+def profiled(folder: str | None) -> Iterator[Callable[[], None]]:
+    """What to call at the end of each step."""
+    if folder is None:
+        yield lambda: None
+        return
+    trace = f"{folder}/trace-rank{dist.get_rank()}.json"
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=1, warmup=1, active=3, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(trace),
+        record_shapes=True,
+        with_stack=True,
+    ) as profiler:
+        yield profiler.step
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--profile", metavar="FOLDER")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     if "RANK" in os.environ:
@@ -95,14 +116,16 @@ def main() -> None:
     scheduler = StepLR(optimizer, step_size=1, gamma=0.85)
     torch.manual_seed(1 + dist.get_rank())
     model.train()
-    for step, batch in enumerate(batches(args.steps)):
-        loss = model(**batch).loss
-        loss.backward()
-        model.clip_grad_norm_(1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if dist.get_rank() == 0:
-            print(f"step {step} loss {float(loss.item()).hex()}", flush=True)
+    with profiled(args.profile) as end_step:
+        for step, batch in enumerate(batches(args.steps)):
+            loss = model(**batch).loss
+            loss.backward()
+            model.clip_grad_norm_(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            end_step()
+            if dist.get_rank() == 0:
+                print(f"step {step} loss {float(loss.item()).hex()}", flush=True)
     scheduler.step()
     dist.destroy_process_group()
 
