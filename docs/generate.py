@@ -426,6 +426,8 @@ def _cause(one: Signature) -> str:
     if (shown := _example(one)) is not None:
         parts.append(f"```text\n{shown}\n```")
     parts += [_wrapped(one.cause), _wrapped(f"**What to change.** {one.fix}")]
+    if one.gradients:
+        parts.append(_wrapped(f"**Gradients.** {one.gradients}"))
     if one.keep:
         parts.append(_wrapped(f"**Keep** {one.keep}. **Remove** {one.remove}."))
     if one.more:

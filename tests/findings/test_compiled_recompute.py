@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
+import torch._functorch.config
 
 from recompute_scan.confidence import confidence
 from recompute_scan.findings.base import Evidence, NotApplicable
@@ -113,3 +117,33 @@ def test_attention_kernels_are_told() -> None:
     events = kernels + [{**event, "ts": event["ts"] + last + 50} for event in compiled]
     found = finding(study(parse(as_bytes({"traceEvents": events}), "kernels")))
     assert found.evidence[-1] == ("attention kernels: 12 backward, 12 forward ones that ran again")
+
+
+def test_a_memory_budget_below_one_is_a_warning_about_gradients() -> None:
+    facts = study_step(call(0), backward(0))
+    environment = {"activation_memory_budget": "0.5"}
+    known = Evidence(facts, list_regions(facts), None, confidence(facts), {})
+    found = check(replace(known, environment=environment))
+    assert isinstance(found, list)
+    assert found[0].severity == "warning"
+    assert "memory budget was 0.5" in found[0].detail
+    assert "190758" in found[0].detail
+    assert "memory budget" not in finding(facts).detail
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize(("budget", "same"), [(1.0, True), (0.5, False)])
+def test_below_one_the_compiler_draws_another_mask(budget: float, same: bool) -> None:
+    @torch.compile
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x.sin().exp(), 0.5, True).cos()
+
+    torch.manual_seed(0)
+    x = torch.ones(64, 64, requires_grad=True)
+    with torch._functorch.config.patch(activation_memory_budget=budget):
+        out = dropped(x)
+        out.sum().backward()
+    torch._dynamo.reset()
+    assert x.grad is not None
+    assert torch.equal(x.grad == 0, out == 1) is same  # cos(0) where the mask is off

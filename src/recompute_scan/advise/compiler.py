@@ -15,5 +15,8 @@ MECHANISM = Mechanism(
     docs="https://docs.pytorch.org/docs/stable/torch.compiler.html",
     checked="ran here (torch 2.13.0): the setting is noted, replays are inside compiled code",
     variants=("torch >= 2.4: neither; part of the compiled backward",),
-    caution="Every compiled function of the process goes by it.",
+    caution=(
+        "Every compiled function of the process goes by it. Below 1 gradients through dropout can "
+        "be wrong (pytorch/pytorch issue 190758)."
+    ),
 )

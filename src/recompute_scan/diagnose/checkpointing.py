@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from recompute_scan.diagnose import gradients
 from recompute_scan.diagnose.places import site
 from recompute_scan.diagnose.signature import Signature, innermost, some
 
@@ -34,6 +35,7 @@ SILENT = Signature(
         f"{_NON_REENTRANT}. Or call model.enable_input_require_grads() before "
         "training. If the block is meant to stay frozen, don't checkpoint it."
     ),
+    gradients=gradients.NON_REENTRANT,
     versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
     sources=("https://github.com/huggingface/peft/issues/137", _DOCS),
     checked="reproduced",
@@ -74,6 +76,7 @@ _UNSAID = Signature(
     title="A checkpoint was called without saying which variant is meant",
     cause="torch then takes the reentrant one, and says that this will change.",
     fix=f"Say it. {_NON_REENTRANT}, unless you know that you need the other.",
+    gradients=gradients.NON_REENTRANT,
     versions="torch 2.1 and later; transformers before 4.38 calls it so.",
     sources=(f"{_HF}26969", _DOCS),
     checked="reproduced",
@@ -97,6 +100,7 @@ SIGNATURES = (
             f"{_NON_REENTRANT}. Or call model.enable_input_require_grads() before "
             "training, which makes the embeddings' output need a gradient."
         ),
+        gradients=gradients.NON_REENTRANT,
         versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
         sources=(
             "https://github.com/huggingface/peft/issues/137",
@@ -116,6 +120,7 @@ SIGNATURES = (
         title="A reentrant checkpoint was given keyword arguments, which it does not take",
         cause="The reentrant variant passes positional arguments on to the block, and no others.",
         fix=f"{_NON_REENTRANT}. Or pass the arguments by position.",
+        gradients=gradients.NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=(_DOCS,),
         checked="reproduced",
@@ -135,6 +140,7 @@ SIGNATURES = (
             "cannot serve torch.autograd.grad, or backward(inputs=...)."
         ),
         fix=f"{_NON_REENTRANT}.",
+        gradients=gradients.NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=(f"{_TORCH}51743", _DOCS),
         checked="reproduced",
@@ -189,6 +195,7 @@ SIGNATURES = (
             "Make one backward pass of it (add the losses up), or use a plain non-reentrant "
             "checkpoint there."
         ),
+        gradients=gradients.NON_REENTRANT,
         versions="Selective checkpoints, public since torch 2.5.",
         sources=(f"{_TORCH}142862",),
         checked="reproduced",
@@ -223,7 +230,11 @@ SIGNATURES = (
             "A checkpoint keeps the state of the random numbers. It could not keep the device's, "
             "because that was started only inside the block."
         ),
-        fix="Use the device once before the first forward pass, or pass preserve_rng_state=False.",
+        fix=(
+            "Use the device once before the first forward pass: torch.zeros(1, device=...) does. "
+            "Or, where nothing in the block draws random numbers, pass preserve_rng_state=False."
+        ),
+        gradients=gradients.RANDOM_STATE,
         versions="Read in torch 2.13; non-reentrant checkpoints.",
         sources=(_DOCS,),
     ),
@@ -261,6 +272,7 @@ SIGNATURES = (
             "Compile without CUDA graphs (a mode other than reduce-overhead), or use the "
             "reentrant variant for these blocks."
         ),
+        gradients=gradients.REENTRANT,
         versions="torch with mode='reduce-overhead'; open upstream.",
         sources=(f"{_TORCH}154306",),
     ),
@@ -274,7 +286,11 @@ SIGNATURES = (
         needs_frames=True,
         title="A checkpoint read the random state while a CUDA graph was recorded",
         cause="A checkpoint keeps the state of the random numbers, which a recording cannot read.",
-        fix="Pass preserve_rng_state=False to the checkpoints inside the graph.",
+        fix=(
+            "Take the checkpointed blocks out of the graph. Where nothing in them draws random "
+            "numbers, pass preserve_rng_state=False to their checkpoints."
+        ),
+        gradients=gradients.RANDOM_STATE,
         versions="torch with CUDA graphs.",
         sources=(f"{_TORCH}162504",),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from recompute_scan.diagnose import gradients
 from recompute_scan.diagnose.signature import Signature, doing, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
@@ -158,8 +159,9 @@ SIGNATURES = (
             "is known to grow until it fails. Then smaller micro-batches, or offloading; for "
             "memory that runs out in the optimizer's step, a sharded or 8-bit optimizer."
         ),
+        gradients=gradients.CHECKPOINTED,
         versions="Not tied to a version; FSDP2 with reentrant checkpoints: open upstream.",
         sources=(f"{_TORCH}169349", _CUDA_NOTES),
     ),
-    _DEVICE,
+    replace(_DEVICE, gradients=gradients.CHECKPOINTED),
 )

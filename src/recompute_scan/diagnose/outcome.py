@@ -91,6 +91,7 @@ def finding_of(diagnosis: Diagnosis) -> Finding:
             keep=known.keep,
             remove=known.remove,
             docs=known.sources[0],
+            reason=known.gradients or None,
         ),
         saving_ms=None,
         saving_pct=None,

@@ -92,6 +92,8 @@ class Signature:
         title: What happened, one sentence.
         cause: Why, one or two sentences.
         fix: What to change.
+        gradients: What that change can do to gradients, and where it cannot; empty where it
+            touches no checkpoint's variant, random state, check or buffers.
         versions: Where it occurs and where it is fixed.
         sources: Addresses of what this rests on.
         error: The whole of the exception's class name, without its module.
@@ -124,6 +126,7 @@ class Signature:
     beside: re.Pattern[str] | None = None
     notice: bool = False
     unsure: bool = False
+    gradients: str = ""
     more: str = ""
     keep: str = ""
     remove: str = ""

@@ -15,6 +15,13 @@ _WHAT_TO_TRY = (
     "To count, record a few steps with TORCH_COMPILE_DISABLE=1: the checkpoints are the same, and "
     "every operator shows."
 )
+# https://github.com/pytorch/pytorch/issues/190758, open; torch 2.13 does so.
+_NEW_NUMBERS = (
+    "The compiler's memory budget was {budget}. Below 1 it may run operators again that draw "
+    "random numbers, and then draws others: gradients through dropout are wrong (pytorch/pytorch "
+    "issue 190758). Set torch._functorch.config.activation_memory_budget to 1.0 where anything in "
+    "the model draws random numbers."
+)
 
 
 def check(evidence: Evidence) -> list[Finding] | NotApplicable:
@@ -48,10 +55,13 @@ def _finding(evidence: Evidence, compiled: Compiled) -> Finding:
             " Replays of compiled code from outside, which checkpoints round it cause, are "
             "counted; those inside come on top of them."
         )
+    budget = evidence.environment.get("activation_memory_budget")
+    if budget:
+        detail += f" {_NEW_NUMBERS.format(budget=budget)}"
     return Finding(
         code=RULE.code,
         name=RULE.name,
-        severity="warning" if compiled.recomputes and again else "info",
+        severity="warning" if budget or (compiled.recomputes and again) else "info",
         confidence=evidence.confidence,
         title=title,
         detail=f"{detail} {_WHAT_TO_TRY}",
