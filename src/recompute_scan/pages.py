@@ -18,3 +18,13 @@ def page(code: str) -> str | None:
         if path.is_file():
             return path.read_text(encoding="utf-8")
     return None
+
+
+def titles() -> dict[str, str]:
+    """The name of every finding by its code, in order of the codes."""
+    found = {}
+    for path in sorted(_FOLDERS[0].glob("RS*.md")) or sorted(_FOLDERS[1].glob("RS*.md")):
+        with path.open(encoding="utf-8") as file:
+            code, _, name = file.readline().removeprefix("# ").strip().partition(" ")
+        found[code] = name
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
@@ -16,14 +17,17 @@ _CODE = re.compile(r"RS\d{3}", re.IGNORECASE)
 
 
 @click.command(short_help="Say what a finding means, or what a traceback shows.")
-@click.argument("what")
+@click.argument("what", required=False)
 @debug_option
-def explain(what: str, debug: bool) -> int:
+def explain(what: str | None, debug: bool) -> int:
     """Explain WHAT: the code of a finding (RS101), a log file, or - for text on standard input.
 
     In a log, of one process or of many, the exception that came first is looked for, its cause
-    where it is a known one, and the fix. Logs of any size are read.
+    where it is a known one, and the fix. Logs of any size are read. Without WHAT all findings are
+    listed.
     """
+    if what is None:
+        return _list_codes()
     if _CODE.fullmatch(what) and not Path(what).exists():
         return _explain_code(what)
     from recompute_scan.diagnose.classify import diagnose_log
@@ -62,8 +66,23 @@ def _explain_code(code: str) -> int:
 
     text = page(code)
     if text is None:
-        raise UsageError(
-            "E214", f"There is no finding {code.upper()}.", hint="a report names the codes it found"
-        )
+        raise UsageError("E214", f"There is no finding {code.upper()}.", hint=_nearest(code))
     click.echo(text, nl=False)
     return 0
+
+
+def _list_codes() -> int:
+    from recompute_scan.pages import titles
+
+    for code, name in titles().items():
+        click.echo(f"{code}  {name}")
+    return 0
+
+
+def _nearest(code: str) -> str:
+    """Codes that there are, those spelt alike first."""
+    from recompute_scan.pages import titles
+
+    near = difflib.get_close_matches(code.upper(), titles(), n=3, cutoff=0.6)
+    like = f"{', '.join(near)} are spelt alike; " if near else ""
+    return f"{like}without an argument recompute-scan explain lists all"

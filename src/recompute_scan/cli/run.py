@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +13,7 @@ import click
 from recompute_scan.cli.machine import as_arguments, machine_options
 from recompute_scan.cli.output import debug_option, progress, tell
 from recompute_scan.cli.run_report import print_report, report_failed_ranks, report_failure
+from recompute_scan.cli.target import check_script, default_folder, launcher_in
 from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.report.folder import write_report
 
@@ -115,8 +113,10 @@ def run(
 
     whole: list[str] = click.get_current_context().obj
     command = shlex.join(["recompute-scan", *whole])
-    launcher = _launcher(whole, script, args)
-    folder = output or _default_folder(script if launcher is None else _script_in(script, args))
+    launcher = launcher_in(whole, script, args)
+    if launcher is None and not is_module:
+        check_script(whole, script, args)
+    folder = output or default_folder(script, args, launched=launcher is not None)
     folder = folder.absolute()  # the script may change the current directory
     if launcher is not None and (verify or nproc_per_node is not None or is_module):
         raise UsageError(
@@ -191,24 +191,6 @@ def run(
     )
     conclude(info)
     return info.exit_status
-
-
-def _launcher(whole: Sequence[str], script: str, args: Sequence[str]) -> str | None:
-    """The launcher's path where one stands behind ``--``; ``None`` for a script."""
-    before = len(whole) - len(args) - 2
-    if before < 0 or whole[before] != "--" or Path(script).suffix == ".py" or Path(script).is_dir():
-        return None
-    # An environment that is used without being activated has its launchers beside its Python.
-    beside = str(Path(sys.executable).parent)
-    return shutil.which(script) or shutil.which(script, path=beside)
-
-
-def _default_folder(script: str) -> Path:
-    return Path("recompute-scan-out") / Path(script).stem.replace("/", "-")
-
-
-def _script_in(launcher: str, args: Sequence[str]) -> str:
-    return next((one for one in args if one.endswith(".py")), launcher)
 
 
 def _see_that_some_took_part(folder: Path, began: float, status: int) -> None:

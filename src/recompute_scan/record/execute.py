@@ -141,15 +141,20 @@ def _load(target: str, is_module: bool, args: Sequence[str]) -> _Program:
     try:
         source = loader.get_data(file)
     except OSError as error:
-        raise UsageError(
-            "E202",
-            f"Cannot open the script {target}.",
-            why=error.strerror,
-            hint="the tool's options stand before the script, the script's own after it",
-        ) from None
+        raise cannot_open(target, error.strerror) from None
     _set_first_path(str(path.resolve().parent))
     main = _main_module(file, loader)
     return _Program(compile(source, file, "exec", dont_inherit=True), main, target)
+
+
+def cannot_open(script: str, why: str | None) -> UsageError:
+    """The error for a script that is not there, or cannot be read."""
+    return UsageError(
+        "E202",
+        f"Cannot open the script {script}.",
+        why=why,
+        hint="the tool's options stand before the script, the script's own after it",
+    )
 
 
 def _find_module(name: str) -> importlib.machinery.ModuleSpec:

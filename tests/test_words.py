@@ -1,0 +1,53 @@
+"""What the command line says to what it does not know: the nearest thing, and nothing is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recompute_scan.cli import main
+from recompute_scan.diagnose.registry import names
+from recompute_scan.findings.registry import RULES
+
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--step", "5", "x.py"), "No such option '--step'. Did you mean '--steps'?"),
+        (("--stps=5", "x.py"), "No such option '--stps'. Did you mean '--steps'?"),
+        (("-x", "x.py"), "No such option '-x'."),
+        (("absent.py",), "Cannot open the script absent.py. [E202]"),
+        (("-",), "Cannot open the script -. [E202]"),
+        (("--verify", "absent.py"), "Cannot open the script absent.py. [E202]"),
+        (("--nproc-per-node", "2", "absent.py"), "Cannot open the script absent.py. [E202]"),
+        (("--", "absent"), "There is neither a script nor a launcher named absent. [E202]"),
+        (("--", "--steps"), "There is neither a script nor a launcher named --steps. [E202]"),
+    ],
+)
+def test_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Output,
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_explain_lists_every_finding(capsys: Output) -> None:
+    assert main(["explain"]) == 0
+    listed = dict(line.split("  ") for line in capsys.readouterr().out.splitlines())
+    assert listed == {rule.code: rule.name for rule in RULES} | names()
+
+
+def test_explain_names_codes_that_are_spelt_alike(capsys: Output) -> None:
+    assert main(["explain", "rs910"]) == 2
+    said = capsys.readouterr().err
+    assert "There is no finding RS910." in said
+    assert "RS210" in said
