@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
+import pty
+import struct
 import sys
+import termios
 import warnings
 
 import pytest
 
 from recompute_scan.record.progress import Progress
 from recompute_scan.record.quiet import without_grad_warnings, without_kineto_noise
+from recompute_scan.terminal import fresh_line
 
 
 class Terminal(io.StringIO):
@@ -52,17 +57,54 @@ def test_one_warning_is_left_out_and_no_other_shown_twice(
     assert capsys.readouterr().out == "the script's own\n"
 
 
-def test_progress_replaces_its_line_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_phase_is_said_once_on_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     progress = Progress()
-    progress.show("profiling, step 10 of 10")
-    progress.show("done")
-    progress.clear()
-    first, second, blank, end = terminal.getvalue().split("\r")[1:]
-    assert first == "recompute-scan: profiling, step 10 of 10"
-    assert second == "recompute-scan: done".ljust(len(first))
-    assert (blank.strip(), end) == ("", "")
+    for text in ("timing 2 steps", "timing 2 steps", "profiling 1 step"):
+        progress.show(text)
+    assert shown(terminal.getvalue()) == [
+        "recompute-scan: timing 2 steps",
+        "recompute-scan: profiling 1 step",
+    ]
+
+
+def test_what_the_script_left_unfinished_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal.write("loss 0.5")
+    Progress().show("timing 2 steps")
+    assert shown(terminal.getvalue()) == ["loss 0.5", "recompute-scan: timing 2 steps"]
+
+
+@pytest.mark.parametrize("before", [0, 1, 40, 79, 80, 81])
+def test_a_fresh_line_on_a_real_terminal(before: int) -> None:
+    main, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with os.fdopen(end, "w") as terminal:
+        terminal.write("x" * before + fresh_line(terminal) + "here\n")
+    lines = shown(os.read(main, 1000).decode().replace("\r\n", "\n"))
+    os.close(main)
+    text = "x" * before
+    assert lines == [*(text[at : at + 80] for at in range(0, before, 80)), "here"]
+
+
+def shown(text: str, columns: int = 80) -> list[str]:
+    """What a terminal of so many columns shows, as VT100 ones do: a full line waits to go on."""
+    lines, column = [[" "] * columns], 0
+    for character in text:
+        if character == "\r":
+            column = 0
+        elif character == "\n":
+            lines.append([" "] * columns)
+            column = 0
+        else:
+            if column == columns:
+                lines.append([" "] * columns)
+                column = 0
+            lines[-1][column] = character
+            column += 1
+    return [line for line in ("".join(each).rstrip() for each in lines) if line]
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -71,5 +113,4 @@ def test_progress_is_silent_elsewhere(monkeypatch: pytest.MonkeyPatch, wanted: b
     monkeypatch.setattr(sys, "stderr", stream)
     progress = Progress(wanted=wanted)
     progress.show("profiling")
-    progress.clear()
     assert stream.getvalue() == ""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from recompute_scan.terminal import fresh_line
+
 if TYPE_CHECKING:
     from recompute_scan.result import Result
 
@@ -48,7 +50,7 @@ force_option = click.option(
 
 def progress(message: str) -> None:
     if sys.stderr.isatty():
-        tell(f"recompute-scan: {message}")
+        tell(f"{fresh_line(sys.stderr)}recompute-scan: {message}")
 
 
 def tell(message: str) -> None:

@@ -107,15 +107,18 @@ def run(
     A launcher stands behind two dashes: recompute-scan run -- torchrun --nproc-per-node 4 train.py.
     The scripts that it starts are recorded.
     """
-    from recompute_scan.record.chosen import chosen
-    from recompute_scan.record.launch import launch, launch_with
-    from recompute_scan.record.runner import RunOptions, record
-
     whole: list[str] = click.get_current_context().obj
     command = shlex.join(["recompute-scan", *whole])
     launcher = launcher_in(whole, script, args)
     if launcher is None and not is_module:
         check_script(whole, script, args)
+    launched = _COMMAND in os.environ
+    if not launched:
+        progress(f"starting {script}")  # before torch is imported, which takes seconds
+    from recompute_scan.record.chosen import chosen
+    from recompute_scan.record.launch import launch, launch_with
+    from recompute_scan.record.runner import RunOptions, record
+
     folder = output or default_folder(script, args, launched=launcher is not None)
     folder = folder.absolute()  # the script may change the current directory
     if launcher is not None and (verify or nproc_per_node is not None or is_module):
@@ -170,7 +173,6 @@ def run(
         if status:
             report_failed_ranks(folder, machine)
         return status
-    launched = _COMMAND in os.environ
 
     def conclude(info: RunInfo) -> None:
         if info.end is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,8 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from recompute_scan.cli.output import print_text, progress
 from recompute_scan.report.folder import write_report
+from recompute_scan.terminal import fresh_line
 
 if TYPE_CHECKING:
     from recompute_scan.cost.machine import Machine
@@ -29,6 +33,7 @@ def print_report(folder: Path, result: Result, command: str | None) -> None:
     there = page.exists()
     with suppress(OSError, ValueError):  # elsewhere, or the script has removed where it was
         page = page.relative_to(Path.cwd())
+    click.echo(fresh_line(sys.stdout), nl=False)  # the script may have left a line unfinished
     print_text(result, report=str(page) if there else None, next_command=again)
 
 

@@ -37,8 +37,6 @@ def check_script(whole: Sequence[str], script: str, args: Sequence[str]) -> None
         NoSuchOption: It is an option that there is not.
         UsageError: There is no such file (``E202``).
     """
-    from recompute_scan.record.execute import cannot_open
-
     if os.path.lexists(script):  # whether it can be read is seen when it is
         return
     if _behind_dashes(whole, args):
@@ -55,6 +53,8 @@ def check_script(whole: Sequence[str], script: str, args: Sequence[str]) -> None
         raise click.NoSuchOption(
             option, possibilities=difflib.get_close_matches(option, known, n=1), ctx=context
         )
+    from recompute_scan.record.execute import cannot_open
+
     raise cannot_open(script, "No such file or directory")
 
 

@@ -1,26 +1,22 @@
-"""One line on standard error that shows how far the recording is; silent off a terminal."""
+"""What the recording does now, a line a phase on standard error; silent off a terminal."""
 
 from __future__ import annotations
 
 import sys
 
+from recompute_scan.terminal import fresh_line
+
 
 class Progress:
-    """The line. ``show`` replaces it, ``clear`` takes it away."""
+    """Says each phase once."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self._on = wanted and sys.stderr is not None and sys.stderr.isatty()
-        self._width = 0
+        self._said = ""
 
     def show(self, text: str) -> None:
-        """Put this text in place of the last."""
-        if self._on:
-            line = f"recompute-scan: {text}"
-            print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
-            self._width = len(line)
-
-    def clear(self) -> None:
-        """Leave an empty line, so that what is printed next starts clean."""
-        if self._on and self._width:
-            print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
-            self._width = 0
+        """Say it, unless it was what was said last."""
+        if self._on and text != self._said:
+            line = f"{fresh_line(sys.stderr)}recompute-scan: {text}"
+            print(line, file=sys.stderr, flush=True)
+            self._said = text

@@ -169,7 +169,6 @@ class Recorder:
         if self._guard.failure is not None:
             self._guard.run(self.settle, otherwise=None)
         if not self._keep_going and self.over:
-            self._progress.clear()
             raise StopRecording(0)
 
     def finish(self) -> None:
@@ -181,13 +180,11 @@ class Recorder:
         if self._phase is Phase.WARMUP:
             self.warmup_steps = self._counter.steps
             self.ranks = rank_facts()
-        self._progress.clear()
 
     def give_up(self) -> None:
         """A bug of ours has shown: nothing more is recorded, what is kept is kept."""
         self.failure = self._guard.failure
         self._phase = Phase.DONE
-        self._progress.clear()
         if self.ranks.world_size > 1 or rank_facts().world_size > 1:
             # The script goes on here, so it must go on everywhere, if there is time to say so.
             if not self._last_step.met:
@@ -206,7 +203,6 @@ class Recorder:
             self.timed_ms = self._timer.milliseconds()
         if self._phase is Phase.WARMUP:
             self.warmup_steps = self._counter.steps
-        self._progress.clear()
 
     def _keep_window(self) -> None:
         window, self._window = self._window, None
@@ -298,7 +294,6 @@ class Recorder:
             recording = chosen(DEFAULT, self.ranks.world_size)
         self.chosen = self.ranks.world_size == 1 or self.ranks.rank in recording
         if self.ranks.rank != 0:
-            self._progress.clear()
             self._progress = Progress(wanted=False)
 
     def _open(self, *, lead: int) -> None:
@@ -402,19 +397,23 @@ class Recorder:
             self.warnings.append(text)
 
     def _report(self) -> None:
-        plan, made = self._plan, self._counter.steps
+        plan = self._plan
         if self._phase is Phase.WARMUP:
-            self._progress.show(f"warm-up, step {made} of {plan.warmup}")
+            self._progress.show(f"{_steps(plan.warmup)} to warm up")
         elif self._phase is Phase.TIMING and self._timer is not None:
-            self._progress.show(f"timing, step {self._timer.steps} of {plan.timing}")
+            self._progress.show(f"timing {_steps(plan.timing)}")
         elif self._phase is Phase.TRACE and self._window is not None:
-            self._progress.show(f"profiling, step {self._window.completed} of {plan.steps}")
+            self._progress.show(f"profiling {_steps(plan.steps)}")
         elif self._phase is Phase.STACKS:
             self._progress.show("profiling one step with stacks")
         elif self._phase is Phase.WAITING:
             self._progress.show("waiting for the script's own profiler to end")
         elif self._phase is Phase.COUNTING:
-            self._progress.show(f"other ranks record, step {made} of {plan.wanted}")
+            self._progress.show(f"other ranks record {_steps(plan.wanted)}")
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'s' * (number != 1)}"
 
 
 def _no_stacks() -> str | None:
