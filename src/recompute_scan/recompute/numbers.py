@@ -63,9 +63,9 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, engine: Int32, nodes: In
     numbered = np.flatnonzero((engine < 0) & (number >= 0) & (calls.kind == Kind.OP))
     orphans = nodes[~np.isin(number[nodes], number[numbered])]
     unnumbered = np.flatnonzero(forward & (number < 0))
-    unnumbered = unnumbered[under_a_mode(calls, unnumbered)]
     if not len(orphans) or not len(unnumbered) or not len(numbered):
         return _NONE
+    unnumbered = unnumbered[under_a_mode(calls, unnumbered)]
     orphans = orphans[np.unique(number[orphans], return_index=True)[1]]
     numbered = numbered[np.argsort(number[numbered], kind="stable")]
     at = np.searchsorted(number[numbered], number[orphans])
