@@ -94,7 +94,8 @@ def recipe(*arguments: str) -> Check:
         plain = environment.scratch / folder / "plain"
         plain.mkdir()
         environment.run(
-            [environment.python, *TWO, str(RECIPE), "--steps", "6", "--profile", str(plain)]
+            [environment.python, *TWO, str(RECIPE), *arguments, "--steps", "6"]
+            + ["--profile", str(plain)]
         )
         analyze = ("-m", "recompute_scan", "analyze", str(plain), "--format", "json")
         told = environment.run([environment.python, *analyze, "--output", str(plain / RESULT)])
