@@ -93,10 +93,8 @@ def recipe(*arguments: str) -> Check:
         good, said = recorded(RECIPE, arguments, expected, 2, named=named)(environment, folder)
         plain = environment.scratch / folder / "plain"
         plain.mkdir()
-        environment.run(
-            [environment.python, *TWO, str(RECIPE), *arguments, "--steps", "6"]
-            + ["--profile", str(plain)]
-        )
+        own = (*arguments, "--steps", "6", "--profile", str(plain))
+        environment.run([environment.python, *TWO, str(RECIPE), *own])
         analyze = ("-m", "recompute_scan", "analyze", str(plain), "--format", "json")
         told = environment.run([environment.python, *analyze, "--output", str(plain / RESULT)])
         result = _result(plain)
