@@ -41,31 +41,30 @@ def test_fits_a_terminal(case: Callable[[], Result]) -> None:
 def test_hostile_names_stay_on_their_line(name: str) -> None:
     result = hostile(name)
     plain = hostile("a plain name")
-    written = render_text(result, color=False, report=name, next_command=name)
+    written = render_text(result, color=False, report=name, after=(name, name, name))
     copied = (visible(name, 200)[:20], visible(name, 4096)[:20], "-" + name[:5], "+" + name[:5])
     for line in written.split("\n"):
         to_copy = line.strip().startswith(copied) if name else False
         assert columns(line) <= WIDTH or to_copy, line
         assert line.isprintable()
     sections = [line for line in written.split("\n") if line and line[0].isalpha()]
-    known = render_text(plain, color=False, report="x", next_command="y").split("\n")
+    known = render_text(plain, color=False, report="x", after=("x", "y", "z")).split("\n")
     titles = {line for line in known if line and line[0].isalpha() and line != "a plain name"}
     assert titles <= set(sections)
 
 
 @pytest.mark.parametrize("case", [*CASES, lambda: hostile(HOSTILE[6])])
 def test_colour_changes_nothing_but_codes(case: Callable[[], Result]) -> None:
-    plain = render_text(case(), color=False, report="report.html", next_command="do it")
-    coloured = render_text(case(), color=True, report="report.html", next_command="do it")
+    plain = render_text(case(), color=False, report="report.html", after=("do it", "compare"))
+    coloured = render_text(case(), color=True, report="report.html", after=("do it", "compare"))
     assert "\x1b" not in plain
     assert "\x1b[" in coloured
     assert click.unstyle(coloured) == plain
 
 
 def test_doubled_says_it_all() -> None:
-    written = render_text(
-        doubled(), color=False, report="out/report.html", next_command="recompute-scan run x.py"
-    )
+    after = ("run --verify x.py", "run -o after x.py", "compare out after")
+    written = render_text(doubled(), color=False, report="out/report.html", after=after)
     flat = " ".join(written.split())
     for wanted in (
         "Verdict: doubled",
@@ -86,8 +85,9 @@ def test_doubled_says_it_all() -> None:
     for line in DIFF.splitlines():
         assert f"    {line}\n" in written
     assert written.endswith(
-        "Report\n  out/report.html\n\nNext: apply the change, then check it\n"
-        "  recompute-scan run x.py\n"
+        "Report\n  out/report.html\n\n"
+        "Next: measure the fix; nothing is edited\n  run --verify x.py\n\n"
+        "Then: apply it, record again and compare\n  run -o after x.py\n  compare out after\n"
     )
     assert "events without duration" not in written
 

@@ -110,7 +110,7 @@ def analyze(
     if output is not None:
         write(output, rendered(result, style, html), force=force)
     elif style == "text":
-        print_text(result, report=str(html) if html else None, next_command=None)
+        print_text(result, report=str(html) if html else None)
     else:
         click.echo(rendered(result, style, html), nl=False)
     return 0

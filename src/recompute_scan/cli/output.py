@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -35,11 +36,11 @@ def rendered(result: Result, style: Format, html: Path | None) -> str:
     return render_text(result, color=False, report=str(html) if html else None)
 
 
-def print_text(result: Result, *, report: str | None, next_command: str | None) -> None:
+def print_text(result: Result, *, report: str | None, after: Sequence[str] = ()) -> None:
     from recompute_scan.report.text import render_text
 
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    text = render_text(result, color=color, report=report, next_command=next_command)
+    text = render_text(result, color=color, report=report, after=after)
     click.echo(text, nl=False, color=color)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
+from recompute_scan.cli.again import commands_after
 from recompute_scan.cli.machine import as_arguments, machine_options
 from recompute_scan.cli.output import debug_option, progress, tell
 from recompute_scan.cli.run_report import print_report, report_failed_ranks, report_failure
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 # How long rank 0 waits for the other ranks' accounts after its own script has ended.
 _RANKS_TIMEOUT_S = 120.0
-_COMMAND = "RECOMPUTE_SCAN_COMMAND"
+_COMMANDS = "RECOMPUTE_SCAN_COMMANDS"
 
 
 @click.command(
@@ -108,11 +110,10 @@ def run(
     The scripts that it starts are recorded.
     """
     whole: list[str] = click.get_current_context().obj
-    command = shlex.join(["recompute-scan", *whole])
     launcher = launcher_in(whole, script, args)
     if launcher is None and not is_module:
         check_script(whole, script, args)
-    launched = _COMMAND in os.environ
+    launched = _COMMANDS in os.environ
     if not launched:
         progress(f"starting {script}")  # before torch is imported, which takes seconds
     from recompute_scan.record.chosen import chosen
@@ -121,6 +122,8 @@ def run(
 
     folder = output or default_folder(script, args, launched=launcher is not None)
     folder = folder.absolute()  # the script may change the current directory
+    may_verify = launcher is None and not verify and "RANK" not in os.environ
+    after = commands_after(whole, output, folder, verify=may_verify)
     if launcher is not None and (verify or nproc_per_node is not None or is_module):
         raise UsageError(
             "E223",
@@ -150,10 +153,10 @@ def run(
     )
     if verify:
         return _verify(
-            options, nproc_per_node, command, machine, without_checkpointing=without_checkpointing
+            options, nproc_per_node, after, machine, without_checkpointing=without_checkpointing
         )
     if nproc_per_node is not None or launcher is not None:
-        os.environ[_COMMAND] = command  # for rank 0, which knows only its own
+        os.environ[_COMMANDS] = json.dumps(after)  # for rank 0, which knows only its own
         given = (
             ["--steps", str(steps), "--warmup", str(warmup), "--timing-steps", str(timing_steps)]
             + ["--output", str(folder), "--device", device, "--timeout", str(timeout)]
@@ -178,7 +181,7 @@ def run(
         if info.end is not None:
             report_failure(folder, machine, launched=launched)
         elif info.rank == 0:
-            _report_run(folder, info, os.environ.get(_COMMAND, command), machine)
+            _report_run(folder, info, after, machine)
 
     def conclude_at_once(info: RunInfo) -> None:
         try:
@@ -215,7 +218,7 @@ def _see_that_some_took_part(folder: Path, began: float, status: int) -> None:
 def _verify(
     options: RunOptions,
     nproc_per_node: int | None,
-    command: str,
+    after: Sequence[str],
     machine: Machine,
     *,
     without_checkpointing: bool,
@@ -253,11 +256,11 @@ def _verify(
             on_progress=progress,
         )
         write_report(folder, result)
-    print_report(folder, result, command)
+    print_report(folder, result, after)
     return info.exit_status
 
 
-def _report_run(folder: Path, info: RunInfo, command: str, machine: Machine) -> None:
+def _report_run(folder: Path, info: RunInfo, after: Sequence[str], machine: Machine) -> None:
     from recompute_scan.ends import ends_in
     from recompute_scan.record.launch import wait_for_ranks
     from recompute_scan.run_info import accept_so_far
@@ -268,14 +271,20 @@ def _report_run(folder: Path, info: RunInfo, command: str, machine: Machine) -> 
             tell(f"recompute-scan: no account from ranks {missing}; reporting on the others")
             accept_so_far(folder)
     if ends_in([folder]).failed:  # another rank failed, and not this one
-        report_failure(folder, machine, launched=_COMMAND in os.environ)
+        report_failure(folder, machine, launched=_COMMANDS in os.environ)
         return
     result = _result_of(folder, info, machine)
     if result is not None:
         try:
             write_report(folder, result)
         finally:  # a full disk keeps nobody from reading it here
-            print_report(folder, result, command)
+            print_report(folder, result, _given(after))
+
+
+def _given(after: Sequence[str]) -> Sequence[str]:
+    """What the process that started the ranks says comes next; else what this one does."""
+    given: Sequence[str] = json.loads(os.environ.get(_COMMANDS, "null")) or after
+    return given
 
 
 def _result_of(folder: Path, info: RunInfo, machine: Machine) -> Result | None:

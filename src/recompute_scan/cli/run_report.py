@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,15 +26,15 @@ _REPORT_TIMEOUT_S = 120.0
 _POLL_S = 0.1
 
 
-def print_report(folder: Path, result: Result, command: str | None) -> None:
-    """Print the summary, and the command that records again where there is something to fix."""
-    again = command if result.findings and result.crash is None else None
+def print_report(folder: Path, result: Result, after: Sequence[str] = ()) -> None:
+    """Print the summary, and the commands that come next where there is something to fix."""
+    useful = result.findings and result.crash is None
     page = folder / "report.html"
     there = page.exists()
     with suppress(OSError, ValueError):  # elsewhere, or the script has removed where it was
         page = page.relative_to(Path.cwd())
     click.echo(fresh_line(sys.stdout), nl=False)  # the script may have left a line unfinished
-    print_text(result, report=str(page) if there else None, next_command=again)
+    print_text(result, report=str(page) if there else None, after=after if useful else ())
 
 
 def report_failure(folder: Path, machine: Machine, *, launched: bool) -> None:
@@ -101,4 +101,4 @@ def _report(folder: Path, machine: Machine) -> None:
     try:
         write_report(folder, result)
     finally:  # a full disk keeps nobody from reading it here
-        print_report(folder, result, None)
+        print_report(folder, result)

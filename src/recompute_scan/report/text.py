@@ -5,6 +5,8 @@ Only paths, source lines, commands and diffs may be wider, since they are there 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from recompute_scan import units
 from recompute_scan.report import summary, words
 from recompute_scan.report.device import (
@@ -48,11 +50,12 @@ _SEVERITY_COLOUR = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
 def render_text(
-    result: Result, *, color: bool, report: str | None = None, next_command: str | None = None
+    result: Result, *, color: bool, report: str | None = None, after: Sequence[str] = ()
 ) -> str:
     """The summary, ending in a line end.
 
-    ``report`` is the path of the written page, ``next_command`` the exact command to try next.
+    ``report`` is the path of the written page. ``after`` are the exact commands that come next:
+    what measures the fix, if that can be done, what records again, what compares.
     With ``color`` the same characters carry ANSI codes; nothing else differs.
     """
     page = Page(color)
@@ -75,7 +78,7 @@ def render_text(
             _finding(page, finding)
     _hta(page, result)
     _worth_knowing(page, result)
-    _next(page, report, next_command)
+    _next(page, report, after)
     return "\n".join(page.written).rstrip("\n") + "\n"
 
 
@@ -230,10 +233,15 @@ def _worth_knowing(page: Page, result: Result) -> None:
         page.prose(f"and {len(notes) - 10} more (see the report)")
 
 
-def _next(page: Page, report: str | None, next_command: str | None) -> None:
+def _next(page: Page, report: str | None, after: Sequence[str]) -> None:
     if report is not None:
         page.title("Report")
         page.verbatim(visible(report, 4096), "  ", underline=True)
-    if next_command is not None:
-        page.title("Next: apply the change, then check it")
-        page.verbatim(visible(next_command, 4096), "  ")
+    if after:
+        *measured, again, compared = after
+        for command in measured:
+            page.title("Next: measure the fix; nothing is edited")
+            page.verbatim(visible(command, 4096), "  ")
+        page.title(f"{'Then' if measured else 'Next'}: apply it, record again and compare")
+        page.verbatim(visible(again, 4096), "  ")
+        page.verbatim(visible(compared, 4096), "  ")

@@ -1,0 +1,44 @@
+"""The commands that a report ends with can be run as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recompute_scan.cli.again import commands_after
+
+
+@pytest.mark.parametrize(
+    ("words", "output", "again"),
+    [
+        ("run x.py", None, "run -o out-after x.py"),
+        ("run --steps 2 x.py -o y", None, "run -o out-after --steps 2 x.py -o y"),
+        ("run -o out x.py -o out", "out", "run -o out-after x.py -o out"),
+        ("run --output out --steps 2 x.py", "out", "run --output out-after --steps 2 x.py"),
+        ("run --output=out/ x.py", "out", "run --output=out-after x.py"),
+        ("run -oout x.py", "out", "run -oout-after x.py"),
+        ("run -o out -- torchrun x.py", "out", "run -o out-after -- torchrun x.py"),
+    ],
+)
+def test_the_recording_before_the_fix_stays(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    output: str | None,
+    again: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = None if output is None else Path(output)
+    found = commands_after(words.split(), asked, tmp_path / "out", verify=False)
+    assert found == (f"recompute-scan {again}", "recompute-scan compare out out-after")
+
+
+def test_what_can_be_measured_comes_first(tmp_path: Path) -> None:
+    first, *_ = commands_after(["run", "a b.py"], None, tmp_path / "out", verify=True)
+    assert first == "recompute-scan run --verify 'a b.py'"
+
+
+def test_a_folder_elsewhere_is_named_whole(tmp_path: Path) -> None:
+    *_, compared = commands_after(["run", "x.py"], None, tmp_path / "out", verify=False)
+    assert compared == f"recompute-scan compare {tmp_path}/out {tmp_path}/out-after"
