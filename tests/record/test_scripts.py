@@ -134,6 +134,7 @@ def test_ranges_that_cannot_be_ended_keep_the_second_profiler_away(
 ) -> None:
     account = ran["range_of_operators"][1].account
     assert account["stacks"] is None
+    assert account["message"] is None  # no step more is wanted
     assert "step by operator" in " ".join(account["warnings"])
     assert ran["range_around_step"][1].account["stacks"] is not None
 

@@ -4,7 +4,7 @@ The order of calls is that of llama-recipes' finetuning script from its 0.0.3 on
 (meta-llama/llama-cookbook issue 740): the model is sharded, its inputs are made to ask for
 gradients, Hugging Face's checkpointing is switched on, and torch's wrapper is put around every
 decoder layer. ``--once`` leaves out Hugging Face's switch, which is the repair. ``--profile`` has
-torch.profiler record some steps as its documentation does, stacks included, a file a rank.
+torch.profiler record some steps, a file a rank.
 
     torchrun --nproc-per-node 2 tests/versions/finetuning.py
 """
@@ -90,7 +90,6 @@ def profiled(folder: str | None) -> Iterator[Callable[[], None]]:
         schedule=schedule(wait=1, warmup=1, active=3, repeat=1),
         on_trace_ready=lambda profiler: profiler.export_chrome_trace(trace),
         record_shapes=True,
-        with_stack=True,
     ) as profiler:
         yield profiler.step
 

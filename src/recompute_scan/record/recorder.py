@@ -139,7 +139,8 @@ class Recorder:
         return Seen(
             made=self._counter.steps,
             profiled=self.profiled,
-            stacks=self.stacks is not None,
+            # Or none are wanted any more: a warning says why.
+            stacks=self.stacks is not None or self._phase is Phase.DONE,
             explicit=self._counter.explicit,
         )
 
