@@ -70,7 +70,7 @@ fix: $(DEV) ## Format, repair what lint can repair, write the generated pages
 	$(BIN)/python docs/generate.py
 
 accuracy: $(DEV) ## Truth beside answer for every recorded case, on this machine
-	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/accuracy.py $(BENCH)
 
 diagnoses: $(DEV) ## Every failure that can be made to happen: the code expected and found
 	$(BIN)/python benchmarks/diagnoses.py

@@ -1,0 +1,39 @@
+"""Calls that cross others in time take the confidence away, and are told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from recompute_scan.confidence import confidence, doubts
+from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.trace.kineto import parse
+
+TRACE = Path(__file__).parents[1] / "traces" / "plain_once" / "trace-rank0.json.gz"
+
+
+def lengthened(share: float) -> Recompute:
+    """A sound trace, so many of whose operators last too long."""
+    chance = Random(0)
+    document: dict[str, Any] = json.loads(gzip.decompress(TRACE.read_bytes()))
+    for event in document["traceEvents"]:
+        if event.get("cat") == "cpu_op" and chance.random() < share:
+            event["dur"] = chance.uniform(0, 1000)
+    return study(parse(json.dumps(document).encode(), "trace.json"))
+
+
+@pytest.mark.parametrize(("share", "level"), [(0.0, "high"), (0.005, "medium"), (0.02, "low")])
+def test_calls_that_cross_others(share: float, level: str) -> None:
+    facts = lengthened(share)
+    said = [sentence for sentence in doubts(facts) if "end after the call" in sentence]
+    assert bool(said) is (share > 0)
+    assert confidence(facts) == level
+
+
+def test_a_sound_trace_has_none() -> None:
+    assert lengthened(0.0).calls.overruns == 0
