@@ -7,7 +7,6 @@ interpreter's part in running a script.
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,15 +127,6 @@ def run(folder: Path, faults: Faults, *, removing: bool = False) -> tuple[RunInf
 
 
 # What a fault leaves half open is closed by the collector, which says so.
-@pytest.fixture(autouse=True)
-def _only_what_the_script_makes() -> Iterator[None]:
-    """Models are looked for among all objects; those of other tests are millions."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("removing", [False, True], ids=["recording", "verifying"])
