@@ -21,8 +21,8 @@ the table says so. With ``--ranks N`` the distributed cases run in N processes o
 traces of all ranks have to give the truth.
 
 Below the table: how often high confidence was wrong, and how often the plain count disagreed with
-an answer that was right. ``--damaged N`` counts the first of N damaged copies of these traces, too
-(``benchmarks/damage.py``).
+an answer that was right. ``--damaged N`` counts the first of the two over N damaged copies of
+these traces, too (``benchmarks/damage.py``).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def commands_after(
         verify: Whether the script can be run with the fix in memory.
     """
     begin, *rest = words
-    before = _seen_from_here(folder)
+    before = seen_from_here(folder)
     after = f"{before}{_AFTER}"
     measured = shlex.join(["recompute-scan", begin, "--verify", *rest])
     again = shlex.join(["recompute-scan", begin, *_into(rest, output, after)])
@@ -46,7 +46,8 @@ def _into(rest: Sequence[str], output: Path | None, after: str) -> list[str]:
     return ["-o", after, *rest]
 
 
-def _seen_from_here(folder: Path) -> Path:
+def seen_from_here(folder: Path) -> Path:
+    """The path from the current directory, where it is below that."""
     try:
         return folder.relative_to(Path.cwd())
     except (OSError, ValueError):  # elsewhere, or the script has removed where it was

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from recompute_scan.cli.again import seen_from_here
 from recompute_scan.cli.output import print_text, progress
 from recompute_scan.report.folder import write_report
 from recompute_scan.terminal import fresh_line
@@ -31,10 +32,10 @@ def print_report(folder: Path, result: Result, after: Sequence[str] = ()) -> Non
     useful = result.findings and result.crash is None
     page = folder / "report.html"
     there = page.exists()
-    with suppress(OSError, ValueError):  # elsewhere, or the script has removed where it was
-        page = page.relative_to(Path.cwd())
     click.echo(fresh_line(sys.stdout), nl=False)  # the script may have left a line unfinished
-    print_text(result, report=str(page) if there else None, after=after if useful else ())
+    print_text(
+        result, report=str(seen_from_here(page)) if there else None, after=after if useful else ()
+    )
 
 
 def report_failure(folder: Path, machine: Machine, *, launched: bool) -> None:
