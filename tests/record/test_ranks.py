@@ -185,7 +185,7 @@ def test_all_stop_after_the_same_step_though_one_had_to_wait(run: Run) -> None:
 
 
 def test_a_choice_of_ranks_that_are_not_there() -> None:
-    command = ["run", "--nproc-per-node", "2", "--ranks", "2,5-6", "train.py"]
+    command = ["run", "--nproc-per-node", "2", "--ranks", "2,5-6", __file__]
     done = CliRunner().invoke(cli, command, obj=command)
     assert isinstance(done.exception, UsageError)
     assert done.exception.code == "E224"

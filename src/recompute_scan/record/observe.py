@@ -166,6 +166,7 @@ def observe(
 
     def failed(error: BaseException) -> None:
         if os.getpid() == process:
+            watchdog.let_leave()
             guard.run(lambda: keep_end(error), otherwise=None)
 
     def keep_end(error: BaseException) -> None:
@@ -238,6 +239,7 @@ def observe(
         outcome = program(failed)
     finally:
         if os.getpid() == process:
+            watchdog.let_leave()
             close()
     if os.getpid() != process:
         raise SystemExit(outcome.exit_status)

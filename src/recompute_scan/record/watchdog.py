@@ -79,6 +79,7 @@ class Watchdog:
         self._waits = waits
         self._main = threading.get_ident()
         self._stopped = threading.Event()
+        self._leaving = threading.Event()
         self._beats = 0
         self._seen: dict[int, tuple[object, float]] = {}
         self._file: Any = None
@@ -94,6 +95,14 @@ class Watchdog:
         if self._limits.timeout_s > 0:
             # Not a threading.Thread: the script would find it among its own.
             _thread.start_new_thread(self._guard.aside(self._watch), ())
+
+    def let_leave(self) -> None:
+        """Wait for the process to end, where the watchdog is about to end it.
+
+        The first rank that leaves wakes the others with an error that says nothing.
+        """
+        while self._leaving.is_set():
+            time.sleep(self._limits.look_s)
 
     def stop(self) -> None:
         """The script has ended by itself."""
@@ -114,6 +123,7 @@ class Watchdog:
         """This process was forked from the one that is watched, and is not."""
         self._stopped = threading.Event()  # the other's may be locked for ever
         self._stopped.set()
+        self._leaving = threading.Event()
         if self._file is not None:
             with suppress(Exception):
                 faulthandler.unregister(signal.SIGTERM)
@@ -152,7 +162,11 @@ class Watchdog:
                 told = True
                 self._write_stacks(ranks)
             if self._all_silent(ranks, now, patient=now - moved_at < _UNSEEN_PATIENCE * timeout):
-                self._on_hang(self._end(ranks))
+                self._leaving.set()
+                try:
+                    self._on_hang(self._end(ranks))
+                finally:
+                    self._leaving.clear()
                 return
 
     def _mark(self) -> object:
