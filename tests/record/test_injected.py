@@ -45,6 +45,7 @@ for number in range(8):
 with profile(activities=[ProfilerActivity.CPU]):
     exchange.losses.append(trainers[0].step().hex())
 exchange.end()
+del trainers, trainer, losses  # as at the end of a process
 """
 
 
