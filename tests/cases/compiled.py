@@ -141,7 +141,43 @@ def compiled(
     return build
 
 
+def whole_step(asked: Checkpoints | None = None) -> Build:
+    """The step is compiled, the update with it; the model is not: it has something in it that the
+    compiler leaves to Python. Forward and backward pass then stand in a range of the compiler's.
+    """
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        torch._dynamo.reset()
+        model = Model(oracle, asked).to(device)
+        adamw = torch.optim.AdamW(model.parameters())
+        tokens = batch(device)
+        in_python = torch._dynamo.disable(model)
+
+        def train() -> None:
+            next_token_loss(in_python(tokens), tokens).backward()
+            adamw.step()
+            adamw.zero_grad()
+
+        compiled_step = torch.compile(train, backend="eager")
+
+        def step() -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                compiled_step()
+
+        return step
+
+    return build
+
+
 COMPILED = (
+    Case("compiled_step_none", "The whole step, round a model in Python.", "none", whole_step()),
+    Case(
+        "compiled_step_n",
+        "The same, checkpointed once.",
+        "full",
+        whole_step(Checkpoints(outer=N)),
+    ),
     Case("compiled_model_none", "One graph.", None, compiled("model")),
     Case(
         "compiled_model_n",

@@ -112,6 +112,7 @@ def classify(calls: Calls) -> Structure:
     owner = np.full(size, -1, np.int32)
     node = np.zeros(size, np.bool_)
     is_checkpoint_node = classes.checkpoint_node[calls.name] & (calls.kind == Kind.OP)
+    holds_backward = _holding_backward(calls, classes)
     closures = _closures(calls, classes)
     closure = np.zeros(size, np.bool_)
     closure[closures] = True
@@ -141,6 +142,7 @@ def classify(calls: Calls) -> Structure:
         new[free & is_op] = Role.FORWARD
         new[free & is_op & in_backward] = Role.CANDIDATE
         looked_through = (calls.kind[rows] == Kind.ANNOTATION) | (is_op & classes.function[name])
+        looked_through |= holds_backward[rows]
         new[free & looked_through] = Role.RANGE
         new[free & classes.plumbing[name] & (calls.kind[rows] != Kind.RUNTIME)] = Role.PLUMBING
         new[free & classes.optimizer[name] & ~closure[rows]] = Role.OPTIMIZER
@@ -175,6 +177,18 @@ def classify(calls: Calls) -> Structure:
         number=number,
         told=told,
     )
+
+
+def _holding_backward(calls: Calls, classes: _NameClasses) -> Bool:
+    """For each call: does it hold engine ranges, and is no autograd function? Then it is a range.
+
+    ``torch.compile`` puts ranges round the functions that it was given and what they call, with the
+    backward passes that these start.
+    """
+    engines = np.append(0, np.cumsum(classes.engine[calls.name]))
+    rows = np.arange(len(calls))
+    held: Bool = engines[rows + 1 + calls.size] > engines[rows + 1]
+    return held & (calls.sequence < 0)
 
 
 def _closures(calls: Calls, classes: _NameClasses) -> Int64:

@@ -10,17 +10,46 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import torch
 import torch._utils
 import torch.utils.checkpoint as torch_checkpoint
+from torch._C._dynamo import eval_frame
 
 # Whether `torch.compile` traces the caller. Up to 2.2 it has another place; both are functions
 # that the compiler knows by identity, so they are called as they are, through no wrapper.
 is_compiling: Callable[[], bool] = getattr(
     torch.compiler, "is_compiling", torch._utils.is_compiling
 )
+
+
+def _frame_setter() -> Callable[[object], object]:
+    setter = cast(Callable[[object], object], eval_frame.set_eval_frame)
+    try:
+        setter(setter(None))
+    except RuntimeError:  # torch cannot compile on this Python
+        return lambda _: None
+    return setter
+
+
+# Sets what compiles the Python frames that this thread enters from here on; returns what did.
+compile_frames_by = _frame_setter()
+
+
+def run_uncompiled(function: Any) -> None:
+    """Keep ``torch.compile`` from compiling calls of the function as such. What it calls, and a
+    compiled function that calls it, are compiled as ever.
+    """
+    with suppress(RuntimeError):  # as above
+        if hasattr(eval_frame, "skip_code"):  # up to 2.6
+            eval_frame.skip_code(function.__code__)
+        else:
+            action = eval_frame._FrameAction
+            strategy = eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
+            eval_frame.set_code_exec_strategy(function.__code__, strategy)
+
 
 # From 2.14 on `checkpoint` calls the first; the second remains, and passes on to it.
 _PACKED = "_checkpoint_without_reentrant_generator_impl"

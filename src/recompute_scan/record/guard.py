@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from recompute_scan.errors import ScanError
-from recompute_scan.record.compat import is_compiling
+from recompute_scan.record.compat import compile_frames_by, is_compiling, run_uncompiled
 from recompute_scan.record.execute import StopRecording
 
 _T = TypeVar("_T")
@@ -28,13 +28,14 @@ class Call:
     """A call of the script's function, for ours that stands round it.
 
     Calling this calls the function, and keeps what comes of it, so that nobody has to call it a
-    second time if ours fails behind it.
+    second time if ours fails behind it. It is compiled as it would be without us, by ``compiler``.
     """
 
-    __slots__ = ("_function", "error", "made", "result")
+    __slots__ = ("_compiler", "_function", "error", "made", "result")
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], compiler: object) -> None:
         self._function = function
+        self._compiler = compiler
         self.made = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -45,11 +46,16 @@ class Call:
     def instead(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call another function of the script's in its place."""
         self.made = True
+        if self._compiler is not None:
+            compile_frames_by(self._compiler)
         try:
             self.result = function(*args, **kwargs)
         except BaseException as error:
             self.error = error
             raise
+        finally:
+            if self._compiler is not None:
+                compile_frames_by(None)
         return self.result
 
     def outcome(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +114,8 @@ class Guard:
                 if vital:
                     self._settle()
                 return original(*args, **kwargs)
-            call = Call(original)
+            compiler = compile_frames_by(None)
+            call = Call(original, compiler)
             try:
                 return ours(call, *args, **kwargs)
             except BaseException as raised:
@@ -116,9 +123,13 @@ class Guard:
                     call.error = None
                     raise
                 failed = True
+            finally:
+                if compiler is not None:
+                    compile_frames_by(compiler)
             # Behind the `except`, so that what the script raises now has no context of ours.
             return call.outcome(*args, **kwargs)
 
+        run_uncompiled(around)
         return functools.wraps(original)(around) if named else around
 
     def aside(self, ours: Callable[..., object]) -> Callable[..., None]:
@@ -128,21 +139,30 @@ class Guard:
         def aside(*args: Any, **kwargs: Any) -> None:
             if is_compiling() or self.failure is not None:
                 return
+            compiler = compile_frames_by(None)
             try:
                 ours(*args, **kwargs)
             except BaseException as error:
                 if not self._met(error):
                     raise
+            finally:
+                if compiler is not None:
+                    compile_frames_by(compiler)
 
+        run_uncompiled(aside)
         return aside
 
     def run(self, ours: Callable[[], _T], otherwise: _T) -> _T:
         """What ours returns, or, if it fails, the other value."""
+        compiler = compile_frames_by(None)
         try:
             return ours()
         except BaseException as error:
             if not self._met(error):
                 raise
+        finally:
+            if compiler is not None:
+                compile_frames_by(compiler)
         return otherwise
 
     @contextmanager
