@@ -10,7 +10,7 @@ import pytest
 from recompute_scan.report.escape import visible
 from recompute_scan.report.page import WIDTH, columns, wrap
 from recompute_scan.report.text import render_text
-from recompute_scan.result import Result
+from recompute_scan.result import CrossCheck, PlainCount, Result
 from tests.report.sample_results import (
     DIFF,
     HOSTILE,
@@ -51,6 +51,14 @@ def test_hostile_names_stay_on_their_line(name: str) -> None:
     known = render_text(plain, color=False, report="x", after=("x", "y", "z")).split("\n")
     titles = {line for line in known if line and line[0].isalpha() and line != "a plain name"}
     assert titles <= set(sections)
+
+
+def test_calls_in_the_backward_pass_that_never_ran_are_not_said_to_have_run() -> None:
+    """One linear layer in a checkpoint: its replay stops before the product is worked out."""
+    counts = (PlainCount("aten::addmm", outside=6, inside=4, in_hooks=0, matched=4),)
+    result = dataclasses.replace(clean(), cross_check=CrossCheck(True, counts))
+    text = " ".join(render_text(result, color=False, report="report.html").split())
+    assert "4 calls of addmm inside the backward pass, none of which was run to its end" in text
 
 
 @pytest.mark.parametrize("case", [*CASES, lambda: hostile(HOSTILE[6])])

@@ -29,9 +29,12 @@ def plain_count_row(result: Result) -> tuple[str, str] | None:
     if shown is None:
         return _AGREES[check.agrees], "no operator that only a forward pass has"
     name = shown.name.removeprefix("aten::")
+    # A checkpoint of a single operator stops as soon as that has its inputs again.
+    began = check.agrees and result.verdict == "none" and shown.inside > shown.in_hooks
     return (
         _AGREES[check.agrees],
-        f"{plural(shown.inside, 'call')} of {name} inside the backward pass and "
+        f"{plural(shown.inside, 'call')} of {name} inside the backward pass"
+        f"{', none of which was run to its end,' if began else ''} and "
         f"{count(shown.outside)} outside, in the whole trace",
     )
 
