@@ -6,9 +6,9 @@
 
 Each row of the table is one version, each column what was run under it: the examples alone and
 in two processes, the order of a widely used recipe (``tests/versions/finetuning.py``),
-``record()``, the callback for Hugging Face's Trainer, the losses with and without ``run``,
-``--verify``, and the cases of ``benchmarks/accuracy.py``, marked and unmarked. Ends with 1 where
-one is not right.
+``record()``, the callback for Hugging Face's Trainer, the losses with and without ``run``, those of
+a step that is compiled, too, ``--verify``, and the cases of ``benchmarks/accuracy.py``, marked and
+unmarked. Ends with 1 where one is not right.
 
 One environment is on the disk at a time: five to seven gigabytes up to torch 2.10, whose wheels
 bring CUDA's libraries and run on a CPU too. What each check said is kept in
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -118,18 +119,22 @@ def prints(command: Sequence[str], last: str) -> Check:
     return check
 
 
-def same_losses(environment: Environment, folder: str) -> tuple[bool, str]:
-    """Under ``run`` every loss has the bits that it has without, dropout's random ones too."""
-    script = str(SCRIPTS / "loop.py")
-    alone = environment.run([environment.python, script], folder=folder)
-    command = [environment.python, *TOOL, "--keep-going", "-o", "out", script]
-    under = environment.run(command, folder=folder)
-    losses = [
-        [line for line in ran.output.splitlines() if line.startswith("loss ")]
-        for ran in (alone, under)
-    ]
-    good = losses[0] == losses[1] and len(losses[0]) > 0 and not alone.status and not under.status
-    return good, under.output
+def same_losses(script: Path) -> Check:
+    """Under ``run`` every loss has the bits that it has without, and as many frames are compiled."""
+
+    def check(environment: Environment, folder: str) -> tuple[bool, str]:
+        alone = environment.run([environment.python, str(script)], folder=folder)
+        command = [environment.python, *TOOL, "--keep-going", "-o", "out", str(script)]
+        under = environment.run(command, folder=folder)
+        losses = [
+            [line for line in ran.output.splitlines() if LOSSES.match(line)]
+            for ran in (alone, under)
+        ]
+        same = losses[0] == losses[1] and len(losses[0]) > 0
+        good = same and not alone.status and not under.status and "[E70" not in under.output
+        return good, under.output
+
+    return check
 
 
 def verified(environment: Environment, folder: str) -> tuple[bool, str]:
@@ -160,6 +165,8 @@ DOUBLED, REPAIRED = (
 )
 PLAIN = ROOT / "examples" / "plain_pytorch.py"
 RECIPE = SCRIPTS / "finetuning.py"
+# The loop's losses; those of the compiled one, and its compiler's count of frames.
+LOSSES = re.compile(r"loss |-?0x|ok: ")
 CHECKS: dict[str, Check] = {
     "plain": recorded(PLAIN, ("--checkpoint", "twice", *SMALL), "doubled"),
     "doubled": recorded(DOUBLED, SMALL, "doubled"),
@@ -170,7 +177,8 @@ CHECKS: dict[str, Check] = {
     "recipe once x2": recipe("--once"),
     "record()": prints([str(SCRIPTS / "loop.py"), "--record", "out"], '"verdict": "doubled"'),
     "callback": prints([str(SCRIPTS / "trainer.py"), "out"], "doubled"),
-    "losses": same_losses,
+    "losses": same_losses(SCRIPTS / "loop.py"),
+    "compiled": same_losses(ROOT / "tests" / "record" / "scripts" / "compiled_steps.py"),
     "verify": verified,
     "unmarked": accuracy("autograd"),
     "marked": accuracy("annotated"),
