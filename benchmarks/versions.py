@@ -120,7 +120,7 @@ def prints(command: Sequence[str], last: str) -> Check:
 
 
 def same_losses(script: Path) -> Check:
-    """Under ``run`` every loss has the bits that it has without, and as many frames are compiled."""
+    """Under ``run`` every loss has the bits that it has without; as many frames are compiled."""
 
     def check(environment: Environment, folder: str) -> tuple[bool, str]:
         alone = environment.run([environment.python, str(script)], folder=folder)
