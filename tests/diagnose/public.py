@@ -7,7 +7,9 @@ stand answers that say less and are not false; they count as no answer. ``none``
 the thread knows the cause and the excerpt does not show it.
 
 ``later.txt`` was collected and labelled when the rules stood, and is a group of its own: its texts
-were new to whoever wrote the rules, which those of the half kept aside were not.
+were new to whoever wrote the rules, which those of the half kept aside were not. So was
+``newest.txt``, by somebody who had not written them: six of its logs got a wrong cause then (at
+medium confidence), and the rules were changed.
 
 The excerpts are what the programs printed, cut to the telling lines. Names in paths are replaced;
 where an excerpt ended before the line that names the exception, that line is the thread's title.
@@ -31,9 +33,7 @@ _MARK = "=== "
 # What restates a warning that stands in the log is true of any log that holds it.
 _ALWAYS_TRUE = ("RS124-warning", "RS125-all-gather", "RS125-lightning")
 
-_LATER = "later"
-
-Half = Literal["built on", "kept aside", "later"]
+Half = Literal["built on", "kept aside", "later", "newest"]
 Outcome = Literal["right", "none", "wrong"]
 # Ours and visible; ours by what the thread says, and not visible in the excerpt; not ours.
 Group = Literal["ours", "not shown", "not ours"]
@@ -52,7 +52,7 @@ class PublicLog:
     weaker: tuple[str, ...]
     basis: str
     text: str
-    later: bool = False
+    file: str = ""
 
     @property
     def group(self) -> Group:
@@ -64,8 +64,10 @@ class PublicLog:
     @property
     def half(self) -> Half:
         """Which half of the split: by a hash of the thread, so that no one chose."""
-        if self.later:
+        if self.file == "later":
             return "later"
+        if self.file == "newest":
+            return "newest"
         even = hashlib.sha256(self.thread.encode()).digest()[0] % 2 == 0
         return "built on" if even else "kept aside"
 
@@ -113,12 +115,12 @@ def scores(logs: list[PublicLog]) -> list[Score]:
 def public_logs() -> list[PublicLog]:
     """All of them, in the order of the files."""
     paths = sorted(FOLDER.glob("*.txt"))
-    return [one for path in paths for one in _records(path.read_text("utf-8"), path.stem == _LATER)]
+    return [one for path in paths for one in _records(path.read_text("utf-8"), path.stem)]
 
 
-def _records(text: str, later: bool) -> Iterator[PublicLog]:
+def _records(text: str, file: str) -> Iterator[PublicLog]:
     for record in text.split("\n" + _MARK):
         head, _, body = record.removeprefix(_MARK).partition("\n")
         thread, labels, basis = (part.strip() for part in head.split(" | "))
         label, *weaker = labels.split("/")
-        yield PublicLog(thread, label, tuple(weaker), basis, body + "\n", later)
+        yield PublicLog(thread, label, tuple(weaker), basis, body + "\n", file)

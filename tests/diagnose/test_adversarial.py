@@ -197,6 +197,51 @@ TRAPS = (
         "see the FAQ: 'RuntimeError: Expected to have finished reduction in the prior iteration'\n",
     ),
     Trap(
+        "memory that runs out under no_grad, as torch 1 decorates it",
+        raised(
+            OOM,
+            ("demo.py", "predict"),
+            ("/opt/lib/site-packages/torch/autograd/grad_mode.py", "decorate_no_grad"),
+            (MODULE, "forward"),
+        ),
+        ("RS120-device",),
+    ),
+    Trap(
+        "an optimizer's state that is loaded",
+        raised(
+            OOM,
+            ("train.py", "<module>"),
+            ("/opt/lib/site-packages/torch/optim/optimizer.py", "load_state_dict"),
+            (
+                "/opt/lib/site-packages/torch/optim/optimizer.py",
+                "_process_value_according_to_param_policy",
+            ),
+        ),
+        ("RS120-loading",),
+    ),
+    Trap(
+        "the first ranks of two groups, each number 44 of its own",
+        watchdog(0, 44, "ALLREDUCE")
+        + watchdog(2, 44, "BROADCAST").replace("[Rank 2]", "[Rank 0]")
+        + "".join(
+            f"[rank{rank}]:[E ProcessGroupNCCL.cpp:1785] [PG ID 2 PG GUID {guid} Rank 0] Exception (either an error or "
+            "timeout) detected by watchdog at work: 44, last enqueued NCCL work: 45, last "
+            "completed NCCL work: 43.\n"
+            for rank, guid in ((0, 9), (2, 10))
+        ),
+        ("RS209-unclear",),
+    ),
+    Trap(
+        "all-gathers of one size a rank, of different sizes",
+        watchdog(0, 9, "_ALLGATHER_BASE") + watchdog(1, 9, "_ALLGATHER_BASE").replace("=8", "=16"),
+        ("RS210-different-places",),
+    ),
+    Trap(
+        "a table's weight that is none, without anything that shards",
+        raised("RuntimeError: 'weight' must be 2-D", ("train.py", "main"), (MODULE, "forward")),
+        ("RS117-called-past-root",),
+    ),
+    Trap(
         "ranks apart, after a save that was complete",
         "Model weights saved in out/pytorch_model.bin\n"
         + watchdog(0, 7, "ALLREDUCE")

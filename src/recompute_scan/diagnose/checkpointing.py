@@ -153,10 +153,14 @@ SIGNATURES = (
         message=re.compile(r"none of output has requires_grad=True,\s+this checkpoint\(\)"),
         title="A reentrant checkpoint stands around a block of which nothing needs a gradient",
         cause=(
-            "The recompute found no output that needs a gradient: the block is frozen and cut off "
-            "from its inputs. There is nothing to recompute for."
+            "The recompute found no output that needs a gradient. Either the block is frozen and "
+            "cut off from its inputs, and there is nothing to recompute for; or it hands its "
+            "tensors out inside an object that the checkpoint does not look into."
         ),
-        fix="Don't checkpoint this block.",
+        fix=(
+            "Don't checkpoint a frozen block. Of one that trains, return the tensors themselves, "
+            "or a tuple of them."
+        ),
         versions="All versions of torch, reentrant checkpoints.",
         sources=(_DOCS,),
         checked="reproduced",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from recompute_scan.crash import ModelState, Raised
 from recompute_scan.diagnose.hangs import (
+    BUS,
     BY_EXCEPTION,
     COMPARED,
     CRASHED,
@@ -34,7 +35,8 @@ _CONSEQUENCE = re.compile(
     r"|remote process exited|Timed out (?:after )?waiting|Application timeout"
     r"|reached monitoredBarrier, but"
 )
-_SIGNALS = {"SIGKILL": KILLED, **dict.fromkeys(("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"), CRASHED)}
+_SIGNALS = {"SIGKILL": KILLED, "SIGBUS": BUS}
+_SIGNALS |= dict.fromkeys(("SIGSEGV", "SIGILL", "SIGFPE"), CRASHED)
 _LONGEST_SUMMARY = 240
 _MOST_SHOWN = 8
 # Lines between two exceptions of a process that show it to have outlived the first.
@@ -176,7 +178,7 @@ def diagnose(
             if match is not None:
                 return Diagnosis(
                     signature,
-                    _confidence(signature, raised),
+                    _confidence(signature, raised, models),
                     tuple(_evidence(failure, n, signature, match, models)),
                     failure.rank,
                 )
@@ -217,8 +219,12 @@ def _hints(log: Log) -> list[Diagnosis]:
     return list(found.values())
 
 
-def _confidence(signature: Signature, raised: Raised) -> Level:
+def _confidence(signature: Signature, raised: Raised, models: Sequence[ModelState]) -> Level:
     if signature.unsure or (not raised.frames and signature.where is not None):
+        return "low"
+    sharded = signature.sharded
+    shown = sharded is None or any(model.parallel for model in models)
+    if not shown and (sharded is None or sharded(raised.frames) is None):
         return "low"
     if not raised.frames:
         return "medium"

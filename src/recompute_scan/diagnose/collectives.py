@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass, replace
 
 _WATCHDOG = re.compile(
-    r"\[(?:PG (?P<group>[^\]]*?) ?)?Rank (?P<rank>\d+)\](?P<before>.*?)Watchdog caught collective"
-    r" operation timeout: WorkNCCL\((?P<work>[^)]*(?:\(ms\)[^)]*)?)"
+    r"\[(?:PG (?P<group>[^\]]*?) ?)?Rank (?P<rank>\d+)\](?P<before>.*?)"
+    r"(?:Watchdog caught collective operation timeout: |\bWork )"
+    r"WorkNCCL\((?P<work>[^)]*(?:\(ms\)[^)]*)?)"
 )
+_GIVEN_UP = ("Watchdog caught", "timed out in blocking wait")
 # "[PG ID 0 PG GUID 0(default_pg) Rank 1] … last enqueued work: 12, last completed work: 9".
 _STATUS = re.compile(
     r"\[PG (?P<group>[^\]]*?) ?Rank (?P<rank>\d+)\].*?work(?: sequence id)?: (?P<sequence>\d+)"
@@ -31,7 +33,7 @@ class Timeout:
     """A collective that NCCL's watchdog gave up: whose, and what it says of the work.
 
     Attributes:
-        rank: The rank that gave up.
+        rank: The rank that gave up: the job's where its line says that, else the group's.
         line: 1-based number of the line.
         operation: Such as ``ALLREDUCE``.
         sequence: Its number within its process group; ``None`` where an old torch does not say.
@@ -89,18 +91,19 @@ class Collectives:
         """In the log's order."""
         return tuple(self._dumped)
 
-    def read(self, number: int, text: str) -> None:
-        """Take in one line."""
+    def read(self, number: int, text: str, rank: int | None = None) -> None:
+        """Take in one line, of this rank of the job where the line says so."""
         if self._held is not None:
             first, begun = self._held
             self._held = None
             # A piece without a break in it is a whole line of somebody else.
             if "Watchdog caught" not in text:
-                self._watchdog(first, begun + text)
-        if "Watchdog caught" in text and not self._watchdog(number, text):
+                self._watchdog(first, begun + text, rank)
+        given_up = any(words in text for words in _GIVEN_UP)
+        if given_up and not self._watchdog(number, text, rank) and "Watchdog caught" in text:
             self._held = (number, text[-2000:])
         if (match := _STATUS.search(text)) is not None:
-            key = (int(match["rank"]), int(match["sequence"]))
+            key = (int(match["rank"]) if rank is None else rank, int(match["sequence"]))
             if len(self._groups) < _MOST:
                 self._groups.setdefault(key, (match["group"].strip(), int(match["completed"])))
         mismatch = _MISMATCH.search(text) is not None
@@ -113,7 +116,7 @@ class Collectives:
             return one
         return replace(one, group=one.group or status[0], completed=status[1])
 
-    def _watchdog(self, number: int, text: str) -> bool:
+    def _watchdog(self, number: int, text: str, rank: int | None) -> bool:
         match = _WATCHDOG.search(text)
         if match is None or not match["work"]:
             return False
@@ -122,7 +125,7 @@ class Collectives:
             return False
         sequence, elements = fields.get("SeqNum", ""), fields.get("NumelIn", "")
         found = Timeout(
-            rank=int(match["rank"]),
+            rank=int(match["rank"]) if rank is None else rank,
             line=number,
             operation=fields["OpType"],
             sequence=int(sequence) if sequence.isdigit() else None,

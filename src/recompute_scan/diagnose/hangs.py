@@ -136,8 +136,8 @@ UNCLEAR = replace(
     cause_name="unclear",
     title="Collectives did not finish, and the log does not tell whether they belong together",
     cause=(
-        "The ranks wait in collectives of different numbers. Numbers count within a process "
-        "group, and the groups are not named here."
+        "The ranks wait in different collectives. Numbers count within a process group, and the "
+        "log does not say that it is one group."
     ),
     fix=(
         "Look for the first error of any rank above. Run again with TORCH_FR_BUFFER_SIZE=2000 "
@@ -240,8 +240,8 @@ CRASHED = replace(
     cause_name="native",
     title="A process crashed in native code",
     cause=(
-        "SIGSEGV, SIGBUS, SIGILL and SIGFPE come from code below Python: an extension or a driver "
-        "that does not fit torch, or a fault in one."
+        "SIGSEGV, SIGILL and SIGFPE come from code below Python: an extension or a driver that "
+        "does not fit torch, or a fault in one."
     ),
     fix=(
         "Run with PYTHONFAULTHANDLER=1, which prints the Python stack of the crash. Then look at "
@@ -250,9 +250,29 @@ CRASHED = replace(
     sources=("https://docs.python.org/3/library/faulthandler.html", _ELASTIC),
 )
 
+BUS = replace(
+    CRASHED,
+    cause_name="bus",
+    title="A process touched memory that could not be supplied (SIGBUS)",
+    cause=(
+        "SIGBUS comes where a file stands behind memory and has no room for it, as in /dev/shm, "
+        "which loader workers, NCCL and DeepSpeed share and which is 64 MB in a container that "
+        "asks for no more; or where a mapped file was cut short. Rarely it is a fault in native "
+        "code."
+    ),
+    fix=(
+        "Look at `df -h /dev/shm`, and give the container more (docker run --shm-size=16g, or "
+        "--ipc=host). If there is room, look for a file that was written over while it was mapped."
+    ),
+    sources=(
+        "https://github.com/deepspeedai/DeepSpeed/issues/4002",
+        "https://docs.docker.com/engine/containers/run/",
+    ),
+)
+
 # Recognised by an exception, after everything that says more.
 BY_EXCEPTION: tuple[Signature, ...] = (FINGERPRINT, BARRIER, GLOO)
 ALL: tuple[Signature, ...] = (
     *(SAVE_HANG, DIVERGED, FINGERPRINT, COMPARED, TIMED_OUT, NAMED, UNCLEAR),
-    *(GLOO, BARRIER, NO_PROGRESS, ONE_BEHIND, REPLAYED_MESSAGE, KILLED, CRASHED),
+    *(GLOO, BARRIER, NO_PROGRESS, ONE_BEHIND, REPLAYED_MESSAGE, KILLED, CRASHED, BUS),
 )

@@ -22,6 +22,9 @@ _MOST_PREFIXES = 6
 _DIGITS = re.compile(r"\d")
 _BOX = "│".encode()
 
+# Notebooks make links of places: "File [~/a.py:12](http://…), in f(x)".
+_LINK = re.compile(r"\[([^\]\s]*\.py(?::\d+)?)\]\(https?://[^)\s]*\)")
+
 HEADER = re.compile(r"(?P<before>.*?)Traceback \(most recent call last\)(?::?\s*| ─*[╮|]?\s*)$")
 _TYPE = r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)): (?P<message>.*)"
 TYPED = re.compile(rf"(?:^|[\s:|*`]){_TYPE}")
@@ -56,6 +59,7 @@ def is_telling(line: bytes) -> bool:
         or b"requires_grad=True" in line
         or b"AllGather" in line
         or b"checkpointed layers" in line
+        or b".py](http" in line
         or _BOX in line
     )
 
@@ -77,6 +81,8 @@ def owner(text: str) -> tuple[str, int | None, bool, str]:
         elif (match := _OTHERS.match(text)) is None:
             break
         text = text[match.end() :]
+    if ".py" in text and "](http" in text:
+        text = _LINK.sub(r"\1", text)
     return key, rank, stamped, text
 
 

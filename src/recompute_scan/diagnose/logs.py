@@ -100,7 +100,7 @@ class _Reader:
         if "\x1b" in text:
             text = _COLOUR.sub("", text)
         key, rank, stamped, bare = owner(text)
-        self._collectives.read(number, text)
+        self._collectives.read(number, text, rank)
         self._launcher.read(number, bare)
         if is_warning(text) and len(self._lines) < MOST_FAILURES:
             self._lines.setdefault(text.strip()[:2000], Beside(number, text.strip()[:2000], rank))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
+from recompute_scan.crash import Frame
 from recompute_scan.diagnose import gradients
+from recompute_scan.diagnose.places import site
 from recompute_scan.diagnose.signature import Signature, doing, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
@@ -16,7 +19,32 @@ _FULL = re.compile(
     r"|Cuda failure (?:2 )?'out of memory'"
 )
 _ALLOCATOR = re.compile(r"^(?:RuntimeError: )?(?:CUDA|HIP|XPU|NPU) out of memory")
+# What puts a sharded state together, or its pieces; not what writes each rank's own shard.
+_TOGETHER = re.compile(
+    r"torch/distributed/(?:fsdp|checkpoint)/|/_shard/|deepspeed/runtime/|fairscale/"
+)
+_OWN_SHARD = re.compile(r":_(?:sharded|local)_")
+_COPIES_AT_ONCE = re.compile(r"""\.to\(\s*["']cpu["'].*non_blocking\s*=\s*True""")
+_PINS = some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:")
+_SAVES = doing("saving")
 _EMPTY_CARD = "Checkpoints would change nothing there: no backward pass follows."
+
+
+def _gathers(frames: Sequence[Frame]) -> int | None:
+    """The frame that saves, where a sharded state is put together under it."""
+    found = _SAVES(frames)
+    inner = [site(frame) for frame in frames[found:]] if found is not None else []
+    whole = any(map(_TOGETHER.search, inner)) and not any(map(_OWN_SHARD.search, inner))
+    return found if whole else None
+
+
+def _pinned(frames: Sequence[Frame]) -> int | None:
+    """A frame that pins, or an innermost one that copies to the host without waiting."""
+    found = _PINS(frames)
+    if found is None and _COPIES_AT_ONCE.search(frames[-1].source or ""):
+        return len(frames) - 1
+    return found
+
 
 _DEVICE = Signature(
     code="RS120",
@@ -42,7 +70,7 @@ SIGNATURES = (
         cause_name="pinned",
         error=r"RuntimeError|AcceleratorError",
         message=re.compile(r"^(?:CUDA|HIP) error: out of memory"),
-        where=some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:"),
+        where=_pinned,
         needs_frames=True,
         title="There was no pinned host memory left; the GPU's own memory is not the matter",
         cause=(
@@ -84,7 +112,7 @@ SIGNATURES = (
         cause_name="gathered",
         error=_ERRORS,
         message=_FULL,
-        where=doing("saving"),
+        where=_gathers,
         needs_frames=True,
         title="The GPU ran out of memory while the state was gathered for saving",
         cause="A full state dict brings every parameter to one GPU before it is written.",
@@ -97,6 +125,25 @@ SIGNATURES = (
             "https://github.com/huggingface/accelerate/issues/3232",
             "https://github.com/huggingface/accelerate/pull/1181",
         ),
+    ),
+    replace(
+        _DEVICE,
+        cause_name="saving",
+        message=_FULL,
+        where=_SAVES,
+        needs_frames=True,
+        title="The GPU ran out of memory while saving",
+        cause=(
+            "The state was being made ready for writing, and parts of it were copied on the GPU: "
+            "quantized weights into another layout, or a shard into one piece. Checkpointing has "
+            "no part in it."
+        ),
+        fix=(
+            "Save what was trained alone (an adapter), or move the state to the CPU first; take "
+            "the newest version of the library whose frame is the last; and leave the card more "
+            "room in training, with smaller micro-batches."
+        ),
+        sources=("https://github.com/huggingface/peft/issues/447", _CUDA_NOTES),
     ),
     replace(
         _DEVICE,

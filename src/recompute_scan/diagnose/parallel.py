@@ -155,11 +155,13 @@ SIGNATURES = (
         cause_name="called-past-root",
         error="RuntimeError",
         message=re.compile(r"^'weight' must be 2-D"),
+        sharded=some(r"fsdp|fully_sharded|deepspeed|/zero/|fairscale"),
         title="A layer was called while its weight was a flat, sharded piece (FSDP, ZeRO-3)",
         cause=(
             "FSDP and ZeRO-3 gather a unit's parameters when the unit is called. A sub-module "
             "called directly, generate() on the inner model, or a second model that was never "
-            "handed to them for use, sees the flat, sharded piece."
+            "handed to them for use, sees the flat, sharded piece. Where neither is in use, the "
+            "weight itself is no table, as after a load that went wrong."
         ),
         fix=(
             "Go through the wrapped model, or wrap the call in "

@@ -36,9 +36,12 @@ _EVALUATION = re.compile(
     r"|validation_epoch|prediction_loop|prediction_step|test_step|test_loop)$"
     r"|/trainer\.py:predict$"
 )
-_BACKWARD = re.compile(r"torch/_tensor\.py:backward$|torch/autograd/\w+\.py:\w*(?:backward|grad)$")
+_BACKWARD = re.compile(
+    r"torch/_tensor\.py:backward$|torch/autograd/(?!grad_mode)\w+\.py:\w*(?:backward|grad)$"
+)
 _OPTIMIZER = re.compile(
-    r"torch/optim/\w+\.py:|(?:^|/)\w*(?:adam|optim|sgd|lion|muon|adafactor)\w*\.py:step$"
+    r"torch/optim/\w+\.py:(?!\w*(?:cast|process_value|load)\w*$)"
+    r"|(?:^|/)\w*(?:adam|optim|sgd|lion|muon|adafactor)\w*\.py:step$"
 )
 _WRAPPING = re.compile(r"fsdp/(?:_init_utils|wrap)\.py:|fsdp/\w+\.py:_init_(?:flat_)?param\w*$")
 _FORWARD = re.compile(r"torch/nn/modules/module\.py:_?\w*call\w*$|:forward$")

@@ -103,6 +103,7 @@ class Signature:
         beside: Found in a line shortly before, or among what the run saw, or it does not fit.
         notice: Whether a line of the log shows it without any exception, such as a warning.
         unsure: Whether it is said with low confidence in any case.
+        sharded: The frame that shows a model to be sharded, for what is sure of sharded ones only.
         more: More for the finding's page, as Markdown.
         keep: What stays.
         remove: What goes.
@@ -126,6 +127,7 @@ class Signature:
     beside: re.Pattern[str] | None = None
     notice: bool = False
     unsure: bool = False
+    sharded: Where | None = None
     gradients: str = ""
     more: str = ""
     keep: str = ""

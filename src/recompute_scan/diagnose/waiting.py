@@ -24,8 +24,9 @@ _CALL = re.compile(
     r"torch/distributed/(?:distributed_c10d|_functional_collectives|nn/functional)\.py:(?P<name>\w+)$"
 )
 _LOADS_ALONE = re.compile(r"/torch/(?:serialization\.py|utils/data/)")
-# Ranks may put in different numbers of elements, and still call the same collective.
-_UNEVEN = re.compile(r"ALLTOALL|GATHER|SCATTER|SEND|RECV")
+# Ranks may put in different numbers of elements, and still call the same collective. Not so in
+# `_ALLGATHER_BASE` and `_REDUCE_SCATTER_BASE`, which take one tensor of the same size from each.
+_UNEVEN = re.compile(r"ALLTOALL|SEND|RECV|^(?:ALL)?GATHER|^(?:REDUCE_)?SCATTER")
 _WRAPPERS = {"wrapper", "wait", "_work_wait"}
 _MESSAGES = re.compile(r"^(?:i?send|i?recv|batch_isend_irecv|(?:send|recv)_object_list)$")
 _NOTED = re.compile(r"flight recorder has (?P<name>\S+), number (?P<number>\S+),")
