@@ -224,9 +224,9 @@ TRAPS = (
         watchdog(0, 44, "ALLREDUCE")
         + watchdog(2, 44, "BROADCAST").replace("[Rank 2]", "[Rank 0]")
         + "".join(
-            f"[rank{rank}]:[E ProcessGroupNCCL.cpp:1785] [PG ID 2 PG GUID {guid} Rank 0] Exception (either an error or "
-            "timeout) detected by watchdog at work: 44, last enqueued NCCL work: 45, last "
-            "completed NCCL work: 43.\n"
+            f"[rank{rank}]:[E ProcessGroupNCCL.cpp:1785] [PG ID 2 PG GUID {guid} Rank 0] Exception "
+            "detected by watchdog at work: 44, last enqueued NCCL work: 45, last completed NCCL "
+            "work: 43.\n"
             for rank, guid in ((0, 9), (2, 10))
         ),
         ("RS209-unclear",),
