@@ -21,6 +21,7 @@ from recompute_scan.record.module_names import (
     plain_name,
     real_class_name,
 )
+from recompute_scan.record.variables import variables
 from tests.record.runs import LAYERS, record_script
 
 MECHANISMS = (
@@ -274,7 +275,8 @@ def closure_over_two(outer: nn.Module, inner: nn.Module) -> Callable[..., object
 BLOCK = Block()
 
 
-def test_variables_that_were_looked_at_are_not_kept() -> None:
+def look_at_two() -> tuple[ModuleIndex, nn.Module, nn.Module, bool]:
+    """Names in two models, those, and whether what else was in a variable has gone since."""
     generator, critic = nn.Sequential(Block()), nn.Sequential(Block())
     for parameter in [*generator.parameters(), *critic.parameters()]:
         parameter.grad = torch.zeros_like(parameter)
@@ -283,9 +285,25 @@ def test_variables_that_were_looked_at_are_not_kept() -> None:
     index = ModuleIndex()
     index.rebuild()
     del gone
-    assert seen() is None
-    assert index.look_up([generator[0]]).name == "generator.0"
-    assert index.look_up([critic[0]]).name == "critic.0"
+    return index, generator[0], critic[0], seen() is None
+
+
+def test_variables_that_were_looked_at_are_not_kept() -> None:
+    index, generator, critic, gone = look_at_two()
+    assert gone
+    assert index.look_up([generator]).name == "generator.0"
+    assert index.look_up([critic]).name == "critic.0"
+
+
+def test_a_function_that_may_hold_its_variables_is_not_looked_into() -> None:
+    def held(settings: int) -> tuple[dict[str, object], dict[str, object]]:
+        kept = locals()
+        later = settings + 1
+        return kept, variables(sys._getframe()) if later else {}
+
+    kept, shown = held(1)
+    assert kept == {"settings": 1}
+    assert set(shown) == ({"kept", "later", "settings"} if sys.version_info >= (3, 13) else set())
 
 
 @pytest.mark.parametrize(

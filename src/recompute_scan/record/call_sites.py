@@ -14,6 +14,7 @@ from recompute_scan.advise.mechanism import Mechanism
 from recompute_scan.record.given import Line, Made, given_at
 from recompute_scan.record.ownership import Owner, Ownership, site_folder
 from recompute_scan.record.statements import statement_at
+from recompute_scan.record.variables import variables
 from recompute_scan.run_info import Source
 
 
@@ -128,7 +129,7 @@ def places_of(frame: FrameType | None) -> Iterator[str]:
     while frame is not None:
         place = place_of(frame)
         yield place
-        owner = type(frame.f_locals.get("self"))
+        owner = type(variables(frame).get("self"))
         other = f"{owner.__module__.replace('.', '/')}.py:{frame.f_code.co_name}"
         if owner is not type(None) and other != place:
             yield other

@@ -195,7 +195,8 @@ class Guard:
             with suppress(Exception):
                 self.on_failure()
             with suppress(Exception):
-                print(f"recompute-scan: {self.failure}", file=sys.stderr, flush=True)
+                # Not into what the script may have put in its place, and reads.
+                print(f"recompute-scan: {self.failure}", file=sys.__stderr__, flush=True)
         return True
 
     def _settle(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from recompute_scan.record.variables import variables
 
 # Attributes under which wrappers keep the layer they wrap: FSDP1, the checkpoint and offload
 # wrappers, torch.compile.
@@ -106,7 +107,7 @@ def _variables(models: list[nn.Module]) -> dict[int, str]:
         frame = frame.f_back
     wanted = {id(model) for model in models}
     for frame in reversed(frames):
-        for scope in (_locals(frame), frame.f_globals):
+        for scope in (variables(frame), frame.f_globals):
             held: dict[int, str] = {}
             for name, value in list(scope.items()):
                 if id(value) in wanted and not name.startswith("_"):
@@ -114,16 +115,6 @@ def _variables(models: list[nn.Module]) -> dict[int, str]:
             if len(held) == len(wanted):
                 return held
     return {}
-
-
-def _locals(frame: FrameType) -> dict[str, object]:
-    """The frame's variables, of which nothing is kept alive by their having been looked at."""
-    found = frame.f_locals
-    variables = dict(found)
-    # Before Python 3.13 a function's frame keeps what it showed (PEP 667).
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        found.clear()
-    return variables
 
 
 def _numbered(models: list[nn.Module]) -> dict[int, str]:

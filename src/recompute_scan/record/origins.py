@@ -22,6 +22,7 @@ from recompute_scan.record.module_names import (
 )
 from recompute_scan.record.options import counts_runs
 from recompute_scan.record.switches import COMPOSABLE_MODULE, NOWHERE, WRAPPER_MODULE, Switches
+from recompute_scan.record.variables import variables
 
 _CHECKPOINT_MODULE = "torch.utils.checkpoint"
 _SEQUENTIAL = "torch/utils/checkpoint.py:checkpoint_sequential"
@@ -104,7 +105,7 @@ class Origins:
             name = str(caller.f_globals.get("__name__") or "")
             asking = _SEQUENTIAL if sequential else place_of(caller)
             if name == WRAPPER_MODULE:
-                wrapper = caller.f_locals.get("self")
+                wrapper = variables(caller).get("self")
                 if isinstance(wrapper, nn.Module):
                     covered = [unwrapped(wrapper)]
                 switched = self._switches.of_wrapper(wrapper)

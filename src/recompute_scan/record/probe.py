@@ -7,16 +7,18 @@ profiler records, and never change what is computed.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+import wrapt
 
 from recompute_scan.advise.registry import MECHANISMS
 from recompute_scan.annotations import MARKING, RegionMark, region_name, replay_name
@@ -44,6 +46,8 @@ from recompute_scan.run_info import SwitchedOn
 _open_range: Any = getattr(torch._C._autograd, "_record_function_with_args_enter", None)
 _close_range: Any = getattr(torch._C._autograd, "_record_function_with_args_exit", None)
 _recording: Any = getattr(torch._C._autograd, "_profiler_enabled", None)
+# What can be called and has no other use to speak of.
+_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
 _UNNAMED = "Checkpoint calls could not be named"
 
 
@@ -121,7 +125,7 @@ class Probe:
         with self._guard.part("Modules could not be named"):
             for function in own_functions():
                 if function not in self._watched:
-                    self._watch_function(function)
+                    self._watch_function(function, known=False)
             self._index.rebuild()
             self.switched_on = self._switches.still_on()
 
@@ -163,13 +167,16 @@ class Probe:
 
         self._patches.add(after_import(name, self._guard.aside(hook)))
 
-    def _watch_function(self, function: Any) -> None:
+    def _watch_function(self, function: Any, *, known: bool = True) -> None:
         """Mark what an autograd function of the reentrant kind runs.
 
         Its forward takes the checkpointed function as the first argument that can be called,
-        and keeps it for the replay.
+        and keeps it for the replay. A function of the script's own may do anything else with it
+        too: what stands in its place there looks like it in every other respect, and a module,
+        which is compared, searched and trained, stays.
         """
         original = function.forward
+        own = "" if function is reentrant_function() else function.__name__
 
         def forward(call: Call, ctx: Any, *args: Any, **kwargs: Any) -> Any:
             # Most of this runs in every step, recorded or not: hence no generators, no copies.
@@ -180,13 +187,16 @@ class Probe:
                 self._count("reentrant")
                 if not _needs_gradient(args):
                     self._suspect(args[place], args[place + 1 :])
-                if _recording():
+                if not (known or isinstance(args[place], _FUNCTIONS)):
+                    self._note(function.__name__, sys._getframe(1))
+                elif _recording():
                     with _marking():
-                        own = "" if function is reentrant_function() else function.__name__
                         mark = self._mark("reentrant", args[place], args[place + 1 :], own=own)
                         both = self._both_runs(args[place], mark)
+                        if not known:
+                            both = _disguised(both, args[place])
                     args = (*args[:place], both, *args[place + 1 :])
-            elif function.__name__ not in self.functions:
+            else:
                 self._note(function.__name__, sys._getframe(1))
             return call(ctx, *args, **kwargs)
 
@@ -266,19 +276,22 @@ class Probe:
 
     def look_at_gradients(self) -> None:
         """A step has ended: see whether the weights in suspected regions have gradients."""
-        with self._guard.part("Gradients could not be seen"):
+        with self._guard.part("Gradients could not be seen"), torch._C.DisableTorchFunction():
             self.untrained.look()
 
     def _count(self, variant: Variant) -> None:
         self.entered[variant] = self.entered.get(variant, 0) + 1
 
     def _note(self, function: str, frame: FrameType | None) -> None:
-        """Where a function is called that is given nothing to call, such as a reversible block."""
+        """Where a function is called of which no run is marked, such as a reversible block."""
+        if function in self.functions:
+            return
         with self._guard.part(_UNNAMED):
             self.functions[function] = self.sites.called_at(frame)
 
     def _suspect(self, function: object, args: tuple[object, ...]) -> None:
-        with self._guard.part("Checkpoint inputs could not be seen"):
+        unseen = self._guard.part("Checkpoint inputs could not be seen")
+        with unseen, torch._C.DisableTorchFunction():
             self.untrained.entered(function, args)
 
     def _both_runs(self, function: Any, mark: RegionMark) -> Callable[..., Any]:
@@ -327,10 +340,20 @@ class Probe:
             self._thread.depth = before
 
 
+def _disguised(function: Callable[..., Any], original: Any) -> Any:
+    """The function, with everything but its calls that of the original."""
+
+    def called(_: Any, __: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapt.FunctionWrapper(original, called)
+
+
 def _needs_gradient(args: tuple[Any, ...]) -> bool:
-    for arg in args:  # noqa: SIM110 - a generator takes three times as long
-        if isinstance(arg, torch.Tensor) and arg.requires_grad:
-            return True
+    with torch._C.DisableTorchFunction():  # no mode or subclass of the script's sees this look
+        for arg in args:
+            if isinstance(arg, torch.Tensor) and arg.requires_grad:
+                return True
     return False
 
 

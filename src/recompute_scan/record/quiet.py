@@ -27,11 +27,11 @@ _GRAD = re.compile(r"The \.grad attribute of a Tensor")
 @contextmanager
 def without_kineto_noise() -> Iterator[None]:
     """Run the body with Kineto's log lines left out of standard error."""
+    with suppress(Exception):  # the script's own object may stand there, or none
+        sys.stderr.flush()
     try:
-        if sys.stderr is not None:
-            sys.stderr.flush()
         terminal = os.dup(2)
-    except (OSError, ValueError):  # no usable standard error: nothing to protect
+    except OSError:  # no usable standard error: nothing to protect
         yield
         return
     with tempfile.TemporaryFile() as caught:
