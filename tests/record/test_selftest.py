@@ -94,10 +94,21 @@ def test_a_wrapper_that_calls_something_else(
     def own(function: Any, *args: Any, **settings: Any) -> Any:
         return function(*args)
 
+    own.__module__ = "torch.utils.another"
     monkeypatch.setattr(wrapper_module, "torch_utils_checkpoint", own)
     (warning,) = install(tmp_path).warnings
     assert "checkpoint_wrapper, REENTRANT" in warning
     assert "checkpoint_wrapper, NO_REENTRANT" in warning
+
+
+def test_what_the_script_put_in_torchs_place_is_not_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def own(*_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(wrapper_module, "torch_utils_checkpoint", own)
+    assert install(tmp_path).warnings == []
 
 
 def test_a_generator_with_other_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
