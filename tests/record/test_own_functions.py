@@ -106,7 +106,7 @@ class Model(nn.Module):
         self.layers = nn.ModuleList([Layer(), Layer()])
     def forward(self, x):
         for layer in self.layers:
-            x = NAME.apply(layer, 1, x, *layer.parameters())  # CALL
+            x = NAME.apply(GIVEN, 1, x, *layer.parameters())  # CALL
         return x
 
 model = Model()
@@ -120,7 +120,7 @@ for step in range(9):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GradCkpt", "CheckpointFunction", "_Rerun"])
 def test_the_line_that_applies_it(tmp_path: Path, name: str) -> None:
-    script = LAYERS + FUNCTIONS.replace("NAME", name)
+    script = LAYERS + FUNCTIONS.replace("NAME", name).replace("GIVEN", "layer.forward")
     recorded = record_script(tmp_path, script, steps=1)
     assert recorded.status == 0, recorded.stderr
     line = next(n for n, text in enumerate(script.splitlines(), 1) if text.endswith("# CALL"))
@@ -129,3 +129,13 @@ def test_the_line_that_applies_it(tmp_path: Path, name: str) -> None:
         (f"layers.{place}", "own-function", name, f"train.py:{line}") for place in range(2)
     ]
     assert sorted(trace.replays) == sorted(m.call for m in trace.regions)
+
+
+@pytest.mark.slow
+def test_a_module_stays_what_it_is_and_the_line_is_known(tmp_path: Path) -> None:
+    script = LAYERS + FUNCTIONS.replace("NAME", "GradCkpt").replace("GIVEN", "layer")
+    recorded = record_script(tmp_path, script, steps=1)
+    assert recorded.status == 0, recorded.stderr
+    line = next(n for n, text in enumerate(script.splitlines(), 1) if text.endswith("# CALL"))
+    assert recorded.trace().regions == []
+    assert recorded.info.functions == {"GradCkpt": f"train.py:{line}"}
