@@ -16,6 +16,7 @@ from recompute_scan.cli.machine import as_arguments, machine_options
 from recompute_scan.cli.output import debug_option, progress, tell
 from recompute_scan.cli.run_report import print_report, report_failed_ranks, report_failure
 from recompute_scan.cli.target import check_script, default_folder, launcher_in
+from recompute_scan.cli.variables import set_early
 from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.report.folder import write_report
 
@@ -116,6 +117,8 @@ def run(
     launched = _COMMANDS in os.environ
     if not launched:
         progress(f"starting {script}")  # before torch is imported, which takes seconds
+    if launcher is None and nproc_per_node is None and not is_module:
+        set_early(Path(script))
     from recompute_scan.record.chosen import chosen
     from recompute_scan.record.launch import launch, launch_with
     from recompute_scan.record.runner import RunOptions, record
