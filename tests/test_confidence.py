@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from recompute_scan.confidence import confidence, doubts
 from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.marks import Marks
 from recompute_scan.trace.kineto import parse
 
 TRACE = Path(__file__).parents[1] / "traces" / "plain_once" / "trace-rank0.json.gz"
@@ -37,3 +39,11 @@ def test_calls_that_cross_others(share: float, level: str) -> None:
 
 def test_a_sound_trace_has_none() -> None:
     assert lengthened(0.0).calls.overruns == 0
+
+
+@pytest.mark.parametrize(("disagreeing", "level"), [(0, "high"), (20, "medium"), (65, "low")])
+def test_marks_that_disagree(disagreeing: int, level: str) -> None:
+    """More than the operators that were replayed: then the marks and the answer are strangers."""
+    facts = lengthened(0)
+    marks = Marks(calls=(), forward=facts.alignment.forward, disagreeing=disagreeing, replayed=64)
+    assert confidence(replace(facts, marks=marks)) == level

@@ -22,14 +22,17 @@ def confidence(facts: Recompute) -> Level:
     """How sure the counts are, by written rules (``docs/design.md``).
 
     ``low``: no verdict; over 30 % of the kernels without a record of their launch; over 2 % of
-    the calls in a place that is a guess; or attention's kernels alone, and no launching thread
-    tells replays apart, nothing marks the steps, or steps differ. ``medium``: attention's kernels
-    alone; only one complete step; steps that differ; marks that disagree with the operators; a
-    plain count that disagrees, or is of nothing; over 0.2 % of the calls in a place that is a
-    guess; part of the trace lost. Else ``high``.
+    the calls in a place that is a guess; marks that disagree with more operators than were
+    replayed; or attention's kernels alone, and no launching thread tells replays apart, nothing
+    marks the steps, or steps differ. ``medium``: attention's kernels alone; only one complete
+    step; steps that differ; marks that disagree with the operators; a plain count that disagrees,
+    or is of nothing; over 0.2 % of the calls in a place that is a guess; part of the trace lost.
+    Else ``high``.
     """
     attention = facts.attention if facts.level == "kernels" else None
     unsure = _many_unlaunched(facts) or places_guessed(facts, _MANY_GUESSED)
+    marks = facts.marks
+    unsure |= marks is not None and marks_disagree(facts) and marks.disagreeing > marks.replayed
     if facts.judgement.verdict == "inconclusive" or unsure:
         return "low"
     if attention is not None:

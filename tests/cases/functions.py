@@ -150,12 +150,12 @@ def _plain(name: str, base: type[Any]) -> Under:
     return checkpoint
 
 
-def _torch(variant: Any) -> Under:
+def torchs(variant: Any) -> Under:
     return lambda function: lambda x: run(variant, function, x)
 
 
 def _family(stem: str, about: str, own: Under, round_r: bool = True) -> tuple[Case, ...]:
-    n, r = _torch(NON_REENTRANT), _torch(REENTRANT)
+    n, r = torchs(NON_REENTRANT), torchs(REENTRANT)
     over_r = Case(f"{stem}_round_r", "Round torch's reentrant one.", "doubled", under(own, r))
     return (
         Case(stem, about, "full", under(own)),

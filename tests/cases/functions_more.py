@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from .case import Build, Case, TrainingStep
 from .frameworks import Function, Under, under
-from .functions import named, parameters_of, passing_parameters
+from .functions import named, parameters_of, passing_parameters, torchs
 from .loops import batch, next_token_loss
 from .model import NON_REENTRANT, REENTRANT, Model, Oracle, run
 
@@ -74,6 +74,31 @@ class _CastsBeforeAndAfter(torch.autograd.Function):
             output = ctx.function(x)
             torch.autograd.backward([output], [gradient])
         return None, x.grad
+
+
+class _InTiles(torch.autograd.Function):
+    """Runs its block on one part of the batch after the other, and again, each with its backward
+    pass, as DeepSpeed's TiledMLP does.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, x: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return torch.cat([function(part) for part in x.split(1)])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        found = torch.empty_like(x)
+        for n in range(len(x)):
+            part = x[n : n + 1].detach().requires_grad_()
+            with torch.enable_grad():
+                output = ctx.function(part)
+            torch.autograd.backward(output, gradient[n : n + 1])
+            found[n : n + 1] = part.grad
+        return None, found
 
 
 class _ReturnsMany(torch.autograd.Function):
@@ -169,6 +194,7 @@ def two_kinds() -> Build:
 _CONTEXT = _plain("LeanLayer", _SetsUpItsContext)
 _PRODUCT = _plain("Product", _TakesTheGradient)
 _CAST = _plain("HalfKept", _CastsBeforeAndAfter)
+_TILES = _plain("InTiles", _InTiles)
 
 MORE_FUNCTIONS = (
     Case("lean", "In the newer style.", "full", under(_CONTEXT)),
@@ -182,6 +208,8 @@ MORE_FUNCTIONS = (
         "doubled",
         under(_PRODUCT, passing_parameters("InnerKeeper")),
     ),
+    Case("tiles_in_r", "In tiles, under torch's.", "doubled", under(torchs(REENTRANT), _TILES)),
+    Case("tiles_in_n", "The other of torch's.", "doubled", under(torchs(NON_REENTRANT), _TILES)),
     Case("every_second", "Every second layer.", "partial", some_layers(_CONTEXT, 2)),
     Case("two_kinds", "Two models of one class: 2 and 1.", "doubled", two_kinds()),
 )

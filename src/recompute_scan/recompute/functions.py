@@ -121,6 +121,7 @@ def _is_loss(calls: Calls, function: int, node: int) -> bool:
     A backward pass begins at one number, so either the call made it, or something after it did.
     """
     own = _call_of(calls, function, node)
+    own = None if own is None else _in_forward(calls, function, own)
     if own is None:
         return False
     after = calls.start >= calls.end[own]
@@ -146,6 +147,30 @@ def _call_of(calls: Calls, function: int, node: int) -> int | None:
     same = (calls.name == function) & (calls.kind == Kind.OP) & (calls.start < calls.start[node])
     rows = np.flatnonzero(same & (calls.sequence == calls.sequence[node]))
     return int(rows[-1]) if len(rows) else None
+
+
+def _in_forward(calls: Calls, function: int, own: int) -> int | None:
+    """The call itself; for one that a checkpoint around it ran again, the last before that which
+    none did.
+    """
+    began = _outermost_engine(calls, own)
+    if began is None:
+        return own
+    same = (calls.name == function) & (calls.kind == Kind.OP) & (calls.start < calls.start[began])
+    for row in np.flatnonzero(same)[::-1].tolist():
+        if _outermost_engine(calls, row) is None:
+            return int(row)
+    return None
+
+
+def _outermost_engine(calls: Calls, row: int) -> int | None:
+    found = None
+    row = int(calls.parent[row])
+    while row >= 0:
+        if calls.names[calls.name[row]].startswith(words.ENGINE):
+            found = row
+        row = int(calls.parent[row])
+    return found
 
 
 def _kinds(calls: Calls, first: int, stop: int) -> set[tuple[int, int]]:
