@@ -46,6 +46,37 @@ def test_the_rarest_optimizer_ends_the_step(events: str, expected: str) -> None:
     assert ends(events) == expected
 
 
+def test_a_new_optimizer_takes_the_place_of_one_that_is_no_more() -> None:
+    counter = StepCounter()
+    for number in range(12):  # a client each, of four steps
+        seen = [counter.saw(f"client {number}") for _ in range(4)]
+        assert seen == [(False, True)] * 4
+        counter.gone(f"client {number}")
+        if number == 5:
+            counter.freeze()
+    assert counter.steps == 48
+
+
+def test_optimizers_of_an_inner_loop_come_and_go() -> None:
+    counter = StepCounter()
+    ended = []
+    for task in range(6):
+        for _ in range(3):
+            counter.saw(f"inner {task}")
+        counter.gone(f"inner {task}")
+        ended.append(counter.saw("outer")[1])
+    # It takes the place of the first inner one, until the counts show which is the rarer.
+    assert ended[3:] == [True] * 3
+
+
+def test_another_optimizer_at_the_same_address() -> None:
+    counter = StepCounter()
+    counter.saw(7)
+    counter.gone(7)
+    assert counter.saw(7) == (False, True)
+    assert counter.saw(8) == (True, True)  # another beside it, and rarer
+
+
 def test_steps_count_the_ender_alone() -> None:
     counter = StepCounter()
     for event in "DDDGDDDGDDDG":

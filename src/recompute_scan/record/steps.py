@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 import os
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -41,6 +43,7 @@ class StepCounter:
     def __init__(self) -> None:
         self._counts: dict[Hashable, int] = {}  # in the order first seen
         self._ender: Hashable | None = None
+        self._vacant: list[Hashable] = []
         self._frozen = False
 
     @property
@@ -57,6 +60,14 @@ class StepCounter:
         """Settle what ends a step; optimizers not seen until now are ignored from here on."""
         self._frozen = True
 
+    def gone(self, event: Hashable) -> None:
+        """An optimizer is no more: the next new one takes its place, with its count.
+
+        Scripts make one anew for each phase, client or task.
+        """
+        if event in self._counts and event not in self._vacant:
+            self._vacant.append(event)
+
     def saw(self, event: Hashable) -> tuple[bool, bool]:
         """Count one event.
 
@@ -65,6 +76,10 @@ class StepCounter:
         """
         if self.explicit and event != EXPLICIT:
             return False, False
+        if event in self._vacant:  # another object at the same address
+            self._vacant.remove(event)
+        elif self._vacant and event not in self._counts and event != EXPLICIT:
+            self._take_place(self._vacant.pop(), event)
         before = self._ender
         if event == EXPLICIT and not self.explicit:
             self._counts = {event: 1}
@@ -78,6 +93,11 @@ class StepCounter:
         fewest = min(self._counts.values())
         self._ender = [key for key, count in self._counts.items() if count == fewest][-1]
         return before is not None and before != self._ender, event == self._ender
+
+    def _take_place(self, old: Hashable, new: Hashable) -> None:
+        self._counts = {new if key == old else key: n for key, n in self._counts.items()}
+        if self._ender == old:
+            self._ender = new
 
 
 class StepHooks:
@@ -96,6 +116,8 @@ class StepHooks:
         self._counter = counter
         self._listener = listener
         self._process = os.getpid()
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._gone: deque[int] = deque()  # weak references call back in any thread
         self._inside = threading.local()
         self._restart_due = False
         self._boundary_due = False
@@ -139,7 +161,7 @@ class StepHooks:
             finally:
                 self._inside.depth = depth
             if depth == 0:  # a step that calls other steps (super().step(), wrappers) is one
-                self._saw(id(optimizer))
+                self._saw_step_of(optimizer)
             return result
 
         wrapper = self._guard.around(step, ours, vital=True)
@@ -153,7 +175,22 @@ class StepHooks:
 
     def _after_hooked_step(self, optimizer: Any, *_: Any) -> None:
         if getattr(self._inside, "depth", 0) == 0:
-            self._saw(id(optimizer))
+            self._saw_step_of(optimizer)
+
+    def _saw_step_of(self, optimizer: Any) -> None:
+        while self._gone:
+            event = self._gone.popleft()
+            self._optimizers.pop(event, None)
+            self._counter.gone(event)
+        event = id(optimizer)
+        if event not in self._optimizers:
+            with suppress(TypeError):  # without room for weak references
+                self._optimizers[event] = weakref.ref(optimizer, self._forget(event))
+        self._saw(event)
+
+    def _forget(self, event: int) -> Callable[[object], None]:
+        gone = self._gone  # no reference to these hooks
+        return lambda _: gone.append(event)
 
     def _saw(self, event: Hashable) -> None:
         if not self._active or os.getpid() != self._process:  # a forked child has no recorder
