@@ -168,6 +168,24 @@ def test_status_and_standard_error_are_pythons(
     assert (out, err) == (plain.stdout, expected)
 
 
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "sys.exit(1)",
+        "raise RuntimeError('training failed')",
+        "raise RuntimeError('training failed') from None",
+    ],
+)
+def test_what_a_script_makes_of_our_end_of_it_is_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], handler: str
+) -> None:
+    stops = "from recompute_scan.record.execute import StopRecording\nraise_ = StopRecording(0)"
+    body = f"import sys\n{stops}\ntry:\n    raise raise_\nexcept:\n    {handler}\n"
+    write_script(tmp_path, body)
+    outcome, _, err = run_here(tmp_path, capsys, "train.py")
+    assert (outcome.ending, outcome.exit_status, err) == ("stopped", 0, "")
+
+
 def test_a_script_that_does_not_compile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_script(tmp_path, "x = = 1\n")
     plain = run_plain(tmp_path, "train.py")

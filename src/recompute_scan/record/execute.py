@@ -76,20 +76,36 @@ def run_program(
             traceback.clear_frames(stop.__traceback__)
             return Outcome("stopped", 0)
         except SystemExit as error:
-            status = _exit_status(error)
+            stopped = _follows_stop(error)
+            status = 0 if stopped else _exit_status(error)
             if status:
                 on_failure(error)
             traceback.clear_frames(error.__traceback__)
-            return Outcome("exited", status)
+            return Outcome("stopped" if stopped else "exited", status)
         except KeyboardInterrupt as error:
             traceback.clear_frames(error.__traceback__)
             return Outcome("interrupted", 130)
         except BaseException as error:
+            if _follows_stop(error):
+                traceback.clear_frames(error.__traceback__)
+                return Outcome("stopped", 0)
             summary = _report(error)
             on_failure(error)
             traceback.clear_frames(error.__traceback__)
             return Outcome("raised", 1, summary)
         return Outcome("finished", 0)
+
+
+def _follows_stop(error: BaseException) -> bool:
+    """Was it raised by a handler of the script's that had caught our end of the recording?"""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        if isinstance(link, StopRecording):
+            return True
+        seen.add(id(link))
+        link = link.__context__  # also of what is raised `from` something else
+    return False
 
 
 def run_call(
