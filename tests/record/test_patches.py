@@ -54,6 +54,19 @@ def test_what_somebody_else_put_over_ours_stays() -> None:
     assert owner.name == "theirs"
 
 
+def test_ours_may_be_put_back_in_any_order() -> None:
+    owner = ModuleType("owner")
+    owner.name = "before"  # type: ignore[attr-defined]
+    first, second, third = Patches(), Patches(), Patches()
+    for patches, value in ((first, "one"), (second, "two"), (third, "three")):
+        patches.replace(owner, "name", value)
+    second.undo()
+    first.undo()
+    assert owner.name == "three"
+    third.undo()
+    assert owner.name == "before"
+
+
 def test_a_hook_is_called_at_the_import_unless_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 Undo = Callable[[], None]
 _NOT_ITS_OWN = object()
+
+
+@dataclass(eq=False)
+class _Replaced:
+    owner: Any
+    name: str
+    before: Any
+    value: Any
+
+    def undo(self) -> None:
+        _REPLACED.remove(self)
+        if vars(self.owner).get(self.name) is not self.value:
+            # Replaced once more: if by us, what that one puts back is not this.
+            for later in _REPLACED:
+                same = later.owner is self.owner and later.name == self.name
+                if same and later.before is self.value:
+                    later.before = self.before
+        elif self.before is _NOT_ITS_OWN:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
+
+
+_REPLACED: list[_Replaced] = []
 
 
 class Patches:
@@ -20,18 +45,10 @@ class Patches:
 
         Whoever replaces it again while ours is there keeps theirs, with ours inside.
         """
-        before = vars(owner).get(name, _NOT_ITS_OWN)
+        replaced = _Replaced(owner, name, vars(owner).get(name, _NOT_ITS_OWN), value)
         setattr(owner, name, value)
-
-        def undo() -> None:
-            if vars(owner).get(name) is not value:
-                return
-            if before is _NOT_ITS_OWN:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-
-        self._undo.append(undo)
+        _REPLACED.append(replaced)
+        self._undo.append(replaced.undo)
 
     def add(self, undo: Undo) -> None:
         """Something else to call when all is put back."""
