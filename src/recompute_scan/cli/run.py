@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from recompute_scan.cli.again import commands_after
+from recompute_scan.cli.early import set_early
 from recompute_scan.cli.machine import as_arguments, machine_options
 from recompute_scan.cli.output import debug_option, progress, tell
 from recompute_scan.cli.run_report import print_report, report_failed_ranks, report_failure
 from recompute_scan.cli.target import check_script, default_folder, launcher_in
-from recompute_scan.cli.variables import set_early
 from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.report.folder import write_report
 

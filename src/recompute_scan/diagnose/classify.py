@@ -222,9 +222,8 @@ def _hints(log: Log) -> list[Diagnosis]:
 def _confidence(signature: Signature, raised: Raised, models: Sequence[ModelState]) -> Level:
     if signature.unsure or (not raised.frames and signature.where is not None):
         return "low"
-    sharded = signature.sharded
-    shown = sharded is None or any(model.parallel for model in models)
-    if not shown and (sharded is None or sharded(raised.frames) is None):
+    parallel = any(model.parallel for model in models)
+    if signature.sharded is not None and not parallel and signature.sharded(raised.frames) is None:
         return "low"
     if not raised.frames:
         return "medium"
