@@ -153,16 +153,17 @@ def main() -> None:
         together = [name for name in names if name not in ALONE]
         for name, (plain, *recorded) in run_scripts(together, times, Path(folder)).items():
             same = [(one.status, one.out) == (plain.status, plain.out) for one in recorded]
-            different |= _told(name, same)
+            different |= _told(name, same, {one.status for one in recorded} - {plain.status})
         for name in sorted(ALONE & set(names)):
             ends = [run_alone(name, Path(folder, str(again))) for again in range(times)]
             same = [one[0] == plain[0] and one[1].startswith(plain[1]) for plain, one in ends]
-            different |= _told(name, same)
+            different |= _told(name, same, {one[0] for plain, one in ends if one[0] != plain[0]})
     sys.exit(different)
 
 
-def _told(name: str, same: list[bool]) -> bool:
-    print(f"{name:28} {sum(same)} of {len(same)} as without us", flush=True)
+def _told(name: str, same: list[bool], others: set[int]) -> bool:
+    said = f"; it ended with {sorted(others)}" if others else ""
+    print(f"{name:28} {sum(same)} of {len(same)} as without us{said}", flush=True)
     return not all(same)
 
 
