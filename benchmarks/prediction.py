@@ -43,7 +43,7 @@ from recompute_scan.cost.runs import Keep
 from recompute_scan.recompute.facts import study
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.profiler import Window
-from recompute_scan.record.timing import StepTimer
+from recompute_scan.record.steps import StepTimer
 from recompute_scan.trace import load
 
 

@@ -10,15 +10,15 @@ import numpy as np
 
 from recompute_scan._version import __version__
 from recompute_scan.advise.choose import kept
-from recompute_scan.confidence import confidence, doubts
+from recompute_scan.confidence import confidence, doubts, headline
 from recompute_scan.cost.flops import count_flops
-from recompute_scan.cost.headroom import weigh_memory
-from recompute_scan.cost.machine import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.cost.memory import Footprint
+from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
+from recompute_scan.cost.plan import weigh_memory
 from recompute_scan.cost.price import price, time_scale
 from recompute_scan.findings.base import Evidence, is_sharded
 from recompute_scan.findings.registry import check_all
-from recompute_scan.headline import headline
+from recompute_scan.loading import name_mechanism
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.recompute.families import attention_of, count_families, count_kernels
 from recompute_scan.recompute.kernel_evidence import KernelEvidence
@@ -26,7 +26,6 @@ from recompute_scan.recompute.proof import show_proof
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Checkpoint, CrossCheck, PlainCount, Region, Result, Step
 from recompute_scan.run_info import RunInfo, Source
-from recompute_scan.stacks import name_mechanism
 from recompute_scan.trace import Trace
 from recompute_scan.trace.columns import Int64
 

@@ -9,16 +9,14 @@ from pathlib import Path
 
 from recompute_scan import trace as traces
 from recompute_scan.answer import result_from, result_without_trace
-from recompute_scan.cost.machine import UNKNOWN_MACHINE, Machine
+from recompute_scan.cost.device import device_time
 from recompute_scan.cost.memory import Footprint, measure_memory
-from recompute_scan.cost.occupancy import device_time
-from recompute_scan.ends import ends_in
+from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine
 from recompute_scan.errors import InputError, UsageError
-from recompute_scan.loading import Loaded, load_one
-from recompute_scan.ranks import Piece, merge
+from recompute_scan.loading import Loaded, load_one, name_mechanism, with_stacks
+from recompute_scan.ranks import Piece, ends_in, merge
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.result import Result, from_json
-from recompute_scan.stacks import name_mechanism, with_stacks
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
 from recompute_scan.trace.memory import read_allocations
 from recompute_scan.workers import AUTOMATIC, HERE, Lost, Workers, run_each, usable_cores

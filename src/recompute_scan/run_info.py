@@ -25,8 +25,8 @@ from typing import Literal
 import msgspec
 
 from recompute_scan.crash import RankEnd
-from recompute_scan.encoding import encodable
 from recompute_scan.errors import InputError
+from recompute_scan.files import encodable
 
 RUN_SCHEMA = "recompute-scan-run/1"
 # Made by the one rank that reports on a failed run.

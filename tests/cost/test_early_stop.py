@@ -15,10 +15,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.cost.edits import join
+from recompute_scan.cost.clock import join
+from recompute_scan.cost.entries import surroundings
 from recompute_scan.cost.hooks import TYPICAL
 from recompute_scan.cost.removal import removal
-from recompute_scan.cost.surroundings import surroundings
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.trace import load
 

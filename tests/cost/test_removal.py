@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from recompute_scan.annotations import MARKING
-from recompute_scan.cost.edits import Edit, join
+from recompute_scan.cost.clock import Edit, join
+from recompute_scan.cost.entries import markings, surroundings
 from recompute_scan.cost.hooks import Hooks, saved_tensors
 from recompute_scan.cost.predict import predict, prepare
 from recompute_scan.cost.removal import removal
-from recompute_scan.cost.surroundings import markings, surroundings
 from recompute_scan.recompute.facts import Recompute
 from tests.recompute.training import gradients, marked_step, run, training_step
 from tests.trace_builder import annotation, op, studied, thread, wait

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute_scan.cost.edits import Edit, Edits, join
+from recompute_scan.cost.clock import Edit, Edits, join
 from recompute_scan.cost.graph import build_graph
 from recompute_scan.cost.replay import replay, replay_unchanged
 from recompute_scan.recompute.facts import Recompute, study

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.advise import Run, advise_removal, title_of
-from recompute_scan.advise.diff import change_diff
-from recompute_scan.advise.edit import edited
+from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.advise.fewer import advise_fewer
 from recompute_scan.advise.mechanism import Edit
 from recompute_scan.advise.registry import MECHANISMS, find_mechanism, recognise

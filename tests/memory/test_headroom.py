@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recompute_scan.cost.machine import Machine
+from recompute_scan.cost.peaks import Machine
 from recompute_scan.pipeline import analyse
 from recompute_scan.result import Checked, Finding, Memory, Result
 from tests.recompute.training import training_step

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from recompute_scan.comparison import compare
-from recompute_scan.report.by_step import MOST_COLUMNS, MOST_ROWS, by_step
 from recompute_scan.report.compared import step_bars
+from recompute_scan.report.groups import MOST_COLUMNS, MOST_ROWS, by_step
 from recompute_scan.report.html import MOST_ROWS as MOST_REGIONS
 from recompute_scan.report.html import render_html
 from recompute_scan.report.proof import MOST_BOXES

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from recompute_scan.advise.diff import change_diff
-from recompute_scan.advise.edit import edited
+from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.advise.mechanism import Mechanism
 from recompute_scan.advise.registry import mechanism_of, title_of
 from recompute_scan.advise.run import UNKNOWN_RUN, Run

@@ -19,7 +19,7 @@ from recompute_scan.bundle.issue import issue_text
 from recompute_scan.bundle.names import Names
 from recompute_scan.bundle.same import differences, untold
 from recompute_scan.bundle.writing import trace_json
-from recompute_scan.cost.machine import UNKNOWN_MACHINE
+from recompute_scan.cost.peaks import UNKNOWN_MACHINE
 from recompute_scan.errors import InputError
 from recompute_scan.loading import load_each
 from recompute_scan.pipeline import analyse, answer_to

@@ -21,7 +21,7 @@ from recompute_scan.cli.output import (
 from recompute_scan.files import refuse_existing, write
 
 if TYPE_CHECKING:
-    from recompute_scan.cost.machine import Machine
+    from recompute_scan.cost.peaks import Machine
     from recompute_scan.trace import Limits
 
 _Command = TypeVar("_Command", bound=Callable[..., int])

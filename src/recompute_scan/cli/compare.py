@@ -47,13 +47,13 @@ def compare(
     results = [result_at(address, progress) for address in (before, after)]
     comparison = comparing.compare(results[0], results[1], (before, after))
     if html is not None:
-        from recompute_scan.report.compare_html import render_comparison_html
+        from recompute_scan.report.compared import render_comparison_html
 
         write(html, render_comparison_html(comparison), force=force)
     if style == "json":
         text = comparing.to_json(comparison)
     else:
-        from recompute_scan.report.compare_text import render_comparison_text
+        from recompute_scan.report.compared import render_comparison_text
 
         text = render_comparison_text(comparison)
     click.echo(text, nl=False)

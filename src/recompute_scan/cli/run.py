@@ -21,7 +21,7 @@ from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.report.folder import write_report
 
 if TYPE_CHECKING:
-    from recompute_scan.cost.machine import Machine
+    from recompute_scan.cost.peaks import Machine
     from recompute_scan.record.runner import RunOptions
     from recompute_scan.result import Result
     from recompute_scan.run_info import RunInfo
@@ -119,8 +119,8 @@ def run(
         progress(f"starting {script}")  # before torch is imported, which takes seconds
     if launcher is None and nproc_per_node is None and not is_module:
         set_early(Path(script))
-    from recompute_scan.record.chosen import chosen
     from recompute_scan.record.launch import launch, launch_with
+    from recompute_scan.record.plan import chosen
     from recompute_scan.record.runner import RunOptions, record
 
     folder = output or default_folder(script, args, launched=launcher is not None)
@@ -264,7 +264,7 @@ def _verify(
 
 
 def _report_run(folder: Path, info: RunInfo, after: Sequence[str], machine: Machine) -> None:
-    from recompute_scan.ends import ends_in
+    from recompute_scan.ranks import ends_in
     from recompute_scan.record.launch import wait_for_ranks
     from recompute_scan.run_info import accept_so_far
 
@@ -292,8 +292,8 @@ def _given(after: Sequence[str]) -> Sequence[str]:
 
 def _result_of(folder: Path, info: RunInfo, machine: Machine) -> Result | None:
     """What the run's traces show; ``None`` where a failed script left nothing to tell."""
-    from recompute_scan.ends import ends_in
     from recompute_scan.pipeline import analyse
+    from recompute_scan.ranks import ends_in
 
     ends = ends_in([folder])
     traced = info.trace or any(account.trace for account in ends.accounts)

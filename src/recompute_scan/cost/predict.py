@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recompute_scan.cost.edits import Edit, join
+from recompute_scan.cost.clock import Edit, join
+from recompute_scan.cost.entries import Surroundings, markings, surroundings
 from recompute_scan.cost.graph import Graph, build_graph
 from recompute_scan.cost.hooks import TYPICAL, Hooks, scaled
 from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.removal import removal
 from recompute_scan.cost.replay import replay, replay_unchanged
 from recompute_scan.cost.runs import Keep, unevenness
-from recompute_scan.cost.surroundings import Surroundings, markings, surroundings
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute.facts import Recompute
 

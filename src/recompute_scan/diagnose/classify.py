@@ -17,7 +17,7 @@ from recompute_scan.diagnose.hangs import (
     REPLAYED_MESSAGE,
     SAVE_HANG,
 )
-from recompute_scan.diagnose.launcher import Ended
+from recompute_scan.diagnose.log_lines import Ended
 from recompute_scan.diagnose.logs import Log
 from recompute_scan.diagnose.places import phase, user_place
 from recompute_scan.diagnose.registry import SIGNATURES

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from recompute_scan.diagnose.collectives import Collectives, Dumped, Timeout
-from recompute_scan.diagnose.launcher import Ended, Launcher
-from recompute_scan.diagnose.log_lines import is_telling, is_warning, owner
+from recompute_scan.diagnose.log_lines import Ended, Launcher, is_telling, is_warning, owner
 from recompute_scan.diagnose.signature import Beside
 from recompute_scan.diagnose.tracebacks import Failure, Stream
+from recompute_scan.diagnose.waiting import Collectives, Dumped, Timeout
 
 __all__ = ["Failure", "Log", "lines_of", "read_log"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from recompute_scan.crash import Frame
-from recompute_scan.diagnose import gradients
+from recompute_scan.diagnose import signature
 from recompute_scan.diagnose.places import site
 from recompute_scan.diagnose.signature import Signature, doing, some
 
@@ -206,9 +206,9 @@ SIGNATURES = (
             "is known to grow until it fails. Then smaller micro-batches, or offloading; for "
             "memory that runs out in the optimizer's step, a sharded or 8-bit optimizer."
         ),
-        gradients=gradients.CHECKPOINTED,
+        gradients=signature.CHECKPOINTED,
         versions="Not tied to a version; FSDP2 with reentrant checkpoints: open upstream.",
         sources=(f"{_TORCH}169349", _CUDA_NOTES),
     ),
-    replace(_DEVICE, gradients=gradients.CHECKPOINTED),
+    replace(_DEVICE, gradients=signature.CHECKPOINTED),
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
-from recompute_scan.recompute.compiled import Compiled, compiled_backward
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.verdict import Compiled, compiled_backward
 from recompute_scan.recompute.vocabulary import COMPILED_CALL
 from recompute_scan.result import Finding
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from recompute_scan.recompute.cross_check import PlainCounts, count_plainly
 from recompute_scan.recompute.frames import (
     Recognise,
     has_frames,
+    name_blocks,
     spans_from_frames,
     with_frames,
 )
@@ -23,7 +25,6 @@ from recompute_scan.recompute.kernel_evidence import (
     read_kernels,
 )
 from recompute_scan.recompute.marks import Marks, read_marks
-from recompute_scan.recompute.modules import name_blocks
 from recompute_scan.recompute.soundness import check_soundness, check_steps
 from recompute_scan.recompute.spans import spans_from_marks, spans_from_replays
 from recompute_scan.recompute.structure import Role, Structure, classify
@@ -170,3 +171,29 @@ def _weigh(
     if nothing_else or attention.judgement.highest:
         return "kernels", attention.judgement
     return by_operators, judgement
+
+
+def highest_of_steps(facts: Recompute) -> dict[int, float | None]:
+    """Highest multiplicity that matters, by the number of each complete step.
+
+    ``None`` where a step's attention kernels cannot be read.
+    """
+    if facts.level == "kernels":
+        steps = facts.attention.steps if facts.attention else ()
+        return {step.span.index: step.highest for step in steps}
+    counts = facts.counts
+    highest: dict[int, float | None] = {}
+    for place, step in enumerate(facts.steps):
+        mine = counts.counted & (counts.step == place)
+        if mine.any():
+            highest[step.index] = counts.highest(mine)
+    return highest
+
+
+def disagreeing_steps(facts: Recompute) -> dict[int, float | None]:
+    """The steps whose highest multiplicity is not the commonest one, with theirs."""
+    found = highest_of_steps(facts)
+    if not found:
+        return {}
+    (commonest, _), *_ = Counter(found.values()).most_common()
+    return {step: value for step, value in found.items() if value != commonest}

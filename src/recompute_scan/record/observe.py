@@ -19,9 +19,7 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
 from recompute_scan.record import selftest
 from recompute_scan.record.account import account_of
-from recompute_scan.record.alternation import Alternation
-from recompute_scan.record.bypass import Bypass, Removal
-from recompute_scan.record.chosen import DEFAULT
+from recompute_scan.record.bypass import Alternation, Bypass, Removal
 from recompute_scan.record.collect import receive, send
 from recompute_scan.record.execute import Outcome
 from recompute_scan.record.failure import end_of
@@ -30,7 +28,7 @@ from recompute_scan.record.gauges import Gauges
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch import rank_facts, wait_for_ranks
 from recompute_scan.record.patches import Patches
-from recompute_scan.record.plan import Plan
+from recompute_scan.record.plan import DEFAULT, Plan
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.run_folder import cannot_write
@@ -64,10 +62,10 @@ class RunOptions:
         measure: Measure memory and losses too, from seeds that are the same in every run.
         removals: Checkpoints to take out in memory.
         switching: Take them out in some steps only, as
-            :class:`recompute_scan.record.alternation.Alternation` does.
+            :class:`recompute_scan.record.bypass.Alternation` does.
         without_checkpointing: Take out every checkpoint.
         timeout_s: Seconds without progress after which a run is ended; 0 for never.
-        ranks: The ranks to record, as :func:`recompute_scan.record.chosen.chosen` reads them; the
+        ranks: The ranks to record, as :func:`recompute_scan.record.plan.chosen` reads them; the
             others count and time their steps, and stop with them.
     """
 

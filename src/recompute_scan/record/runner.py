@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from recompute_scan.record.children import Children, trained
-from recompute_scan.record.chosen import chosen
 from recompute_scan.record.execute import run_program
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.observe import RunOptions, observe
-from recompute_scan.record.plan import Plan
+from recompute_scan.record.plan import Plan, chosen
 from recompute_scan.record.run_folder import check_device, check_plan, prepare
 from recompute_scan.run_info import RunInfo, accept_so_far, accounts_in
 

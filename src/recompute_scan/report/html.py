@@ -21,9 +21,8 @@ from recompute_scan import units
 from recompute_scan.report import device, failure, summary, words
 from recompute_scan.report.attachments import proof_trace, regions_csv
 from recompute_scan.report.bars import cost_bars
-from recompute_scan.report.by_step import by_step
 from recompute_scan.report.escape import inert, lines, script_json, shorten, visible
-from recompute_scan.report.groups import block_groups, block_label, checkpoint_stacks
+from recompute_scan.report.groups import block_groups, block_label, by_step, checkpoint_stacks
 from recompute_scan.report.markdown import render_markdown
 from recompute_scan.report.measured import (
     measured_sentences,

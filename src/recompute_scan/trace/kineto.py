@@ -6,8 +6,8 @@ import gc
 import io
 from pathlib import Path
 
-from recompute_scan.trace.chunks import CHUNK
 from recompute_scan.trace.columns import Trace
+from recompute_scan.trace.layout import CHUNK
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 from recompute_scan.trace.reader import Reader
 from recompute_scan.trace.streams import Stream, inflated

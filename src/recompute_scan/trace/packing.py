@@ -13,11 +13,8 @@ from typing import Any
 
 import msgspec
 
-from recompute_scan.trace.health import count
-from recompute_scan.trace.kinds import KINDS, Kind
-from recompute_scan.trace.numbering import Numbering
-from recompute_scan.trace.schema import NO_ARGS, Args, Event
-from recompute_scan.trace.times import nanoseconds
+from recompute_scan.trace.health import Numbering, count
+from recompute_scan.trace.schema import KINDS, NO_ARGS, Args, Event, Kind, nanoseconds
 
 # What a convolution does depends on its stride, padding and the like, not on shapes alone.
 _CONVOLUTION = "convolution"

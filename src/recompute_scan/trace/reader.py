@@ -3,7 +3,7 @@
 The events are taken in chunks cut at the separator that the file itself uses. A chunk decodes
 as an array only if it was cut between two events, so with the start of each proven by the chunk
 before it no wrong cut passes silently; a chunk that does not decode goes event by event through
-:mod:`recompute_scan.trace.mender`, and what cannot be repaired is left out and counted.
+:mod:`recompute_scan.trace.repair`, and what cannot be repaired is left out and counted.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from recompute_scan.trace import together
-from recompute_scan.trace.about import About
 from recompute_scan.trace.builder import Builder
-from recompute_scan.trace.chunks import CHUNK, decoded, python_frames
 from recompute_scan.trace.columns import Trace
-from recompute_scan.trace.ending import Ending
+from recompute_scan.trace.ending import About, Ending
 from recompute_scan.trace.health import count
 from recompute_scan.trace.layout import (
     BOM,
+    CHUNK,
     Separator,
+    decoded,
     find_head,
     find_separator,
     loose_cut,
+    python_frames,
 )
 from recompute_scan.trace.limits import Limits
-from recompute_scan.trace.mender import Mender
-from recompute_scan.trace.nothing import nothing_kept, without_events
 from recompute_scan.trace.packing import Packer
+from recompute_scan.trace.repair import Mender
 from recompute_scan.trace.schema import (
     UNREADABLE,
     Decode,
@@ -38,9 +38,10 @@ from recompute_scan.trace.schema import (
     decode_document_exactly,
     decode_events,
     decode_events_exactly,
+    is_coarse,
 )
+from recompute_scan.trace.sniff import nothing_kept, without_events
 from recompute_scan.trace.streams import Stream
-from recompute_scan.trace.times import is_coarse
 from recompute_scan.trace.window import Window
 
 # A cut at a false separator makes pieces that only decode together.

@@ -1,17 +1,66 @@
-"""What is decoded of an event: the fields in use, and nothing else.
-
-The field names and their changes over the versions are those of Kineto's own writer
-(``libkineto/src/output_json.cpp``) as found in traces of each version. Every field may hold
-anything: leniency costs no time, and one odd value must not cost its neighbours.
-"""
+"""Times in exact nanoseconds, from microseconds in every form that files have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
+from enum import IntEnum
 from typing import Any
 
 import msgspec
+
+# Below this a double holds nanoseconds; 101 days in µs.
+EXACT_US = 2.0**43
+# The time of an event that has none: the lowest number of 64 bits.
+NO_TIME = -(2**63)
+# No clock goes there: 140 years in µs. Start and end in ns fit into 63 bits below it.
+LATEST_US = 2.0**52
+
+
+def is_coarse(ts: Any) -> bool:
+    """Whether a time in µs may have lost its nanoseconds when it became a double."""
+    return isinstance(ts, float) and ts > EXACT_US
+
+
+def nanoseconds(value: Any) -> int:
+    """One time in ns: :class:`Ns` as it is, numbers as µs; ``NO_TIME`` for anything else."""
+    if isinstance(value, Ns):
+        ns = int(value)
+    elif isinstance(value, (int, float)) and abs(value) < LATEST_US:
+        ns = round(value * 1000)  # exact for an int, which most are
+    else:
+        return NO_TIME
+    return ns if abs(ns) < LATEST_US * 1000 else NO_TIME
+
+
+class Kind(IntEnum):
+    """What an event is; the host's calls come first."""
+
+    OP = 0
+    ANNOTATION = 1
+    RUNTIME = 2
+    KERNEL = 3
+    COPY = 4
+    PYTHON = 5
+    OTHER = 6
+
+
+KINDS = {
+    "cpu_op": Kind.OP,
+    "Operator": Kind.OP,
+    "user_annotation": Kind.ANNOTATION,
+    "cuda_runtime": Kind.RUNTIME,
+    "cuda_driver": Kind.RUNTIME,
+    "Runtime": Kind.RUNTIME,
+    "kernel": Kind.KERNEL,
+    "Kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.COPY,
+    "gpu_memset": Kind.COPY,
+    "Memcpy": Kind.COPY,
+    "Memset": Kind.COPY,
+    "python_function": Kind.PYTHON,
+}
+
 
 _NOTHING = msgspec.Raw(b"")
 

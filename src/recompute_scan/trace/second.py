@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from recompute_scan.trace.numbering import Numbering
+from recompute_scan.trace.health import Numbering
 from recompute_scan.trace.packing import Packer
 from recompute_scan.trace.stripes import ODD, Plan, Share, Stripes
 

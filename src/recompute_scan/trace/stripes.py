@@ -16,11 +16,9 @@ from typing import Any
 
 import msgspec
 
-from recompute_scan.trace.chunks import CHUNK, CountOf, decoded, python_frames
-from recompute_scan.trace.layout import Separator
+from recompute_scan.trace.layout import CHUNK, CountOf, Separator, decoded, python_frames
 from recompute_scan.trace.packing import MISFIT, Packed, Packer
-from recompute_scan.trace.schema import UNREADABLE, Event, decode_events
-from recompute_scan.trace.times import is_coarse
+from recompute_scan.trace.schema import UNREADABLE, Event, decode_events, is_coarse
 
 # An event that goes on further beyond its stripe ends the sharing.
 _OVERHANG = 64 * 1024
