@@ -24,16 +24,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.diagnose.public import OUTCOMES, public_logs, scores
 
-from recompute_scan import tables
+from recompute_scan.analysis import tables
+from recompute_scan.analysis.scan import Events, Scan
 from recompute_scan.cli import cli
+from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES, names
 from recompute_scan.diagnose.classify import how_checked
 from recompute_scan.diagnose.logs import lines_of, read_log
-from recompute_scan.diagnose.registry import HANGS, IN_RUNS, SIGNATURES, names
 from recompute_scan.diagnose.signature import Signature
 from recompute_scan.record.recording import Recording, record
 from recompute_scan.report.html import render_html
 from recompute_scan.result import from_json, json_schema
-from recompute_scan.scan import Events, Scan
 
 DOCS = Path(__file__).parent
 LOGS = DOCS.parent / "tests" / "diagnose" / "corpus" / "known"

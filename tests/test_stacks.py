@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.pipeline import analyse
+from recompute_scan.analysis import loading
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.result import Result
 from tests.record.runs import LAYERS, record_script, run_plain, write_script
 

@@ -11,11 +11,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from recompute_scan.comparison import Comparison
-from recompute_scan.comparison import compare as compare_results
-from recompute_scan.pipeline import analyse, result_at
+from recompute_scan.analysis.comparison import Comparison
+from recompute_scan.analysis.comparison import compare as compare_results
+from recompute_scan.analysis.pipeline import analyse, result_at
+from recompute_scan.analysis.scan import Scan
 from recompute_scan.result import Result, from_json
-from recompute_scan.scan import Scan
 from recompute_scan.workers import Workers
 
 PathLike = str | os.PathLike[str]

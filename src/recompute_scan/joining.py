@@ -10,12 +10,15 @@ workers and other tools run on as they are. Standard library only, and harmless 
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # The options of `recompute-scan run` for the processes that join, quoted as for a shell.
 VARIABLE = "RECOMPUTE_SCAN_JOIN"
@@ -102,3 +105,26 @@ def _tool_folders() -> list[str]:
     names = ("scripts", "purelib", "platlib", "stdlib")
     own = [sysconfig.get_path(name) for name in names]
     return [*own, os.path.dirname(sys.executable)]  # noqa: PTH120 - links are not followed
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The target, recorded where it trains.
+
+    Attributes:
+        target: What the script gave.
+        options: How to record it, for :func:`recompute_scan.record.launch.children.run_here`.
+        number: How many such processes the script had started before.
+    """
+
+    target: Callable[..., Any]
+    options: Any
+    number: int
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the target, and leave its traces and account in the run's folder."""
+        if "torch" not in sys.modules:
+            return self.target(*args, **kwargs)
+        # By name: what imports this module is what is imported here.
+        children = importlib.import_module("recompute_scan.record.launch.children")
+        return children.run_here(self.target, args, kwargs, self.options, self.number)

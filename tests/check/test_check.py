@@ -12,11 +12,11 @@ import jsonschema
 import pytest
 import xmlschema
 
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.check import Outcome, Policy, judge
 from recompute_scan.check.baseline import baseline_json, parse_baseline
 from recompute_scan.check.render import RENDERINGS
 from recompute_scan.cli import main
-from recompute_scan.pipeline import analyse
 from recompute_scan.result import Checkpoint, Cost, Finding, Result, from_json, to_json
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from recompute_scan.cost.graph import build_graph
 from recompute_scan.cost.replay import replay, replay_unchanged
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.trace import load
-from recompute_scan.trace.kineto import parse
+from recompute_scan.trace.kineto.parse import parse
 from tests.cost.simulator import (
     Do,
     Machine,

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute_scan.trace import Limits, brackets, repair
+from recompute_scan.trace import Limits
+from recompute_scan.trace.kineto import brackets, repair
 
 PIECES = [
     "{",

@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recompute_scan.errors import InputError
-from recompute_scan.trace import Limits, load, stripes, together
-from recompute_scan.trace.second import share
-from recompute_scan.trace.stripes import ODD, Plan
+from recompute_scan.trace import Limits, load
+from recompute_scan.trace.kineto import stripes, together
+from recompute_scan.trace.kineto.second import share
+from recompute_scan.trace.kineto.stripes import ODD, Plan
 from tests.cases.recorded import recorded
 
 from .make_corpus import FOLDER

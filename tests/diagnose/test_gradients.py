@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from recompute_scan.diagnose import signature
+from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES
 from recompute_scan.diagnose.classify import Diagnosis
 from recompute_scan.diagnose.outcome import finding_of
-from recompute_scan.diagnose.registry import HANGS, IN_RUNS, SIGNATURES
 from recompute_scan.diagnose.signature import Signature
 
 Step = Callable[[nn.Sequential, Tensor], Tensor]

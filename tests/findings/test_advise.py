@@ -12,8 +12,8 @@ import pytest
 from recompute_scan.advise import Run, advise_removal, title_of
 from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.advise.fewer import advise_fewer
-from recompute_scan.advise.mechanism import Edit
-from recompute_scan.advise.registry import MECHANISMS, find_mechanism, recognise
+from recompute_scan.frameworks.known import MECHANISMS, find_mechanism, recognise
+from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.recompute.vocabulary import CHECKPOINT_FUNCTIONS
 from recompute_scan.result import Checkpoint
 from recompute_scan.run_info import Source

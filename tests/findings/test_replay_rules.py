@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.answer import result_of
-from recompute_scan.confidence import confidence
+from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.confidence import confidence
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.findings.base import Evidence
-from recompute_scan.findings.registry import check_all, check_ranks
-from recompute_scan.pipeline import analyse
+from recompute_scan.findings.rules import check_all, check_ranks
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Finding, Rank, Result

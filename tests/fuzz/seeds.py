@@ -9,11 +9,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from recompute_scan.answer import result_of
+from recompute_scan.analysis.answer import result_of
 from recompute_scan.check.baseline import baseline_json
 from recompute_scan.result import to_json
 from recompute_scan.run_info import RunInfo, encode_run_info
-from recompute_scan.trace.kineto import parse
+from recompute_scan.trace.kineto.parse import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 # Larger files of the damaged corpus test limits, which have tests of their own.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.pipeline import analyse
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.result import Result
 from tests.cases.case import Case
 from tests.cases.coarse import write_coarse

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from recompute_scan.comparison import compare
-from recompute_scan.pipeline import analyse
+from recompute_scan.analysis.comparison import compare
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.report.compared import render_comparison_html
 from recompute_scan.report.html import render_html
 from recompute_scan.result import Rank, Result, from_json

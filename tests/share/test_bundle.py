@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.bundle import Contents, pack
 from recompute_scan.cli import main
-from recompute_scan.pipeline import analyse
 from recompute_scan.result import Flops, Result
 from tests.share.canaries import WORD, as_json, found_in, planted, planted_account
 

@@ -8,9 +8,9 @@ from recompute_scan.advise.choose import (
     take_out,
 )
 from recompute_scan.advise.fewer import advise_fewer, advise_selective
-from recompute_scan.advise.registry import find_mechanism, mechanism_of, title_of
-from recompute_scan.advise.run import Run
 from recompute_scan.advise.wording import place
+from recompute_scan.frameworks.known import find_mechanism, mechanism_of, title_of
+from recompute_scan.frameworks.mechanism import Run
 
 __all__ = [
     "Run",

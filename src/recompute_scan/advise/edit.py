@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from recompute_scan.advise.mechanism import Edit
+from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.run_info import Source
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.advise.mechanism import Mechanism, Rename
-from recompute_scan.advise.run import Run
+from recompute_scan.frameworks.mechanism import Mechanism, Rename, Run
 from recompute_scan.result import Checkpoint
 from recompute_scan.run_info import Source
 

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
-from recompute_scan.advise.registry import MECHANISMS
 from recompute_scan.annotations import (
     OPTIONS,
     REGION,
@@ -28,10 +27,11 @@ from recompute_scan.annotations import (
 )
 from recompute_scan.bundle.places import Places
 from recompute_scan.bundle.runtime_calls import is_vendors_own
+from recompute_scan.frameworks.known import MECHANISMS
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.attention_kernels import attention_role
+from recompute_scan.recompute.attention.evidence import NAMED_STEP
+from recompute_scan.recompute.attention.kernels import attention_role
 from recompute_scan.recompute.families import family_of_node
-from recompute_scan.recompute.kernel_evidence import NAMED_STEP
 from recompute_scan.trace import Kind
 
 _ALIAS = re.compile(r"[Pp]rivate_([a-z]+)_(\d{1,9})\w*")

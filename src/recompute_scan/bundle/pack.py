@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from recompute_scan.analysis.loading import load_each
+from recompute_scan.analysis.pipeline import analyse, answer_to
+from recompute_scan.analysis.ranks import Piece, merge, worst
 from recompute_scan.bundle.clean import clean_account, clean_trace
 from recompute_scan.bundle.cut import Cut, rows_of, smaller_and_smaller
 from recompute_scan.bundle.issue import issue_text
@@ -21,9 +24,6 @@ from recompute_scan.bundle.same import differences, untold
 from recompute_scan.bundle.writing import trace_json
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE
 from recompute_scan.errors import InputError
-from recompute_scan.loading import load_each
-from recompute_scan.pipeline import analyse, answer_to
-from recompute_scan.ranks import Piece, merge, worst
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.report.html import render_html
 from recompute_scan.result import Result, to_json
@@ -99,7 +99,7 @@ def pack(
     """Write the archive for the given traces, and say what is in it.
 
     Args:
-        addresses: As for :func:`recompute_scan.pipeline.analyse`.
+        addresses: As for :func:`recompute_scan.analysis.pipeline.analyse`.
         target: The file to write; its folder must be there. It is overwritten.
         strict: Whether modules, kernels, files and own operators get aliases.
         limit: Most bytes that the archive may have.
@@ -107,8 +107,8 @@ def pack(
         limits: What is refused as too large when reading.
 
     Raises:
-        InputError: As :func:`recompute_scan.pipeline.analyse`; or not even one block of one
-            step fits (``E327``).
+        InputError: As :func:`recompute_scan.analysis.pipeline.analyse`; or not even one block of
+            one step fits (``E327``).
         OSError: The archive cannot be written.
     """
     names = Names(strict)

@@ -6,8 +6,8 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
+from recompute_scan.analysis.scan import Scan
 from recompute_scan.callbacks.follower import Follower
-from recompute_scan.scan import Scan
 
 
 class AccelerateTracker(GeneralTracker):

@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from recompute_scan.analysis.scan import Scan
 from recompute_scan.callbacks.follower import Follower
-from recompute_scan.scan import Scan
 
 
 class HuggingFaceCallback(TrainerCallback):

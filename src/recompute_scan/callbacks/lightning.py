@@ -6,8 +6,8 @@ import importlib
 import sys
 from typing import Any
 
+from recompute_scan.analysis.scan import Scan
 from recompute_scan.callbacks.follower import Follower
-from recompute_scan.scan import Scan
 
 
 def _base() -> Any:

@@ -95,7 +95,7 @@ def analyze(
     """
     # numpy's linear algebra starts idle threads that cost more than reading a small trace.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from recompute_scan.pipeline import analyse
+    from recompute_scan.analysis.pipeline import analyse
     from recompute_scan.workers import AUTOMATIC, Workers
 
     for target in (html, output):

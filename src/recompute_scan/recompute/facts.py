@@ -9,6 +9,11 @@ import numpy as np
 
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, link_kernels, nest
 from recompute_scan.recompute.align import Alignment, align
+from recompute_scan.recompute.attention.evidence import (
+    KernelEvidence,
+    hides_backward,
+    read_kernels,
+)
 from recompute_scan.recompute.blocks import Block, find_blocks
 from recompute_scan.recompute.counts import Counts, complete_steps, count, join_steps
 from recompute_scan.recompute.cross_check import PlainCounts, count_plainly
@@ -18,11 +23,6 @@ from recompute_scan.recompute.frames import (
     name_blocks,
     spans_from_frames,
     with_frames,
-)
-from recompute_scan.recompute.kernel_evidence import (
-    KernelEvidence,
-    hides_backward,
-    read_kernels,
 )
 from recompute_scan.recompute.marks import Marks, read_marks
 from recompute_scan.recompute.soundness import check_soundness, check_steps

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from recompute_scan.crash import RankEnd
-from recompute_scan.record.launch import RankFacts
+from recompute_scan.record.launch.launcher import RankFacts
 from recompute_scan.record.plan import COMMAND, Plan, Wording, shortfall
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from recompute_scan.advise.mechanism import Mechanism
+from recompute_scan.frameworks.mechanism import Mechanism
 from recompute_scan.record.given import Line, Made, given_at, variables
 from recompute_scan.record.ownership import Owner, Ownership, site_folder
 from recompute_scan.run_info import Source

@@ -19,14 +19,12 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
 from recompute_scan.record import selftest
 from recompute_scan.record.account import account_of
-from recompute_scan.record.bypass import Alternation, Bypass, Removal
-from recompute_scan.record.collect import receive, send
 from recompute_scan.record.execute import Outcome
 from recompute_scan.record.failure import end_of
-from recompute_scan.record.forks import in_forked_processes
-from recompute_scan.record.gauges import Gauges
 from recompute_scan.record.guard import Guard
-from recompute_scan.record.launch import rank_facts, wait_for_ranks
+from recompute_scan.record.launch.collect import receive, send
+from recompute_scan.record.launch.forks import in_forked_processes
+from recompute_scan.record.launch.launcher import rank_facts, wait_for_ranks
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.plan import DEFAULT, Plan
 from recompute_scan.record.probe import Probe
@@ -34,6 +32,8 @@ from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.run_folder import cannot_write
 from recompute_scan.record.steps import StepCounter, StepHooks
 from recompute_scan.record.unstepped import Unstepped
+from recompute_scan.record.verify.bypass import Alternation, Bypass, Removal
+from recompute_scan.record.verify.gauges import Gauges
 from recompute_scan.record.watchdog import HUNG, Watchdog
 from recompute_scan.run_info import WORD, RunInfo, write_run_info, write_so_far
 
@@ -62,7 +62,7 @@ class RunOptions:
         measure: Measure memory and losses too, from seeds that are the same in every run.
         removals: Checkpoints to take out in memory.
         switching: Take them out in some steps only, as
-            :class:`recompute_scan.record.bypass.Alternation` does.
+            :class:`recompute_scan.record.verify.bypass.Alternation` does.
         without_checkpointing: Take out every checkpoint.
         timeout_s: Seconds without progress after which a run is ended; 0 for never.
         ranks: The ranks to record, as :func:`recompute_scan.record.plan.chosen` reads them; the
@@ -107,7 +107,7 @@ def observe(
         options: How much to record.
         folder: The run's folder, absolute: the script may change the current directory.
         program: Runs the script; gets what to call with an exception that ends it.
-        on_hang: As for :func:`recompute_scan.record.runner.record`.
+        on_hang: As for :func:`recompute_scan.record.launch.runner.record`.
         on_exit: Likewise.
         keep: Whether to write this account.
         waits: Whether the program may stand still now, because others work for it.

@@ -9,9 +9,9 @@ from types import CodeType, FrameType
 
 from torch import nn
 
-from recompute_scan.advise import pytorch
-from recompute_scan.advise.registry import recognise
 from recompute_scan.annotations import COUNTS_RUNS, SELECTIVE
+from recompute_scan.frameworks import pytorch
+from recompute_scan.frameworks.known import recognise
 from recompute_scan.record.call_sites import CallSites, place_of, top_package
 from recompute_scan.record.given import variables
 from recompute_scan.record.module_names import (

@@ -20,7 +20,7 @@ from types import FrameType, ModuleType
 
 import torch
 
-from recompute_scan.advise.registry import framework_files
+from recompute_scan.frameworks.known import framework_files
 
 # How IPython names cells at a terminal; in Jupyter they have names of files.
 _IPYTHON = "<ipython-input-"

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import wrapt
 
-from recompute_scan.advise.registry import MECHANISMS
 from recompute_scan.annotations import MARKING, RegionMark, region_name, replay_name
+from recompute_scan.frameworks.known import MECHANISMS
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.caught import (
     Variant,

@@ -18,8 +18,8 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from recompute_scan.record import ranges
-from recompute_scan.record.forks import let_forked_processes_end
 from recompute_scan.record.guard import Call, Guard
+from recompute_scan.record.launch.forks import let_forked_processes_end
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.quiet import without_grad_warnings, without_kineto_noise, without_modes
 

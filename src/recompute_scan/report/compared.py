@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recompute_scan.comparison import Calls, Comparison, Mark, Side, Switch
+from recompute_scan.analysis.comparison import Calls, Comparison, Mark, Side, Switch
 from recompute_scan.report.bars import Part, stacked
 from recompute_scan.report.escape import visible
 from recompute_scan.report.html import fill

@@ -34,7 +34,7 @@ from recompute_scan.report.plain_count import COLUMNS as PLAIN_COLUMNS
 from recompute_scan.report.plain_count import HOW as PLAIN_HOW
 from recompute_scan.report.plain_count import plain_count_row, plain_count_table
 from recompute_scan.report.proof import family_table, timeline
-from recompute_scan.report.ranks import MANY_RANKS, MOST_RANKS, rank_groups, ranks_sentence
+from recompute_scan.report.rank_groups import MANY_RANKS, MOST_RANKS, rank_groups, ranks_sentence
 from recompute_scan.report.spread import step_time_sentences
 from recompute_scan.result import Checkpoint, Region, Result, to_json
 

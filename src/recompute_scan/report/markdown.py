@@ -26,7 +26,7 @@ from recompute_scan.report.measured import (
     removed_words,
 )
 from recompute_scan.report.plain_count import plain_count_row
-from recompute_scan.report.ranks import rank_words
+from recompute_scan.report.rank_groups import rank_words
 from recompute_scan.report.spread import step_time_sentences
 from recompute_scan.result import Checkpoint, Finding, Result
 

@@ -27,7 +27,7 @@ from recompute_scan.report.measured import (
 )
 from recompute_scan.report.page import Page
 from recompute_scan.report.plain_count import plain_count_row
-from recompute_scan.report.ranks import rank_words
+from recompute_scan.report.rank_groups import rank_words
 from recompute_scan.report.spread import step_time_sentences
 from recompute_scan.result import Finding, Result
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from recompute_scan.trace.archive import is_zip
 from recompute_scan.trace.columns import Int32, Int64, Trace
+from recompute_scan.trace.kineto.schema import NO_TIME, UNREADABLE, exact_time, nanoseconds
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_events
-from recompute_scan.trace.schema import NO_TIME, UNREADABLE, exact_time, nanoseconds
 from recompute_scan.trace.streams import inflated
 
 _NAME = b'"[memory]"'

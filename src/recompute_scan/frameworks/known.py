@@ -1,0 +1,139 @@
+"""Every known mechanism, most specific first, and which of them a stack shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import translate
+from functools import cache, lru_cache
+
+from recompute_scan.advise.wording import title
+from recompute_scan.frameworks import (
+    accelerate,
+    axolotl,
+    compiler,
+    composer,
+    deepspeed,
+    diffusers,
+    fairscale,
+    fsdp,
+    huggingface,
+    lightning,
+    llamafactory,
+    megatron,
+    nemo,
+    peft,
+    pytorch,
+    timm,
+    torchtitan,
+    torchtune,
+    trainer,
+    transformer_engine,
+    trl,
+    unsloth,
+)
+from recompute_scan.frameworks.mechanism import Mechanism
+from recompute_scan.result import Checkpoint
+
+_WILDCARD = re.compile(r"[*?]")
+
+MECHANISMS = (
+    unsloth.MECHANISM,
+    llamafactory.MECHANISM,
+    axolotl.MECHANISM,
+    peft.MECHANISM,
+    trl.MECHANISM,
+    nemo.MECHANISM,
+    torchtitan.MECHANISM,
+    torchtune.MECHANISM,
+    composer.MECHANISM,
+    lightning.MECHANISM,
+    trainer.SHARDED,
+    trainer.MECHANISM,
+    accelerate.MECHANISM,
+    megatron.MECHANISM,
+    deepspeed.MECHANISM,
+    transformer_engine.MECHANISM,
+    fairscale.MECHANISM,
+    timm.MECHANISM,
+    diffusers.MECHANISM,
+    fsdp.MECHANISM,
+    huggingface.MECHANISM,
+    compiler.MECHANISM,
+    pytorch.COMPOSABLE,
+    pytorch.SEQUENTIAL,
+    pytorch.SELECTIVE,
+    pytorch.DIRECT,
+    pytorch.LIBRARY,
+    pytorch.OWN,
+)
+
+
+def mechanism_of(checkpoint: Checkpoint) -> Mechanism | None:
+    """What switched the checkpoint on; a function of the project's own where only that is known."""
+    own = pytorch.OWN if checkpoint.mechanism is None and checkpoint.function else None
+    return find_mechanism(checkpoint.mechanism) or own
+
+
+def find_mechanism(name: str | None) -> Mechanism | None:
+    """The mechanism of that name, ``None`` for one that is not known."""
+    return next((mechanism for mechanism in MECHANISMS if mechanism.name == name), None)
+
+
+def title_of(checkpoint: Checkpoint) -> str:
+    """What a person calls the checkpoint; says so where that is not known."""
+    return title(checkpoint, mechanism_of(checkpoint))
+
+
+@lru_cache  # asked of every checkpoint call while steps are timed, in few different ways
+def recognise(
+    asking: str,
+    switching: tuple[str, ...] = (),
+    *,
+    selective: bool = False,
+    own: bool = False,
+) -> Mechanism:
+    """The mechanism behind a checkpoint call.
+
+    Args:
+        asking: Place (``path:function``) of the frame that called the checkpoint function.
+        switching: Places of the stack on which checkpointing was switched on, where known.
+        selective: Whether the call has a ``context_fn``.
+        own: Whether an autograd function checkpoints that is not torch's.
+    """
+    for mechanism in MECHANISMS:
+        if mechanism.asks == pytorch.ANYWHERE and own:
+            return pytorch.OWN
+        if (
+            matches(mechanism.asks, (asking,))
+            and (not mechanism.switched_by or matches(mechanism.switched_by, switching))
+            and mechanism.selective in (None, selective)
+        ):
+            return mechanism
+    return pytorch.DIRECT
+
+
+@cache
+def framework_files(package: str) -> tuple[str, ...]:
+    """Files and folders that tell the framework of this name from another package called so.
+
+    They are the beginnings, without wildcards, of the places that its mechanisms name; none where
+    no mechanism is of that package.
+    """
+    places = (place for m in MECHANISMS for place in (*m.asks, *m.switched_by))
+    fixed = {_WILDCARD.split(place.partition(":")[0])[0] for place in places}
+    return tuple(
+        sorted(path for path in fixed if path.partition("/")[0] == package and "/" in path)
+    )
+
+
+def matches(patterns: tuple[str, ...], places: Iterable[str]) -> bool:
+    """Does any place fit any pattern? A path may have more folders in front of the pattern's."""
+    expression = _compiled(patterns)
+    return any(expression.fullmatch(place) for place in places)
+
+
+@lru_cache
+def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    alternatives = "|".join(translate(pattern) for pattern in patterns)
+    return re.compile(rf"(?:.*/)?(?:{alternatives or '(?!)'})")
