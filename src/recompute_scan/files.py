@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and are not written over unasked."""
+"""Files that appear whole or not at all, are not written over unasked, and may have any name."""
 
 from __future__ import annotations
 

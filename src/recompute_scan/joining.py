@@ -1,11 +1,15 @@
-"""How the Python processes that a launcher starts take part in a recording by themselves.
+"""How the Python processes of a run take part in its recording by themselves.
 
 ``recompute-scan run -- torchrun train.py`` starts the launcher with :data:`VARIABLE` set. Every
 Python that starts below it reads ``recompute_scan.pth``, one line beside the installed packages,
 which does nothing without the variable. With it, a process that runs a script of the user's is
 replaced, before anything of its own has run, by ``python -m recompute_scan run … SCRIPT``: same
 process id, same environment, same arguments. Launchers themselves, data-loader workers, compile
-workers and other tools run on as they are. Standard library only, and harmless without torch.
+workers and other tools run on as they are.
+
+Standard library only, and harmless without torch: what a process that the script starts with
+multiprocessing runs in place of its target (:class:`Recorded`) is sent there by pickle, and brings
+torch into none that has not imported it by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Intervals to forests: which call stands inside which, by time alone."""
+"""Intervals to forests: which call stands inside which, by time, and by the order of the file.
+
+torch writes the operators and ranges of a thread in the order in which they began
+(``RecordQueue::getRecords`` in ``torch/csrc/profiler/collection.cpp``, since 1.12), and before
+that in the order in which they ended, which is the same backwards. The runtime's calls follow by
+themselves. A file that went through another program may have lost that order; one that was sorted
+by time looks as if it had it, but for what calls there follow each other.
+"""
 
 from __future__ import annotations
 

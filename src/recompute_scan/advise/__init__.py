@@ -1,4 +1,4 @@
-"""What to change: one file a framework, and the choice between two of them."""
+"""What to change: the choice between checkpoints, in sentences and as a diff."""
 
 from recompute_scan.advise.choose import (
     Switch,

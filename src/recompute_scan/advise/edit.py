@@ -1,4 +1,7 @@
-"""The change to the user's file as a unified diff that `git apply` and `patch` take."""
+"""A statement of the user's code, changed so that a mechanism is out, and the change as a diff.
+
+The statement is found by parsing; `git apply` and `patch` take the diff.
+"""
 
 from __future__ import annotations
 

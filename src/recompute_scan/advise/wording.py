@@ -5,17 +5,9 @@ from __future__ import annotations
 import re
 
 from recompute_scan.frameworks.mechanism import Mechanism, Rename, Run
-from recompute_scan.result import Checkpoint
 from recompute_scan.run_info import Source
 
 _LINE = re.compile(r"(?P<file>.+):\d+", re.DOTALL)
-
-
-def title(checkpoint: Checkpoint, mechanism: Mechanism | None) -> str:
-    """What a person calls the checkpoint."""
-    text = mechanism.title if mechanism else checkpoint.mechanism
-    text = text or "a checkpoint of unknown origin"
-    return f"{text} (`{checkpoint.function}`)" if checkpoint.function else text
 
 
 def place(site: str | None) -> str:

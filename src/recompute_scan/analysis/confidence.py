@@ -1,4 +1,6 @@
-"""How sure an answer is, by written rules (``docs/design.md``), and why no surer, in sentences."""
+"""How sure an answer is, by written rules (``docs/design.md``), why no surer, and the verdict
+in one sentence.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The traces of a run, each with the account of its run that lies beside it."""
+"""The traces of a run with the accounts beside them, and which readings of a trace are needed.
+
+Frames are most of a trace that has them, and are passed over at first. Where they are few, all are
+read, for the names of modules. Where they are many, those of one step are, and only when work was
+replayed, no mark says by whose doing, and the trace, or the one with stacks that `run` writes
+beside it, has frames.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the ranks of a recorded run ended, gathered from the run's folder."""
+"""How the ranks of a recorded run ended, and one result for all of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,13 @@
-"""How long a device computes, does other work, or does nothing, from its first kernel to its last.
+"""Kernels and copies of a stretch of trace: what each waited for, and how busy the device was.
 
-The same quantities as Holistic Trace Analysis gives, counted apart from it, so that the two stand
-side by side: a union of intervals of all that is recorded of the device.
+A trace does not say on which stream an event was recorded. (``cuda_sync`` rows would, but they
+must be asked for, and CUDA 12.9 and newer leave them empty: pytorch/kineto#1552.) As torch
+records events behind the work that is to be waited for, the stream of the thread's last launch
+is taken. Of the records before a wait, the last is taken whose kernel was done when the waiting
+one began, so that nothing contradicts the trace.
+
+Occupancy is a union of intervals of all that is recorded of the device: the same quantities as
+Holistic Trace Analysis gives, counted apart from it, so that the two stand side by side.
 """
 
 from __future__ import annotations

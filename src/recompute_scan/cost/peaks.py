@@ -1,4 +1,10 @@
-"""The device that a trace was recorded on: what the trace says of it, and what a person adds."""
+"""The device that a trace was recorded on, and the peak arithmetic of known GPUs.
+
+Peaks are dense, without sparsity, at the boost clock, per device.
+Each row has the page or data sheet that its figures come from. Makers print figures with
+structured sparsity in the first place; those are halved here. Where a name stands for several
+products (``NVIDIA H100 80GB HBM3`` is the SXM module), the form that carries that name is meant.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which frame of a stack is the user's own, and what the run was doing there."""
+"""Which frame of a stack is the user's own, what the run was doing there, and the stacks that
+``faulthandler`` writes, read back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a known failure looks like, and what is known about it."""
+"""What a known failure looks like, what is known about it, and what its fix does to gradients.
+
+``tests/diagnose/test_gradients.py`` measures each on models of its own.
+"""
 
 from __future__ import annotations
 

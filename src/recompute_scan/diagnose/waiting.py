@@ -1,4 +1,6 @@
-"""What a log says of collectives that did not finish: NCCL's watchdog, torch's own comparisons."""
+"""Ranks that wait for each other: told from where they stand, or from what a log says of
+collectives that did not finish (NCCL's watchdog, torch's own comparisons).
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from fnmatch import translate
 from functools import cache, lru_cache
 
-from recompute_scan.advise.wording import title
 from recompute_scan.frameworks import (
     accelerate,
     axolotl,
@@ -83,6 +82,13 @@ def find_mechanism(name: str | None) -> Mechanism | None:
 def title_of(checkpoint: Checkpoint) -> str:
     """What a person calls the checkpoint; says so where that is not known."""
     return title(checkpoint, mechanism_of(checkpoint))
+
+
+def title(checkpoint: Checkpoint, mechanism: Mechanism | None) -> str:
+    """What a person calls the checkpoint."""
+    text = mechanism.title if mechanism else checkpoint.mechanism
+    text = text or "a checkpoint of unknown origin"
+    return f"{text} (`{checkpoint.function}`)" if checkpoint.function else text
 
 
 @lru_cache  # asked of every checkpoint call while steps are timed, in few different ways

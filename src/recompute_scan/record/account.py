@@ -1,4 +1,4 @@
-"""What a run ran on and with, as text for the report."""
+"""One rank's account of its recording, with what it ran on, once that is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The statement of a source file that holds a line, found by parsing the file."""
+"""Which line of the user's code is behind a call, the ``file:line`` shown to a person, and the
+statement that holds it.
+"""
 
 from __future__ import annotations
 

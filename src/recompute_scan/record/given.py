@@ -1,7 +1,8 @@
-"""What a frame's variables hold, looked at so that nothing of the script's changes.
+"""Where a setting was given: in the code, on the command line, in a file, or by default.
 
-Before Python 3.13 a function's frame has one dictionary for its variables, filled anew at each look
-(PEP 667): whoever called ``locals()`` there holds the same one, and what it shows stays alive.
+A frame's variables are looked at so that nothing of the script's changes. Before Python 3.13 a
+function's frame has one dictionary for its variables, filled anew at each look (PEP 667): whoever
+called ``locals()`` there holds the same one, and what it shows stays alive.
 """
 
 from __future__ import annotations

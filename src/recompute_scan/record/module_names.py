@@ -1,4 +1,8 @@
-"""Which module a checkpoint covers, and what it is called in the model."""
+"""Which module a checkpoint covers, and what it is called in the model.
+
+A reentrant checkpoint connects its output to its inputs only. Where no input needs a gradient,
+the weights inside get none, torch warns once, and training goes on without them.
+"""
 
 from __future__ import annotations
 

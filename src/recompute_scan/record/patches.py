@@ -1,4 +1,9 @@
-"""Attributes of other people's classes and modules, replaced for a time and put back exactly."""
+"""Attributes of other people's classes and modules, replaced for a time and put back exactly.
+
+Functions that wait for the import of a module can stop waiting. wrapt's hooks cannot be taken back,
+so it gets one for each module that anybody ever waited for; with nobody waiting that one does
+nothing, once.
+"""
 
 from __future__ import annotations
 

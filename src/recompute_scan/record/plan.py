@@ -1,4 +1,4 @@
-"""Which ranks record: ``--ranks`` as a person writes it."""
+"""What to record, in which ranks, and in words what of it could not be had."""
 
 from __future__ import annotations
 

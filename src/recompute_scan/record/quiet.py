@@ -1,4 +1,4 @@
-"""Keeps off the user's terminal what the profiler says there: Kineto's log lines, torch's warnings.
+"""What a recording says and keeps quiet on the user's terminal.
 
 Some versions' Kineto writes lines to file descriptor 2 whenever a profiler starts or stops; no
 setting turns them off. The descriptor is redirected only while our own calls into

@@ -1,4 +1,11 @@
-"""Step times without a profiler: the honest ones."""
+"""Where one training step ends and the next begins, learned from the optimizers' steps.
+
+A loop may step several optimizers in one iteration (a GAN's two; five times the critic, once
+the generator), or one for each parameter while backward runs. The step then ends with the
+optimizer that steps least often, and among equals with the one first seen last.
+
+They are timed without a profiler: the honest times.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A comparison in rows and sentences, for every rendering of it."""
+"""A comparison in rows and sentences, and as a page and for a terminal of 80 columns."""
 
 from __future__ import annotations
 

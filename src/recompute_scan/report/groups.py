@@ -1,4 +1,4 @@
-"""Blocks and checkpoints in groups, so that two hundred layers alike are said once."""
+"""Blocks and checkpoints in groups and by steps, so that two hundred alike layers are said once."""
 
 from __future__ import annotations
 

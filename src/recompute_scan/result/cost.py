@@ -1,4 +1,4 @@
-"""What it costs: time, floating-point operations and memory of a step."""
+"""What it costs: time, floating-point operations and memory of a step, predicted and measured."""
 
 from __future__ import annotations
 

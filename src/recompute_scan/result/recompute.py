@@ -1,4 +1,4 @@
-"""What ran again: steps, blocks with their checkpoints, kinds of operators, ranks, the proof."""
+"""What ran again (steps, blocks, checkpoints, operators, ranks, the proof), and what to do."""
 
 from __future__ import annotations
 

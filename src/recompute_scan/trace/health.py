@@ -1,4 +1,9 @@
-"""Counters of what was repaired, lost or odd in a trace, and what each says to a person."""
+"""Counters of what was repaired, lost or odd in a trace, and what each says to a person.
+
+Since torch 2.0 the profiler numbers what it recorded on the host from 0 on, Python frames and
+instants included (``Ev Idx``, ``torch/csrc/autograd/profiler_kineto.cpp``). A file in which some
+of the numbers are missing lost those events; one with more events than numbers has some twice.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Only calls that go through ``torch.utils.checkpoint`` can be taken out. What else the call that
 switched them on did (``use_cache``, hooks on the inputs) stays as it is.
+
+Where it can be done from step to step, steps with the fix and without alternate in one process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The most memory that the timed steps needed."""
+"""All that is measured for ``--verify`` beside the step times: losses, and the most memory.
+
+``Tensor.backward`` calls ``torch.autograd.backward`` by that name, so one function is watched.
+Values are copied on their device and read when the run is over, so that no step waits for them.
+"""
 
 from __future__ import annotations
 

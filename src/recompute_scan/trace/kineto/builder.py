@@ -1,4 +1,4 @@
-"""Columns under way, a piece at a time, in as few bytes as their values allow."""
+"""Packed columns to a trace, a piece at a time, in as few bytes as their values allow."""
 
 from __future__ import annotations
 

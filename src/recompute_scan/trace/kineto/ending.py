@@ -1,4 +1,4 @@
-"""What a file says about itself, before its events or behind them."""
+"""What a file says about itself before and behind its events, and how it ends."""
 
 from __future__ import annotations
 

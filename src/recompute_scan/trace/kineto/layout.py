@@ -1,4 +1,6 @@
-"""How a file is laid out: where its events begin, and what stands between two of them."""
+"""How a file is laid out: where its events begin, what stands between two of them, and chunks of
+whole events.
+"""
 
 from __future__ import annotations
 

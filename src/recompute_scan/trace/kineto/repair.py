@@ -1,4 +1,4 @@
-"""Text that some profilers write and no JSON parser takes, made readable.
+"""Text that some profilers write and no JSON parser takes, made readable; the rest is counted.
 
 Kineto copies names into its file byte by byte: a name can bring invalid UTF-8
 (pytorch/pytorch#64345), control characters (pytorch/pytorch#136180), quotes

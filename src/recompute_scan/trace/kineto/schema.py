@@ -1,4 +1,10 @@
-"""Times in exact nanoseconds, from microseconds in every form that files have."""
+"""What is decoded of an event: the fields in use, and nothing else.
+
+Times become exact nanoseconds, and kinds go over all spellings of a category since torch 1.8.
+The field names and their changes over the versions are those of Kineto's own writer
+(``libkineto/src/output_json.cpp``) as found in traces of each version. Every field may hold
+anything: leniency costs no time, and one odd value must not cost its neighbours.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a file is no trace, told from its first bytes."""
+"""Why a file is no trace, or gives not one event: told from its first bytes, or from all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""NVTX range texts to names, sequence numbers and shapes.
+"""Names of Nsight Systems' events: numbers in the tables, texts in ``StringIds``.
+
+A name is decoded once per distinct text, not once per event, except for NVTX ranges, whose texts
+mostly differ. What a text says is four numbers: code of the
+name, kind, sequence number, code of the shapes.
 
 Under ``torch.autograd.profiler.emit_nvtx`` (which ``nsys profile --pytorch=autograd-nvtx`` and
 ``autograd-shapes-nvtx`` switch on) each operator and each autograd node becomes one range, its
