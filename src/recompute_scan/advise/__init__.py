@@ -8,9 +8,8 @@ from recompute_scan.advise.choose import (
     take_out,
 )
 from recompute_scan.advise.fewer import advise_fewer, advise_selective
-from recompute_scan.advise.wording import place
-from recompute_scan.frameworks.known import find_mechanism, mechanism_of, title_of
-from recompute_scan.frameworks.mechanism import Run
+from recompute_scan.advise.wording import Run, mechanism_of, place, title_of
+from recompute_scan.frameworks.known import find_mechanism
 
 __all__ = [
     "Run",

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from recompute_scan.advise.edit import change_diff, edited
-from recompute_scan.advise.wording import place, removal, why_no_diff
+from recompute_scan.advise.wording import (
+    UNKNOWN_RUN,
+    Run,
+    mechanism_of,
+    place,
+    removal,
+    title_of,
+    why_no_diff,
+)
 from recompute_scan.annotations import COUNTS_RUNS, EARLY_STOP_OFF
-from recompute_scan.frameworks.known import mechanism_of, title_of
-from recompute_scan.frameworks.mechanism import UNKNOWN_RUN, Mechanism, Run
+from recompute_scan.frameworks.mechanism import Mechanism
 from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.run_info import Source
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recompute_scan.advise.choose import kept
-from recompute_scan.advise.wording import worded
-from recompute_scan.frameworks.known import find_mechanism, title_of
-from recompute_scan.frameworks.mechanism import UNKNOWN_RUN, Run
+from recompute_scan.advise.wording import UNKNOWN_RUN, Run, title_of, worded
+from recompute_scan.frameworks.known import find_mechanism
 from recompute_scan.result import Checkpoint, Fix
 
 _GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"

@@ -3,11 +3,60 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from recompute_scan.frameworks.mechanism import Mechanism, Rename, Run
+from recompute_scan.frameworks import pytorch
+from recompute_scan.frameworks.known import find_mechanism
+from recompute_scan.frameworks.mechanism import Mechanism, Rename
+from recompute_scan.result import Checkpoint
 from recompute_scan.run_info import Source
 
 _LINE = re.compile(r"(?P<file>.+):\d+", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as far as it is known.
+
+    Attributes:
+        versions: Installed versions by the distribution's name; other facts may stand beside them.
+        sharded: Whether FSDP is at work in the trace.
+    """
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    sharded: bool = False
+
+    def has(self, package: str, since: str) -> bool | None:
+        """Whether the package is of this version or newer; ``None`` where that is not known."""
+        installed = _numbers(self.versions.get(package, ""))
+        return installed >= _numbers(since) if installed else None
+
+
+UNKNOWN_RUN = Run()
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def title(checkpoint: Checkpoint, mechanism: Mechanism | None) -> str:
+    """What a person calls the checkpoint."""
+    text = mechanism.title if mechanism else checkpoint.mechanism
+    text = text or "a checkpoint of unknown origin"
+    return f"{text} (`{checkpoint.function}`)" if checkpoint.function else text
+
+
+def mechanism_of(checkpoint: Checkpoint) -> Mechanism | None:
+    """What switched the checkpoint on; a function of the project's own where only that is known."""
+    own = pytorch.OWN if checkpoint.mechanism is None and checkpoint.function else None
+    return find_mechanism(checkpoint.mechanism) or own
+
+
+def title_of(checkpoint: Checkpoint) -> str:
+    """What a person calls the checkpoint; says so where that is not known."""
+    return title(checkpoint, mechanism_of(checkpoint))
 
 
 def place(site: str | None) -> str:

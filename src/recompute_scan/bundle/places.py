@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
+from recompute_scan.frameworks.known import import_names
+
 # Files of these stay under --strict too: everybody has them.
-PUBLIC_PACKAGES = frozenset(
-    "torch transformers accelerate lightning pytorch_lightning lightning_fabric deepspeed peft trl "
-    "diffusers megatron transformer_engine torchtune torchtitan timm fairscale composer".split()
-)
+PUBLIC_PACKAGES = frozenset({"torch"}) | import_names()
 _SITE = re.compile(r"(.{1,4000}):(\d{1,7})", re.DOTALL)
 _ALIAS = re.compile(r"private_file_\d{1,9}\.py:\d{1,7}")
 _PART = re.compile(r"[A-Za-z0-9_][\w.\-]{0,99}")

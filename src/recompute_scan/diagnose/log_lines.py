@@ -1,4 +1,4 @@
-"""What one line of a log is: whose, whether it matters, and what launchers say of an ended process."""
+"""What one line of a log is: whose, whether it matters, what launchers say of an ended process."""
 
 from __future__ import annotations
 

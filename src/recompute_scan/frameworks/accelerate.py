@@ -15,7 +15,7 @@ from recompute_scan.frameworks.mechanism import Edit
 MECHANISM = replace(
     fsdp.MECHANISM,
     name="accelerate-fsdp",
-    title="accelerate's FSDP activation_checkpointing",
+    title="accelerate's fsdp_activation_checkpointing",
     keep=70,
     keep_sharded=110,
     remove=(
@@ -23,6 +23,7 @@ MECHANISM = replace(
         "activation_checkpointing=False in FullyShardedDataParallelPlugin"
     ),
     docs="https://huggingface.co/docs/accelerate/usage_guides/fsdp",
+    packages=("accelerate",),
     checked="ran here (accelerate 1.15.0, FSDP1 and FSDP2)",
     variants=(
         "FSDP1: non-reentrant",

@@ -25,5 +25,6 @@ MECHANISM = replace(
     ),
     asks=(*huggingface.MECHANISM.asks, *fsdp.MECHANISM.asks, "axolotl/*:*"),
     switched_by=("axolotl/*:*",),
+    functions=("CPU_Offloaded_Gradient_Checkpointer", "HiddenStatesOffloadCheckpoint", "Disco"),
     edits=(),
 )

@@ -24,6 +24,11 @@ MECHANISM = Mechanism(
         "pipeline with use_reentrant false: its own non-reentrant function",
     ),
     caution="Look whether memory depends on its partitioned or offloaded activations.",
+    packages=("deepspeed",),
+    holding=(
+        "deepspeed/runtime/activation_checkpointing/checkpointing.py:checkpoint",
+        "deepspeed/runtime/activation_checkpointing/checkpointing.py:non_reentrant_checkpoint",
+    ),
     asks=("deepspeed/runtime/activation_checkpointing/checkpointing.py:*",),
     watched=(
         "deepspeed.runtime.activation_checkpointing.checkpointing:CheckpointFunction",

@@ -18,6 +18,7 @@ MECHANISM = Mechanism(
     checked="ran here (fairscale 0.4.13)",
     variants=("0.4: its own, reentrant",),
     caution="It also patches batch normalisation, so that a replay does not count twice.",
+    holding=("fairscale/nn/checkpoint/checkpoint_activations.py:_checkpointed_forward",),
     asks=("fairscale/nn/checkpoint/checkpoint_activations.py:*",),
     watched=("fairscale.nn.checkpoint.checkpoint_activations:CheckpointFunction",),
     switches=("fairscale.nn.checkpoint.checkpoint_activations:checkpoint_wrapper",),

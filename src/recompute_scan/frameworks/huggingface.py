@@ -11,7 +11,7 @@ from recompute_scan.frameworks.mechanism import Edit, Mechanism, Rename
 
 MECHANISM = Mechanism(
     name="hf-gradient-checkpointing",
-    title="Hugging Face's own checkpointing",
+    title="Hugging Face's gradient_checkpointing_enable",
     keep=50,
     why_keep="it is the model's own, and nothing else checkpoints its layers",
     remove="delete the gradient_checkpointing_enable(…) call",
@@ -24,6 +24,7 @@ MECHANISM = Mechanism(
         ),
     ),
     docs="https://huggingface.co/docs/transformers/main/en/fsdp",
+    packages=("transformers",),
     checked="ran here (transformers 5.23.0)",
     variants=(
         "transformers < 5.0: reentrant (explicit from 4.38, by torch's default before)",

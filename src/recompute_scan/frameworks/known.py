@@ -32,9 +32,10 @@ from recompute_scan.frameworks import (
     unsloth,
 )
 from recompute_scan.frameworks.mechanism import Mechanism
-from recompute_scan.result import Checkpoint
 
 _WILDCARD = re.compile(r"[*?]")
+# Where transformers keeps code that came with a model: anybody's.
+_CODE_OF_MODELS = "transformers_modules"
 
 MECHANISMS = (
     unsloth.MECHANISM,
@@ -68,27 +69,9 @@ MECHANISMS = (
 )
 
 
-def mechanism_of(checkpoint: Checkpoint) -> Mechanism | None:
-    """What switched the checkpoint on; a function of the project's own where only that is known."""
-    own = pytorch.OWN if checkpoint.mechanism is None and checkpoint.function else None
-    return find_mechanism(checkpoint.mechanism) or own
-
-
 def find_mechanism(name: str | None) -> Mechanism | None:
     """The mechanism of that name, ``None`` for one that is not known."""
     return next((mechanism for mechanism in MECHANISMS if mechanism.name == name), None)
-
-
-def title_of(checkpoint: Checkpoint) -> str:
-    """What a person calls the checkpoint; says so where that is not known."""
-    return title(checkpoint, mechanism_of(checkpoint))
-
-
-def title(checkpoint: Checkpoint, mechanism: Mechanism | None) -> str:
-    """What a person calls the checkpoint."""
-    text = mechanism.title if mechanism else checkpoint.mechanism
-    text = text or "a checkpoint of unknown origin"
-    return f"{text} (`{checkpoint.function}`)" if checkpoint.function else text
 
 
 @lru_cache  # asked of every checkpoint call while steps are timed, in few different ways
@@ -117,6 +100,24 @@ def recognise(
         ):
             return mechanism
     return pytorch.DIRECT
+
+
+def find_title(name: str | None) -> str | None:
+    """What a person calls the mechanism of that name; ``None`` for one that is not known."""
+    found = find_mechanism(name)
+    return found.title if found else None
+
+
+def packages() -> tuple[str, ...]:
+    """Distributions whose versions bear on a mechanism."""
+    return tuple(dict.fromkeys(package for m in MECHANISMS for package in m.packages))
+
+
+def import_names() -> frozenset[str]:
+    """First parts of the paths of all known frameworks: ``transformers``, ``megatron``."""
+    places = (place for m in MECHANISMS for place in (*m.asks, *m.switched_by))
+    firsts = {_WILDCARD.split(place.partition("/")[0])[0] for place in places}
+    return frozenset(firsts - {"", _CODE_OF_MODELS})
 
 
 @cache

@@ -15,11 +15,12 @@ from recompute_scan.frameworks.mechanism import Edit
 MECHANISM = replace(
     fsdp.MECHANISM,
     name="lightning-fsdp",
-    title="Lightning's FSDPStrategy activation_checkpointing_policy",
+    title="Lightning's activation_checkpointing_policy",
     keep=70,
     keep_sharded=110,
     remove="leave activation_checkpointing_policy out of FSDPStrategy(…)",
     docs="https://lightning.ai/docs/pytorch/stable/advanced/model_parallel/fsdp.html",
+    packages=("lightning", "pytorch-lightning"),
     checked="ran here (lightning 2.6.6: its set-up function; the strategy needs a GPU)",
     variants=("lightning 2.x: non-reentrant (explicit below torch 2.2)",),
     caution="Look whether the strategy is shared with other jobs.",

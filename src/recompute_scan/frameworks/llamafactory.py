@@ -13,7 +13,7 @@ from recompute_scan.frameworks import huggingface
 MECHANISM = replace(
     huggingface.MECHANISM,
     name="llama-factory",
-    title="LLaMA-Factory's gradient checkpointing",
+    title="LLaMA-Factory's own switch (disable_gradient_checkpointing turns it off)",
     keep=45,
     remove="set disable_gradient_checkpointing: true in LLaMA-Factory's configuration",
     renames=(),
@@ -21,6 +21,7 @@ MECHANISM = replace(
     checked="read (llamafactory 0.9.5, which fails with transformers 5.23)",
     variants=("reentrant (use_reentrant_gc)", "FSDP2: non-reentrant, forced"),
     asks=("llamafactory/model/model_utils/checkpointing.py:*",),
+    functions=("UnslothGradientCheckpointing",),
     switches=(),
     edits=(),
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 
@@ -68,6 +66,10 @@ class Mechanism:
             when that does not matter.
         watched: Its own ``autograd.Function`` classes, or functions where it has none, which
             ``run`` marks: ``module:name``.
+        functions: Names of its own ``autograd.Function`` classes that tell it from all others;
+            the profiler names their nodes after them.
+        holding: Places whose frame holds the first run of what is checkpointed.
+        packages: Distributions that it comes in, whose versions bear on it.
         switches: Entry points that switch it on for the module they are called on, or given;
             ``package:*.method`` for the method of any class in a package.
         settings: Entry points of the objects that hold its setting.
@@ -88,35 +90,12 @@ class Mechanism:
     switched_by: tuple[str, ...] = ()
     selective: bool | None = None
     watched: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    holding: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     keep_sharded: int = 0
     renames: tuple[Rename, ...] = ()
     edits: tuple[Edit, ...] = ()
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run as far as it is known.
-
-    Attributes:
-        versions: Installed versions by the distribution's name; other facts may stand beside them.
-        sharded: Whether FSDP is at work in the trace.
-    """
-
-    versions: Mapping[str, str] = field(default_factory=dict)
-    sharded: bool = False
-
-    def has(self, package: str, since: str) -> bool | None:
-        """Whether the package is of this version or newer; ``None`` where that is not known."""
-        installed = _numbers(self.versions.get(package, ""))
-        return installed >= _numbers(since) if installed else None
-
-
-UNKNOWN_RUN = Run()
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()

@@ -19,6 +19,7 @@ MECHANISM = replace(
     keep=40,
     remove="pass use_gradient_checkpointing=False to prepare_model_for_kbit_training(…)",
     docs="https://huggingface.co/docs/peft/developer_guides/quantization",
+    packages=("transformers", "peft"),
     checked="ran here (peft 0.21.2, transformers 5.23.0)",
     variants=(
         "reentrant (transformers 5.23 too), unless gradient_checkpointing_kwargs says otherwise",

@@ -18,6 +18,7 @@ MECHANISM = replace(
     keep_sharded=110,
     remove="take activation checkpointing out of the trainer's configuration",
     docs="https://github.com/pytorch/torchtitan/tree/main/docs",
+    packages=("torchtitan",),
     checked="ran here (torchtitan 0.3.0: FullAC); read (the others)",
     variants=("0.3: non-reentrant, early stop off",),
     caution="Look whether the configuration is shared with other jobs.",

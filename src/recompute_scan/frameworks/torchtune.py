@@ -14,7 +14,7 @@ from recompute_scan.frameworks.mechanism import Edit
 MECHANISM = replace(
     fsdp.MECHANISM,
     name="torchtune",
-    title="torchtune's activation checkpointing",
+    title="torchtune's enable_activation_checkpointing",
     keep=70,
     keep_sharded=110,
     remove="set enable_activation_checkpointing: false in the recipe, and leave ac_mode out",

@@ -18,7 +18,7 @@ _DOCS = "https://huggingface.co/docs/transformers/main/en/main_classes/trainer"
 MECHANISM = replace(
     huggingface.MECHANISM,
     name="hf-trainer",
-    title="the Trainer's gradient_checkpointing argument",
+    title="the Trainer's gradient_checkpointing",
     keep=60,
     remove="set gradient_checkpointing=False in TrainingArguments",
     renames=(Rename("transformers", "5.23", "gradient_checkpointing", "activation_checkpointing"),),

@@ -14,6 +14,9 @@ MECHANISM = Mechanism(
     checked="read (source at commit 591cb1d)",
     variants=("use_reentrant=True by default; its non-reentrant way has no early stop",),
     caution="Under FP8 torch's own checkpoint cannot take its place.",
+    packages=("transformer-engine",),
+    functions=("_CheckpointFunction",),
+    holding=("transformer_engine/pytorch/distributed.py:checkpoint",),
     asks=("transformer_engine/pytorch/distributed.py:*",),
     watched=("transformer_engine.pytorch.distributed:_CheckpointFunction",),
 )

@@ -20,6 +20,7 @@ MECHANISM = replace(
     ),
     renames=(),
     docs="https://huggingface.co/docs/trl/main/en/reducing_memory_usage",
+    packages=("transformers", "trl"),
     checked="read (trl 1.16.0)",
     variants=(
         "SFT: non-reentrant (set below transformers 5.0)",

@@ -12,7 +12,7 @@ _MODULE = "unsloth_zoo.gradient_checkpointing"
 
 MECHANISM = Mechanism(
     name="unsloth",
-    title="unsloth's gradient checkpointing",
+    title="unsloth's own checkpointing (use_gradient_checkpointing)",
     keep=120,
     why_keep="its kernels count on it, and it moves what it saves to the host",
     remove="pass use_gradient_checkpointing=False to FastLanguageModel.get_peft_model(…)",
@@ -20,6 +20,12 @@ MECHANISM = Mechanism(
     checked="read (unsloth_zoo 2026.10.9)",
     variants=("its own, reentrant",),
     caution="It replaces torch's functions; what else in the process checkpoints goes through it.",
+    functions=(
+        "UnslothCheckpointFunction",
+        "Unsloth_Gradient_Checkpointer",
+        "Unsloth_Offloaded_Gradient_Checkpointer",
+    ),
+    holding=("unsloth_zoo/gradient_checkpointing.py:unsloth_checkpoint",),
     asks=("unsloth_zoo/gradient_checkpointing.py:*",),
     watched=(
         f"{_MODULE}:UnslothCheckpointFunction",

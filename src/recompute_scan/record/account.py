@@ -13,24 +13,14 @@ from typing import Literal
 import torch
 
 from recompute_scan.crash import RankEnd
+from recompute_scan.frameworks.known import packages
 from recompute_scan.record.launch.launcher import RankFacts
 from recompute_scan.record.plan import COMMAND, Plan, Wording, shortfall
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.run_info import RunInfo
 
-_PACKAGES = (
-    "transformers",
-    "accelerate",
-    "lightning",
-    "pytorch-lightning",
-    "deepspeed",
-    "peft",
-    "trl",
-    "torchtitan",
-    "transformer-engine",
-    "flash-attn",
-)
+_PACKAGES = (*packages(), "flash-attn")
 
 
 def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -> dict[str, str]:

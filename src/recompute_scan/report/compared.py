@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recompute_scan.analysis.comparison import Calls, Comparison, Mark, Side, Switch
+from recompute_scan.frameworks.known import find_title
 from recompute_scan.report.bars import Part, stacked
 from recompute_scan.report.escape import visible
 from recompute_scan.report.html import fill
 from recompute_scan.report.page import wrap
-from recompute_scan.report.words import MECHANISM_WORDS
 from recompute_scan.units import UNKNOWN, count, ms, pct, plural, times
 
 _SAME_PCT = 0.05  # what one digit after the point shows as nothing
@@ -141,7 +141,7 @@ def _items(findings: tuple[Mark, ...], switches: tuple[Switch, ...], side: str) 
 
 
 def _switch(switch: Switch, side: str) -> str:
-    name = MECHANISM_WORDS.get(switch.mechanism or "", switch.mechanism or "a checkpoint")
+    name = find_title(switch.mechanism) or switch.mechanism or "a checkpoint"
     variant = f", {switch.variant}" if switch.variant else ""
     place = f" at {switch.call_site}" if switch.call_site else ""
     before, after = switch.blocks_before, switch.blocks_after
