@@ -18,7 +18,7 @@ from recompute_scan.cost.hooks import saved_tensors
 from recompute_scan.cost.runs import Stretch, find_stretches
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import Recompute
-from recompute_scan.recompute.structure import Role, root_engines
+from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
@@ -223,7 +223,7 @@ def surroundings(facts: Recompute, begin: int, end: int) -> Surroundings:
         ),
         before=Moments(calls.thread, ((here & work, calls.start),)),
         entries=Entries(facts, done, operators),
-        gap=typical_gap(facts, root_engines(calls, facts.structure)),
+        gap=typical_gap(facts, facts.structure.roots),
     )
 
 

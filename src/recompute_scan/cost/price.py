@@ -22,7 +22,7 @@ from recompute_scan.cost.phases import (
 from recompute_scan.cost.predict import Base, Prediction, middle_doubt, predict, prepare
 from recompute_scan.cost.runs import Keep
 from recompute_scan.intervals import median_interval
-from recompute_scan.recompute.collectives import find_collectives, time_of
+from recompute_scan.recompute.collectives import time_of
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.result import Breakdown, Checkpoint, Cost
 
@@ -130,10 +130,10 @@ def _breakdown(phases: Phases, step_ms: float) -> Breakdown:
 
 def _repeated_collectives(facts: Recompute, scale: float) -> float | None:
     """Time per step of collectives that stand inside a replay; ``None`` without any at all."""
-    collectives = find_collectives(facts)
+    collectives = facts.collectives
     if not len(collectives.rows):
         return None
-    total = time_of(facts, collectives.repeated)
+    total = time_of(facts.calls, facts.kernels, collectives.repeated)
     return total / _NS_PER_MS / facts.complete_count * scale
 
 

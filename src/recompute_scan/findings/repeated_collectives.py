@@ -13,7 +13,6 @@ from recompute_scan.findings.base import Evidence, NotApplicable, Rule, no_verdi
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.collectives import (
     Collectives,
-    find_collectives,
     kernels_of,
     time_of,
 )
@@ -31,7 +30,7 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
     if unknown := no_verdict(evidence):
         return unknown
     facts = evidence.facts
-    collectives = find_collectives(facts)
+    collectives = facts.collectives
     if not len(collectives.rows):
         return NotApplicable("The trace holds no collective communication.")
     repeated = collectives.repeated
@@ -160,8 +159,9 @@ def _evidence(facts: Recompute, rows: Int64) -> tuple[str, ...]:
 
 
 def _time(facts: Recompute, rows: Int64) -> str:
-    taken = f"{time_of(facts, rows) / 1e6 / facts.complete_count:.3g} ms of a recorded step"
-    if kernels_of(facts, rows).any():
+    ms_a_step = time_of(facts.calls, facts.kernels, rows) / 1e6 / facts.complete_count
+    taken = f"{ms_a_step:.3g} ms of a recorded step"
+    if kernels_of(facts.calls, facts.kernels, rows).any():
         return f"They take {taken}."
     return (
         f"To start them takes the host {taken}; how long the step then waits for them is not in "

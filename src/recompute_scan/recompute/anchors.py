@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompute_scan.model import Calls
-from recompute_scan.recompute.structure import Role, Structure, enclosing_engines, root_engines
+from recompute_scan.recompute.structure import Role, Structure, enclosing_engines
 from recompute_scan.trace.columns import Int64, Ints
 
 
@@ -159,7 +159,7 @@ class Anchors:
 
     def _roots(self) -> Int64:
         """Rows of the numbered engine ranges that stand in no other."""
-        root = root_engines(self._calls, self._structure)
+        root = self._structure.roots
         return root[self._structure.number[root] >= 0]
 
     def _outer(self, numbers: Ints) -> tuple[Int64, Int64]:

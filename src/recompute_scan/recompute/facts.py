@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from recompute_scan.recompute.attention.evidence import (
     read_kernels,
 )
 from recompute_scan.recompute.blocks import Block, find_blocks
+from recompute_scan.recompute.collectives import Collectives, find_collectives
 from recompute_scan.recompute.counts import Counts, complete_steps, count, join_steps
 from recompute_scan.recompute.cross_check import PlainCounts, count_plainly
 from recompute_scan.recompute.frames import (
@@ -79,6 +81,13 @@ class Recompute:
     def complete_count(self) -> int:
         """Number of complete steps."""
         return int(self.complete.sum())
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        """The collectives of complete steps, and those that replays repeat."""
+        return find_collectives(
+            self.calls, self.structure, self.kernels, self.alignment, self.steps, self.complete
+        )
 
     def places(self, block: Block) -> Int64:
         """Positions of a block's operators in ``counts``."""

@@ -71,6 +71,7 @@ class Structure:
         number: Autograd's sequence number of the call; for a forward operator or candidate
             without one (TorchScript), the lowest inside it; for an engine range, its node's;
             -1 for none.
+        roots: Rows of the engine ranges that stand in no other, in order.
         told: Rows of the operators whose number is that of the node that they made: they have
             none of their own.
     """
@@ -82,6 +83,7 @@ class Structure:
     checkpoint_node: Bool
     functions: CheckpointFunctions
     number: Ints
+    roots: Int64
     told: Int64
 
     def rows(self, role: Role) -> Int64:
@@ -175,6 +177,7 @@ def classify(calls: Calls) -> Structure:
         checkpoint_node=_has_checkpoint_node(calls, classes),
         functions=classes.functions,
         number=number,
+        roots=_outermost(calls, role, engine),
         told=told,
     )
 
@@ -238,10 +241,10 @@ def enclosing_engines(calls: Calls, structure: Structure, engines: Int64) -> Int
     return np.where(parent >= 0, structure.engine[np.maximum(parent, 0)], -1)
 
 
-def root_engines(calls: Calls, structure: Structure) -> Int64:
-    """Rows of the engine ranges that stand in no other, in order."""
-    engines = structure.rows(Role.BACKWARD)
-    return engines[enclosing_engines(calls, structure, engines) < 0]
+def _outermost(calls: Calls, role: Int8, engine: Int32) -> Int64:
+    engines = np.flatnonzero(role == Role.BACKWARD)
+    parent = calls.parent[engines]
+    return engines[(parent < 0) | (engine[np.maximum(parent, 0)] < 0)]
 
 
 def _settle_hooks(calls: Calls, role: Int8, engine: Int32, owner: Int32, node: Bool) -> None:

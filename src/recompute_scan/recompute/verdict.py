@@ -13,7 +13,7 @@ from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.cross_check import PlainCounts
-from recompute_scan.recompute.structure import Role, Structure, root_engines
+from recompute_scan.recompute.structure import Role, Structure
 from recompute_scan.result import Verdict
 from recompute_scan.trace.columns import Int64, Kind
 
@@ -45,7 +45,7 @@ def compiled_backward(calls: Calls, structure: Structure) -> Compiled | None:
     # A node can hold the replay that it asked for: that is not compiled into it.
     asked = np.isin(structure.engine, mine) & (structure.role == Role.CANDIDATE)
     time = int(calls.duration[mine].sum()) - int(calls.duration[asked].sum())
-    whole = int(calls.duration[root_engines(calls, structure)].sum())
+    whole = int(calls.duration[structure.roots].sum())
     forward = np.array(
         [words.only_forward(name) and name != "aten::addmm" for name in calls.names], np.bool_
     )
