@@ -90,20 +90,45 @@ def alike(names: Iterator[str]) -> list[str]:
 
 
 def rooms(house: dict[str, Module]) -> str:
-    """The house for a person: each package with its first line and its modules."""
+    """The house for a person, from the top down: each package with its first line and modules."""
     rows = []
-    for name, module in house.items():
-        if not module.package:
+    depth = _depths(house)
+    for name, module in sorted(house.items(), key=lambda item: (-depth[_room(item[0])], item[0])):
+        if not module.package or name == PACKAGE:
             continue
         inner = [
             other.rpartition(".")[2]
             for other, it in house.items()
             if other.rpartition(".")[0] == name and not it.package and "__" not in other
         ]
-        place = name.replace(".", "/").removeprefix(PACKAGE).lstrip("/")
-        title = f"{module.title}\n" if place else ""
-        rows.append(f"{place + '/' if place else PACKAGE}\n    {title}    {', '.join(inner)}")
+        place = name.removeprefix(f"{PACKAGE}.").replace(".", "/")
+        rows.append(f"{place}/\n{module.title}\n{', '.join(inner)}")
+    alone = [name for name, module in house.items() if name.count(".") == 1 and not module.package]
+    for name in sorted(alone, key=lambda name: (-depth[name], name)):
+        rows.append(f"{name.partition('.')[2]}.py\n{house[name].title}")
     return "\n".join(_wrapped(row) for row in rows) + "\n"
+
+
+def _room(name: str) -> str:
+    return ".".join(name.split(".")[:2])
+
+
+def _depths(house: dict[str, Module]) -> dict[str, int]:
+    """For each room, and each module beside them: the longest way down by imports."""
+    below: dict[str, set[str]] = {}
+    for name, module in house.items():
+        below.setdefault(_room(name), set()).update(
+            room for other in module.imports if (room := _room(other)) != _room(name)
+        )
+    depths: dict[str, int] = {}
+
+    def depth(room: str) -> int:
+        if room not in depths:
+            depths[room] = 0
+            depths[room] = 1 + max((depth(other) for other in below.get(room, ())), default=0)
+        return depths[room]
+
+    return {room: depth(room) for room in below}
 
 
 def table(house: dict[str, Module]) -> dict[str, str]:

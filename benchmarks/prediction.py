@@ -39,7 +39,7 @@ from benchmarks.prediction_cases import CASES, Case, Step, build
 
 from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.price import keep_last, price
-from recompute_scan.cost.runs import Keep
+from recompute_scan.cost.reruns import Keep
 from recompute_scan.recompute.facts import study
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.profiler import Window

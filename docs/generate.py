@@ -1,5 +1,6 @@
 """Write the pages that follow from the code: commands, the result's fields, the Python interface,
-the result's schema, and the reports in ``pages``, each again from the result that stands in it.
+the result's schema, the house in the design, and the reports in ``pages``, each again from the
+result that stands in it.
 
 ``python docs/generate.py`` writes them (``make fix`` does), and a test checks that they are true.
 """
@@ -22,10 +23,11 @@ from click.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.house import read_house, rooms
 from tests.diagnose.public import OUTCOMES, public_logs, scores
 
 from recompute_scan.analysis import tables
-from recompute_scan.analysis.scan import Events, Scan
+from recompute_scan.api import Events, Scan
 from recompute_scan.cli import cli
 from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES, names
 from recompute_scan.diagnose.classify import how_checked
@@ -41,6 +43,8 @@ _WIDTH = 80
 _EXAMPLE_LINES = 7
 _EXAMPLE_WIDTH = 160
 _RESULT = re.compile(r'<pre [^>]*id="raw-json"[^>]*><code>(.*?)</code></pre>', re.DOTALL)
+
+_HOUSE, _END_OF_HOUSE = "<!-- house -->", "<!-- end of house -->"
 
 _COMMANDS = """\
 # Commands
@@ -483,6 +487,14 @@ def _as_code(word: str) -> str:
     return f"{before}`{core}`{word[len(before) + len(core) :]}"
 
 
+def design_page() -> str:
+    """The design, with the house as it is between its marks."""
+    text = (DOCS / "design.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(_HOUSE)
+    _, _, after = rest.partition(_END_OF_HOUSE)
+    return f"{before}{_HOUSE}\n```\n{rooms(read_house())}```\n{_END_OF_HOUSE}{after}"
+
+
 def report_page(path: Path) -> str:
     """A report made again from the result that it holds.
 
@@ -496,6 +508,7 @@ def report_page(path: Path) -> str:
 
 PAGES = {
     "commands.md": commands_page,
+    "design.md": design_page,
     "python-api.md": python_page,
     "diagnoses.md": diagnoses_page,
     "result-fields.md": fields_page,

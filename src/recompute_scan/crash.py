@@ -1,6 +1,4 @@
-"""How a run ended when it did not end well: the words that the account, the diagnosis and the
-result have in common.
-"""
+"""How a run ended that did not end well, in words that record, diagnosis and result share."""
 
 from __future__ import annotations
 

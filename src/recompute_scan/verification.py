@@ -1,7 +1,7 @@
 """What several runs of one script, unchanged and with the fix, say together.
 
 Everything here is arithmetic on the accounts that the runs left; starting them is the work of
-:mod:`recompute_scan.record.verify.again`.
+:mod:`recompute_scan.record.verify.rounds`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.record.launch.runner import RunOptions
-from recompute_scan.record.verify import again as module
+from recompute_scan.record.verify import rounds as module
 from recompute_scan.record.verify.bypass import Removal
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.result import Finding, Memory, MemoryPlan, Result

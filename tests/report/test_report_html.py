@@ -13,7 +13,7 @@ import pytest
 
 from recompute_scan.report import words
 from recompute_scan.report.html import diff_lines, region_rows, render_html
-from recompute_scan.report.proof import timeline
+from recompute_scan.report.side_by_side import timeline
 from recompute_scan.result import Result, from_json, to_json
 from tests.report.page_reader import Page
 from tests.report.sample_results import (

@@ -13,7 +13,7 @@ from recompute_scan.advise.choose import kept
 from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.analysis.loading import name_mechanism
 from recompute_scan.cost.flops import count_flops
-from recompute_scan.cost.memory import Footprint
+from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.cost.plan import weigh_memory
 from recompute_scan.cost.price import price, time_scale

@@ -12,13 +12,13 @@ from recompute_scan.analysis.answer import result_from, result_without_trace
 from recompute_scan.analysis.loading import Loaded, load_one, name_mechanism, with_stacks
 from recompute_scan.analysis.ranks import Piece, ends_in, merge
 from recompute_scan.cost.device import device_time
-from recompute_scan.cost.memory import Footprint, measure_memory
+from recompute_scan.cost.footprint import Footprint, measure_memory
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine
 from recompute_scan.errors import InputError, UsageError
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.result import Result, from_json
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
-from recompute_scan.trace.memory import read_allocations
+from recompute_scan.trace.allocations import read_allocations
 from recompute_scan.workers import AUTOMATIC, HERE, Lost, Workers, run_each, usable_cores
 
 # With fewer bytes of JSON for each, a second process costs more than it brings.

@@ -25,7 +25,7 @@ from recompute_scan.annotations import (
     region_name,
     replay_name,
 )
-from recompute_scan.bundle.places import Places
+from recompute_scan.bundle.paths import Places
 from recompute_scan.bundle.runtime_calls import is_vendors_own
 from recompute_scan.frameworks.known import MECHANISMS
 from recompute_scan.recompute import vocabulary as words

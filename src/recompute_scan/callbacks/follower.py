@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recompute_scan.analysis.scan import Scan
+from recompute_scan.api import Scan
 from recompute_scan.record.recording import Recording, record
 
 

@@ -39,8 +39,8 @@ def compare(
     Each is a folder that `run` wrote, a trace or a folder of traces, or a result.json.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from recompute_scan.analysis import comparison as comparing
     from recompute_scan.analysis.pipeline import result_at
+    from recompute_scan.result import comparison as comparing
 
     if html is not None:
         refuse_existing(html, force=force)

@@ -121,7 +121,7 @@ def run(
         set_early(Path(script))
     from recompute_scan.record.launch.launcher import launch, launch_with
     from recompute_scan.record.launch.runner import RunOptions, record
-    from recompute_scan.record.plan import chosen
+    from recompute_scan.record.scope import chosen
 
     folder = output or default_folder(script, args, launched=launcher is not None)
     folder = folder.absolute()  # the script may change the current directory
@@ -228,7 +228,7 @@ def _verify(
 ) -> int:
     """Record in processes of their own, report, then measure with the fix and report again."""
     from recompute_scan.record.launch.launcher import rank_facts
-    from recompute_scan.record.verify.again import verify
+    from recompute_scan.record.verify.rounds import verify
     from recompute_scan.record.verify.trial import run_trial
     from recompute_scan.run_info import read_run_info, run_info_name
 

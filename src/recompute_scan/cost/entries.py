@@ -15,7 +15,7 @@ import numpy as np
 from recompute_scan.annotations import MARKING, REGION
 from recompute_scan.cost.clock import Edit
 from recompute_scan.cost.hooks import saved_tensors
-from recompute_scan.cost.runs import Stretch, find_stretches
+from recompute_scan.cost.reruns import Stretch, find_stretches
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.structure import Role

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from recompute_scan.cost.memory import Footprint
+from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.peaks import Machine, capacity
 from recompute_scan.result import Cost, Memory, MemoryPlan, Region, RegionMemory
 from recompute_scan.trace.columns import Bool, Int64, Trace

@@ -20,7 +20,7 @@ from recompute_scan.cost.hooks import TYPICAL, Hooks, scaled
 from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.removal import removal
 from recompute_scan.cost.replay import replay, replay_unchanged
-from recompute_scan.cost.runs import Keep, unevenness
+from recompute_scan.cost.reruns import Keep, unevenness
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute.facts import Recompute
 

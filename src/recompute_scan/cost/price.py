@@ -20,7 +20,7 @@ from recompute_scan.cost.phases import (
     host_phases,
 )
 from recompute_scan.cost.predict import Base, Prediction, middle_doubt, predict, prepare
-from recompute_scan.cost.runs import Keep
+from recompute_scan.cost.reruns import Keep
 from recompute_scan.intervals import median_interval
 from recompute_scan.recompute.collectives import time_of
 from recompute_scan.recompute.facts import Recompute

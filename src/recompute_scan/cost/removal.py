@@ -26,7 +26,7 @@ from recompute_scan.annotations import EARLY_STOP_OFF, SELECTIVE
 from recompute_scan.cost.clock import Edit
 from recompute_scan.cost.entries import Surroundings
 from recompute_scan.cost.hooks import Hooks, stopped_at
-from recompute_scan.cost.runs import Keep, Stretch, with_gradients
+from recompute_scan.cost.reruns import Keep, Stretch, with_gradients
 from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Int64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recompute_scan.diagnose import checkpointing, hangs, memory, parallel, replays, saving
+from recompute_scan.diagnose import checkpointing, hangs, out_of_memory, parallel, replays, saving
 from recompute_scan.diagnose.signature import Signature
 
 # Those that look at more come first: within a message the particular causes before the general
@@ -11,7 +11,7 @@ SIGNATURES: tuple[Signature, ...] = (
     *replays.SIGNATURES,
     *checkpointing.SIGNATURES,
     *saving.SIGNATURES,
-    *memory.SIGNATURES,
+    *out_of_memory.SIGNATURES,
     *parallel.SIGNATURES,
 )
 # Seen in a run alone: what its weights show, without any failure.

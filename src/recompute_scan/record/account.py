@@ -15,9 +15,9 @@ import torch
 from recompute_scan.crash import RankEnd
 from recompute_scan.frameworks.known import packages
 from recompute_scan.record.launch.launcher import RankFacts
-from recompute_scan.record.plan import COMMAND, Plan, Wording, shortfall
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
+from recompute_scan.record.scope import COMMAND, Plan, Wording, shortfall
 from recompute_scan.run_info import RunInfo
 
 _PACKAGES = (*packages(), "flash-attn")

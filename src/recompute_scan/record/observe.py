@@ -20,16 +20,16 @@ from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
 from recompute_scan.record import selftest
 from recompute_scan.record.account import account_of
 from recompute_scan.record.execute import Outcome
-from recompute_scan.record.failure import end_of
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.collect import receive, send
 from recompute_scan.record.launch.forks import in_forked_processes
 from recompute_scan.record.launch.launcher import rank_facts, wait_for_ranks
 from recompute_scan.record.patches import Patches
-from recompute_scan.record.plan import DEFAULT, Plan
+from recompute_scan.record.postmortem import end_of
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.run_folder import cannot_write
+from recompute_scan.record.scope import DEFAULT, Plan
 from recompute_scan.record.steps import StepCounter, StepHooks
 from recompute_scan.record.unstepped import Unstepped
 from recompute_scan.record.verify.bypass import Alternation, Bypass, Removal
@@ -65,7 +65,7 @@ class RunOptions:
             :class:`recompute_scan.record.verify.bypass.Alternation` does.
         without_checkpointing: Take out every checkpoint.
         timeout_s: Seconds without progress after which a run is ended; 0 for never.
-        ranks: The ranks to record, as :func:`recompute_scan.record.plan.chosen` reads them; the
+        ranks: The ranks to record, as :func:`recompute_scan.record.scope.chosen` reads them; the
             others count and time their steps, and stop with them.
     """
 

@@ -22,10 +22,10 @@ from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.collect import mark_folder
 from recompute_scan.record.launch.launcher import rank_facts
 from recompute_scan.record.launch.peers import LastStep, store_of_group
-from recompute_scan.record.plan import DEFAULT, Plan, Seen, chosen
 from recompute_scan.record.profiler import OtherProfilers, Window
 from recompute_scan.record.quiet import Progress
 from recompute_scan.record.ranges import still_open
+from recompute_scan.record.scope import DEFAULT, Plan, Seen, chosen
 from recompute_scan.record.steps import StepCounter, StepTimer, in_backward
 from recompute_scan.record.verify.gauges import PeakMemory
 

@@ -10,7 +10,7 @@ import torch
 
 from recompute_scan.errors import UsageError
 from recompute_scan.record.launch.launcher import rank_facts
-from recompute_scan.record.plan import Plan
+from recompute_scan.record.scope import Plan
 from recompute_scan.run_info import (
     CLAIM,
     STOPPED,

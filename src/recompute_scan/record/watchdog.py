@@ -27,9 +27,9 @@ from typing import Any
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.places import user_place
 from recompute_scan.record.compat import flight_recorders
-from recompute_scan.record.failure import memory, model_states, stack_of
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.launcher import RankFacts, rank_facts
+from recompute_scan.record.postmortem import memory, model_states, stack_of
 from recompute_scan.run_info import run_info_name, stacks_text_name
 
 HUNG = 124

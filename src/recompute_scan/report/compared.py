@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recompute_scan.analysis.comparison import Calls, Comparison, Mark, Side, Switch
 from recompute_scan.frameworks.known import find_title
 from recompute_scan.report.bars import Part, stacked
 from recompute_scan.report.escape import visible
 from recompute_scan.report.html import fill
 from recompute_scan.report.page import wrap
+from recompute_scan.result.comparison import Calls, Comparison, Mark, Side, Switch
 from recompute_scan.units import UNKNOWN, count, ms, pct, plural, times
 
 _SAME_PCT = 0.05  # what one digit after the point shows as nothing

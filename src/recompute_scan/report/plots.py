@@ -15,7 +15,7 @@ from recompute_scan.report import summary, words
 from recompute_scan.report.bars import PARTS, cost_bars
 from recompute_scan.report.escape import visible
 from recompute_scan.report.groups import block_label
-from recompute_scan.report.proof import COLOURS, family_colours
+from recompute_scan.report.side_by_side import COLOURS, family_colours
 from recompute_scan.result import Result
 
 PART_COLOURS = {

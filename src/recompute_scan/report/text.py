@@ -9,15 +9,8 @@ from collections.abc import Sequence
 
 from recompute_scan import units
 from recompute_scan.report import summary, words
-from recompute_scan.report.device import (
-    HTA_COLUMNS,
-    HTA_SAYS,
-    hta_rows,
-    hta_title,
-    ratio_row,
-)
 from recompute_scan.report.escape import lines, visible
-from recompute_scan.report.failure import failure_text, is_crash_finding, known_failure_text
+from recompute_scan.report.failed import failure_text, is_crash_finding, known_failure_text
 from recompute_scan.report.groups import block_groups, checkpoint_stacks
 from recompute_scan.report.measured import (
     measured_sentences,
@@ -29,6 +22,13 @@ from recompute_scan.report.page import Page
 from recompute_scan.report.plain_count import plain_count_row
 from recompute_scan.report.rank_groups import rank_words
 from recompute_scan.report.spread import step_time_sentences
+from recompute_scan.report.utilization import (
+    HTA_COLUMNS,
+    HTA_SAYS,
+    hta_rows,
+    hta_title,
+    ratio_row,
+)
 from recompute_scan.result import Finding, Result
 
 # A statement is shown on one line, which ends here.

@@ -11,8 +11,8 @@ from recompute_scan.record.execute import run_program
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.children import Children, trained
 from recompute_scan.record.observe import RunOptions, observe
-from recompute_scan.record.plan import Plan, chosen
 from recompute_scan.record.run_folder import check_device, check_plan, prepare
+from recompute_scan.record.scope import Plan, chosen
 from recompute_scan.run_info import RunInfo, accept_so_far, accounts_in
 
 __all__ = ["RunOptions", "record"]

@@ -2,7 +2,7 @@
 
 Kernels and the calls that launched them are always there, tied by ``correlationId``. Operators
 are only where the training script ran under ``torch.autograd.profiler.emit_nvtx``, see
-:mod:`recompute_scan.trace.nsys.names`. Times are whole nanoseconds. ``globalTid`` and ``globalPid``
+:mod:`recompute_scan.trace.nsys.texts`. Times are whole nanoseconds. ``globalTid`` and ``globalPid``
 hold the thread in 24 bits, the process in the next 24, and machine numbers above
 (``nsys-exporter/examples.html`` of NVIDIA's documentation, "Serialized process and thread
 identifiers").
@@ -25,7 +25,7 @@ from recompute_scan.trace.nsys.database import (
     is_sqlite,
     open_database,
 )
-from recompute_scan.trace.nsys.tables import EVENT_TABLES, STRINGS, Contents, Events, read_tables
+from recompute_scan.trace.nsys.rows import EVENT_TABLES, STRINGS, Contents, Events, read_tables
 
 __all__ = ["REPORT_SUFFIXES", "is_sqlite", "load_nsys", "refuse_report"]
 

@@ -15,8 +15,8 @@ import numpy as np
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.regions import group_blocks
+from recompute_scan.trace.allocations import Allocations
 from recompute_scan.trace.columns import Int64
-from recompute_scan.trace.memory import Allocations
 
 
 @dataclass(frozen=True)

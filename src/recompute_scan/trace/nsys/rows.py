@@ -17,7 +17,7 @@ import numpy as np
 from recompute_scan.trace.columns import Bool, Int64, Kind
 from recompute_scan.trace.limits import Limits, refuse_distinct, refuse_events
 from recompute_scan.trace.nsys.database import UNKNOWN, UNREADABLE, Database
-from recompute_scan.trace.nsys.names import NAMELESS, Names, Said, Wanted, look_up
+from recompute_scan.trace.nsys.texts import NAMELESS, Names, Said, Wanted, look_up
 
 STRINGS = "StringIds"
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"

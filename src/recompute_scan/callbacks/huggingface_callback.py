@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from recompute_scan.analysis.scan import Scan
+from recompute_scan.api import Scan
 from recompute_scan.callbacks.follower import Follower
 
 

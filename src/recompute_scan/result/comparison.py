@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from recompute_scan.analysis.comparable import doubts
 from recompute_scan.intervals import is_sure, too_wide
 from recompute_scan.result import MEASURED, Result, Verdict, closed_schema
+from recompute_scan.result.comparable import doubts
 
 SCHEMA = "recompute-scan-comparison/1"
 

@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any
 
-from recompute_scan.analysis.scan import Scan
+from recompute_scan.api import Scan
 from recompute_scan.callbacks.follower import Follower
 
 
