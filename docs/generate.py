@@ -100,7 +100,7 @@ with rs.record(steps=2, warmup=2, timing_steps=3) as recording:
     while not recording.done:
         x = torch.randn(4, 16, requires_grad=True)
         for layer in layers:
-            x = checkpoint(forward, x, layer, use_reentrant=True)  # twice round each layer
+            x = checkpoint(forward, x, layer, use_reentrant=True)  # twice around each layer
         x.sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -144,7 +144,7 @@ Trainer(max_steps=6, callbacks=[callback], **quiet).fit(module, loader)
 print(callback.scan.verdict)
 ```
 
-With accelerate it is a tracker: log once a step, at its end.
+With accelerate it is a tracker: log once per step, at its end.
 
 ```python
 from accelerate import Accelerator

@@ -168,7 +168,7 @@ def test_another_model_is_no_change() -> None:
     smaller = dataclasses.replace(gemm, forward_per_step=1.0)
     comparison = compare(doubled(), dataclasses.replace(full(), families=(smaller, *others)))
     (said,) = comparison.obstacles
-    assert said.endswith("different work, in calls a step: gemm 57 and 1.")
+    assert said.endswith("different work, in calls per step: gemm 57 and 1.")
     assert comparison.same_forward_work is False
     assert "Only before - RS001" in flat(comparison)
     assert "Went away" not in flat(comparison)

@@ -83,7 +83,7 @@ class Ran(TorchDispatchMode):
 
 
 def training(tail: Tail, *, doubled: bool) -> Callable[[], None]:
-    """A step of two blocks with a non-reentrant checkpoint round each."""
+    """A step of two blocks with a non-reentrant checkpoint around each."""
     blocks = [Block(tail, doubled=doubled) for _ in range(BLOCKS)]
     optimizer = torch.optim.SGD([p for block in blocks for p in block.parameters()], 1e-3)
 

@@ -66,7 +66,7 @@ def replayed(program: Sequence[Do]) -> tuple[list[float], list[float], list[floa
 
 
 def assert_predicted(program: Sequence[Do]) -> tuple[float, float]:
-    """The prediction is true to 5 µs a step; the last step before and after."""
+    """The prediction is true to 5 µs per step; the last step before and after."""
     unchanged, predicted, truth = replayed(program)
     assert predicted == pytest.approx(truth, abs=5.0)
     return unchanged[-1], predicted[-1]

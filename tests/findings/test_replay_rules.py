@@ -119,7 +119,7 @@ def test_ranks_that_replay_more_are_named() -> None:
     status, (finding,) = uneven(together(1.0, 1.0, 0.5, 1.0))
     assert status == "found"
     assert finding.title == "Ranks replay from 0.5 to 1 times per block; most on ranks 0, 1, 3"
-    assert finding.evidence[2] == "rank 2: 0.5 replays per block, 2.0 ms a step"
+    assert finding.evidence[2] == "rank 2: 0.5 replays per block, 2.0 ms per step"
 
 
 @pytest.mark.parametrize(
@@ -202,14 +202,14 @@ def test_gathers_in_replays_are_counted_and_timed(reentrantly: bool) -> None:
     assert finding.title == "Replays gather parameters again: 3 of 6 all-gathers a step"
     assert finding.evidence == (
         "c10d::allgather_: 3 a step inside replays",
-        "0.12 ms a step with no computation beside them",
+        "0.12 ms per step with no computation beside them",
     )
     assert "0.12 ms of a recorded step" in finding.detail
 
 
 def test_other_communication_in_replays_is_told_apart() -> None:
     finding = only(sharded_step(REDUCE, in_replay=(REDUCE,)), "RS005")
-    assert finding.title == "Replays repeat communication: 3 collectives a step"
+    assert finding.title == "Replays repeat communication: 3 collectives per step"
     assert finding.severity == "info"
 
 

@@ -22,7 +22,7 @@ _ENGINE = "autograd::engine::evaluate_function: "
 
 
 def training(steps: int = 2, layers: int = 2, replays: int = 1) -> bytes:
-    """A trace of a reentrant checkpoint round each layer, as Kineto would write it."""
+    """A trace of a reentrant checkpoint around each layer, as Kineto would write it."""
     events: list[dict[str, Any]] = []
     clock = [0.0]
     number = [100]

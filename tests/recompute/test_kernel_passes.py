@@ -110,7 +110,7 @@ def test_a_recording_cut_within_passes(layers: int, levels: int, head: int, tail
 @pytest.mark.parametrize(
     ("events", "why"),
     [
-        ("FFFFFFFF" "BBBB", "another forward pass, or a checkpoint round the whole model"),
+        ("FFFFFFFF" "BBBB", "another forward pass, or a checkpoint around the whole model"),
         ("FFB" * 4, "one layer: its replay, or another forward"),
         ("FFFFBBBB" "FFBB", "two models"),
         ("BBBB", "no forward"),

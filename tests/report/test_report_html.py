@@ -99,7 +99,7 @@ def test_nothing_is_fetched_and_the_policy_holds(case: Callable[[], Result]) -> 
 @pytest.mark.parametrize(
     ("case", "sentence"),
     [
-        (doubled, "round the same block they free no further memory"),
+        (doubled, "around the same block they free no further memory"),
         (full, "paid once. Nothing is wasted."),
         (clean, "Nothing is wasted, and there is nothing to change."),
         (partial, "Nothing ran more often than that, so nothing is wasted."),

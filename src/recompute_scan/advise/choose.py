@@ -1,4 +1,4 @@
-"""Which of several checkpoints round one block to keep, and how to take the other out."""
+"""Which of several checkpoints around one block to keep, and how to take the other out."""
 
 from __future__ import annotations
 

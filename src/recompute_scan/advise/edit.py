@@ -17,7 +17,7 @@ def change_diff(site: str, source: Source, new: Sequence[str]) -> str:
 
     Args:
         site: The call site, ``file:line``.
-        source: The statement there, with the lines round it.
+        source: The statement there, with the lines around it.
         new: The lines that take its place; none to delete it.
     """
     path = site.rpartition(":")[0]
@@ -79,7 +79,7 @@ class _Statement:
         self._lines = [line.encode() for line in lines]
         self._indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
         self._alone = alone
-        # A block round it makes an indented statement one that can be parsed alone.
+        # A block around it makes an indented statement one that can be parsed alone.
         opening = "if 1:\n" if self._indent else ""
         self._offset = 2 if opening else 1
         try:

@@ -53,7 +53,7 @@ def advise_fewer(
     """What to change so that these layers are not checkpointed.
 
     Args:
-        checkpoints: Those round each of the layers.
+        checkpoints: Those around each of the layers.
         layers: The layers, in words.
         whole: Whether no other layer is checkpointed.
         run: What else is known of the run.
@@ -84,7 +84,7 @@ def advise_selective(
     """What to change so that the results of these operators are kept.
 
     Args:
-        checkpoints: Those round each layer.
+        checkpoints: Those around each layer.
         operators: Names as the profiler has them, ``aten::_flash_attention_forward``.
         run: What else is known of the run.
     """

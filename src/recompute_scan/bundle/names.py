@@ -247,7 +247,7 @@ def _spell(kind: str, number: int, name: str) -> str:
     if kind == "op" and (found := _NODE.fullmatch(name)):
         stem, node = found[1], found[2][:12]
     telling = dict.fromkeys(word.lower() for word in _TELLING.findall(stem))
-    # A node without the engine's range round it is known by its capital letter.
+    # A node without the engine's range around it is known by its capital letter.
     first = "P" if name[:1].isupper() else "p"
     plain = "_".join([f"{first}rivate_{kind}_{number}", *telling])
     spellings = [plain + ending + node for ending in _ENDINGS]

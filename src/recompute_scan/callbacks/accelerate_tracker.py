@@ -14,7 +14,7 @@ class AccelerateTracker(GeneralTracker):
     """Records the first steps: ``Accelerator(log_with=[tracker])``, then ``init_trackers(…)``.
 
     A step ends with each ``accelerator.log(…, step=n)`` of another ``n``, or each ``log`` without
-    one: log once a step, at its end. ``accelerator.end_training()`` ends the recording. Make the
+    one: log once per step, at its end. ``accelerator.end_training()`` ends the recording. Make the
     model after ``init_trackers``, so that the lines that switch checkpointing on are seen.
 
     Args:

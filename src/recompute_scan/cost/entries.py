@@ -83,7 +83,7 @@ class Entries:
         """What all these checkpoints but one do before and behind a run of the operators.
 
         Args:
-            checkpoints: Those round the operators, outermost first.
+            checkpoints: Those around the operators, outermost first.
             kept: The one that stays, if any does.
             rows: The operators, in order.
         """
@@ -103,7 +103,7 @@ class Entries:
             yield Edit(thread, begin, start, gone=True, add=self._gap)
 
     def marks_round(self, row: int) -> list[int]:
-        """Rows of the calls that begin the checkpointed regions round an operator, inside first.
+        """Rows of the calls that begin the checkpointed regions around an operator, inside first.
 
         A region's range, or the checkpoint function that it stands in.
         """

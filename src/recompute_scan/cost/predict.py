@@ -49,7 +49,7 @@ _CHANGE = 0.1
 # Of the saving: how far single steps of the recordings of `docs/prediction.md` can be from their
 # median (95 %).
 _SINGLE = 0.15
-# Half the width of a 95 % interval round a median, in standard deviations, for one value.
+# Half the width of a 95 % interval around a median, in standard deviations, for one value.
 _MEDIAN_95 = 1.96 * 1.2533
 _DEVIATION = 1.4826  # of a normal distribution, in median absolute deviations
 
@@ -142,7 +142,7 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
 
     Args:
         base: The steps before.
-        keep: Of the checkpoints round a block, the one that stays; ``None``: none stays.
+        keep: Of the checkpoints around a block, the one that stays; ``None``: none stays.
         hooks: What a saved tensor costs at the usual pace.
     """
     hooks = scaled(hooks, base.pace)
@@ -179,7 +179,7 @@ def _steps_doubt(shares: Float64, saved: float) -> float:
 
 
 def middle_doubt(values: Float64) -> float:
-    """Half the width of a 95 % interval round the median of these values; 0 for a single one."""
+    """Half the width of a 95 % interval around the median of these values; 0 for a single one."""
     if len(values) < 2:
         return 0.0
     return _MEDIAN_95 * _deviation(values) / float(np.sqrt(len(values)))

@@ -42,7 +42,7 @@ def price(facts: Recompute, timed_steps_ms: Sequence[float], keep: Keep = keep_l
     Args:
         facts: What ran again.
         timed_steps_ms: Durations of unprofiled steps, ms; empty where there are none.
-        keep: Of the checkpoints round a block, outermost first, the one that the fix leaves.
+        keep: Of the checkpoints around a block, outermost first, the one that the fix leaves.
     """
     timed = np.array(timed_steps_ms, np.float64)
     base = prepare(facts, timed * _NS_PER_MS)

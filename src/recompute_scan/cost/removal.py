@@ -11,7 +11,7 @@ With it goes the checkpoint's own work, which shows as time between operators:
   operator, and behind the last.
 
 What stays changes too. A run without gradients becomes one with them where no reentrant
-checkpoint is left round it, a non-reentrant checkpoint keeps a hook at every tensor that autograd
+checkpoint is left around it, a non-reentrant checkpoint keeps a hook at every tensor that autograd
 saves (:mod:`recompute_scan.cost.hooks`), and its replay, if a reentrant one inside made it run to
 its end, stops at the last of these.
 """
@@ -36,11 +36,11 @@ _MOST_STOP = 0.25
 
 
 def removal(around: Surroundings, keep: Keep | None, hooks: Hooks) -> list[Edit]:
-    """The edits that leave one checkpoint round each block, or none.
+    """The edits that leave one checkpoint around each block, or none.
 
     Args:
         around: What ran again, in the steps that matter; others have no edits.
-        keep: Of the checkpoints round a block, the one that stays; where that is ``None`` every
+        keep: Of the checkpoints around a block, the one that stays; where that is ``None`` every
             checkpoint goes. Where the checkpoints are not known the last run stays.
         hooks: What autograd and a non-reentrant checkpoint take for what they save.
     """
@@ -160,7 +160,7 @@ class _Removal:
         return float(calls.start[mark] - calls.start[parent] - calls.duration[ours].sum())
 
     def _range_of(self, rows: Int64) -> int:
-        """Row of the outermost range round these operators that holds no replay that stays."""
+        """Row of the outermost range around these operators that holds no replay that stays."""
         calls, role = self._facts.calls, self._facts.structure.role
         found = int(rows[0])
         row = int(calls.parent[found])

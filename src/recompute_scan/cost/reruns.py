@@ -16,7 +16,7 @@ from recompute_scan.trace.columns import Int64
 # one whose inputs are saved, such as the addition of a residual.
 _LEFT_OUT = 2
 
-# Of the checkpoints round a block, outermost first, the one that stays; None for none.
+# Of the checkpoints around a block, outermost first, the one that stays; None for none.
 Keep = Callable[[Sequence[Checkpoint]], Checkpoint | None]
 
 
@@ -28,7 +28,7 @@ class Stretch:
         replay: Position in ``Alignment.replays``.
         first: Position of the first of them in that replay.
         stop: Position behind the last.
-        checkpoints: Those round their block, outermost first; empty where unknown.
+        checkpoints: Those around their block, outermost first; empty where unknown.
         run: Which run again it is, from 0.
         runs: How many runs again these operators have.
     """

@@ -115,7 +115,7 @@ def _others(evidence: Evidence, others: Int64) -> Finding:
         name=RULE.name,
         severity="info",
         confidence=evidence.confidence,
-        title=f"Replays repeat communication: {per_step:g} collectives a step",
+        title=f"Replays repeat communication: {per_step:g} collectives per step",
         detail=(
             "The replayed blocks communicate in their forward, as tensor-parallel and expert "
             f"layers do, and so does every replay. {_time(facts, others)} Selective checkpointing "
@@ -147,14 +147,14 @@ def _evidence(facts: Recompute, rows: Int64) -> tuple[str, ...]:
     calls = facts.calls
     names = Counter(calls.names[calls.name[row]] for row in rows)
     said = [
-        f"{name}: {number / facts.complete_count:g} a step inside replays"
+        f"{name}: {number / facts.complete_count:g} per step inside replays"
         for name, number in names.most_common()
     ]
     found = add_up(facts, rows)
     if found.bytes is not None:
-        said.append(f"{size(found.bytes)} a step, of each the larger of its input and its output")
+        said.append(f"{size(found.bytes)} per step, of each the larger of its input and its output")
     if found.exposed_ms is not None:
-        said.append(f"{ms(found.exposed_ms)} a step with no computation beside them")
+        said.append(f"{ms(found.exposed_ms)} per step with no computation beside them")
     return tuple(said)
 
 

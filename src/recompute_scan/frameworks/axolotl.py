@@ -1,7 +1,7 @@
 """axolotl's ``gradient_checkpointing`` and ``activation_offloading``.
 
 The configuration goes to the ``Trainer``, for adapters to the model in ``axolotl/loaders/``;
-offloading puts torch's wrapper round the layers or swaps in functions of its own.
+offloading puts torch's wrapper around the layers or swaps in functions of its own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ``PreTrainedModel.gradient_checkpointing_enable`` (since 5.23 ``activation_checkpointing_enable``,
 of which the former is an alias). Up to 4.51 the model's loop over its layers asks, outside a
-wrapper round the layer; from 4.52 ``GradientCheckpointingLayer`` does, inside it.
+wrapper around the layer; from 4.52 ``GradientCheckpointingLayer`` does, inside it.
 """
 
 from __future__ import annotations

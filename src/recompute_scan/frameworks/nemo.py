@@ -1,7 +1,7 @@
 """NeMo Automodel; NeMo's Megatron models go by Megatron-core's settings.
 
 ``nemo_automodel/components/distributed/`` chooses the model's own checkpointing, the wrapper
-round layers, or the wrapper round parts of them, and never two.
+around layers, or the wrapper around parts of them, and never two.
 """
 
 from __future__ import annotations

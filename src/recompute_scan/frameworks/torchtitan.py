@@ -1,7 +1,7 @@
 """torchtitan's policies: ``FullAC``, ``SelectiveAC`` and ``MemoryBudgetAC``.
 
 ``torchtitan/distributed/activation_checkpoint.py`` wraps each block with early stop off, so that
-a second non-reentrant checkpoint round a block would double it.
+a second non-reentrant checkpoint around a block would double it.
 """
 
 from __future__ import annotations

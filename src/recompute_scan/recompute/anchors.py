@@ -169,7 +169,7 @@ class Anchors:
         return known, self._outer_rows[at[known]]
 
     def _of_operators(self, values: Int64) -> Int64:
-        """For each forward operator: its value, or that of the outermost function round it."""
+        """For each forward operator: its value, or that of the outermost function around it."""
         outermost = self._outermost_function(self._structure.function[self._forward])
         whole = values[np.maximum(outermost, 0)]
         return np.where(outermost >= 0, whole, values[self._forward])

@@ -3,7 +3,7 @@
 The profiler records each Python call as a range named ``file(line): function``, where the line is
 that of the function's ``def``, or ``nn.Module: Class_number`` for a module's call
 (``with_stack=True`` or ``with_modules=True``). The frame of a checkpoint function holds the call's
-first run; the frames round it tell who asked.
+first run; the frames around it tell who asked.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _asking(
     row: int,
     boundaries: np.ndarray[tuple[int], np.dtype[np.bool_]],
 ) -> tuple[_Place | None, int]:
-    """The place that asks for the checkpoint, and how many checkpoints are round the call."""
+    """The place that asks for the checkpoint, and how many checkpoints are around the call."""
     asking = places[frames.name[row]]
     asks = asking is not None and asking.path != words.CHECKPOINT_FILE
     depth = 0

@@ -39,7 +39,7 @@ class Role(IntEnum):
     FORWARD = 1  # outermost operator of forward work
     CANDIDATE = 2  # outermost operator where a replay can stand
     RANGE = 3  # looked through: annotations, checkpoint functions
-    BACKWARD = 4  # the engine's range round one node
+    BACKWARD = 4  # the engine's range around one node
     FORMULA = 5  # the node itself, or an operator of its own formula
     OPTIMIZER = 6
     PLUMBING = 7  # communication and resharding
@@ -185,8 +185,8 @@ def classify(calls: Calls) -> Structure:
 def _holding_backward(calls: Calls, classes: _NameClasses) -> Bool:
     """For each call: does it hold engine ranges, and is no autograd function? Then it is a range.
 
-    ``torch.compile`` puts ranges round the functions that it was given and what they call, with the
-    backward passes that these start.
+    ``torch.compile`` puts ranges around the functions that it was given and what they call, with
+    the backward passes that these start.
     """
     engines = np.append(0, np.cumsum(classes.engine[calls.name]))
     rows = np.arange(len(calls))
@@ -236,7 +236,7 @@ class OperatorCodes:
 
 
 def enclosing_engines(calls: Calls, structure: Structure, engines: Int64) -> Ints:
-    """Row of the engine range round each of these engine ranges, -1 for the outermost."""
+    """Row of the engine range around each of these engine ranges, -1 for the outermost."""
     parent = calls.parent[engines]
     return np.where(parent >= 0, structure.engine[np.maximum(parent, 0)], -1)
 
@@ -293,7 +293,7 @@ def _settle_parts(
 
 
 def _tops(calls: Calls, role: Int8) -> Int32:
-    """Row of the outermost operator with a role round each call; a node stands for its formula."""
+    """Row of the outermost operator with a role around each call; a node stands for its formula."""
     top = np.full(len(calls), -1, np.int32)
     for rows in calls.levels():
         parent = calls.parent[rows]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from recompute_scan.frameworks import megatron
 from recompute_scan.frameworks.known import MECHANISMS
 
-# torch/csrc/autograd/engine.cpp and function.h: the engine's range round each node.
+# torch/csrc/autograd/engine.cpp and function.h: the engine's range around each node.
 ENGINE = "autograd::engine::evaluate_function: "
 
 # Traces of torch 1.8 to 1.10 have the nodes themselves only.
@@ -60,7 +60,7 @@ ASKING_FRAMES = frozenset(
 # Adds a gradient to its parameter, and then runs the parameter's hooks. It saves no tensor.
 ACCUMULATE_GRAD = f"{ENGINE}torch::autograd::AccumulateGrad"
 
-# Round each operator that a TorchDispatchMode handles, since torch 2.13.
+# Around each operator that a TorchDispatchMode handles, since torch 2.13.
 DISPATCH_MODE = "PythonDispatchMode"
 
 # Optimizer, gradient clipping by the optimizer, and zeroing: never part of a forward pass.
@@ -79,7 +79,7 @@ NO_COLLECTIVE = re.compile(r".*::(wait_tensor|barrier|monitored_barrier_)$")
 GATHER = re.compile(r".*::_?all_?gather")
 
 # What c10d hands to a backend, which names both sides; and the ranges in which the backends say
-# once more what they take, NCCL round its launches, gloo on a thread of its own.
+# once more what they take, NCCL around its launches, gloo on a thread of its own.
 DISPATCHED = re.compile(r"c10d::|_c10d_functional::")
 GLOO = re.compile(r"gloo:")
 RECORD = re.compile(r"record_param_comms$")

@@ -23,7 +23,7 @@ CONTEXT = 3
 
 
 def statement_at(path: Path, line: int) -> Source | None:
-    """The innermost statement that spans ``line``, with three lines round it.
+    """The innermost statement that spans ``line``, with three lines around it.
 
     ``None`` where the file cannot be read or parsed, or has no statement there.
 

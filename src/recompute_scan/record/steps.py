@@ -149,7 +149,7 @@ class StepHooks:
 
     torch's global optimizer hooks run inside the profiler range of the optimizer's step, and
     older versions of ``torch.compile`` take them out. So each optimizer class's ``step`` gets a
-    wrapper of ours round torch's own when the first of its kind is made, and the global hook
+    wrapper of ours around torch's own when the first of its kind is made, and the global hook
     serves optimizers that escaped it. A step that is compiled itself is not seen.
     """
 

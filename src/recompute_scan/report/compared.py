@@ -102,13 +102,13 @@ def rows(comparison: Comparison) -> list[tuple[str, str, str]]:
         row("Step time", *(ms(side.step_ms) for side in sides)),
         row("Likely", *(span(side) for side in sides)),
         row("Step time from", *(_source(side) for side in sides)),
-        row("Replays a step", *(ms(side.recompute_ms) for side in sides)),
+        row("Replays per step", *(ms(side.recompute_ms) for side in sides)),
         row("Surplus among them", *(ms(side.surplus_recompute_ms) for side in sides)),
     ]
 
 
 def call_rows(comparison: Comparison) -> list[tuple[str, str, str, str, str]]:
-    """Family; forward calls a step before and after; those run again before and after."""
+    """Family; forward calls per step before and after; those run again before and after."""
 
     def cells(calls: Calls) -> tuple[str, str, str, str, str]:
         return (
@@ -195,7 +195,7 @@ def render_comparison_text(comparison: Comparison) -> str:
         written += ["", change.title, *_list(change.items)]
     calls = call_rows(comparison)
     if calls:
-        written += ["", "Calls a step that differ"]
+        written += ["", "Calls per step that differ"]
         written.append(f"  {'':<24}{'forward':>16}{'run again':>22}")
         written += [
             f"  {visible(name, 24):<24}{_arrow(a, b):>16}{_arrow(c, d):>22}"

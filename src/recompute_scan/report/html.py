@@ -136,7 +136,7 @@ def fill(template: str, **values: Any) -> str:
 
 
 def fill_part(template: str, **values: Any) -> str:
-    """The template with its values, escaped, and words and units; no page round it."""
+    """The template with its values, escaped, and words and units; no page around it."""
     return _environment().get_template(template).render(words=words, units=units, **values)
 
 

@@ -125,7 +125,7 @@ def _blocks(result: Result) -> str:
         f"| {units.ms(group.recompute_ms)} | {units.ms(group.surplus_ms)} |"
         for group in groups[:_MOST_GROUPS]
     ]
-    head = ["| Block | Number | Replays each | Replays a step | Surplus a step |"]
+    head = ["| Block | Number | Replays each | Replays per step | Surplus per step |"]
     table = "\n".join([*head, "| --- | ---: | ---: | ---: | ---: |", *rows])
     more = len(groups) - _MOST_GROUPS
     return table + (f"\n\n{units.plural(more, 'more kind')} of block left out." if more > 0 else "")

@@ -147,7 +147,7 @@ def _blocks(page: Page, result: Result) -> None:
         replays = group.first.recompute_runs_per_backward
         each = " each" if len(group.regions) > 1 else ""
         kind = f" ({visible(group.first.module_class, 30)})" if group.first.module_class else ""
-        surplus = f", {units.ms(group.surplus_ms)} surplus a step" if replays >= 1.005 else ""
+        surplus = f", {units.ms(group.surplus_ms)} surplus per step" if replays >= 1.005 else ""
         text = f"{units.times(replays)} replays{each}{surplus}"
         page.prose(
             f"{visible(group.label, 60)}{kind}: {text}",

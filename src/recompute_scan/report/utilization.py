@@ -69,7 +69,7 @@ def plan_chart(memory: Memory) -> PlanChart | None:
 
 def _plan_words(plan: MemoryPlan) -> str:
     which = plural(len(plan.regions), "block") if plan.regions else "no block"
-    return f"{which} without checkpoint: {ms(plan.step_ms)} a step, {size(plan.peak_bytes)}"
+    return f"{which} without checkpoint: {ms(plan.step_ms)} per step, {size(plan.peak_bytes)}"
 
 
 def memory_sentences(memory: Memory) -> list[str]:

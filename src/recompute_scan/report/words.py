@@ -33,7 +33,7 @@ VERDICT_MEANING: dict[Verdict, str] = {
     "doubled": (
         "Activation checkpointing needs one replay of a block in the backward pass. Here the "
         "same work ran again more often than that. The replays after the first take time, and "
-        "round the same block they free no further memory."
+        "around the same block they free no further memory."
     ),
     "inconclusive": (
         "The trace cannot show whether forward work ran again in the backward pass, so this "
@@ -103,7 +103,7 @@ def risk_words(fix: Fix) -> str:
 
 
 def place_words(depth: int, total: int) -> str:
-    """``outer``, ``inner`` or ``only``, for a checkpoint among ``total`` round one block."""
+    """``outer``, ``inner`` or ``only``, for a checkpoint among ``total`` around one block."""
     if total <= 1:
         return "only"
     if depth == 0:
@@ -126,7 +126,7 @@ def collectives_words(cost: Cost) -> str:
     if cost.repeated_collectives_bytes is not None:
         said.insert(0, size(cost.repeated_collectives_bytes))
     if cost.repeated_collectives_count is not None:
-        said.insert(0, f"{count(cost.repeated_collectives_count)} a step")
+        said.insert(0, f"{count(cost.repeated_collectives_count)} per step")
     if cost.repeated_collectives_exposed_ms is not None:
         said.append(f"{ms(cost.repeated_collectives_exposed_ms)} with no computation beside them")
     return ", ".join(said)

@@ -112,12 +112,12 @@ def _other_work(before: Result, after: Result) -> str | None:
         if not _alike(one.get(kind, 0), other.get(kind, 0))
     ]
     if differing:
-        return f"Their forward passes do different work, in calls a step: {', '.join(differing)}."
+        return f"Their forward passes do different work, in calls per step: {', '.join(differing)}."
     first, second = _forward_flops(before, after)
     if first and second and not _alike(first, second):
         return (
             "Their forward passes make the same calls on inputs or weights of other sizes: "
-            f"{first:.3g} and {second:.3g} floating-point operations a step."
+            f"{first:.3g} and {second:.3g} floating-point operations per step."
         )
     return ""
 
@@ -131,7 +131,7 @@ def _forward_flops(before: Result, after: Result) -> tuple[float | None, float |
 
 
 def _model_work(result: Result) -> dict[str, float]:
-    """Forward calls a step by kind: which kernel attention takes does not change the model."""
+    """Forward calls per step by kind: which kernel attention takes does not change the model."""
     found: dict[str, float] = {}
     for family in result.families:
         found[family.kind] = found.get(family.kind, 0.0) + family.forward_per_step

@@ -47,7 +47,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Calls:
-    """One family of operators: calls a step on both sides, ``None`` where it does not occur."""
+    """One family of operators: calls per step on both sides, ``None`` where it does not occur."""
 
     family: str
     forward_before: float | None
@@ -58,7 +58,7 @@ class Calls:
 
 @dataclass(frozen=True)
 class Switch:
-    """Checkpoints of one mechanism, variant and call site, and round how many blocks they stand.
+    """Checkpoints of one mechanism, variant and call site, and around how many blocks they stand.
 
     ``call_site`` is that of the run after, where it still has one.
     """

@@ -187,7 +187,7 @@ MEASURED: tuple[Outcome, ...] = ("helps", "slower", "no-gain", "losses-differ")
 class Arm:
     """One way of running the script (unchanged, with the fix, …), measured without the profiler.
 
-    ``status`` says whether it came through. The step time is the median of all timed steps of
+    ``status`` says whether it ran to its end. The step time is the median of all timed steps of
     all ``runs``; ``low`` and ``high`` hold the 95 % interval of every run's own median, so that
     they show how far the runs differ too. Where runs switched the fix on and off, the steps of
     those are taken instead, and the median with the fix is the one without it times the median
@@ -249,7 +249,7 @@ class Verified:
     ``outcome``: ``helps`` or ``slower`` where the intervals leave no doubt, ``no-gain`` where
     they leave room for a small saving or loss only, ``unclear`` where they are too wide for
     that, ``losses-differ`` whatever the time, ``not-applied`` where no checkpoint could be taken
-    out, ``failed`` where the script did not come through, ``not-tried`` where there was no fix
+    out, ``failed`` where the script did not run to its end, ``not-tried`` where there was no fix
     to try. Percentages are of the step before (``saving_pct``) and of the step after
     (``more_time_pct``). ``before_peak_bytes`` and ``after_peak_bytes`` are what is allocated on
     a GPU, else the resident memory of the process. ``pairs`` counts neighbouring steps, one

@@ -31,7 +31,7 @@ from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")
-# Ranges that people put round a training step by hand, in NVTX or `record_function`.
+# Ranges that people put around a training step by hand, in NVTX or `record_function`.
 NAMED_STEP = re.compile(r"(train(ing)?[ _]?)?(step|iter|iteration)[ _#:=]*(\d+)$", re.I)
 
 
@@ -112,7 +112,7 @@ class KernelEvidence:
         """What could not be seen, one sentence each."""
         found = [
             "Only attention could be counted, by the names of its kernels. A checkpoint that "
-            "keeps attention's results, or one round attention alone, cannot be told from none, "
+            "keeps attention's results, or one around attention alone, cannot be told from none, "
             "or from a whole one."
         ]
         if not self.by_thread:

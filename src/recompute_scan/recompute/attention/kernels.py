@@ -1,7 +1,7 @@
 """Attention kernels by name: which family, and forward or backward.
 
 A fused attention call runs one main kernel forward and one main kernel backward, so the main
-kernels of a step stand as (1 + m) : 1. The helpers round them (the row sums of dO·O before, the
+kernels of a step stand as (1 + m) : 1. The helpers around them (the row sums of dO·O before, the
 conversion of dQ behind, the combination of split keys) belong to neither side.
 
 Patterns are searched in the whole name. The part before the first ``<`` says nothing in half of

@@ -6,7 +6,7 @@ forward and the backward pass stand the originals. So a pass through four layers
 
     F F F F   B B B B           m = 0
     F F F F   F B F B F B F B   m = 1, a checkpoint a layer
-    F F F F   F F B B F F B B   m = 1, a checkpoint round two layers
+    F F F F   F F B B F F B B   m = 1, a checkpoint around two layers
     F F F F   F F B F F B …     m = 2
 
 What ran in the forward pass is told from replays by the launching thread where it can be: on a

@@ -42,8 +42,8 @@ class Removal:
         mechanism: As written into the marks.
         site: ``file:line``; empty where it is not known.
         variant: ``reentrant`` or ``non-reentrant``.
-        depth: Number of checkpoints round it, only where one of the same mechanism, site and
-            variant stands round it or inside it and must stay; else ``None``.
+        depth: Number of checkpoints around it, only where one of the same mechanism, site and
+            variant stands around it or inside it and must stay; else ``None``.
         modules: Names below the model of the modules that lose theirs; empty for all.
     """
 

@@ -67,7 +67,7 @@ def verify(
     runs = _Runs(result, removed, planned, ways, nproc_per_node, on_progress)
     in_turn = [name for name in (_UNCHANGED, _FIX, _PLAN, _WITHOUT) if name in ways]
     for number in range(1, _ROUNDS + 1) if len(ways) > 1 else ():
-        # The other way round every second time, for machines that get slower and slower.
+        # The other way around every second time, for machines that get slower and slower.
         for name in in_turn[1:] if number == 1 else reversed(in_turn):
             runs.add(name, number, f"of {_ROUNDS}")
     number = 0
@@ -124,7 +124,7 @@ class _Runs:
         return section is not None and section.pairs > 0
 
     def failed(self, name: str) -> bool:
-        """Whether the last run of this way did not come through."""
+        """Whether the last run of this way did not run to its end."""
         return any(trial.exit_status for trial in self._trials[name][-1:])
 
     def add(self, name: str, number: int, of: str) -> None:
@@ -169,7 +169,7 @@ def planned_regions(result: Result) -> tuple[Region, ...]:
 
 
 def plan_removals(planned: Sequence[Region], result: Result) -> tuple[Removal, ...]:
-    """How to find the checkpoints round these regions, and round no others."""
+    """How to find the checkpoints around these regions, and around no others."""
     modules: dict[Checkpoint, list[str]] = {}
     for region in planned:
         for checkpoint in region.checkpoints:
@@ -182,7 +182,7 @@ def plan_removals(planned: Sequence[Region], result: Result) -> tuple[Removal, .
 
 def removal_of(checkpoint: Checkpoint, result: Result) -> Removal:
     """How to find the calls of this checkpoint; by its depth only where nothing else tells it
-    from another round the same block.
+    from another around the same block.
     """
 
     def looks(one: Checkpoint) -> tuple[str | None, str | None, str | None]:
