@@ -117,18 +117,19 @@ class Recorded:
 
     Attributes:
         target: What the script gave.
-        options: How to record it, for :func:`recompute_scan.record.launch.children.run_here`.
+        options: How to record it.
         number: How many such processes the script had started before.
+        module: The module whose ``run_here`` does, imported only where torch is.
     """
 
     target: Callable[..., Any]
     options: Any
     number: int
+    module: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the target, and leave its traces and account in the run's folder."""
         if "torch" not in sys.modules:
             return self.target(*args, **kwargs)
-        # By name: what imports this module is what is imported here.
-        children = importlib.import_module("recompute_scan.record.launch.children")
-        return children.run_here(self.target, args, kwargs, self.options, self.number)
+        run_here = importlib.import_module(self.module).run_here
+        return run_here(self.target, args, kwargs, self.options, self.number)

@@ -78,7 +78,7 @@ class Children:
         self._started.append(process)
 
     def _recorded(self, target: Callable[..., Any]) -> Recorded:
-        return Recorded(target, self._options, next(self._numbers))
+        return Recorded(target, self._options, next(self._numbers), __name__)
 
     def _join(self, call: Call, process: BaseProcess, timeout: float | None = None) -> None:
         call(process, timeout)
