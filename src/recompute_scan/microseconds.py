@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recompute_scan.nesting import STRETCH, Tally, in_order, nest_intervals, some_of
+from recompute_scan.nesting import STRETCH, Votes, in_order, nest_intervals, some_of
 from recompute_scan.trace.columns import Bool, Int32, Int64, Ints, Trace
 
 US = 1000
@@ -109,9 +109,9 @@ class _Habits:
         self.nothing = int(calls.name.max(initial=0)) + 1
         above, before, below, held = _seen(calls, parent, self.nothing)
         self._tables = [
-            Tally(self._key(above, before, below), held),
-            Tally(self._key(above, below), held),
-            Tally(above, held),
+            Votes(self._key(above, before, below), held),
+            Votes(self._key(above, below), held),
+            Votes(above, held),
         ]
 
     def __call__(self, above: Ints, before: Ints, below: Ints) -> tuple[Bool, Bool]:

@@ -195,7 +195,7 @@ def _odd(name: Int32, start: Int64, end: Int64, thread: Int32) -> bool:
     above, below = name[row - 1].astype(np.int64), name[row].astype(np.int64)
     size = int(name.max(initial=0)) + 1
     together = start[row] == start[row - 1]
-    seen = Tally((above * size + below)[~together], together[~together])
+    seen = Votes((above * size + below)[~together], together[~together])
     above, below = above[together], below[together]
     (_, so), (_, otherwise) = seen[above * size + below], seen[below * size + above]
     return int(((so == 0) & (otherwise > 0)).sum()) > _ODD * len(above)
@@ -207,7 +207,7 @@ def some_of(rows: Int64) -> Int64:
     return rows[rows // STRETCH % every == 0] if every > 1 else rows
 
 
-class Tally:
+class Votes:
     """How often each of some keys came with yes, and how often with no.
 
     Args:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute_scan.cost.clock import Edit, Edits, join
+from recompute_scan.cost.clock import Edits, TimeEdit, join
 from recompute_scan.cost.graph import build_graph
 from recompute_scan.cost.replay import replay, replay_unchanged
 from recompute_scan.recompute.facts import Recompute, study
@@ -42,7 +42,7 @@ def edits_of(facts: Recompute, machine: Machine) -> Edits:
     threads = {tid: code for code, (_, tid) in enumerate(facts.trace.threads)}
     return join(
         [
-            Edit(threads[str(thread)], round(1000 * begin), round(1000 * end), gone=True)
+            TimeEdit(threads[str(thread)], round(1000 * begin), round(1000 * end), gone=True)
             for thread, begin, end in machine.gone
         ]
     )
@@ -207,7 +207,7 @@ def test_more_taken_out_is_never_less_saved(program: list[Do], data: st.DataObje
     kept = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
     some = join(
         [
-            Edit(int(every.thread[i]), int(every.start[i]), int(every.end[i]), gone=True)
+            TimeEdit(int(every.thread[i]), int(every.start[i]), int(every.end[i]), gone=True)
             for i in range(size)
             if kept[i]
         ]

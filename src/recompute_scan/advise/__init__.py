@@ -8,11 +8,11 @@ from recompute_scan.advise.choose import (
     take_out,
 )
 from recompute_scan.advise.fewer import advise_fewer, advise_selective
-from recompute_scan.advise.wording import Run, mechanism_of, place, title_of
+from recompute_scan.advise.wording import RunFacts, mechanism_of, place, title_of
 from recompute_scan.frameworks.known import find_mechanism
 
 __all__ = [
-    "Run",
+    "RunFacts",
     "Switch",
     "advise_fewer",
     "advise_removal",

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.advise.wording import (
     UNKNOWN_RUN,
-    Run,
+    RunFacts,
     mechanism_of,
     place,
     removal,
@@ -31,7 +31,7 @@ def advise_removal(
     checkpoints: Sequence[Checkpoint],
     sources: Mapping[str, Source],
     alone: Collection[Switch] = (),
-    run: Run = UNKNOWN_RUN,
+    run: RunFacts = UNKNOWN_RUN,
 ) -> Fix | None:
     """The fix for a block with two or more checkpoints; ``None`` where fewer are known.
 
@@ -104,7 +104,7 @@ def take_out(
     sources: Mapping[str, Source],
     *,
     lost: bool = False,
-    run: Run = UNKNOWN_RUN,
+    run: RunFacts = UNKNOWN_RUN,
 ) -> Fix:
     """The fix that takes one checkpoint out.
 
@@ -195,7 +195,7 @@ def _reason(dropped: Checkpoint, mechanism: Mechanism, *, lost: bool) -> str | N
     return mechanism.caution
 
 
-def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: Run) -> str:
+def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) -> str:
     """What stays, and the reasons that hold in this run."""
     mechanism = mechanism_of(kept)
     reasons = []

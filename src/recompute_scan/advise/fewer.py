@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recompute_scan.advise.choose import kept
-from recompute_scan.advise.wording import UNKNOWN_RUN, Run, title_of, worded
+from recompute_scan.advise.wording import UNKNOWN_RUN, RunFacts, title_of, worded
 from recompute_scan.frameworks.known import find_mechanism
 from recompute_scan.result import Checkpoint, Fix
 
@@ -48,7 +48,7 @@ _SELECTIVE_ELSE = (
 
 
 def advise_fewer(
-    checkpoints: Sequence[Checkpoint], layers: str, whole: bool, run: Run = UNKNOWN_RUN
+    checkpoints: Sequence[Checkpoint], layers: str, whole: bool, run: RunFacts = UNKNOWN_RUN
 ) -> Fix:
     """What to change so that these layers are not checkpointed.
 
@@ -79,7 +79,7 @@ def advise_fewer(
 
 
 def advise_selective(
-    checkpoints: Sequence[Checkpoint], operators: Sequence[str], run: Run = UNKNOWN_RUN
+    checkpoints: Sequence[Checkpoint], operators: Sequence[str], run: RunFacts = UNKNOWN_RUN
 ) -> Fix:
     """What to change so that the results of these operators are kept.
 

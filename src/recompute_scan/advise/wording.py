@@ -16,7 +16,7 @@ _LINE = re.compile(r"(?P<file>.+):\d+", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFacts:
     """A run as far as it is known.
 
     Attributes:
@@ -33,7 +33,7 @@ class Run:
         return installed >= _numbers(since) if installed else None
 
 
-UNKNOWN_RUN = Run()
+UNKNOWN_RUN = RunFacts()
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ def place(site: str | None) -> str:
     return f" at {site}" if _LINE.fullmatch(site) else f" by {site}"
 
 
-def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: Run) -> str:
+def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: RunFacts) -> str:
     """What to do to take it out, with the place, one sentence without the full stop."""
     if site and not _LINE.fullmatch(site):
         return f"unset {site}" if _is_variable(site) else f"leave {site} out of the command line"
@@ -80,7 +80,7 @@ def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: 
     return f"{worded(mechanism.remove, mechanism, run, statement)}{place(site)}"
 
 
-def worded(text: str, mechanism: Mechanism, run: Run, statement: str = "") -> str:
+def worded(text: str, mechanism: Mechanism, run: RunFacts, statement: str = "") -> str:
     """The text in the words of the statement, else of the installed version, else of both."""
     for rename in mechanism.renames:
         text = _renamed(text, rename, run, statement)
@@ -107,7 +107,7 @@ def why_no_diff(mechanism: Mechanism, site: str | None, source: Source | None) -
     return "The change is not one to the statement on that line, so there is no diff to check."
 
 
-def _renamed(text: str, rename: Rename, run: Run, statement: str) -> str:
+def _renamed(text: str, rename: Rename, run: RunFacts, statement: str) -> str:
     if rename.old not in text or _names(statement, rename.old):
         return text
     new = run.has(rename.package, rename.since)

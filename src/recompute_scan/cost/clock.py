@@ -14,7 +14,7 @@ from recompute_scan.trace.columns import Bool, Int32, Int64
 
 
 @dataclass(frozen=True)
-class Edit:
+class TimeEdit:
     """One stretch of one host thread, with what becomes of it.
 
     Attributes:
@@ -61,12 +61,12 @@ class Edits:
         return found
 
 
-def join(edits: Sequence[Edit]) -> Edits:
+def join(edits: Sequence[TimeEdit]) -> Edits:
     """Edits in order; where two overlap, what goes wins over what changes, then the longer.
 
     What an overlapped edit adds is kept on the one that covers it.
     """
-    kept: list[Edit] = []
+    kept: list[TimeEdit] = []
     order = sorted(edits, key=lambda e: (e.thread, e.start, not e.gone, -e.end))
     for edit in order:
         if edit.end < edit.start:
@@ -76,16 +76,16 @@ def join(edits: Sequence[Edit]) -> Edits:
             kept.append(edit)
         elif last.gone and edit.gone:
             add = max(last.add, edit.add)
-            kept[-1] = Edit(edit.thread, last.start, max(last.end, edit.end), True, add)
+            kept[-1] = TimeEdit(edit.thread, last.start, max(last.end, edit.end), True, add)
         elif last.gone:
             if edit.end > last.end:
-                kept.append(Edit(edit.thread, last.end, edit.end, False, edit.add))
+                kept.append(TimeEdit(edit.thread, last.end, edit.end, False, edit.add))
         else:
             # What goes is cut out of what changes.
-            kept[-1] = Edit(last.thread, last.start, edit.start, False, last.add)
+            kept[-1] = TimeEdit(last.thread, last.start, edit.start, False, last.add)
             kept.append(edit)
             if edit.gone and last.end > edit.end:
-                kept.append(Edit(last.thread, edit.end, last.end, False, 0.0))
+                kept.append(TimeEdit(last.thread, edit.end, last.end, False, 0.0))
     return Edits(
         thread=np.array([e.thread for e in kept], np.int64),
         start=np.array([e.start for e in kept], np.int64),

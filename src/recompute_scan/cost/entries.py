@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompute_scan.annotations import MARKING, REGION
-from recompute_scan.cost.clock import Edit
+from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.hooks import saved_tensors
 from recompute_scan.cost.reruns import Stretch, find_stretches
 from recompute_scan.recompute import vocabulary as words
@@ -79,7 +79,7 @@ class Entries:
 
     def gone(
         self, checkpoints: Sequence[Checkpoint], kept: Checkpoint | None, rows: Int64
-    ) -> Iterator[Edit]:
+    ) -> Iterator[TimeEdit]:
         """What all these checkpoints but one do before and behind a run of the operators.
 
         Args:
@@ -100,7 +100,7 @@ class Entries:
             begin, _ = self._done.last(thread, start, otherwise=start)
             if parent >= 0 and self._facts.structure.role[parent] == Role.RANGE:
                 begin = max(begin, int(calls.start[parent]))
-            yield Edit(thread, begin, start, gone=True, add=self._gap)
+            yield TimeEdit(thread, begin, start, gone=True, add=self._gap)
 
     def marks_round(self, row: int) -> list[int]:
         """Rows of the calls that begin the checkpointed regions around an operator, inside first.
@@ -118,7 +118,7 @@ class Entries:
             above = int(calls.parent[above])
         return found
 
-    def _function(self, rows: Int64) -> Iterator[Edit]:
+    def _function(self, rows: Int64) -> Iterator[TimeEdit]:
         """What a checkpoint function does before and behind its operators, which goes with it.
 
         Where a mark says what of it is the function that it runs, that stays.
@@ -136,9 +136,9 @@ class Entries:
         if inside is not None and calls.end[inside] >= end:
             begin, end, gap = int(calls.start[inside]), int(calls.end[inside]), 0.0
         if first >= 0:
-            yield Edit(thread, first, begin, gone=True, add=gap)
+            yield TimeEdit(thread, first, begin, gone=True, add=gap)
         if self._operators.next(thread, end, otherwise=last)[0] >= last:
-            yield Edit(thread, end, last, gone=True)
+            yield TimeEdit(thread, end, last, gone=True)
 
     def _below(self, row: int, function: int) -> int | None:
         """Row of the range right inside a checkpoint function that an operator stands in."""
@@ -227,12 +227,12 @@ def surroundings(facts: Recompute, begin: int, end: int) -> Surroundings:
     )
 
 
-def markings(facts: Recompute) -> list[Edit]:
+def markings(facts: Recompute) -> list[TimeEdit]:
     """The time that the run wrapper itself took to name checkpoints: never part of a step."""
     calls = facts.calls
     rows = np.flatnonzero(_named(facts, frozenset({MARKING})))
     return [
-        Edit(int(calls.thread[row]), int(calls.start[row]), int(calls.end[row]), gone=True)
+        TimeEdit(int(calls.thread[row]), int(calls.start[row]), int(calls.end[row]), gone=True)
         for row in rows
     ]
 

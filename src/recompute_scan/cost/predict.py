@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recompute_scan.cost.clock import Edit, join
+from recompute_scan.cost.clock import TimeEdit, join
 from recompute_scan.cost.entries import Surroundings, markings, surroundings
 from recompute_scan.cost.graph import Graph, build_graph
 from recompute_scan.cost.hooks import TYPICAL, Hooks, scaled
@@ -75,7 +75,7 @@ class Base:
     facts: Recompute
     graph: Graph
     around: Surroundings
-    marks: tuple[Edit, ...]
+    marks: tuple[TimeEdit, ...]
     overhead: float
     supposed: float
     pace: float
@@ -190,7 +190,7 @@ def _deviation(values: Float64) -> float:
     return _DEVIATION * float(np.median(np.abs(values - np.median(values))))
 
 
-def _shares(base: Base, edits: Sequence[Edit], overhead: float) -> Float64:
+def _shares(base: Base, edits: Sequence[TimeEdit], overhead: float) -> Float64:
     """Each step after the edits, as a share of itself before; not a number for an empty one."""
     before = base.steps
     if overhead != base.overhead:
@@ -208,7 +208,7 @@ def _typical(shares: Float64, base: Base) -> float:
 
 
 def _overhead(
-    facts: Recompute, graph: Graph, marks: Sequence[Edit], timed: Float64, most: float
+    facts: Recompute, graph: Graph, marks: Sequence[TimeEdit], timed: Float64, most: float
 ) -> float:
     """What the profiler takes at each beginning or end of a call, ns; see the module."""
     edits = join(marks)

@@ -82,7 +82,7 @@ class Dumped:
     mismatch: bool
 
 
-class Collectives:
+class CollectiveReports:
     """Gathers both, line by line."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from recompute_scan.frameworks.mechanism import Mechanism
-from recompute_scan.record.given import Line, Made, given_at, variables
+from recompute_scan.record.given import Made, SourceLine, given_at, variables
 from recompute_scan.record.ownership import Owner, Ownership, site_folder
 from recompute_scan.run_info import Source
 
@@ -130,7 +130,7 @@ class CallSites:
         source = statement_at(path, number) if number else None
         names = {edit.name for edit in mechanism.edits if edit.how in ("keyword", "entry")}
         found = given_at(made, names, mechanism.variables, source.statement if source else None)
-        if not isinstance(found, Line):
+        if not isinstance(found, SourceLine):
             return found or made.site
         if site_folder(found.file) is not None:  # the library's own default
             return made.site

@@ -57,7 +57,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Line:
+class SourceLine:
     """A line of a file."""
 
     file: str
@@ -66,7 +66,7 @@ class Line:
 
 def given_at(
     made: Made, names: Collection[str], variables: Collection[str], statement: str | None
-) -> str | Line | None:
+) -> str | SourceLine | None:
     """Where the setting has its value from; ``None`` for the statement that made the object.
 
     An option of the command line is given as it was written there, without its value; a variable
@@ -135,7 +135,7 @@ def _option(arguments: Sequence[str], names: Collection[str]) -> str | None:
     return found
 
 
-def _in_files(arguments: Sequence[str], names: Collection[str]) -> Line | None:
+def _in_files(arguments: Sequence[str], names: Collection[str]) -> SourceLine | None:
     """The line of a configuration file named on the command line that has one of these."""
     words = "|".join(map(re.escape, names))
     entry = re.compile(rf"""(?:^|[\s{{,])["']?(?:{words})["']?\s*[:=]\s*["']?(?P<value>\w+)""")
@@ -150,11 +150,11 @@ def _in_files(arguments: Sequence[str], names: Collection[str]) -> Line | None:
         for number, line in enumerate(lines, 1):
             found = entry.search(line)
             if found and not line.lstrip().startswith(("#", "//")) and _is_on(found["value"]):
-                return Line(str(path.absolute()), number)
+                return SourceLine(str(path.absolute()), number)
     return None
 
 
-def _default(kind: type, names: Collection[str]) -> Line | None:
+def _default(kind: type, names: Collection[str]) -> SourceLine | None:
     """The line of a class, derived from the settings' own, that sets another default."""
     for base in kind.__mro__[:-1]:
         if not names & vars(base).keys():
@@ -169,7 +169,7 @@ def _default(kind: type, names: Collection[str]) -> Line | None:
                 for line in node.body:
                     target = line.target if isinstance(line, ast.AnnAssign) else None
                     if isinstance(target, ast.Name) and target.id in names:
-                        return Line(str(file), line.lineno)
+                        return SourceLine(str(file), line.lineno)
         return None
     return None
 

@@ -19,7 +19,7 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
 from recompute_scan.record import selftest
 from recompute_scan.record.account import account_of
-from recompute_scan.record.execute import Outcome
+from recompute_scan.record.execute import Exit
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.collect import receive, send
 from recompute_scan.record.launch.forks import in_forked_processes
@@ -89,7 +89,7 @@ class RunOptions:
 def observe(
     options: RunOptions,
     folder: Path,
-    program: Callable[[Callable[[BaseException], None]], Outcome],
+    program: Callable[[Callable[[BaseException], None]], Exit],
     *,
     on_hang: Callable[[RunInfo], None] = lambda _: None,
     on_exit: Callable[[RunInfo], None] = lambda _: None,
@@ -128,7 +128,7 @@ def observe(
 
     target = f"-m {options.target}" if options.is_module else options.target
 
-    def account(outcome: Outcome, end: RankEnd | None) -> RunInfo:
+    def account(outcome: Exit, end: RankEnd | None) -> RunInfo:
         failure = _how_it_failed(outcome) if outcome.exit_status else None
         return account_of(
             recorder, probe, plan, target, failure=failure, status=outcome.exit_status, end=end
@@ -136,7 +136,7 @@ def observe(
 
     def so_far() -> None:
         end = RankEnd(rank=None, ending="killed", steps=counter.steps)
-        info = account(Outcome("killed", KILLED), end)
+        info = account(Exit("killed", KILLED), end)
         with suppress(OSError):
             write_so_far(folder, info)
 
@@ -174,7 +174,7 @@ def observe(
     def hung(end: RankEnd) -> None:
         recorder.abandon()
         end = replace(end, regions=dict(probe.entered))
-        info = account(Outcome("hung", HUNG), end)
+        info = account(Exit("hung", HUNG), end)
         _leave(folder, info, watchdog.patience_s, on_hang)
 
     def close() -> None:
@@ -185,7 +185,7 @@ def observe(
         if active in _ACTIVE:
             _ACTIVE.remove(active)
 
-    def conclude(outcome: Outcome) -> RunInfo:
+    def conclude(outcome: Exit) -> RunInfo:
         info = account(outcome, ends[0] if ends else None)
         if gauges is not None:
             info = replace(info, measured=gauges.measurements(bypass.calls))
@@ -210,7 +210,7 @@ def observe(
             if status:
                 failed(SystemExit(status))
             close()
-            on_exit(conclude(Outcome("exited", status & 0xFF)))
+            on_exit(conclude(Exit("exited", status & 0xFF)))
         finally:
             _leave_now(status)
 
@@ -274,7 +274,7 @@ def _drop_buffers() -> None:
         setattr(sys, name, stream)
 
 
-def _how_it_failed(outcome: Outcome) -> str:
+def _how_it_failed(outcome: Exit) -> str:
     if outcome.ending == "raised":
         error = (outcome.error or "an exception").rstrip(".")
         return f"The script raised {error}."

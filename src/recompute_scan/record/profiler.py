@@ -27,7 +27,7 @@ from recompute_scan.record.quiet import without_grad_warnings, without_kineto_no
 _ENOUGH_BYTES = 4 << 30
 
 
-class Window:
+class ProfilerWindow:
     """A profiler that warms up for ``lead`` steps, then records ``steps`` of them.
 
     The first call to :meth:`step` after :meth:`start` ends the first of these steps.

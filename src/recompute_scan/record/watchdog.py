@@ -40,7 +40,7 @@ _UNSEEN_PATIENCE = 3.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class Patience:
     """``timeout_s`` without progress end the run; looked at every ``look_s`` seconds."""
 
     timeout_s: float
@@ -73,7 +73,7 @@ class Watchdog:
     ) -> None:
         self._guard = guard or Guard()
         self._folder = folder
-        self._limits = Limits(timeout_s)
+        self._limits = Patience(timeout_s)
         self._steps = steps
         self._on_hang = on_hang
         self._waits = waits

@@ -10,7 +10,7 @@ from recompute_scan.report.bars import Part, stacked
 from recompute_scan.report.escape import visible
 from recompute_scan.report.html import fill
 from recompute_scan.report.page import wrap
-from recompute_scan.result.comparison import Calls, Comparison, Mark, Side, Switch
+from recompute_scan.result.comparison import Comparison, FamilyCalls, Mark, Side, Switch
 from recompute_scan.units import UNKNOWN, count, ms, pct, plural, times
 
 _SAME_PCT = 0.05  # what one digit after the point shows as nothing
@@ -110,7 +110,7 @@ def rows(comparison: Comparison) -> list[tuple[str, str, str]]:
 def call_rows(comparison: Comparison) -> list[tuple[str, str, str, str, str]]:
     """Family; forward calls per step before and after; those run again before and after."""
 
-    def cells(calls: Calls) -> tuple[str, str, str, str, str]:
+    def cells(calls: FamilyCalls) -> tuple[str, str, str, str, str]:
         return (
             calls.family,
             _count(calls.forward_before),

@@ -46,7 +46,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Calls:
+class FamilyCalls:
     """One family of operators: calls per step on both sides, ``None`` where it does not occur."""
 
     family: str
@@ -98,7 +98,7 @@ class Comparison:
     after: Side
     time_change_pct: float | None
     throughput_change_pct: float | None
-    calls: tuple[Calls, ...]
+    calls: tuple[FamilyCalls, ...]
     checkpoints_gone: tuple[Switch, ...]
     checkpoints_new: tuple[Switch, ...]
     checkpoints_kept: tuple[Switch, ...]
@@ -204,14 +204,14 @@ def _span(side: Side) -> tuple[float, float, float] | None:
     return side.step_ms, side.step_low_ms, side.step_high_ms
 
 
-def _calls(before: Result, after: Result) -> tuple[Calls, ...]:
+def _calls(before: Result, after: Result) -> tuple[FamilyCalls, ...]:
     """The families whose counts differ, those of the result before first."""
     was = {family.family: family for family in before.families}
     now = {family.family: family for family in after.families}
     rows = []
     for name in dict.fromkeys([*was, *now]):
         one, other = was.get(name), now.get(name)
-        row = Calls(
+        row = FamilyCalls(
             family=name,
             forward_before=one.forward_per_step if one else None,
             forward_after=other.forward_per_step if other else None,

@@ -22,7 +22,7 @@ _WINDOW, _WINDOW_GROWS = 256, 16
 _LOOKS, _TRIES = 8, 64
 
 
-class Events:
+class EventSpans:
     """Bytes that hold events, some of them damaged, and where each seems to end.
 
     To look for the ends of all takes time in proportion to the bytes, whatever they are.

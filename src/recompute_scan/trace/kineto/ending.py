@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from recompute_scan.trace.health import count
-from recompute_scan.trace.kineto.brackets import Events, object_end
+from recompute_scan.trace.kineto.brackets import EventSpans, object_end
 from recompute_scan.trace.kineto.layout import EVENTS_BEGIN
 from recompute_scan.trace.kineto.repair import Mender, mend
 from recompute_scan.trace.kineto.schema import UNREADABLE, Document, Event, decode_document
@@ -56,7 +56,7 @@ _CLOSES = re.compile(rb"\s*(?:,\s*)*\]")
 _CLOSED = re.compile(rb"\}\s*(?:,\s*)*\]")
 
 
-class Ending:
+class FileEnd:
     """Takes in what stands behind the last sound chunk of events.
 
     Args:
@@ -107,7 +107,7 @@ class Ending:
         position = 0
         closed = None
         rest = rest.rstrip()
-        within = Events(rest)
+        within = EventSpans(rest)
         while position < len(rest) and (found := self._mender.event_at(within, position, cut=True)):
             taken += found[0]
             position = found[1]

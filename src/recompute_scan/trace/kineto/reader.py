@@ -16,7 +16,7 @@ from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.health import count
 from recompute_scan.trace.kineto import together
 from recompute_scan.trace.kineto.builder import Builder
-from recompute_scan.trace.kineto.ending import About, Ending
+from recompute_scan.trace.kineto.ending import About, FileEnd
 from recompute_scan.trace.kineto.layout import (
     BOM,
     CHUNK,
@@ -86,7 +86,7 @@ class Reader:
         self._mender = Mender(source, limits, health)
         self._decode_document = decode_document
         self._about = About(health)
-        self._ending = Ending(self._about, self._mender, health)
+        self._ending = FileEnd(self._about, self._mender, health)
         # Where the last decoding stopped for want of bytes: it must not stop there twice.
         self._waiting = 0
 

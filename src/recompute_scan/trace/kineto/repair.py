@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from recompute_scan.trace.health import count
-from recompute_scan.trace.kineto.brackets import BETWEEN_EVENTS, STRING, Events, nesting
+from recompute_scan.trace.kineto.brackets import BETWEEN_EVENTS, STRING, EventSpans, nesting
 from recompute_scan.trace.kineto.schema import UNREADABLE, Decode, Event, decode_events
 from recompute_scan.trace.limits import Limits, refuse_depth
 
@@ -200,7 +200,7 @@ class Mender:
         if event := self._mend(piece, whole=True):
             return [event]
         events: list[Event] = []
-        within = Events(piece)
+        within = EventSpans(piece)
         position = 0
         while position < len(piece):
             found = self.event_at(within, position)
@@ -212,7 +212,7 @@ class Mender:
         return events
 
     def event_at(
-        self, within: Events, start: int, *, cut: bool = False
+        self, within: EventSpans, start: int, *, cut: bool = False
     ) -> tuple[list[Event], int] | None:
         """The event that begins at ``start``, repaired if need be, and where it ends.
 

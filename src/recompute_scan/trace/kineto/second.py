@@ -17,7 +17,7 @@ import msgspec
 
 from recompute_scan.trace.health import Numbering
 from recompute_scan.trace.kineto.packing import Packer
-from recompute_scan.trace.kineto.stripes import ODD, Plan, Share, Stripes
+from recompute_scan.trace.kineto.stripes import ODD, ReadingPlan, Share, Stripes
 
 # Before each share stands its length.
 LENGTH = struct.Struct("=Q")
@@ -25,12 +25,12 @@ LENGTH = struct.Struct("=Q")
 
 def main() -> None:
     """Pack the odd stripes of the plan, in order, until one is not as it should be."""
-    plan = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Plan)
+    plan = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ReadingPlan)
     with FileIO(plan.path) as file, suppress(*ODD):
         share(plan, file, sys.stdout.buffer)
 
 
-def share(plan: Plan, file: FileIO, output: BinaryIO) -> None:
+def share(plan: ReadingPlan, file: FileIO, output: BinaryIO) -> None:
     """Write the shares of all odd stripes.
 
     Raises:

@@ -26,7 +26,7 @@ _OVERHANG = 64 * 1024
 ODD = (*UNREADABLE, *MISFIT)
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ReadingPlan(msgspec.Struct, frozen=True):
     """How a file is shared.
 
     Attributes:
@@ -81,7 +81,7 @@ class Stripes:
     """
 
     def __init__(
-        self, plan: Plan, file: FileIO, packer: Packer, count_of: CountOf = bytearray.count
+        self, plan: ReadingPlan, file: FileIO, packer: Packer, count_of: CountOf = bytearray.count
     ) -> None:
         self.position = plan.first
         self._plan = plan

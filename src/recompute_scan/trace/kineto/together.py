@@ -18,7 +18,7 @@ from recompute_scan.trace.kineto.builder import Builder
 from recompute_scan.trace.kineto.layout import Separator
 from recompute_scan.trace.kineto.packing import Codes, Packed, Packer
 from recompute_scan.trace.kineto.second import LENGTH
-from recompute_scan.trace.kineto.stripes import ODD, Plan, Share, Stripes
+from recompute_scan.trace.kineto.stripes import ODD, ReadingPlan, Share, Stripes
 from recompute_scan.workers import usable_cores
 
 # Below this one process has read the file before a second one has paid for its memory.
@@ -76,7 +76,7 @@ def read_together(
     """
     # The last stripe has the end of the file in it, which is not events alone.
     stripes = (path.stat().st_size - first) // STRIPE - 1
-    plan = Plan(str(path.resolve()), first, STRIPE, stripes, separator, python)
+    plan = ReadingPlan(str(path.resolve()), first, STRIPE, stripes, separator, python)
     try:
         second = _start(plan)
     except OSError:
@@ -93,7 +93,7 @@ def read_together(
                     pipe.close()
 
 
-def _start(plan: Plan) -> subprocess.Popen[bytes]:
+def _start(plan: ReadingPlan) -> subprocess.Popen[bytes]:
     second = subprocess.Popen(  # noqa: S603 - our own module, with our own interpreter
         [sys.executable, "-c", _START, *sys.path],
         stdin=subprocess.PIPE,
@@ -108,7 +108,9 @@ def _start(plan: Plan) -> subprocess.Popen[bytes]:
     return second
 
 
-def _read(plan: Plan, file: FileIO, builder: Builder, second: subprocess.Popen[bytes]) -> int:
+def _read(
+    plan: ReadingPlan, file: FileIO, builder: Builder, second: subprocess.Popen[bytes]
+) -> int:
     stripes = Stripes(plan, file, builder.packer, count_of)
     translation = _Translation(builder.packer)
     try:

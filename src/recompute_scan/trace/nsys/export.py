@@ -25,7 +25,7 @@ from recompute_scan.trace.nsys.database import (
     is_sqlite,
     open_database,
 )
-from recompute_scan.trace.nsys.rows import EVENT_TABLES, STRINGS, Contents, Events, read_tables
+from recompute_scan.trace.nsys.rows import EVENT_TABLES, STRINGS, EventRows, Export, read_tables
 
 __all__ = ["REPORT_SUFFIXES", "is_sqlite", "load_nsys", "refuse_report"]
 
@@ -94,7 +94,7 @@ def _check(database: Database, path: Path) -> None:
     )
 
 
-def _one_process(events: Events, health: dict[str, int]) -> Events:
+def _one_process(events: EventRows, health: dict[str, int]) -> EventRows:
     """The events of the process that says most; those whose process is unknown stay."""
     processes, mine = np.unique(events.process, return_inverse=True)
     # Operators weigh more than any device work, and that more than any call.
@@ -112,7 +112,7 @@ def _one_process(events: Events, health: dict[str, int]) -> Events:
     return events.rows(kept)
 
 
-def _trace(events: Events, contents: Contents, health: dict[str, int]) -> Trace:
+def _trace(events: EventRows, contents: Export, health: dict[str, int]) -> Trace:
     thread, threads = _threads(events)
     metadata: dict[str, Any] = {"source": "Nsight Systems"}
     if contents.devices:
@@ -136,7 +136,7 @@ def _trace(events: Events, contents: Contents, health: dict[str, int]) -> Trace:
     )
 
 
-def _threads(events: Events) -> tuple[Int32, tuple[tuple[str, str], ...]]:
+def _threads(events: EventRows) -> tuple[Int32, tuple[tuple[str, str], ...]]:
     """Code of each event's thread or stream, and what they are called."""
     thread = np.zeros(len(events), np.int32)
     called: list[tuple[str, str]] = []

@@ -17,7 +17,7 @@ import numpy as np
 from recompute_scan.trace.columns import Bool, Int64, Kind
 from recompute_scan.trace.limits import Limits, refuse_distinct, refuse_events
 from recompute_scan.trace.nsys.database import UNKNOWN, UNREADABLE, Database
-from recompute_scan.trace.nsys.texts import NAMELESS, Names, Said, Wanted, look_up
+from recompute_scan.trace.nsys.texts import NAMELESS, Said, Texts, Wanted, look_up
 
 STRINGS = "StringIds"
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Events:
+class EventRows:
     """Events of one or more tables, one entry each.
 
     Attributes:
@@ -68,15 +68,15 @@ class Events:
     def __len__(self) -> int:
         return len(self.start)
 
-    def rows(self, kept: Bool) -> Events:
+    def rows(self, kept: Bool) -> EventRows:
         """Some of the events."""
         if kept.all():
             return self
-        return Events(**{name: column[kept] for name, column in vars(self).items()})
+        return EventRows(**{name: column[kept] for name, column in vars(self).items()})
 
 
 @dataclass(frozen=True)
-class Contents:
+class Export:
     """All that is used of one file.
 
     Attributes:
@@ -86,15 +86,13 @@ class Contents:
         left_out: Rows that are sound but no events: marks, domains, ranges that do not nest.
     """
 
-    events: Events
-    names: Names
+    events: EventRows
+    names: Texts
     devices: tuple[str, ...]
     left_out: int
 
 
-def read_tables(
-    database: Database, source: str, limits: Limits, health: dict[str, int]
-) -> Contents:
+def read_tables(database: Database, source: str, limits: Limits, health: dict[str, int]) -> Export:
     """The events of every table that is there.
 
     Args:
@@ -106,7 +104,7 @@ def read_tables(
     Raises:
         InputError: More events (``E313``) or distinct names (``E314``) than allowed.
     """
-    reader = _Reader(database, source, limits, health)
+    reader = _TableReader(database, source, limits, health)
     parts = [
         reader.kernels(),
         reader.activities(_COPIES, Kind.COPY, "Memcpy", "copyKind", _COPY_NAMES),
@@ -116,17 +114,17 @@ def read_tables(
         reader.ranges(),
     ]
     reader.resolve()
-    events = Events(
+    events = EventRows(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])}
     )
-    return Contents(events, reader.names, reader.devices(), reader.left_out)
+    return Export(events, reader.names, reader.devices(), reader.left_out)
 
 
-class _Reader:
+class _TableReader:
     def __init__(
         self, database: Database, source: str, limits: Limits, health: dict[str, int]
     ) -> None:
-        self.names = Names(limits.name_chars, health)
+        self.names = Texts(limits.name_chars, health)
         self.left_out = 0
         self._database = database
         self._source = source
@@ -135,7 +133,7 @@ class _Reader:
         self._number = 0
         self._asked: list[tuple[Wanted, Int64]] = []
 
-    def kernels(self) -> Events:
+    def kernels(self) -> EventRows:
         naming = ("demangledName", "shortName", "mangledName")
         columns, strings = self._device(_KERNELS, naming)
         name = strings[0]
@@ -150,7 +148,7 @@ class _Reader:
         name: str,
         column: str | None = None,
         variants: dict[int, str] | None = None,
-    ) -> Events:
+    ) -> EventRows:
         columns, told = self._device(table, (column,) if column else ())
         said = np.tile(np.array(_nameless(kind), np.int64), (len(columns["start"]), 1))
         if len(said):
@@ -159,13 +157,13 @@ class _Reader:
             said[told[0] == number, 0] = self.names.code((variants or {}).get(number, name))
         return self._events(columns, kind, said=said, on_device=True)
 
-    def calls(self) -> Events:
+    def calls(self) -> EventRows:
         wanted = ("start", "end", "globalTid", "correlationId", "nameId")
         start, end, thread, correlation, name = self._columns(_CALLS, wanted)
         columns = {"start": start, "end": end, "correlation": correlation} | _on_host(thread)
         return self._events(columns, Kind.RUNTIME, name, self.names.call)
 
-    def ranges(self) -> Events:
+    def ranges(self) -> EventRows:
         wanted = ("start", "end", "globalTid", "eventType", "textId")
         typed = "eventType" in self._database.columns(_RANGES)
         blocks = [np.empty((0, len(wanted) + 4), np.int64)]
@@ -227,7 +225,7 @@ class _Reader:
         *,
         said: Int64 | None = None,
         on_device: bool = False,
-    ) -> Events:
+    ) -> EventRows:
         """Events with usable times; their names are looked up later where ``strings`` has any."""
         start, end = columns["start"], columns["end"]
         timed = (start > -_LATEST) & (start < _LATEST) & (end > -_LATEST) & (end < _LATEST)
@@ -236,7 +234,7 @@ class _Reader:
         none = np.full(len(start), -1, np.int64)
         if said is None:
             said = np.tile(np.array(_nameless(kind), np.int64), (len(start), 1))
-        events = Events(
+        events = EventRows(
             start=start,
             end=np.maximum(start, end),
             process=columns["process"],

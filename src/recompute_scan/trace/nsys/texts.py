@@ -87,7 +87,7 @@ NAMELESS = -1
 _VERSION = re.compile(r"_v\d+(_ptsz|_ptds)?$")
 
 
-class Names:
+class Texts:
     """Distinct names and shapes, numbered as they come.
 
     Args:
