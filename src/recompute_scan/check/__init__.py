@@ -2,4 +2,4 @@
 
 from recompute_scan.check.policy import Policy, Refusal, Ruling, judge
 
-__all__ = ["Ruling", "Policy", "Refusal", "judge"]
+__all__ = ["Policy", "Refusal", "Ruling", "judge"]
