@@ -36,6 +36,7 @@ from recompute_scan.diagnose.signature import Signature
 from recompute_scan.record.recording import Recording, record
 from recompute_scan.report.html import render_html
 from recompute_scan.result import from_json, json_schema
+from recompute_scan.result.comparison import json_schema as comparison_schema
 
 DOCS = Path(__file__).parent
 LOGS = DOCS.parent / "tests" / "diagnose" / "corpus" / "known"
@@ -520,7 +521,8 @@ PAGES |= {
 
 
 if __name__ == "__main__":
-    schema = DOCS.parent / "src" / "recompute_scan" / "result.schema.json"
-    schema.write_text(json.dumps(json_schema(), indent=2) + "\n", encoding="utf-8")
+    for kind, schema in {"result": json_schema, "comparison": comparison_schema}.items():
+        path = DOCS.parent / "src" / "recompute_scan" / f"{kind}.schema.json"
+        path.write_text(json.dumps(schema(), indent=2) + "\n", encoding="utf-8")
     for page, write in PAGES.items():
         (DOCS / page).write_text(write(), encoding="utf-8")

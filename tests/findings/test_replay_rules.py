@@ -199,9 +199,9 @@ def test_gathers_in_replays_are_counted_and_timed(reentrantly: bool) -> None:
     facts = sharded_step(GATHER, in_replay=(GATHER,), reentrantly=reentrantly)
     assert facts.judgement.verdict == "full"
     finding = only(facts, "RS005")
-    assert finding.title == "Replays gather parameters again: 3 of 6 all-gathers a step"
+    assert finding.title == "Replays gather parameters again: 3 of 6 all-gathers per step"
     assert finding.evidence == (
-        "c10d::allgather_: 3 a step inside replays",
+        "c10d::allgather_: 3 per step inside replays",
         "0.12 ms per step with no computation beside them",
     )
     assert "0.12 ms of a recorded step" in finding.detail
@@ -252,7 +252,7 @@ def test_what_the_advice_on_doubling_takes_out_is_not_reported_again(
 
 @pytest.mark.slow
 def test_real_ranks_gather_again_for_a_reentrant_checkpoint_outside(tmp_path: Path) -> None:
-    """Counted by hand in these traces: 13 gathers a step, 4 of them for the replays."""
+    """Counted by hand in these traces: 13 gathers per step, 4 of them for the replays."""
     for name, statuses in (
         ("fsdp1_wrapper_outside_r", ("found", "found")),
         ("fsdp1_wrapper_outside", ("clean", "clean")),
@@ -266,7 +266,7 @@ def test_real_ranks_gather_again_for_a_reentrant_checkpoint_outside(tmp_path: Pa
         assert checked["RS004"] == "clean"
         titles = [finding.title for finding in result.findings if finding.code == "RS005"]
         if titles:
-            assert titles == ["Replays gather parameters again: 4 of 13 all-gathers a step"]
+            assert titles == ["Replays gather parameters again: 4 of 13 all-gathers per step"]
 
 
 # RS008

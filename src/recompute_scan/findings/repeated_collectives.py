@@ -54,7 +54,7 @@ def _gathers(evidence: Evidence, collectives: Collectives, gathers: Int64) -> Fi
         name=RULE.name,
         severity="warning",
         confidence=evidence.confidence,
-        title=f"Replays gather parameters again: {per_step:g} of {total:g} all-gathers a step",
+        title=f"Replays gather parameters again: {per_step:g} of {total:g} all-gathers per step",
         detail=(
             "The checkpoint stands outside the FSDP unit, so that its replay gathers the unit's "
             "parameters once more than the forward and the backward pass need. "
