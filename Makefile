@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fuzz bench-load bench-page share-check licenses release-check lock
+.PHONY: help demo test browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fuzz house bench-load bench-page share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ launchers: $(DEV) ## A small job under every launcher: the verdict beside the jo
 
 damage: $(DEV) ## Labelled traces damaged in sixty ways: how often high confidence is wrong
 	$(BIN)/python benchmarks/damage.py $(BENCH)
+
+house: $(DEV) ## How the source is built: sizes, names, circles, and facts worked out twice
+	$(BIN)/python benchmarks/house.py $(BENCH)
 
 fuzz: $(DEV) ## Odd inputs for everything that reads what others wrote: inputs a second, the slowest
 	$(BIN)/python -m tests.fuzz $(BENCH)

@@ -62,7 +62,7 @@ from tests.cases.stacks import STACKS
 from tests.cases.truth import Truth, write_truth
 
 from recompute_scan import trace as traces
-from recompute_scan.answer import result_of
+from recompute_scan.analysis.answer import result_of
 from recompute_scan.recompute.facts import study
 from recompute_scan.result import Result
 

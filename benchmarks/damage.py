@@ -31,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import damages
 from tests.cases.truth import read_truth
 
-from recompute_scan.confidence import confidence
+from recompute_scan.analysis.confidence import confidence
 from recompute_scan.errors import ScanError
 from recompute_scan.recompute.facts import study
-from recompute_scan.trace.kineto import read
+from recompute_scan.trace.kineto.parse import read
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 STRENGTHS = (0.01, 0.05, 0.2, 0.5, 1.0)

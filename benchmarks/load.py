@@ -47,7 +47,7 @@ LABELS = {
     "inflating": "limit: inflate with isal",
     "skipping": "limit: msgspec, everything skipped",
 }
-# Smaller files are read by one process (`recompute_scan.trace.together`).
+# Smaller files are read by one process (`recompute_scan.trace.kineto.together`).
 TWO_PROCESSES_FROM = 512 * 2**20
 OUR_PACKAGES = ("recompute-scan", "msgspec", "numpy", "isal", "torch")
 THEIR_PACKAGES = ("traceinsight", "HolisticTraceAnalysis", "pandas", "ijson", "orjson")

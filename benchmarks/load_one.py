@@ -43,7 +43,7 @@ def ours(path: Path, **how: bool) -> Load:
 
 def ours_alone(path: Path) -> Load:
     """Our own reader, without its second process."""
-    together = importlib.import_module("recompute_scan.trace.together")
+    together = importlib.import_module("recompute_scan.trace.kineto.together")
     vars(together)["FROM_BYTES"] = path.stat().st_size + 1
     return ours(path)
 

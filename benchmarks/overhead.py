@@ -217,7 +217,7 @@ def measure(training: Training, rounds: int) -> dict[str, list[Pair]]:
 
 
 def calls() -> str:
-    """What one call of a checkpoint round an empty function takes, without us and with, in us.
+    """What one call of a checkpoint around an empty function takes, without us and with, in us.
 
     The quickest of many short runs, which is the surest figure on a machine that others use.
     """

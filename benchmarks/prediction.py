@@ -39,11 +39,11 @@ from benchmarks.prediction_cases import CASES, Case, Step, build
 
 from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.price import keep_last, price
-from recompute_scan.cost.runs import Keep
+from recompute_scan.cost.reruns import Keep
 from recompute_scan.recompute.facts import study
 from recompute_scan.record.probe import Probe
-from recompute_scan.record.profiler import Window
-from recompute_scan.record.timing import StepTimer
+from recompute_scan.record.profiler import ProfilerWindow
+from recompute_scan.record.steps import StepTimer
 from recompute_scan.trace import load
 
 
@@ -96,7 +96,7 @@ def measure(case: Case, trace: Path, device: torch.device, seconds: float) -> Me
     _timed(before, kind, WARMUP)
     found.timed.extend(_timed(before, kind, TIMED))
     probe.begin()
-    window = Window(lead=1, steps=PROFILED, device=kind, stacks=False)
+    window = ProfilerWindow(lead=1, steps=PROFILED, device=kind, stacks=False)
     before()
     window.start()
     for _ in range(PROFILED + 1):

@@ -1,6 +1,6 @@
 """What ``prediction.py`` trains: a transformer of any size, checkpointed before and after a change.
 
-Each case is a pair of arrangements of checkpoints round the same layers. The model is built
+Each case is a pair of arrangements of checkpoints around the same layers. The model is built
 twice from the same seed, so both do the same work but for the replays.
 """
 
@@ -44,7 +44,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Asked:
-    """Checkpoints: round all layers together, round each layer from outside, and inside it.
+    """Checkpoints: around all layers together, around each layer from outside, and inside it.
 
     ``R`` is reentrant, ``N`` is not.
     """
@@ -66,7 +66,7 @@ class Case:
         size: Of the model.
         before: Checkpoints that are there.
         after: Checkpoints that are left.
-        sharding: ``fsdp1-outside`` has the wrapper round the FSDP unit, so that each of its
+        sharding: ``fsdp1-outside`` has the wrapper around the FSDP unit, so that each of its
             replays gathers the parameters again.
         ranks: Processes.
     """
@@ -97,13 +97,13 @@ CASES = (
     Case("tiny, N in R, R removed", TINY, Asked(outer="R", inner="N"), Asked(inner="N")),
     Case("tiny, R in R, one removed", TINY, Asked(outer="R", inner="R"), Asked(inner="R")),
     Case("deep, R in N, R removed", DEEP, Asked(outer="N", inner="R"), Asked(outer="N")),
-    Case("deep, N round all and each", DEEP, Asked(stack="N", outer="N"), Asked(outer="N")),
+    Case("deep, N around all and each", DEEP, Asked(stack="N", outer="N"), Asked(outer="N")),
     Case("small, R in N, R removed", SMALL, Asked(outer="N", inner="R"), Asked(outer="N")),
     Case("small, N in R, R removed", SMALL, Asked(outer="R", inner="N"), Asked(inner="N")),
     Case("larger, R in N, R removed", LARGER, Asked(outer="N", inner="R"), Asked(outer="N")),
     Case("larger, R in R, one removed", LARGER, Asked(outer="R", inner="R"), Asked(inner="R")),
     Case("wide, R in N, R removed", WIDE, Asked(outer="N", inner="R"), Asked(outer="N")),
-    Case("wide, N round all and each", WIDE, Asked(stack="N", outer="N"), Asked(outer="N")),
+    Case("wide, N around all and each", WIDE, Asked(stack="N", outer="N"), Asked(outer="N")),
     Case("tiny, N to none", TINY, Asked(outer="N"), _NONE),
     Case("tiny, R to none", TINY, Asked(outer="R"), _NONE),
     Case("small, N to none", SMALL, Asked(outer="N"), _NONE),

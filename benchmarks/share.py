@@ -18,10 +18,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.bundle import pack
 from recompute_scan.bundle.same import differences
 from recompute_scan.errors import InputError
-from recompute_scan.pipeline import analyse
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

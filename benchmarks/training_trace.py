@@ -2,7 +2,7 @@
 
     python benchmarks/training_trace.py TRACE.json --megabytes 300 --stacks
 
-A transformer of eight blocks with a reentrant checkpoint round each block and non-reentrant ones
+A transformer of eight blocks with a reentrant checkpoint around each block and non-reentrant ones
 inside, trained by AdamW one parameter at a time: many short operators, deep nesting, few names,
 as real traces have them. On the CPU, so without kernels.
 """

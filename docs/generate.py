@@ -1,5 +1,6 @@
 """Write the pages that follow from the code: commands, the result's fields, the Python interface,
-the result's schema, and the reports in ``pages``, each again from the result that stands in it.
+the result's schema, the house in the design, and the reports in ``pages``, each again from the
+result that stands in it.
 
 ``python docs/generate.py`` writes them (``make fix`` does), and a test checks that they are true.
 """
@@ -22,18 +23,20 @@ from click.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.house import read_house, rooms
 from tests.diagnose.public import OUTCOMES, public_logs, scores
 
-from recompute_scan import tables
+from recompute_scan.analysis import tables
+from recompute_scan.api import Events, Scan
 from recompute_scan.cli import cli
+from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES, names
 from recompute_scan.diagnose.classify import how_checked
 from recompute_scan.diagnose.logs import lines_of, read_log
-from recompute_scan.diagnose.registry import HANGS, IN_RUNS, SIGNATURES, names
 from recompute_scan.diagnose.signature import Signature
 from recompute_scan.record.recording import Recording, record
 from recompute_scan.report.html import render_html
 from recompute_scan.result import from_json, json_schema
-from recompute_scan.scan import Events, Scan
+from recompute_scan.result.comparison import json_schema as comparison_schema
 
 DOCS = Path(__file__).parent
 LOGS = DOCS.parent / "tests" / "diagnose" / "corpus" / "known"
@@ -41,6 +44,8 @@ _WIDTH = 80
 _EXAMPLE_LINES = 7
 _EXAMPLE_WIDTH = 160
 _RESULT = re.compile(r'<pre [^>]*id="raw-json"[^>]*><code>(.*?)</code></pre>', re.DOTALL)
+
+_HOUSE, _END_OF_HOUSE = "<!-- house -->", "<!-- end of house -->"
 
 _COMMANDS = """\
 # Commands
@@ -96,7 +101,7 @@ with rs.record(steps=2, warmup=2, timing_steps=3) as recording:
     while not recording.done:
         x = torch.randn(4, 16, requires_grad=True)
         for layer in layers:
-            x = checkpoint(forward, x, layer, use_reentrant=True)  # twice round each layer
+            x = checkpoint(forward, x, layer, use_reentrant=True)  # twice around each layer
         x.sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -140,7 +145,7 @@ Trainer(max_steps=6, callbacks=[callback], **quiet).fit(module, loader)
 print(callback.scan.verdict)
 ```
 
-With accelerate it is a tracker: log once a step, at its end.
+With accelerate it is a tracker: log once per step, at its end.
 
 ```python
 from accelerate import Accelerator
@@ -483,6 +488,14 @@ def _as_code(word: str) -> str:
     return f"{before}`{core}`{word[len(before) + len(core) :]}"
 
 
+def design_page() -> str:
+    """The design, with the house as it is between its marks."""
+    text = (DOCS / "design.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(_HOUSE)
+    _, _, after = rest.partition(_END_OF_HOUSE)
+    return f"{before}{_HOUSE}\n```\n{rooms(read_house())}```\n{_END_OF_HOUSE}{after}"
+
+
 def report_page(path: Path) -> str:
     """A report made again from the result that it holds.
 
@@ -496,6 +509,7 @@ def report_page(path: Path) -> str:
 
 PAGES = {
     "commands.md": commands_page,
+    "design.md": design_page,
     "python-api.md": python_page,
     "diagnoses.md": diagnoses_page,
     "result-fields.md": fields_page,
@@ -507,7 +521,8 @@ PAGES |= {
 
 
 if __name__ == "__main__":
-    schema = DOCS.parent / "src" / "recompute_scan" / "result.schema.json"
-    schema.write_text(json.dumps(json_schema(), indent=2) + "\n", encoding="utf-8")
+    for kind, schema in {"result": json_schema, "comparison": comparison_schema}.items():
+        path = DOCS.parent / "src" / "recompute_scan" / f"{kind}.schema.json"
+        path.write_text(json.dumps(schema(), indent=2) + "\n", encoding="utf-8")
     for page, write in PAGES.items():
         (DOCS / page).write_text(write(), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Train a small transformer in plain PyTorch, with no checkpoint, one, or two.
 
 ``--checkpoint once`` is ordinary activation checkpointing: every block's forward runs once
-more in the backward pass. ``--checkpoint twice`` puts a second checkpoint round a block that
+more in the backward pass. ``--checkpoint twice`` puts a second checkpoint around a block that
 already checkpoints itself, and the forward runs twice more: the mistake that is easy to make
 when a library and a training script each switch checkpointing on.
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import recompute_scan as rs
-from recompute_scan import tables
+from recompute_scan.analysis import tables
 from recompute_scan.errors import InputError
 from recompute_scan.result import Result, to_json
 from tests.recompute.training import checkpointed_step, marked_step

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from recompute_scan import pipeline
+from recompute_scan.analysis import pipeline
 from recompute_scan.cli import main
 from recompute_scan.result import json_schema
 from tests.recompute.training import checkpointed_step, marked_step, plain_step

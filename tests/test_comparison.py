@@ -13,11 +13,10 @@ import pytest
 
 import recompute_scan as rs
 from recompute_scan.cli import main
-from recompute_scan.comparison import SCHEMA, Comparison, compare, json_schema, to_json
-from recompute_scan.report.compare_html import render_comparison_html
-from recompute_scan.report.compare_text import render_comparison_text
+from recompute_scan.report.compared import render_comparison_html, render_comparison_text
 from recompute_scan.report.page import WIDTH, columns
 from recompute_scan.result import Result
+from recompute_scan.result.comparison import SCHEMA, Comparison, compare, json_schema, to_json
 from tests.report.page_reader import Page
 from tests.report.sample_results import (
     HOSTILE,
@@ -169,7 +168,7 @@ def test_another_model_is_no_change() -> None:
     smaller = dataclasses.replace(gemm, forward_per_step=1.0)
     comparison = compare(doubled(), dataclasses.replace(full(), families=(smaller, *others)))
     (said,) = comparison.obstacles
-    assert said.endswith("different work, in calls a step: gemm 57 and 1.")
+    assert said.endswith("different work, in calls per step: gemm 57 and 1.")
     assert comparison.same_forward_work is False
     assert "Only before - RS001" in flat(comparison)
     assert "Went away" not in flat(comparison)

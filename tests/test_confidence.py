@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from recompute_scan.confidence import confidence, doubts
+from recompute_scan.analysis.confidence import confidence, doubts
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.recompute.marks import Marks
-from recompute_scan.trace.kineto import parse
+from recompute_scan.trace.kineto.parse import parse
 
 TRACE = Path(__file__).parents[1] / "traces" / "plain_once" / "trace-rank0.json.gz"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from recompute_scan.analysis.ranks import ends_in
 from recompute_scan.crash import Crash, Frame, Raised, RankEnd
 from recompute_scan.diagnose.outcome import crash_of, findings_of
-from recompute_scan.ends import ends_in
 from recompute_scan.run_info import (
     RunInfo,
     accept_so_far,

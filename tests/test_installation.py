@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from recompute_scan import installation
-from recompute_scan.installation import Line, look
+from recompute_scan.installation import Installed, look
 
 
-def by_purpose(lines: list[Line]) -> dict[str, Line]:
+def by_purpose(lines: list[Installed]) -> dict[str, Installed]:
     return {line.purpose: line for line in lines}
 
 
@@ -42,7 +42,7 @@ def test_without_torch_the_command_that_brings_it_is_named(monkeypatch: pytest.M
         installation, "_version_of", lambda name: None if name == "torch" else found(name)
     )
     line = by_purpose(look())["run"]
-    assert line == Line("missing", "run", 'no torch: pip install "recompute-scan[torch]"')
+    assert line == Installed("missing", "run", 'no torch: pip install "recompute-scan[torch]"')
 
 
 def test_a_broken_torch_is_a_problem_and_no_traceback(

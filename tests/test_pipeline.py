@@ -11,8 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
-from recompute_scan.pipeline import analyse
 from recompute_scan.report.html import render_html
 from recompute_scan.result import json_schema, to_json
 from recompute_scan.run_info import RunInfo, Source, write_run_info

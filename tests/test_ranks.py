@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import recompute_scan as rs
-from recompute_scan import pipeline
+from recompute_scan.analysis import pipeline
+from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.analysis.ranks import Piece
 from recompute_scan.errors import InputError
-from recompute_scan.pipeline import analyse
-from recompute_scan.ranks import Piece
 from recompute_scan.result import to_json
 from recompute_scan.workers import AUTOMATIC, HERE, Workers
 from tests.clusters import local_cluster

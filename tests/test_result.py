@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from recompute_scan import crash as crash_module
 from recompute_scan import result as result_module
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
-from recompute_scan.pipeline import analyse
 from recompute_scan.report.html import render_html
 from recompute_scan.report.markdown import render_markdown
 from recompute_scan.report.text import render_text

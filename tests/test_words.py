@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.cli import main
-from recompute_scan.diagnose.registry import names
-from recompute_scan.findings.registry import RULES
+from recompute_scan.diagnose.causes import names
+from recompute_scan.findings.rules import RULES
 
 Output = pytest.CaptureFixture[str]
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.trace import Trace
-from recompute_scan.trace.kineto import parse
+from recompute_scan.trace.kineto.parse import parse
 
 ENGINE = "autograd::engine::evaluate_function: "
 GAP = 1.0
@@ -89,7 +89,7 @@ def op(
 
 
 def node(name: str, *inside: Call, seq: int | None = None) -> Call:
-    """The engine's range round an autograd node, and the node; ``seq`` stands on both."""
+    """The engine's range around an autograd node, and the node; ``seq`` stands on both."""
     return op(ENGINE + name, op(name, *inside, seq=seq), seq=seq)
 
 
@@ -99,12 +99,12 @@ def annotation(name: str, *inside: Call, us: float | None = None) -> Call:
 
 
 def step(number: int, *inside: Call, us: float | None = None) -> Call:
-    """The profiler's own range round a step."""
+    """The profiler's own range around a step."""
     return annotation(f"ProfilerStep#{number}", *inside, us=us)
 
 
 def optimizer(*inside: Call, us: float | None = None) -> Call:
-    """The optimizer's own range round its update."""
+    """The optimizer's own range around its update."""
     return annotation("Optimizer.step#AdamW.step", *inside, us=us)
 
 

@@ -12,13 +12,12 @@ from recompute_scan._step import step
 from recompute_scan._version import __version__
 
 if TYPE_CHECKING:
-    from recompute_scan.api import analyze, compare, load_result
+    from recompute_scan.api import Scan, analyze, compare, load_result
     from recompute_scan.record.recording import record
-    from recompute_scan.scan import Scan
 
 __all__ = ["Scan", "__version__", "analyze", "compare", "load_result", "record", "step"]
 
-_WHERE = {"Scan": "scan", "analyze": "api", "compare": "api", "load_result": "api"}
+_WHERE = {"Scan": "api", "analyze": "api", "compare": "api", "load_result": "api"}
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlencode
 
 REGION = "recompute_scan.region?"
 REPLAY = "recompute_scan.replay?"
-# Round the time that naming a checkpointed call takes the run wrapper itself.
+# Around the time that naming a checkpointed call takes the run wrapper itself.
 MARKING = "recompute_scan.marking"
 LONGEST_NAME = 4096
 

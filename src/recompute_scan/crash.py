@@ -1,6 +1,4 @@
-"""How a run ended when it did not end well: the words that the account, the diagnosis and the
-result have in common.
-"""
+"""How a run ended that did not end well, in words that record, diagnosis and result share."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ class ModelState:
         training: Whether it is in training mode.
         parallel: Wrappers for parallel training found in it, such as ``3 x FSDP``.
         checkpoints: Activation checkpoints found in it, in words, one for each way.
-        wrapped: Whether a checkpoint wrapper stands round some module.
+        wrapped: Whether a checkpoint wrapper stands around some module.
         switched: Whether a model's own checkpointing flag is on.
         use_cache: The model's setting for a key-value cache; ``None`` where it has none.
     """

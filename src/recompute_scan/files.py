@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and are not written over unasked."""
+"""Files that appear whole or not at all, are not written over unasked, and may have any name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from recompute_scan.errors import UsageError
 
@@ -43,3 +44,14 @@ def refuse_existing(path: Path, *, force: bool) -> None:
     """Refuse to write over what is there, before any work is done for it (``E209``)."""
     if not force and (path.exists() or path.is_symlink()):
         raise UsageError("E209", f"{path} is there already.", hint="--force writes over it")
+
+
+def encodable(value: Any) -> Any:
+    """The same plain data, with what UTF-8 cannot hold replaced by question marks."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {encodable(key): encodable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encodable(item) for item in value]
+    return value

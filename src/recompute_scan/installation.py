@@ -41,7 +41,7 @@ _EXTRAS = (
 
 
 @dataclass(frozen=True)
-class Line:
+class Installed:
     """One thing that was looked at.
 
     Attributes:
@@ -55,7 +55,7 @@ class Line:
     said: str
 
 
-def look() -> list[Line]:
+def look() -> list[Installed]:
     """Everything that decides what can be done here, the most needed first."""
     return [_reading(), *_recording(), _launchers(), *map(_extra, _EXTRAS), _py_spy()]
 
@@ -66,18 +66,18 @@ def heading() -> str:
     return f"recompute-scan {version('recompute-scan')}, {about}"
 
 
-def _reading() -> Line:
+def _reading() -> Installed:
     packages = ("numpy", "msgspec", "isal", "zstandard")
     said = ", ".join(f"{name} {version(name)}" for name in packages)
-    return Line("ok", "analyze", said)
+    return Installed("ok", "analyze", said)
 
 
-def _recording() -> list[Line]:
+def _recording() -> list[Installed]:
     purpose = "run"
     missing = [name for name in ("torch", "wrapt") if _version_of(name) is None]
     if missing:
         hint = 'pip install "recompute-scan[torch]"'
-        return [Line("missing", purpose, f"no {' and no '.join(missing)}: {hint}")]
+        return [Installed("missing", purpose, f"no {' and no '.join(missing)}: {hint}")]
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, and words of ours
             [sys.executable, "-c", _ASK_TORCH],
@@ -90,38 +90,38 @@ def _recording() -> list[Line]:
         found = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         said = f"torch does not come up within {_TORCH_TIMEOUT_S} s"
-        return [Line("problem", purpose, said)]
+        return [Installed("problem", purpose, said)]
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or [f"status {error.returncode}"])[-1]
-        return [Line("problem", purpose, f"importing torch fails: {last}")]
+        return [Installed("problem", purpose, f"importing torch fails: {last}")]
     except (OSError, ValueError, IndexError) as error:
-        return [Line("problem", purpose, f"torch could not be asked: {error}")]
-    return [Line("ok", purpose, f"torch {found['version']}"), _device(found)]
+        return [Installed("problem", purpose, f"torch could not be asked: {error}")]
+    return [Installed("ok", purpose, f"torch {found['version']}"), _device(found)]
 
 
-def _device(found: dict[str, Any]) -> Line:
+def _device(found: dict[str, Any]) -> Installed:
     purpose = "GPU activity"
     if found["devices"]:
         first, many = found["devices"][0], len(found["devices"])
         if "CUDA" in found["activities"]:
-            return Line("ok", purpose, f"{many} x {first}")
+            return Installed("ok", purpose, f"{many} x {first}")
         said = f"{first} is here, but this torch's profiler cannot record it (no CUPTI)"
-        return Line("problem", purpose, said)
+        return Installed("problem", purpose, said)
     if found["built_for"]:
         said = "no GPU is seen: CPU operators are recorded"
     else:
         said = "this torch is built for the CPU: CPU operators are recorded"
-    return Line("missing", purpose, said)
+    return Installed("missing", purpose, said)
 
 
-def _launchers() -> Line:
+def _launchers() -> Installed:
     purpose = "run -- LAUNCHER"
     folders = {sysconfig.get_path("purelib"), *(p for p in sys.path if p.endswith("-packages"))}
     hooks = [file for folder in folders for file in Path(folder).glob("*.pth") if _is_hook(file)]
     if hooks:
-        return Line("ok", purpose, f"start-up hook {hooks[0].name}")
+        return Installed("ok", purpose, f"start-up hook {hooks[0].name}")
     said = "recompute_scan.pth is in no site-packages: start the ranks by `run --nproc-per-node`"
-    return Line("problem", purpose, said)
+    return Installed("problem", purpose, said)
 
 
 def _is_hook(file: Path) -> bool:
@@ -131,19 +131,19 @@ def _is_hook(file: Path) -> bool:
         return False
 
 
-def _extra(wanted: tuple[tuple[str, ...], str, str]) -> Line:
+def _extra(wanted: tuple[tuple[str, ...], str, str]) -> Installed:
     names, extra, purpose = wanted
     for name in names:
         if found := _version_of(name):
-            return Line("ok", purpose, f"{name} {found}")
-    return Line("missing", purpose, f'pip install "recompute-scan[{extra}]"')
+            return Installed("ok", purpose, f"{name} {found}")
+    return Installed("missing", purpose, f'pip install "recompute-scan[{extra}]"')
 
 
-def _py_spy() -> Line:
+def _py_spy() -> Installed:
     purpose = "stacks of a hang"
     if program := shutil.which("py-spy"):
-        return Line("ok", purpose, program)
-    return Line("missing", purpose, "native frames need py-spy: pip install py-spy")
+        return Installed("ok", purpose, program)
+    return Installed("missing", purpose, "native frames need py-spy: pip install py-spy")
 
 
 def _version_of(name: str) -> str | None:

@@ -1,21 +1,28 @@
-"""How the Python processes that a launcher starts take part in a recording by themselves.
+"""How the Python processes of a run take part in its recording by themselves.
 
 ``recompute-scan run -- torchrun train.py`` starts the launcher with :data:`VARIABLE` set. Every
 Python that starts below it reads ``recompute_scan.pth``, one line beside the installed packages,
 which does nothing without the variable. With it, a process that runs a script of the user's is
 replaced, before anything of its own has run, by ``python -m recompute_scan run … SCRIPT``: same
 process id, same environment, same arguments. Launchers themselves, data-loader workers, compile
-workers and other tools run on as they are. Standard library only, and harmless without torch.
+workers and other tools run on as they are.
+
+Standard library only, and harmless without torch: what a process that the script starts with
+multiprocessing runs in place of its target (:class:`Recorded`) is sent there by pickle, and brings
+torch into none that has not imported it by itself.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # The options of `recompute-scan run` for the processes that join, quoted as for a shell.
 VARIABLE = "RECOMPUTE_SCAN_JOIN"
@@ -102,3 +109,27 @@ def _tool_folders() -> list[str]:
     names = ("scripts", "purelib", "platlib", "stdlib")
     own = [sysconfig.get_path(name) for name in names]
     return [*own, os.path.dirname(sys.executable)]  # noqa: PTH120 - links are not followed
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The target, recorded where it trains.
+
+    Attributes:
+        target: What the script gave.
+        options: How to record it.
+        number: How many such processes the script had started before.
+        module: The module whose ``run_here`` does, imported only where torch is.
+    """
+
+    target: Callable[..., Any]
+    options: Any
+    number: int
+    module: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the target, and leave its traces and account in the run's folder."""
+        if "torch" not in sys.modules:
+            return self.target(*args, **kwargs)
+        run_here = importlib.import_module(self.module).run_here
+        return run_here(self.target, args, kwargs, self.options, self.number)

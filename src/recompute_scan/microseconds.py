@@ -4,7 +4,7 @@ Up to torch 2.3 a trace has no finer times: on a fast host a quarter of the call
 a third begin together. By time alone a call stands for certain in another one that begins before
 it and ends in a later microsecond than it begins in. Where one ends in the very microsecond in
 which the next begins, two more things are known: in which order they began
-(:mod:`recompute_scan.order`), and how calls of these names nest everywhere else in the same
+(:mod:`recompute_scan.nesting`), and how calls of these names nest everywhere else in the same
 trace, where times do tell. What neither tells is counted, so that nobody takes it for sure.
 """
 
@@ -14,9 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recompute_scan.nesting import nest_intervals
-from recompute_scan.order import STRETCH, in_order, some_of
-from recompute_scan.tally import Tally
+from recompute_scan.nesting import STRETCH, Votes, in_order, nest_intervals, some_of
 from recompute_scan.trace.columns import Bool, Int32, Int64, Ints, Trace
 
 US = 1000
@@ -111,9 +109,9 @@ class _Habits:
         self.nothing = int(calls.name.max(initial=0)) + 1
         above, before, below, held = _seen(calls, parent, self.nothing)
         self._tables = [
-            Tally(self._key(above, before, below), held),
-            Tally(self._key(above, below), held),
-            Tally(above, held),
+            Votes(self._key(above, before, below), held),
+            Votes(self._key(above, below), held),
+            Votes(above, held),
         ]
 
     def __call__(self, above: Ints, before: Ints, below: Ints) -> tuple[Bool, Bool]:

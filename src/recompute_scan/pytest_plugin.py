@@ -31,9 +31,9 @@ def assert_no_surplus_recompute(tmp_path: Path) -> Iterator[Assert]:
 
         def check(step: Callable[[], Any], *, max_recompute: float = 1.0) -> None:
             __tracebackhide__ = True
+            from recompute_scan.analysis.pipeline import analyse  # noqa: PLC0415
             from recompute_scan.check import Policy, judge  # noqa: PLC0415
             from recompute_scan.check.render import text  # noqa: PLC0415
-            from recompute_scan.pipeline import analyse  # noqa: PLC0415
 
             trace = tmp_path / "recompute-scan-step.json.gz"
             recorder.record(step, trace)

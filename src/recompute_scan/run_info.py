@@ -25,8 +25,8 @@ from typing import Literal
 import msgspec
 
 from recompute_scan.crash import RankEnd
-from recompute_scan.encoding import encodable
 from recompute_scan.errors import InputError
+from recompute_scan.files import encodable
 
 RUN_SCHEMA = "recompute-scan-run/1"
 # Made by the one rank that reports on a failed run.
@@ -39,7 +39,7 @@ STOPPED = ".stopped"
 
 @dataclass(frozen=True)
 class Source:
-    """A statement of the user's code with up to three lines round it.
+    """A statement of the user's code with up to three lines around it.
 
     Attributes:
         first: Number of the first line of ``text``.
@@ -136,7 +136,7 @@ class RunInfo:
         measured: What was measured for ``--verify``, ``None`` for other runs.
         end: How the script ended, where it raised, exited with a failure or hung.
         untrained: Modules whose trainable weights got no gradient, because a reentrant
-            checkpoint stands round them and none of its inputs needs one.
+            checkpoint stands around them and none of its inputs needs one.
         chosen: Whether this rank was one of those to record (``--ranks``); the others leave step
             times and no trace.
         bug: What ended the recording where that was a bug in it, one sentence.

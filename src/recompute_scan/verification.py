@@ -1,7 +1,7 @@
 """What several runs of one script, unchanged and with the fix, say together.
 
 Everything here is arithmetic on the accounts that the runs left; starting them is the work of
-:mod:`recompute_scan.record.verify`.
+:mod:`recompute_scan.record.verify.rounds`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
-from recompute_scan.headline import headline
+from recompute_scan.analysis.confidence import headline
 from recompute_scan.intervals import median_interval, pair_interval, ratio_interval
 from recompute_scan.result import Arm, Checkpoint, Losses, Outcome, Result, Verified, WithPlan
 from recompute_scan.run_info import Measurements, RunInfo, step_has_fix

@@ -29,7 +29,7 @@ Own = Literal["reentrant", "non-reentrant"] | None
 
 
 def _use(model: Any, own: Own, wrapper: Own, layer: str) -> None:
-    """Hugging Face's own switch, and a checkpoint wrapper round each layer of that class."""
+    """Hugging Face's own switch, and a checkpoint wrapper around each layer of that class."""
     if own is not None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*gradient_checkpointing_enable")
@@ -61,7 +61,7 @@ def _trained(model: nn.Module, inputs: dict[str, Tensor]) -> TrainingStep:
 
 
 def lora(own: Own = None, wrapper: Own = None, dropout: float = 0.0) -> Build:
-    """Llama with adapters from peft round its projections; everything else is frozen."""
+    """Llama with adapters from peft around its projections; everything else is frozen."""
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         import peft  # noqa: PLC0415 - seconds, and only these cases need it
@@ -141,7 +141,7 @@ class Half(nn.Module):
 
 
 class Stage(nn.Module):
-    """Two halves with a way round them; ``inner`` checkpoints what the stage computes."""
+    """Two halves with a way around them; ``inner`` checkpoints what the stage computes."""
 
     def __init__(self, before: int, after: int, stride: int, inner: Own) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ def dropout_everywhere(outer: Own = None, inner: Own = None) -> Build:
 
 
 ARCHITECTURES = (
-    Case("lora_none", "LoRA round a frozen base; nothing is checkpointed.", "none", lora()),
+    Case("lora_none", "LoRA around a frozen base; nothing is checkpointed.", "none", lora()),
     Case("lora_own_n", "LoRA; Hugging Face's switch, non-reentrant.", "full", lora(own=N)),
     Case("lora_own_r", "The same, reentrant.", "full", lora(own=R)),
     Case("lora_own_r_dropout", "The same with dropout.", "full", lora(own=R, dropout=0.1)),

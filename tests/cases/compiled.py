@@ -1,4 +1,4 @@
-"""``torch.compile`` round the whole model or round each layer, with checkpoints and without.
+"""``torch.compile`` around the whole model or around each layer, with checkpoints and without.
 
 A compiled graph runs no Python of the model, so the truth comes from the graphs themselves: the
 backend below notes how many attention operators of the forward each graph holds, and counts
@@ -82,7 +82,7 @@ class _Checkpointed(nn.Module):
 
 
 class _Compiled(nn.Module):
-    """A layer compiled, with a checkpoint round the compiled code."""
+    """A layer compiled, with a checkpoint around the compiled code."""
 
     def __init__(self, layer: nn.Module, backend: CountingBackend, around: Variant | None) -> None:
         super().__init__()
@@ -106,9 +106,9 @@ def compiled(
 
     Args:
         what: Compile the whole model, or each layer for itself.
-        inside: Checkpoints round each layer, within what is compiled, inner first.
-        around: Checkpoint round each compiled layer.
-        outside: A second one round the same.
+        inside: Checkpoints around each layer, within what is compiled, inner first.
+        around: Checkpoint around each compiled layer.
+        outside: A second one around the same.
     """
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
@@ -171,7 +171,7 @@ def whole_step(asked: Checkpoints | None = None) -> Build:
 
 
 COMPILED = (
-    Case("compiled_step_none", "The whole step, round a model in Python.", "none", whole_step()),
+    Case("compiled_step_none", "The whole step, around a model in Python.", "none", whole_step()),
     Case(
         "compiled_step_n",
         "The same, checkpointed once.",
@@ -206,19 +206,19 @@ COMPILED = (
     ),
     Case(
         "compiled_layers_n",
-        "A non-reentrant checkpoint round each compiled layer.",
+        "A non-reentrant checkpoint around each compiled layer.",
         "full",
         compiled("layers", around=N),
     ),
     Case(
         "compiled_layers_r",
-        "A reentrant checkpoint round each compiled layer.",
+        "A reentrant checkpoint around each compiled layer.",
         "full",
         compiled("layers", around=R),
     ),
     Case(
         "compiled_layers_r_in_n",
-        "Both round each compiled layer.",
+        "Both around each compiled layer.",
         "doubled",
         compiled("layers", around=R, outside=N),
     ),
@@ -236,7 +236,7 @@ COMPILED = (
     ),
     Case(
         "compiled_layers_n_inside_n",
-        "A checkpoint in each compiled layer and another round it: half of it is out of sight.",
+        "A checkpoint in each compiled layer and another around it: half of it is out of sight.",
         None,
         compiled("layers", (N,), around=N),
     ),

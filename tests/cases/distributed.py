@@ -58,8 +58,8 @@ def shard(
         method: ``fsdp1`` wraps each layer and the model, ``fsdp2`` the same with
             ``fully_shard``, ``ddp`` the model.
         asked: Checkpoints that the model itself asks for.
-        wrapper: torch's checkpoint wrapper round each layer.
-        wrapper_outside: Round the layer's FSDP unit, so that a replay gathers again; else
+        wrapper: torch's checkpoint wrapper around each layer.
+        wrapper_outside: Around the layer's FSDP unit, so that a replay gathers again; else
             inside it.
         mixed: FSDP's own mixed precision.
         micro_batches: Per step, with gradients reduced in each.
@@ -223,7 +223,7 @@ _ALL = (
     *_cases("ddp"),
     Case(
         "fsdp1_wrapper_outside",
-        "The wrapper is round the FSDP units: a replay gathers again.",
+        "The wrapper is around the FSDP units: a replay gathers again.",
         "full",
         shard("fsdp1", wrapper=N, wrapper_outside=True),
     ),

@@ -95,7 +95,7 @@ EQUAL = (
     ),
     Case(
         "n_three_levels_late_2",
-        "Three checkpoints round each of two equal layers.",
+        "Three checkpoints around each of two equal layers.",
         "doubled",
         layered(equal_layers(2, "NNN")),
     ),
@@ -107,25 +107,25 @@ EQUAL = (
     ),
     Case(
         "n_in_n_late_in_n_stack",
-        "Two round each of four equal layers, and two round all.",
+        "Two around each of four equal layers, and two around all.",
         "doubled",
         layered(equal_layers(4, "NN", stack="NN")),
     ),
     Case(
         "n_in_n_late_in_r_stack",
-        "Two round each of three equal layers, and a reentrant one round all.",
+        "Two around each of three equal layers, and a reentrant one around all.",
         "doubled",
         layered(equal_layers(3, "NN", stack="R")),
     ),
     Case(
         "n_late_in_n_stack",
-        "One round each of three equal layers, and one round all.",
+        "One around each of three equal layers, and one around all.",
         "doubled",
         layered(equal_layers(3, "N", stack="N")),
     ),
     Case(
         "r_round_n_late_in_n_stack",
-        "One of each kind round each of five equal layers, and one round all.",
+        "One of each kind around each of five equal layers, and one around all.",
         "doubled",
         layered(equal_layers(5, "NR", stack="N")),
     ),

@@ -74,7 +74,7 @@ def _fairscale(function: Function) -> Function:
 
 
 def under(*checkpoints: Under) -> Build:
-    """The ordinary step, with these checkpoints round each layer, outermost first."""
+    """The ordinary step, with these checkpoints around each layer, outermost first."""
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         model = Model(oracle).to(device)
@@ -116,14 +116,14 @@ def _cases(name: str, own: Under, once: tuple[str, ...] = ()) -> tuple[Case, ...
     """That function alone, and with torch's and itself; all pairs double, but for those named."""
     n, r = _torch_non_reentrant, _torch_reentrant
     pairs = {
-        "round_r": ("Round torch's reentrant one.", under(own, r)),
-        "round_n": ("Round torch's other one.", under(own, n)),
+        "round_r": ("Around torch's reentrant one.", under(own, r)),
+        "round_n": ("Around torch's other one.", under(own, n)),
         "in_r": ("In torch's reentrant one.", under(r, own)),
         "in_n": ("In torch's other one.", under(n, own)),
         "twice": ("Round itself.", under(own, own)),
     }
     return (
-        Case(name, "Round each layer.", "full", under(own)),
+        Case(name, "Around each layer.", "full", under(own)),
         *(
             Case(f"{name}_{pair}", about, "full" if pair in once else "doubled", build)
             for pair, (about, build) in pairs.items()

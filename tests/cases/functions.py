@@ -156,13 +156,13 @@ def torchs(variant: Any) -> Under:
 
 def _family(stem: str, about: str, own: Under, round_r: bool = True) -> tuple[Case, ...]:
     n, r = torchs(NON_REENTRANT), torchs(REENTRANT)
-    over_r = Case(f"{stem}_round_r", "Round torch's reentrant one.", "doubled", under(own, r))
+    over_r = Case(f"{stem}_round_r", "Around torch's reentrant one.", "doubled", under(own, r))
     return (
         Case(stem, about, "full", under(own)),
         Case(f"{stem}_in_r", "In torch's reentrant one.", "doubled", under(r, own)),
         Case(f"{stem}_in_n", "In torch's other one.", None, under(n, own)),
         *((over_r,) if round_r else ()),
-        Case(f"{stem}_round_n", "Round torch's other one.", "doubled", under(own, n)),
+        Case(f"{stem}_round_n", "Around torch's other one.", "doubled", under(own, n)),
         Case(f"{stem}_twice", "Round itself.", "doubled", under(own, own)),
     )
 

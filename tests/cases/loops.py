@@ -37,7 +37,7 @@ def train(
 ) -> Build:
     """An ordinary step: forward, loss, backward, update.
 
-    ``wrapper`` puts torch's (non-reentrant) ``CheckpointWrapper`` round every layer, as FSDP
+    ``wrapper`` puts torch's (non-reentrant) ``CheckpointWrapper`` around every layer, as FSDP
     recipes do; with ``closure`` the optimizer calls for the gradients itself, as Lightning lets it;
     ``evaluate`` runs the model once without gradients after each update.
     """

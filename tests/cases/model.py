@@ -55,16 +55,16 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Which checkpoints to put round what. ``None`` is no checkpoint; all may be combined.
+    """Which checkpoints to put around what. ``None`` is no checkpoint; all may be combined.
 
     Attributes:
-        stack: Round all layers together.
+        stack: Around all layers together.
         stack_with_head: ``stack`` covers the final norm and the head as well.
         sequential: ``checkpoint_sequential`` over the layers, in two segments.
-        outer: Round each layer of ``outer_layers``, asked for by the model.
-        inner: Round the same layers' own computation (``inner_layers``), asked for by the layer.
-        attention: Round the attention half of each layer.
-        mlp: Round the MLP half of each layer.
+        outer: Around each layer of ``outer_layers``, asked for by the model.
+        inner: Around the same layers' own computation (``inner_layers``), asked for by the layer.
+        attention: Around the attention half of each layer.
+        mlp: Around the MLP half of each layer.
         selective: ``outer`` keeps the results of matrix products (non-reentrant only).
     """
 

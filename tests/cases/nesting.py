@@ -14,7 +14,7 @@ from .versions import HAS_SELECTIVE
 
 N, R = NON_REENTRANT, REENTRANT
 
-# Outer and inner checkpoint round the same layer.
+# Outer and inner checkpoint around the same layer.
 NESTING = (
     Case("no_checkpoint", "Nothing is checkpointed.", "none", train()),
     Case(
@@ -28,16 +28,16 @@ NESTING = (
         train(Checkpoints(outer=R)),
     ),
     Case("n_outside", "The same, non-reentrant.", "full", train(Checkpoints(outer=N))),
-    Case("r_in_r", "Reentrant round reentrant.", "doubled", train(Checkpoints(outer=R, inner=R))),
+    Case("r_in_r", "Reentrant around reentrant.", "doubled", train(Checkpoints(outer=R, inner=R))),
     Case(
-        "n_in_r", "Reentrant round non-reentrant.", "doubled", train(Checkpoints(outer=R, inner=N))
+        "n_in_r", "Reentrant around non-reentrant.", "doubled", train(Checkpoints(outer=R, inner=N))
     ),
     Case(
-        "r_in_n", "Non-reentrant round reentrant.", "doubled", train(Checkpoints(outer=N, inner=R))
+        "r_in_n", "Non-reentrant around reentrant.", "doubled", train(Checkpoints(outer=N, inner=R))
     ),
     Case(
         "n_in_n",
-        "Non-reentrant round non-reentrant: costs nothing.",
+        "Non-reentrant around non-reentrant: costs nothing.",
         "full",
         train(Checkpoints(outer=N, inner=N)),
     ),
@@ -55,31 +55,31 @@ NESTING = (
     ),
     Case(
         "r_in_wrapper",
-        "FSDP's checkpoint wrapper round reentrant: the reported pair.",
+        "FSDP's checkpoint wrapper around reentrant: the reported pair.",
         "doubled",
         train(Checkpoints(inner=R), wrapper=True),
     ),
     Case(
         "n_in_wrapper",
-        "FSDP's checkpoint wrapper round non-reentrant.",
+        "FSDP's checkpoint wrapper around non-reentrant.",
         "full",
         train(Checkpoints(inner=N), wrapper=True),
     ),
     Case(
         "n_halves_in_n",
-        "Non-reentrant round one non-reentrant checkpoint per half.",
+        "Non-reentrant around one non-reentrant checkpoint per half.",
         "doubled",
         train(Checkpoints(outer=N, attention=N, mlp=N)),
     ),
     Case(
         "n_first_half_in_n",
-        "Non-reentrant round a non-reentrant first half.",
+        "Non-reentrant around a non-reentrant first half.",
         "doubled",
         train(Checkpoints(outer=N, attention=N)),
     ),
     Case(
         "r_halves_in_r",
-        "Reentrant round one reentrant checkpoint per half.",
+        "Reentrant around one reentrant checkpoint per half.",
         "doubled",
         train(Checkpoints(outer=R, attention=R, mlp=R)),
     ),
@@ -91,7 +91,7 @@ NESTING = (
     ),
     Case(
         "r_three_levels",
-        "Three reentrant checkpoints round the same work.",
+        "Three reentrant checkpoints around the same work.",
         "doubled",
         train(Checkpoints(outer=R, inner=R, attention=R, mlp=R)),
     ),
@@ -109,13 +109,13 @@ NESTING = (
     ),
     Case(
         "n_layers_in_r_stack",
-        "Reentrant round the stack, non-reentrant inside.",
+        "Reentrant around the stack, non-reentrant inside.",
         "doubled",
         train(Checkpoints(stack=R, inner=N)),
     ),
     Case(
         "r_layers_in_n_stack",
-        "Non-reentrant round the stack, reentrant inside.",
+        "Non-reentrant around the stack, reentrant inside.",
         "doubled",
         train(Checkpoints(stack=N, inner=R)),
     ),

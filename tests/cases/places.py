@@ -30,7 +30,7 @@ from .watch import watch_whole_runs
 N, R = NON_REENTRANT, REENTRANT
 ONCE = Checkpoints(outer=N)
 
-Offload = Literal["wrapper round checkpoint", "wrapper", "saved round checkpoint", "saved inside"]
+Offload = Literal["wrapper around checkpoint", "wrapper", "saved around checkpoint", "saved inside"]
 
 
 class SavedOnCpu(nn.Module):
@@ -50,11 +50,11 @@ def offload(how: Offload, variant: Variant = N) -> Build:
     """Activations go to host memory, with checkpoints or without."""
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        asked = Checkpoints(inner=variant if how == "saved round checkpoint" else None)
+        asked = Checkpoints(inner=variant if how == "saved around checkpoint" else None)
         model = Model(oracle, asked).to(device)
         if how == "wrapper":
             apply_activation_checkpointing(model, offload_wrapper, lambda m: isinstance(m, Layer))
-        elif how == "wrapper round checkpoint":
+        elif how == "wrapper around checkpoint":
             apply_activation_checkpointing(
                 model,
                 lambda layer: offload_wrapper(non_reentrant_wrapper(layer)),
@@ -145,21 +145,21 @@ PLACES = (
     ),
     Case(
         "offload_round_n",
-        "Offloading round a checkpoint.",
+        "Offloading around a checkpoint.",
         "full",
-        offload("wrapper round checkpoint"),
+        offload("wrapper around checkpoint"),
     ),
     Case(
         "offload_saved_round_n",
-        "save_on_cpu round a checkpoint.",
+        "save_on_cpu around a checkpoint.",
         "full",
-        offload("saved round checkpoint"),
+        offload("saved around checkpoint"),
     ),
     Case(
         "offload_saved_round_r",
         "The same, reentrant.",
         "full",
-        offload("saved round checkpoint", R),
+        offload("saved around checkpoint", R),
     ),
     Case(
         "offload_saved_in_n",

@@ -1,4 +1,4 @@
-"""Checkpoints nested in any way round parts that run one after another."""
+"""Checkpoints nested in any way around parts that run one after another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Part = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Under:
-    """A checkpoint round a tree."""
+    """A checkpoint around a tree."""
 
     variant: Variant
     inside: Tree
@@ -46,7 +46,7 @@ def shown(tree: Tree) -> str:
 
 
 def under(variants: str, tree: Tree) -> Tree:
-    """The tree under checkpoints, outermost first: ``"RN"`` is reentrant round non-reentrant."""
+    """The tree under checkpoints, outermost first: ``"RN"`` is reentrant around non-reentrant."""
     for letter in reversed(variants):
         tree = Under(REENTRANT if letter == "R" else NON_REENTRANT, tree)
     return tree
@@ -55,7 +55,7 @@ def under(variants: str, tree: Tree) -> Tree:
 def equal_layers(
     count: int, layer: str, stack: str = "", halves: tuple[str, str] = ("", "")
 ) -> Tree:
-    """Layers of two parts each, all under the same checkpoints, and checkpoints round them all."""
+    """Layers of two parts each, all under the same checkpoints, and checkpoints around them all."""
     return under(
         stack,
         tuple(

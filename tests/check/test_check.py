@@ -12,11 +12,11 @@ import jsonschema
 import pytest
 import xmlschema
 
-from recompute_scan.check import Outcome, Policy, judge
+from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.check import Policy, Ruling, judge
 from recompute_scan.check.baseline import baseline_json, parse_baseline
 from recompute_scan.check.render import RENDERINGS
 from recompute_scan.cli import main
-from recompute_scan.pipeline import analyse
 from recompute_scan.result import Checkpoint, Cost, Finding, Result, from_json, to_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +91,7 @@ def test_thresholds(doubled: Result, policy: Policy, status: int) -> None:
 
 def test_the_repaired_twin_passes_them_all(repaired: Result) -> None:
     policy = Policy(any=True, max_recompute=1, max_cost=0.5)
-    assert judge(repaired, policy) == Outcome(repaired, (), (), ())
+    assert judge(repaired, policy) == Ruling(repaired, (), (), ())
 
 
 def test_no_verdict_is_no_pass() -> None:
@@ -213,7 +213,7 @@ def test_output_goes_to_a_file(style: str, tmp_path: Path, capsys: Output) -> No
     assert capsys.readouterr().out == file.read_text(encoding="utf-8")
 
 
-def outcomes(doubled: Result, repaired: Result) -> list[Outcome]:
+def outcomes(doubled: Result, repaired: Result) -> list[Ruling]:
     policy = Policy(any=True, max_recompute=1, max_cost=5)
     known = parse_baseline(baseline_json(doubled).encode(), "known")
     broken = replace(

@@ -11,7 +11,6 @@ import pytest
 
 from recompute_scan.cost.communication import Communication, add_up, repeated_communication
 from recompute_scan.cost.price import price
-from recompute_scan.recompute.collectives import find_collectives
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.trace import Kind, load
 from tests.recompute.training import checkpointed_step, gradients, run, training_step
@@ -172,7 +171,7 @@ def test_the_record_of_a_wait_is_no_collective() -> None:
     direct = op("record_param_comms", annotation("nccl:all_to_all"))
     launching = op("record_param_comms", launch("ncclKernel_SendRecv"))
     facts = repeating(gather(), wait, direct, launching)
-    found = find_collectives(facts)
+    found = facts.collectives
     assert len(found.rows) == len(found.repeated) == 3
 
 
@@ -181,13 +180,13 @@ def test_an_unfinished_step_does_not_count() -> None:
     whole = training_step(0, *forward, *gradients(forward, [*run(50), gather()]))
     facts = studied(thread(whole, training_step(1, gather(), *run(0))))
     assert facts.complete_count == 1
-    assert len(find_collectives(facts).rows) == 1
+    assert len(facts.collectives.rows) == 1
 
 
 def test_a_published_trace_of_eight_gpus() -> None:
     """Nothing is repeated in it; what all its collectives come to was read from its arguments."""
     facts = study(load(PUBLIC / "mi300x-resnet-checkpointed.json.gz"))
-    collectives = find_collectives(facts)
+    collectives = facts.collectives
     assert repeated_communication(facts) == Communication(0, 0, 0)
     found = add_up(facts, collectives.rows)
     assert found.count == 4  # and two waits

@@ -15,10 +15,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.cost.edits import join
+from recompute_scan.cost.clock import join
+from recompute_scan.cost.entries import surroundings
 from recompute_scan.cost.hooks import TYPICAL
 from recompute_scan.cost.removal import removal
-from recompute_scan.cost.surroundings import surroundings
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.trace import load
 
@@ -83,7 +83,7 @@ class Ran(TorchDispatchMode):
 
 
 def training(tail: Tail, *, doubled: bool) -> Callable[[], None]:
-    """A step of two blocks with a non-reentrant checkpoint round each."""
+    """A step of two blocks with a non-reentrant checkpoint around each."""
     blocks = [Block(tail, doubled=doubled) for _ in range(BLOCKS)]
     optimizer = torch.optim.SGD([p for block in blocks for p in block.parameters()], 1e-3)
 

@@ -6,7 +6,7 @@ from dataclasses import astuple
 
 import pytest
 
-from recompute_scan.cost.occupancy import device_time
+from recompute_scan.cost.device import device_time
 from tests.recompute.training import training_step
 from tests.trace_builder import launch, loaded, op, thread
 

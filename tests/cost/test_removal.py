@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from recompute_scan.annotations import MARKING
-from recompute_scan.cost.edits import Edit, join
+from recompute_scan.cost.clock import TimeEdit, join
+from recompute_scan.cost.entries import markings, surroundings
 from recompute_scan.cost.hooks import Hooks, saved_tensors
 from recompute_scan.cost.predict import predict, prepare
 from recompute_scan.cost.removal import removal
-from recompute_scan.cost.surroundings import markings, surroundings
 from recompute_scan.recompute.facts import Recompute
 from tests.recompute.training import gradients, marked_step, run, training_step
 from tests.trace_builder import annotation, op, studied, thread, wait
@@ -18,13 +18,13 @@ from tests.trace_builder import annotation, op, studied, thread, wait
 NO_HOOKS = Hooks(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def gone(facts: Recompute, place: int | None) -> list[Edit]:
+def gone(facts: Recompute, place: int | None) -> list[TimeEdit]:
     keep = None if place is None else lambda checkpoints: checkpoints[place]
     around = surroundings(facts, facts.steps[0].start, facts.steps[-1].end)
     return [edit for edit in removal(around, keep, NO_HOOKS) if edit.gone]
 
 
-def starts_inside(facts: Recompute, edits: list[Edit], replay: int) -> int:
+def starts_inside(facts: Recompute, edits: list[TimeEdit], replay: int) -> int:
     """How many layers' operators of that replay (0 or 1) lie in what goes."""
     return sum(
         any(e.start <= facts.calls.start[r.again[0]] < e.end for e in edits)
@@ -90,10 +90,10 @@ def test_the_time_of_naming_checkpoints_is_no_part_of_a_step() -> None:
 def test_edits_never_overlap() -> None:
     edits = join(
         [
-            Edit(1, 0, 100, gone=False, add=5.0),
-            Edit(1, 20, 40, gone=True),
-            Edit(1, 30, 60, gone=True),
-            Edit(2, 10, 20, gone=True),
+            TimeEdit(1, 0, 100, gone=False, add=5.0),
+            TimeEdit(1, 20, 40, gone=True),
+            TimeEdit(1, 30, 60, gone=True),
+            TimeEdit(2, 10, 20, gone=True),
         ]
     )
     for code in (1, 2):

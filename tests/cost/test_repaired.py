@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from recompute_scan.pipeline import analyse
+from recompute_scan.analysis.pipeline import analyse
 from tests.record.runs import LAYERS, record_script
 
 pytestmark = pytest.mark.slow

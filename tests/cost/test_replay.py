@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute_scan.cost.edits import Edit, Edits, join
+from recompute_scan.cost.clock import Edits, TimeEdit, join
 from recompute_scan.cost.graph import build_graph
 from recompute_scan.cost.replay import replay, replay_unchanged
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.trace import load
-from recompute_scan.trace.kineto import parse
+from recompute_scan.trace.kineto.parse import parse
 from tests.cost.simulator import (
     Do,
     Machine,
@@ -42,7 +42,7 @@ def edits_of(facts: Recompute, machine: Machine) -> Edits:
     threads = {tid: code for code, (_, tid) in enumerate(facts.trace.threads)}
     return join(
         [
-            Edit(threads[str(thread)], round(1000 * begin), round(1000 * end), gone=True)
+            TimeEdit(threads[str(thread)], round(1000 * begin), round(1000 * end), gone=True)
             for thread, begin, end in machine.gone
         ]
     )
@@ -66,7 +66,7 @@ def replayed(program: Sequence[Do]) -> tuple[list[float], list[float], list[floa
 
 
 def assert_predicted(program: Sequence[Do]) -> tuple[float, float]:
-    """The prediction is true to 5 µs a step; the last step before and after."""
+    """The prediction is true to 5 µs per step; the last step before and after."""
     unchanged, predicted, truth = replayed(program)
     assert predicted == pytest.approx(truth, abs=5.0)
     return unchanged[-1], predicted[-1]
@@ -207,7 +207,7 @@ def test_more_taken_out_is_never_less_saved(program: list[Do], data: st.DataObje
     kept = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
     some = join(
         [
-            Edit(int(every.thread[i]), int(every.start[i]), int(every.end[i]), gone=True)
+            TimeEdit(int(every.thread[i]), int(every.start[i]), int(every.end[i]), gone=True)
             for i in range(size)
             if kept[i]
         ]

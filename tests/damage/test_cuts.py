@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
-from recompute_scan.pipeline import analyse
 from recompute_scan.trace import load
 from tests.cases.recorded import recorded
 

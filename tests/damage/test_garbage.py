@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute_scan.trace import Limits, brackets, mender, repair
+from recompute_scan.trace import Limits
+from recompute_scan.trace.kineto import brackets, repair
 
 PIECES = [
     "{",
@@ -44,8 +45,8 @@ def work(data: bytes) -> tuple[int, int]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(brackets, "object_end", counted_end)
-        patched.setattr(mender, "mend", counted_mend)
-        mender.Mender("trace.json", Limits(), {}).mended(data)
+        patched.setattr(repair, "mend", counted_mend)
+        repair.Mender("trace.json", Limits(), {}).mended(data)
     return sum(looked_at), sum(mended)
 
 
@@ -70,7 +71,7 @@ def test_sound_events_among_garbage_are_found() -> None:
     event = b'{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":1,"dur":2}'
     health: dict[str, int] = {}
     pieces = (b"{{} {}, " * 3, event, b", {{ [}, ", event, b" junk ", event)
-    found = mender.Mender("trace.json", Limits(), health).mended(b"".join(pieces))
+    found = repair.Mender("trace.json", Limits(), health).mended(b"".join(pieces))
     assert [one.name for one in found if one.ph] == ["aten::mm"] * 3
     # An unclosed brace three times, another, and the junk; `{}` is an event without anything.
     assert health == {"events_dropped": 5}

@@ -12,10 +12,10 @@ import pytest
 from benchmarks.damage import answer, damaged, events_of, labelled
 from benchmarks.damages import KNOWN, LATER, WAYS
 
-from recompute_scan.answer import result_of
-from recompute_scan.confidence import confidence
+from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.confidence import confidence
 from recompute_scan.recompute.facts import Recompute, study
-from recompute_scan.trace.kineto import read
+from recompute_scan.trace.kineto.parse import read
 from tests.fuzz.seeds import training
 
 Event = dict[str, Any]

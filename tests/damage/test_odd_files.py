@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.analysis.ranks import merge
 from recompute_scan.cli import main
 from recompute_scan.errors import InputError
-from recompute_scan.pipeline import analyse
-from recompute_scan.ranks import merge
 from recompute_scan.trace import find, load
 
 from .make_corpus import FOLDER
@@ -114,7 +114,7 @@ def test_what_could_not_be_read_holds_no_buffer(
         return error
 
     monkeypatch.setattr(
-        "recompute_scan.pipeline.merge",
+        "recompute_scan.analysis.pipeline.merge",
         lambda pieces, failures: merge(pieces, [*map(remember, failures)]),
     )
     analyse([tmp_path])

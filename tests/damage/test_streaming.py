@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from recompute_scan.errors import InputError
 from recompute_scan.trace import Trace, load
 from recompute_scan.trace.columns import Kind
-from recompute_scan.trace.kineto import parse, read
+from recompute_scan.trace.kineto.parse import parse, read
 from tests.cases.recorded import recorded
 
 from .make_corpus import FOLDER

@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recompute_scan.errors import InputError
-from recompute_scan.trace import Limits, load, stripes, together
-from recompute_scan.trace.second import share
-from recompute_scan.trace.stripes import ODD, Plan
+from recompute_scan.trace import Limits, load
+from recompute_scan.trace.kineto import stripes, together
+from recompute_scan.trace.kineto.second import share
+from recompute_scan.trace.kineto.stripes import ODD, ReadingPlan
 from tests.cases.recorded import recorded
 
 from .make_corpus import FOLDER
@@ -42,7 +43,7 @@ def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "_start", done_here)
 
 
-def done_here(plan: Plan) -> Any:
+def done_here(plan: ReadingPlan) -> Any:
     output = io.BytesIO()
     with io.FileIO(plan.path) as file, suppress(*ODD):
         share(plan, file, output)
@@ -155,7 +156,7 @@ def test_without_a_second_process_one_reads_all(
 def test_a_second_process_that_dies_costs_nothing_but_time(
     trace: Path, monkeypatch: pytest.MonkeyPatch, shared: list[int]
 ) -> None:
-    def cut(plan: Plan) -> Any:
+    def cut(plan: ReadingPlan) -> Any:
         second = done_here(plan)
         second.stdout = io.BytesIO(second.stdout.read()[:5000])
         return second

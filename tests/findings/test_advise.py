@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.advise import Run, advise_removal, title_of
-from recompute_scan.advise.diff import change_diff
-from recompute_scan.advise.edit import edited
+from recompute_scan.advise import RunFacts, advise_removal, title_of
+from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.advise.fewer import advise_fewer
-from recompute_scan.advise.mechanism import Edit
-from recompute_scan.advise.registry import MECHANISMS, find_mechanism, recognise
+from recompute_scan.frameworks.known import MECHANISMS, find_mechanism, recognise
+from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.recompute.vocabulary import CHECKPOINT_FUNCTIONS
 from recompute_scan.result import Checkpoint
 from recompute_scan.run_info import Source
@@ -114,7 +113,7 @@ def test_which_one_stays(
     outer: tuple[str, str], inner: tuple[str, str], kept: int, dropped: int | None
 ) -> None:
     stack = (checkpoint(0, *outer), checkpoint(1, *inner))
-    fix = advise_removal(stack, {}, run=Run(sharded=True))
+    fix = advise_removal(stack, {}, run=RunFacts(sharded=True))
     assert fix is not None
     if dropped is None:
         assert (fix.diff, fix.disposition) == (None, "review")
@@ -406,7 +405,7 @@ def test_what_stays_depends_on_the_run(
     outer: tuple[str, str], inner: tuple[str, str], sharded: bool, stays: int
 ) -> None:
     stack = (checkpoint(0, *outer), checkpoint(1, *inner))
-    fix = advise_removal(stack, {}, run=Run(sharded=sharded))
+    fix = advise_removal(stack, {}, run=RunFacts(sharded=sharded))
     assert fix is not None
     assert fix.removes == stack[1 - stays]
     # Reasons are those that hold here.
@@ -437,7 +436,7 @@ def test_advice_is_in_the_words_of_the_installed_version(
     mechanism: str, version: str, says: str
 ) -> None:
     stack = (checkpoint(0, "fsdp-wrapper"), checkpoint(1, mechanism, R))
-    fix = advise_removal(stack, {}, run=Run({"transformers": version}))
+    fix = advise_removal(stack, {}, run=RunFacts({"transformers": version}))
     assert fix is not None
     assert says in fix.summary
     assert "5.23" not in fix.summary
@@ -454,7 +453,7 @@ def test_the_words_of_the_line_come_first() -> None:
     line = "model.gradient_checkpointing_enable()"
     source = Source(2, line, 2, 2, False, True)
     stack = (checkpoint(0, "fsdp-wrapper"), checkpoint(1, "hf-gradient-checkpointing", R))
-    fix = advise_removal(stack, {"train.py:2": source}, run=Run({"transformers": "5.23.0"}))
+    fix = advise_removal(stack, {"train.py:2": source}, run=RunFacts({"transformers": "5.23.0"}))
     assert fix is not None
     assert "delete the gradient_checkpointing_enable(…) call at train.py:2" in fix.summary
 
@@ -527,4 +526,5 @@ def test_a_function_of_ones_own_is_named() -> None:
 @pytest.mark.parametrize(("version", "says"), [("4.51.3", "no flag"), ("5.23.0", "= False on")])
 def test_fewer_layers_in_the_words_of_the_version(version: str, says: str) -> None:
     stack = (checkpoint(0, "hf-gradient-checkpointing"),)
-    assert says in advise_fewer(stack, "layers.0", False, Run({"transformers": version})).summary
+    run = RunFacts({"transformers": version})
+    assert says in advise_fewer(stack, "layers.0", False, run).summary

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch._functorch.config
 
-from recompute_scan.confidence import confidence
+from recompute_scan.analysis.confidence import confidence
 from recompute_scan.findings.base import Evidence, NotApplicable
 from recompute_scan.findings.compiled_recompute import check
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Finding
-from recompute_scan.trace.kineto import parse
+from recompute_scan.trace.kineto.parse import parse
 from tests.recompute.attention_traces import Layout, each_layer, recorded
 from tests.recompute.training import checkpointed_step, gradients, plain_step, run, study_step
 from tests.trace_builder import Call, as_bytes, document, node, op, step, studied, thread

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.answer import result_of
-from recompute_scan.confidence import confidence
+from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.confidence import confidence
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.findings.base import Evidence
-from recompute_scan.findings.registry import check_all, check_ranks
-from recompute_scan.pipeline import analyse
+from recompute_scan.findings.rules import check_all, check_ranks
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Finding, Rank, Result
@@ -119,7 +119,7 @@ def test_ranks_that_replay_more_are_named() -> None:
     status, (finding,) = uneven(together(1.0, 1.0, 0.5, 1.0))
     assert status == "found"
     assert finding.title == "Ranks replay from 0.5 to 1 times per block; most on ranks 0, 1, 3"
-    assert finding.evidence[2] == "rank 2: 0.5 replays per block, 2.0 ms a step"
+    assert finding.evidence[2] == "rank 2: 0.5 replays per block, 2.0 ms per step"
 
 
 @pytest.mark.parametrize(
@@ -199,17 +199,17 @@ def test_gathers_in_replays_are_counted_and_timed(reentrantly: bool) -> None:
     facts = sharded_step(GATHER, in_replay=(GATHER,), reentrantly=reentrantly)
     assert facts.judgement.verdict == "full"
     finding = only(facts, "RS005")
-    assert finding.title == "Replays gather parameters again: 3 of 6 all-gathers a step"
+    assert finding.title == "Replays gather parameters again: 3 of 6 all-gathers per step"
     assert finding.evidence == (
-        "c10d::allgather_: 3 a step inside replays",
-        "0.12 ms a step with no computation beside them",
+        "c10d::allgather_: 3 per step inside replays",
+        "0.12 ms per step with no computation beside them",
     )
     assert "0.12 ms of a recorded step" in finding.detail
 
 
 def test_other_communication_in_replays_is_told_apart() -> None:
     finding = only(sharded_step(REDUCE, in_replay=(REDUCE,)), "RS005")
-    assert finding.title == "Replays repeat communication: 3 collectives a step"
+    assert finding.title == "Replays repeat communication: 3 collectives per step"
     assert finding.severity == "info"
 
 
@@ -252,7 +252,7 @@ def test_what_the_advice_on_doubling_takes_out_is_not_reported_again(
 
 @pytest.mark.slow
 def test_real_ranks_gather_again_for_a_reentrant_checkpoint_outside(tmp_path: Path) -> None:
-    """Counted by hand in these traces: 13 gathers a step, 4 of them for the replays."""
+    """Counted by hand in these traces: 13 gathers per step, 4 of them for the replays."""
     for name, statuses in (
         ("fsdp1_wrapper_outside_r", ("found", "found")),
         ("fsdp1_wrapper_outside", ("clean", "clean")),
@@ -266,7 +266,7 @@ def test_real_ranks_gather_again_for_a_reentrant_checkpoint_outside(tmp_path: Pa
         assert checked["RS004"] == "clean"
         titles = [finding.title for finding in result.findings if finding.code == "RS005"]
         if titles:
-            assert titles == ["Replays gather parameters again: 4 of 13 all-gathers a step"]
+            assert titles == ["Replays gather parameters again: 4 of 13 all-gathers per step"]
 
 
 # RS008

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.advise.registry import MECHANISMS
-from recompute_scan.confidence import confidence
+from recompute_scan.analysis.confidence import confidence
 from recompute_scan.cost.price import price
-from recompute_scan.diagnose.registry import names
-from recompute_scan.findings import memory_headroom, registry
+from recompute_scan.diagnose.causes import names
+from recompute_scan.findings import memory_headroom
+from recompute_scan.findings import rules as rule_list
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
-from recompute_scan.findings.registry import RULES, check_all
+from recompute_scan.findings.rules import RULES, check_all
+from recompute_scan.frameworks.known import MECHANISMS
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.regions import list_regions
-from recompute_scan.report.words import MECHANISM_WORDS
 from recompute_scan.result import Finding
 from recompute_scan.run_info import Source
 from tests.cost.test_price import gpu_step
@@ -139,7 +139,7 @@ def test_a_broken_rule_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch)
 
     unbroken = list(statuses(marked(replays=2)).values())
     rules = (Rule("RS900", "broken-rule", broken), *RULES)
-    monkeypatch.setattr(registry, "RULES", rules)
+    monkeypatch.setattr(rule_list, "RULES", rules)
     findings, checked = check_all(evidence(marked(replays=2)))
     assert [finding.code for finding in findings] == ["RS001"]
     assert (checked[0].status, checked[0].why) == ("error", "KeyError: 'no such layer'")
@@ -166,8 +166,9 @@ def test_a_finding_bears_its_rules_code_and_name(facts: Recompute) -> None:
         assert all(value != "" for value in dataclasses.asdict(finding).values())
 
 
-def test_the_reports_words_cover_the_mechanisms() -> None:
-    assert set(MECHANISM_WORDS) == {mechanism.name for mechanism in MECHANISMS}
+def test_no_two_mechanisms_have_one_name_or_one_title() -> None:
+    assert len({mechanism.name for mechanism in MECHANISMS}) == len(MECHANISMS)
+    assert len({mechanism.title for mechanism in MECHANISMS}) == len(MECHANISMS)
 
 
 def test_untrained_weights_are_named() -> None:

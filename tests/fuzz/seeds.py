@@ -9,11 +9,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from recompute_scan.answer import result_of
+from recompute_scan.analysis.answer import result_of
 from recompute_scan.check.baseline import baseline_json
 from recompute_scan.result import to_json
 from recompute_scan.run_info import RunInfo, encode_run_info
-from recompute_scan.trace.kineto import parse
+from recompute_scan.trace.kineto.parse import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 # Larger files of the damaged corpus test limits, which have tests of their own.
@@ -22,7 +22,7 @@ _ENGINE = "autograd::engine::evaluate_function: "
 
 
 def training(steps: int = 2, layers: int = 2, replays: int = 1) -> bytes:
-    """A trace of a reentrant checkpoint round each layer, as Kineto would write it."""
+    """A trace of a reentrant checkpoint around each layer, as Kineto would write it."""
     events: list[dict[str, Any]] = []
     clock = [0.0]
     number = [100]

@@ -7,22 +7,22 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from recompute_scan.answer import result_of
+from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.confidence import confidence
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.check import Policy, judge
 from recompute_scan.check.baseline import parse_baseline
-from recompute_scan.confidence import confidence
 from recompute_scan.diagnose.classify import diagnose_log
 from recompute_scan.diagnose.logs import lines_of, read_log
 from recompute_scan.diagnose.outcome import finding_of
 from recompute_scan.errors import ScanError
-from recompute_scan.pipeline import analyse
 from recompute_scan.recompute.facts import study
-from recompute_scan.report.failure import explanation
+from recompute_scan.report.failed import explanation
 from recompute_scan.report.text import render_text
 from recompute_scan.result import Result, from_json, to_json
 from recompute_scan.run_info import parse_run_info
 from recompute_scan.trace import Limits, Trace
-from recompute_scan.trace.kineto import read
+from recompute_scan.trace.kineto.parse import read
 
 # Small, so that a bomb is refused before anybody calls it a hang.
 LIMITS = Limits(

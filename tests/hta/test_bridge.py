@@ -11,8 +11,8 @@ import pytest
 from hta.analyzers.breakdown_analysis import BreakdownAnalysis
 
 import recompute_scan as rs
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.hta_bridge import break_down, to_hta
-from recompute_scan.pipeline import analyse
 from recompute_scan.report.html import render_html
 from recompute_scan.report.markdown import render_markdown
 from recompute_scan.report.text import render_text

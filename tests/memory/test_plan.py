@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute_scan.cost.memory import Footprint, Held, measure_memory
+from recompute_scan.cost.footprint import Footprint, Held, measure_memory
 from recompute_scan.cost.plan import Problem, best, build_problem, curve
 from recompute_scan.recompute.facts import study
 from recompute_scan.trace import load
-from recompute_scan.trace.memory import Allocations, allocations, read_allocations
+from recompute_scan.trace.allocations import Allocations, allocations, read_allocations
 from tests.memory.layers import WIDTHS
 from tests.recompute.training import checkpointed_step
 from tests.trace_builder import studied, thread

@@ -89,7 +89,7 @@ ALL = {
 
 
 def each_layer(layers: int, levels: int = 1) -> list[Stretch]:
-    """So many checkpoints round each layer."""
+    """So many checkpoints around each layer."""
     return [(layer, layer) for layer in range(layers)] * levels
 
 
@@ -125,7 +125,7 @@ class Layout:
         threads: ``two``: autograd launches from its own thread; ``one``: from the forward's;
             ``none``: no record of any launch.
         graphs: Launch each pass (``passes``) or each step (``steps``) as one graph.
-        marks: Name of the range round each step, with the number in it; empty for none.
+        marks: Name of the range around each step, with the number in it; empty for none.
         missing: Kernels at the beginning whose launch was not recorded.
     """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.pipeline import analyse
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.result import Result
 from tests.cases.case import Case
 from tests.cases.coarse import write_coarse
@@ -21,8 +21,8 @@ from tests.cases.truth import Truth
 # Cases whose regions are no layers: replays of each region, and why.
 OTHER_REGIONS = {
     "n_halves": ([1.0] * 8, "each half of a layer is a checkpoint of its own"),
-    "n_stack": ([1.0], "one checkpoint round all layers; nothing shows where one of them ends"),
-    "n_sequential": ([1.0, 0.0], "one checkpoint round two layers, and the like without one"),
+    "n_stack": ([1.0], "one checkpoint around all layers; nothing shows where one of them ends"),
+    "n_sequential": ([1.0, 0.0], "one checkpoint around two layers, and the like without one"),
     "r_sequential": ([1.0, 0.0], "the same"),
 }
 # Its regions are neither layers nor wrong: the two models' layers look alike, and runs of them

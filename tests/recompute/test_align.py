@@ -70,7 +70,7 @@ def test_backward_on_a_thread_of_its_own_is_no_different() -> None:
 
 
 def test_two_identical_layers_replayed_in_one_stretch_are_two_layers() -> None:
-    # One checkpoint round both: the node of the second layer's end asks for all of it.
+    # One checkpoint around both: the node of the second layer's end asks for all of it.
     first, second = run(0), run(10)
     again = [*run(50), *run(60)]
     facts = study_step(*first, *second, *gradients([*first, *second], again))
@@ -80,7 +80,7 @@ def test_two_identical_layers_replayed_in_one_stretch_are_two_layers() -> None:
 
 @pytest.mark.parametrize("count", range(1, 5))
 def test_layers_twice_in_one_stretch_are_doubled(count: int) -> None:
-    # Non-reentrant round non-reentrant without early stop: a layer's last node asks for the
+    # Non-reentrant around non-reentrant without early stop: a layer's last node asks for the
     # layer twice, and the equal layer before it must not be taken for the first of the two.
     layers = [run(10 * place) for place in range(count)]
     backward = [
@@ -120,7 +120,7 @@ def saved(first: int) -> list[Call]:
 
 
 def test_where_a_checkpoint_was_entered_another_replay_begins() -> None:
-    # One round the first, two round the second; without the operator that shows where they
+    # One around the first, two around the second; without the operator that shows where they
     # begin, this is one replay of both and one more of the first.
     first, second = run(0), run(10)
     forward = [*saved(0), op("_NoopSaveInputs"), *saved(10)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.recompute.attention_kernels import FAMILIES, attention_role
+from recompute_scan.recompute.attention.kernels import FAMILIES, attention_role
 from tests.recompute.attention_traces import ALL
 
 PUBLIC = Path(__file__).parents[2] / "traces" / "public"

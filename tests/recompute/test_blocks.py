@@ -20,7 +20,7 @@ from tests.trace_builder import Call, annotation, node, studied, thread
 
 
 def blocks_of(facts: Recompute) -> list[tuple[int, int, int]]:
-    """First and last forward operator of each block, and how many checkpoints are round it."""
+    """First and last forward operator of each block, and how many checkpoints are around it."""
     return [(b.span.first, b.span.last, len(b.checkpoints)) for b in facts.blocks]
 
 

@@ -28,7 +28,7 @@ class Layer(nn.Module):
 
 
 def asked(step: int, layer: int) -> int:
-    """How many checkpoints stand round a layer in a step."""
+    """How many checkpoints stand around a layer in a step."""
     return 2 if layer == 0 and step % 2 else layer % 2
 
 

@@ -57,7 +57,7 @@ def test_two_backward_passes_through_a_reentrant_function_replay_once_each() -> 
 
 
 def test_an_outer_reentrant_function_runs_the_inner_one_again() -> None:
-    """Reentrant round reentrant: the inner function's forward, then its own replay."""
+    """Reentrant around reentrant: the inner function's forward, then its own replay."""
     outer = op("CheckpointFunction", reentrant(0, run(0)).again(), seq=5)
     backward = node(
         "CheckpointFunctionBackward",

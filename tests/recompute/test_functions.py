@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from recompute_scan.pipeline import analyse
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.result import Result
 from tests.cases.case import Case
 from tests.cases.functions import FUNCTIONS

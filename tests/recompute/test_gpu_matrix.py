@@ -12,7 +12,7 @@ import torch
 from benchmarks import gpu_matrix
 from benchmarks.gpu_matrix import WAYS, cells, main
 
-from recompute_scan.pipeline import analyse
+from recompute_scan.analysis.pipeline import analyse
 from tests.cases.distributed import leave_group
 from tests.recompute.attention_traces import Layout, each_layer, recorded
 from tests.recompute.training import checkpointed_step

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.pipeline import analyse
+from recompute_scan.analysis.pipeline import analyse
 from tests.cases.bystanders import BYSTANDERS
 from tests.cases.case import Case, record
 from tests.cases.compiled import COMPILED

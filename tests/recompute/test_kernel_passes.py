@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recompute_scan.recompute.kernel_passes import Pass, passes_by_order, passes_by_thread
+from recompute_scan.recompute.attention.passes import Pass, passes_by_order, passes_by_thread
 from tests.recompute.attention_traces import Stretch, backward_pass, each_layer, multiplicity
 
 SPELLED = {"forward": "F", "replay": "R", "backward": "B"}
@@ -110,7 +110,7 @@ def test_a_recording_cut_within_passes(layers: int, levels: int, head: int, tail
 @pytest.mark.parametrize(
     ("events", "why"),
     [
-        ("FFFFFFFF" "BBBB", "another forward pass, or a checkpoint round the whole model"),
+        ("FFFFFFFF" "BBBB", "another forward pass, or a checkpoint around the whole model"),
         ("FFB" * 4, "one layer: its replay, or another forward"),
         ("FFFFBBBB" "FFBB", "two models"),
         ("BBBB", "no forward"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from recompute_scan.pipeline import analyse
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.regions import list_regions
 from tests.cases.loops import train

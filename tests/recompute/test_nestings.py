@@ -1,7 +1,7 @@
-"""Checkpoints nested at random round small equal layers: the count of each part is the truth.
+"""Checkpoints nested at random around small equal layers: the count of each part is the truth.
 
 Each part counts its own runs; the program sees the trace alone. With early stop on the nesting is
-any; with early stop off it is any of up to two checkpoints round one part, alike for all layers.
+any; with early stop off it is any of up to two checkpoints around one part, alike for all layers.
 (With more, traces of torch since 2.13 can have two readings; ``docs/accuracy.md`` has figures.)
 """
 

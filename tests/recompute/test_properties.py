@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.recompute.regions import group_blocks, list_regions
-from recompute_scan.trace.kineto import parse
+from recompute_scan.trace.kineto.parse import parse
 from tests.cases.recorded import recorded
 
 Event = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recompute_scan.pipeline import analyse
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.result import Result
 from recompute_scan.trace import Kind, load

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from recompute_scan.errors import ScanError
-from recompute_scan.record.runner import RunOptions, record
+from recompute_scan.record.launch.runner import RunOptions, record
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from recompute_scan.record import collect
+from recompute_scan.record.launch import collect
 from recompute_scan.run_info import RunInfo, read_run_info, run_info_name, write_run_info
 
 TRACE = bytes(range(256)) * 9000  # more than one piece

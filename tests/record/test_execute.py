@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from recompute_scan.errors import UsageError
-from recompute_scan.record.execute import Outcome, run_program
+from recompute_scan.record.execute import Exit, run_program
 from tests.record.runs import record_target, run_plain, write_script
 
 FACTS = """\
@@ -68,7 +68,7 @@ def project(tmp_path: Path) -> Path:
 
 def run_here(
     folder: Path, capsys: pytest.CaptureFixture[str], *command: str
-) -> tuple[Outcome, str, str]:
+) -> tuple[Exit, str, str]:
     is_module = command[0] == "-m"
     target, *args = command[1:] if is_module else command
     before, main = Path.cwd(), sys.modules["__main__"]
@@ -111,7 +111,7 @@ def test_a_program_sees_what_python_shows_it(
     expected: dict[str, Any] = json.loads(plain.stdout)
     assert json.loads(out) == expected
     assert expected["pickled"] is True
-    assert (outcome, err) == (Outcome("finished", 0), "")
+    assert (outcome, err) == (Exit("finished", 0), "")
 
 
 def test_an_absolute_path_is_kept(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,9 +201,7 @@ def test_an_error_in_an_import_of_the_module_is_the_scripts(
     write_script(tmp_path, "import not_there_at_all\n", "package/__init__.py")
     write_script(tmp_path, "", "package/part.py")
     outcome, _, err = run_here(tmp_path, capsys, "-m", "package.part")
-    assert outcome == Outcome(
-        "raised", 1, "ModuleNotFoundError: No module named 'not_there_at_all'"
-    )
+    assert outcome == Exit("raised", 1, "ModuleNotFoundError: No module named 'not_there_at_all'")
     assert "package/__init__.py" in err
     assert "recompute_scan" not in err
 
@@ -211,7 +209,7 @@ def test_an_error_in_an_import_of_the_module_is_the_scripts(
 def test_an_interrupt_is_130(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_script(tmp_path, "raise KeyboardInterrupt\n")
     outcome, _, _ = run_here(tmp_path, capsys, "train.py")
-    assert outcome == Outcome("interrupted", 130)
+    assert outcome == Exit("interrupted", 130)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.record.given import Line, Made, given_at
+from recompute_scan.record.given import Made, SourceLine, given_at
 
 NAMES = {"gradient_checkpointing", "activation_checkpointing"}
 PLAIN = "args = TrainingArguments('out')"
@@ -81,7 +81,7 @@ def test_a_configuration_file(
     path = tmp_path / name
     path.write_text(text)
     found = given_at(made(f"{option}{path}"), NAMES, (), PLAIN)
-    assert found == (Line(str(path), line) if line else None)
+    assert found == (SourceLine(str(path), line) if line else None)
 
 
 def test_the_default_of_a_class_derived_from_the_settings(
@@ -95,7 +95,7 @@ def test_the_default_of_a_class_derived_from_the_settings(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     kind = importlib.import_module("given_settings").More
-    assert given_at(made(kind=kind), NAMES, (), PLAIN) == Line(str(path), 4)
+    assert given_at(made(kind=kind), NAMES, (), PLAIN) == SourceLine(str(path), 4)
 
 
 def test_a_variable_of_the_environment() -> None:

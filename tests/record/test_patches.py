@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from recompute_scan.record.imports import after_import
-from recompute_scan.record.patches import Patches
+from recompute_scan.record.patches import Patches, after_import
 
 
 class Base:

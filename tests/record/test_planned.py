@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.pipeline import analyse
-from recompute_scan.record import verify as module
-from recompute_scan.record.bypass import Removal
-from recompute_scan.record.runner import RunOptions
-from recompute_scan.record.trial import run_trial
+from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.record.launch.runner import RunOptions
+from recompute_scan.record.verify import rounds as module
+from recompute_scan.record.verify.bypass import Removal
+from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.result import Finding, Memory, MemoryPlan, Result
 from tests.record.runs import LAYERS, write_script
 from tests.report import sample_results

@@ -56,7 +56,7 @@ def runs_of_layers(trace: Trace) -> tuple[int, int]:
     """How often layers ran in the forward pass and in replays, read off the marks.
 
     A run of a layer is an innermost range that holds its relu. (An outer non-reentrant replay
-    round a non-reentrant region stops as soon as the inner one is entered, and holds nothing.)
+    around a non-reentrant region stops as soon as the inner one is entered, and holds nothing.)
     """
     marks, relus = trace.ranges("recompute_scan."), trace.ranges("aten::relu")
     runs = [
@@ -211,7 +211,7 @@ def test_compiled_regions_still_compile(tmp_path: Path) -> None:
     recorded = record_script(tmp_path, script, steps=2, keep_going=True)
     assert (recorded.status, recorded.stdout) == (0, "Counter()\n"), recorded.stderr
     assert recorded.info.environment["torch_compile"] == "used"
-    # Only the checkpoint round the compiled layer is a call; the others are in the graph.
+    # Only the checkpoint around the compiled layer is a call; the others are in the graph.
     assert [mark.module_class for mark in recorded.trace().regions] == ["Linear"] * 2
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.record import verify as module
-from recompute_scan.record.runner import RunOptions
+from recompute_scan.record.launch.runner import RunOptions
+from recompute_scan.record.verify import rounds as module
 from recompute_scan.result import Result
 from recompute_scan.run_info import write_run_info
 from recompute_scan.verification import Trial

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from recompute_scan.record.call_sites import CallSites
+from recompute_scan.record.given import variables
 from recompute_scan.record.module_names import (
     ModuleIndex,
     ModuleName,
@@ -21,7 +22,6 @@ from recompute_scan.record.module_names import (
     plain_name,
     real_class_name,
 )
-from recompute_scan.record.variables import variables
 from tests.record.runs import LAYERS, record_script
 
 MECHANISMS = (

@@ -230,7 +230,7 @@ for step in range(99):
 
 
 def test_what_does_not_fit_without_checkpoints_is_known(tmp_path: Path) -> None:
-    """With its checkpoints it came through, in the room that it gave itself."""
+    """With its checkpoints it ran to its end, in the room that it gave itself."""
     fits, not_fits = (
         record_script(
             tmp_path / name,

@@ -25,7 +25,7 @@ checkpoint(_weights, torch.ones(2, 2), use_reentrant=False).sum().backward()
 _optimizer.step()
 del _weights, _optimizer
 
-from recompute_scan.record.runner import RunOptions, record
+from recompute_scan.record.launch.runner import RunOptions, record
 
 
 def _wait(child: int) -> int:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from recompute_scan.comparison import compare
-from recompute_scan.pipeline import analyse
-from recompute_scan.report.compare_html import render_comparison_html
+from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.report.compared import render_comparison_html
 from recompute_scan.report.html import render_html
 from recompute_scan.result import Rank, Result, from_json
+from recompute_scan.result.comparison import compare
 from tests.report import sample_results
 
 TRACES = Path(__file__).parents[2] / "traces"

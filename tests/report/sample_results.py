@@ -218,15 +218,15 @@ FINDING = Finding(
     name="doubled-checkpoint",
     severity="error",
     confidence="high",
-    title="Two checkpoints round the same 8 layers replay each of them twice",
+    title="Two checkpoints around the same 8 layers replay each of them twice",
     detail=(
-        "PyTorch's checkpoint_wrapper (train.py:31) stands round every decoder layer, and inside "
-        "it Hugging Face's own checkpoint (train.py:24) stands round the same layer. The inner "
+        "PyTorch's checkpoint_wrapper (train.py:31) stands around every decoder layer, and inside "
+        "it Hugging Face's own checkpoint (train.py:24) stands around the same layer. The inner "
         "one is reentrant, so each replay of the outer one replays the layer once more."
     ),
     evidence=(
         "8 of 8 decoder layers ran their forward pass 3 times: 1 original, 2 replays.",
-        "Attention ran forward 8 times a step and again 16 times in the backward pass.",
+        "Attention ran forward 8 times per step and again 16 times in the backward pass.",
     ),
     fix=Fix(
         summary="drop gradient_checkpointing_enable and keep the FSDP wrapper",

@@ -13,7 +13,7 @@ import pytest
 
 from recompute_scan.report import words
 from recompute_scan.report.html import diff_lines, region_rows, render_html
-from recompute_scan.report.proof import timeline
+from recompute_scan.report.side_by_side import timeline
 from recompute_scan.result import Result, from_json, to_json
 from tests.report.page_reader import Page
 from tests.report.sample_results import (
@@ -99,7 +99,7 @@ def test_nothing_is_fetched_and_the_policy_holds(case: Callable[[], Result]) -> 
 @pytest.mark.parametrize(
     ("case", "sentence"),
     [
-        (doubled, "round the same block they free no further memory"),
+        (doubled, "around the same block they free no further memory"),
         (full, "paid once. Nothing is wasted."),
         (clean, "Nothing is wasted, and there is nothing to change."),
         (partial, "Nothing ran more often than that, so nothing is wasted."),

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from recompute_scan.comparison import compare
-from recompute_scan.report.by_step import MOST_COLUMNS, MOST_ROWS, by_step
 from recompute_scan.report.compared import step_bars
+from recompute_scan.report.groups import MOST_COLUMNS, MOST_ROWS, by_step
 from recompute_scan.report.html import MOST_ROWS as MOST_REGIONS
 from recompute_scan.report.html import render_html
-from recompute_scan.report.proof import MOST_BOXES
-from recompute_scan.report.ranks import rank_groups, ranks_sentence
+from recompute_scan.report.rank_groups import rank_groups, ranks_sentence
+from recompute_scan.report.side_by_side import MOST_BOXES
 from recompute_scan.result import Result
+from recompute_scan.result.comparison import compare
 from tests.report.page_reader import Page
 from tests.report.pages import RESULTS, large, page, ranks, traced
 from tests.report.sample_results import doubled, full, inconclusive

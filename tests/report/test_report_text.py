@@ -82,7 +82,7 @@ def test_doubled_says_it_all() -> None:
         "Step time after 247.7 ms 295.9 ms now; likely 240.5 ms to 257.3 ms after the fix",
         "19.5 % more time than needed (48.2 ms of it would go with the fix)",
         "as throughput, 16.3 % of it is lost",
-        "model.layers.0-7 (LlamaDecoderLayer): 2.0 replays each, 49.6 ms surplus a step",
+        "model.layers.0-7 (LlamaDecoderLayer): 2.0 replays each, 49.6 ms surplus per step",
         "train.py:31 apply_activation_checkpointing(",
         "train.py:24 model.gradient_checkpointing_enable(",
         "RS001 doubled-checkpoint (error, high confidence)",
@@ -105,7 +105,7 @@ def test_what_was_measured_stands_before_what_was_predicted() -> None:
     for wanted in (
         "Share of the step 16.6 % goes with the fix, measured",
         "Step time after 246.9 ms measured with the fix applied; 296.1 ms now; 247.9 ms was",
-        "The fix saves 49.2 ms a step (likely 45.2 to 54.4 ms)",
+        "The fix saves 49.2 ms per step (likely 45.2 to 54.4 ms)",
         "19.9 % more time than with it; put as throughput, 16.6 % of it is lost",
         "Step time 296.1 ms 246.9 ms",
         "Predicted - 247.9 ms",
@@ -168,7 +168,7 @@ def test_deep_models_take_a_line_a_kind() -> None:
 def test_clean_result_is_calm() -> None:
     written = render_text(clean(), color=False)
     assert "Nothing is wasted" in " ".join(written.split())
-    assert "surplus a step" not in written
+    assert "surplus per step" not in written
     assert "more time" not in written
     assert "Finding" not in written
 

@@ -11,8 +11,8 @@ import pytest
 from recompute_scan.annotations import RegionMark, parse_region, region_name
 from recompute_scan.bundle.clean import clean_environment, device_name
 from recompute_scan.bundle.names import ATTENTION, Names
-from recompute_scan.bundle.places import Places
-from recompute_scan.recompute.attention_kernels import FAMILIES, attention_role
+from recompute_scan.bundle.paths import Places
+from recompute_scan.recompute.attention.kernels import FAMILIES, attention_role
 from recompute_scan.recompute.families import family_of_node
 from recompute_scan.recompute.vocabulary import ENGINE, family_of
 from recompute_scan.trace import Kind

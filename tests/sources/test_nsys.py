@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from recompute_scan import trace as traces
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.model import link_kernels, nest
-from recompute_scan.pipeline import analyse
 from recompute_scan.recompute.facts import study
 from recompute_scan.trace import Kind, load
-from recompute_scan.trace.nsys import load_nsys
+from recompute_scan.trace.nsys.export import load_nsys
 from tests.cases.recorded import recorded
 from tests.sources.nsys_builder import DOMAIN, MARK, START_END, Export, from_trace
 from tests.trace_builder import launch, loaded, node, op, step, thread

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recompute_scan.answer import result_of
+from recompute_scan.analysis.answer import result_of
 from recompute_scan.model import Calls, nest
 from recompute_scan.trace import load
 from recompute_scan.trace.columns import Int64, Kind, Trace

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recompute_scan.pipeline import analyse
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.trace import Kind, load
 
 FILES = sorted((Path(__file__).parents[2] / "traces" / "public").glob("*.json.gz"))

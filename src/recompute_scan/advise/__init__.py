@@ -1,4 +1,4 @@
-"""What to change: one file a framework, and the choice between two of them."""
+"""What to change: the choice between checkpoints, in sentences and as a diff."""
 
 from recompute_scan.advise.choose import (
     Switch,
@@ -8,12 +8,11 @@ from recompute_scan.advise.choose import (
     take_out,
 )
 from recompute_scan.advise.fewer import advise_fewer, advise_selective
-from recompute_scan.advise.registry import find_mechanism, mechanism_of, title_of
-from recompute_scan.advise.run import Run
-from recompute_scan.advise.wording import place
+from recompute_scan.advise.wording import RunFacts, mechanism_of, place, title_of
+from recompute_scan.frameworks.known import find_mechanism
 
 __all__ = [
-    "Run",
+    "RunFacts",
     "Switch",
     "advise_fewer",
     "advise_removal",

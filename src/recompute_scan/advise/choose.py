@@ -1,16 +1,21 @@
-"""Which of several checkpoints round one block to keep, and how to take the other out."""
+"""Which of several checkpoints around one block to keep, and how to take the other out."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from recompute_scan.advise.diff import change_diff
-from recompute_scan.advise.edit import edited
-from recompute_scan.advise.mechanism import Mechanism
-from recompute_scan.advise.registry import mechanism_of, title_of
-from recompute_scan.advise.run import UNKNOWN_RUN, Run
-from recompute_scan.advise.wording import place, removal, why_no_diff
+from recompute_scan.advise.edit import change_diff, edited
+from recompute_scan.advise.wording import (
+    UNKNOWN_RUN,
+    RunFacts,
+    mechanism_of,
+    place,
+    removal,
+    title_of,
+    why_no_diff,
+)
 from recompute_scan.annotations import COUNTS_RUNS, EARLY_STOP_OFF
+from recompute_scan.frameworks.mechanism import Mechanism
 from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.run_info import Source
 
@@ -26,7 +31,7 @@ def advise_removal(
     checkpoints: Sequence[Checkpoint],
     sources: Mapping[str, Source],
     alone: Collection[Switch] = (),
-    run: Run = UNKNOWN_RUN,
+    run: RunFacts = UNKNOWN_RUN,
 ) -> Fix | None:
     """The fix for a block with two or more checkpoints; ``None`` where fewer are known.
 
@@ -99,7 +104,7 @@ def take_out(
     sources: Mapping[str, Source],
     *,
     lost: bool = False,
-    run: Run = UNKNOWN_RUN,
+    run: RunFacts = UNKNOWN_RUN,
 ) -> Fix:
     """The fix that takes one checkpoint out.
 
@@ -190,7 +195,7 @@ def _reason(dropped: Checkpoint, mechanism: Mechanism, *, lost: bool) -> str | N
     return mechanism.caution
 
 
-def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: Run) -> str:
+def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) -> str:
     """What stays, and the reasons that hold in this run."""
     mechanism = mechanism_of(kept)
     reasons = []

@@ -1,12 +1,48 @@
-"""A statement of the user's code, changed so that a mechanism is out: found by parsing it."""
+"""A statement of the user's code, changed so that a mechanism is out, and the change as a diff.
+
+The statement is found by parsing; `git apply` and `patch` take the diff.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from recompute_scan.advise.mechanism import Edit
+from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.run_info import Source
+
+
+def change_diff(site: str, source: Source, new: Sequence[str]) -> str:
+    """A diff that puts ``new`` lines in the place of one statement of the file of ``site``.
+
+    Args:
+        site: The call site, ``file:line``.
+        source: The statement there, with the lines around it.
+        new: The lines that take its place; none to delete it.
+    """
+    path = site.rpartition(":")[0]
+    lines = source.text.split("\n")
+    before = lines[: source.begin - source.first]
+    removed = lines[source.begin - source.first : source.end - source.first + 1]
+    after = lines[source.end - source.first + 1 :]
+    old, left = len(lines), len(lines) - len(removed) + len(new)
+    # A range of no lines is given by the line before it.
+    new_first = source.first if left else source.first - 1
+    body = (
+        [f" {line}" for line in before]
+        + [f"-{line}" for line in removed]
+        + [f"+{line}" for line in new]
+        + [f" {line}" for line in after]
+    )
+    # An absolute path stays as it is; `a/` and `b/` are for paths below the current folder.
+    old_name, new_name = (path, path) if path.startswith("/") else (f"a/{path}", f"b/{path}")
+    header = [
+        f"--- {old_name}",
+        f"+++ {new_name}",
+        f"@@ -{source.first},{old} +{new_first},{left} @@",
+    ]
+    return "\n".join([*header, *body]) + "\n"
+
 
 # Keywords of `torch.utils.checkpoint.checkpoint` itself; all others go to the function.
 _CHECKPOINT_KEYWORDS = frozenset(
@@ -43,7 +79,7 @@ class _Statement:
         self._lines = [line.encode() for line in lines]
         self._indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
         self._alone = alone
-        # A block round it makes an indented statement one that can be parsed alone.
+        # A block around it makes an indented statement one that can be parsed alone.
         opening = "if 1:\n" if self._indent else ""
         self._offset = 2 if opening else 1
         try:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recompute_scan.advise.choose import kept
-from recompute_scan.advise.registry import find_mechanism, title_of
-from recompute_scan.advise.run import UNKNOWN_RUN, Run
-from recompute_scan.advise.wording import worded
+from recompute_scan.advise.wording import UNKNOWN_RUN, RunFacts, title_of, worded
+from recompute_scan.frameworks.known import find_mechanism
 from recompute_scan.result import Checkpoint, Fix
 
 _GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
@@ -49,12 +48,12 @@ _SELECTIVE_ELSE = (
 
 
 def advise_fewer(
-    checkpoints: Sequence[Checkpoint], layers: str, whole: bool, run: Run = UNKNOWN_RUN
+    checkpoints: Sequence[Checkpoint], layers: str, whole: bool, run: RunFacts = UNKNOWN_RUN
 ) -> Fix:
     """What to change so that these layers are not checkpointed.
 
     Args:
-        checkpoints: Those round each of the layers.
+        checkpoints: Those around each of the layers.
         layers: The layers, in words.
         whole: Whether no other layer is checkpointed.
         run: What else is known of the run.
@@ -80,12 +79,12 @@ def advise_fewer(
 
 
 def advise_selective(
-    checkpoints: Sequence[Checkpoint], operators: Sequence[str], run: Run = UNKNOWN_RUN
+    checkpoints: Sequence[Checkpoint], operators: Sequence[str], run: RunFacts = UNKNOWN_RUN
 ) -> Fix:
     """What to change so that the results of these operators are kept.
 
     Args:
-        checkpoints: Those round each layer.
+        checkpoints: Those around each layer.
         operators: Names as the profiler has them, ``aten::_flash_attention_forward``.
         run: What else is known of the run.
     """

@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from recompute_scan.advise.mechanism import Mechanism, Rename
-from recompute_scan.advise.run import Run
+from recompute_scan.frameworks import pytorch
+from recompute_scan.frameworks.known import find_mechanism
+from recompute_scan.frameworks.mechanism import Mechanism, Rename
 from recompute_scan.result import Checkpoint
 from recompute_scan.run_info import Source
 
 _LINE = re.compile(r"(?P<file>.+):\d+", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """A run as far as it is known.
+
+    Attributes:
+        versions: Installed versions by the distribution's name; other facts may stand beside them.
+        sharded: Whether FSDP is at work in the trace.
+    """
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    sharded: bool = False
+
+    def has(self, package: str, since: str) -> bool | None:
+        """Whether the package is of this version or newer; ``None`` where that is not known."""
+        installed = _numbers(self.versions.get(package, ""))
+        return installed >= _numbers(since) if installed else None
+
+
+UNKNOWN_RUN = RunFacts()
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def title(checkpoint: Checkpoint, mechanism: Mechanism | None) -> str:
@@ -19,6 +48,17 @@ def title(checkpoint: Checkpoint, mechanism: Mechanism | None) -> str:
     return f"{text} (`{checkpoint.function}`)" if checkpoint.function else text
 
 
+def mechanism_of(checkpoint: Checkpoint) -> Mechanism | None:
+    """What switched the checkpoint on; a function of the project's own where only that is known."""
+    own = pytorch.OWN if checkpoint.mechanism is None and checkpoint.function else None
+    return find_mechanism(checkpoint.mechanism) or own
+
+
+def title_of(checkpoint: Checkpoint) -> str:
+    """What a person calls the checkpoint; says so where that is not known."""
+    return title(checkpoint, mechanism_of(checkpoint))
+
+
 def place(site: str | None) -> str:
     """Where it was asked for, to follow a noun: `` at train.py:3``; empty where that is unknown."""
     if not site:
@@ -26,7 +66,7 @@ def place(site: str | None) -> str:
     return f" at {site}" if _LINE.fullmatch(site) else f" by {site}"
 
 
-def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: Run) -> str:
+def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: RunFacts) -> str:
     """What to do to take it out, with the place, one sentence without the full stop."""
     if site and not _LINE.fullmatch(site):
         return f"unset {site}" if _is_variable(site) else f"leave {site} out of the command line"
@@ -40,7 +80,7 @@ def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: 
     return f"{worded(mechanism.remove, mechanism, run, statement)}{place(site)}"
 
 
-def worded(text: str, mechanism: Mechanism, run: Run, statement: str = "") -> str:
+def worded(text: str, mechanism: Mechanism, run: RunFacts, statement: str = "") -> str:
     """The text in the words of the statement, else of the installed version, else of both."""
     for rename in mechanism.renames:
         text = _renamed(text, rename, run, statement)
@@ -67,7 +107,7 @@ def why_no_diff(mechanism: Mechanism, site: str | None, source: Source | None) -
     return "The change is not one to the statement on that line, so there is no diff to check."
 
 
-def _renamed(text: str, rename: Rename, run: Run, statement: str) -> str:
+def _renamed(text: str, rename: Rename, run: RunFacts, statement: str) -> str:
     if rename.old not in text or _names(statement, rename.old):
         return text
     new = run.has(rename.package, rename.since)

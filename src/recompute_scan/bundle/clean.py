@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from recompute_scan.advise import find_mechanism
 from recompute_scan.bundle.names import Names
+from recompute_scan.frameworks.known import find_mechanism, packages
 from recompute_scan.run_info import RunInfo, SwitchedOn
 from recompute_scan.trace import Kind, Trace
 from recompute_scan.trace.columns import Int32, Int64
@@ -51,10 +51,7 @@ _VERSION = re.compile(
     r"\d{1,5}(\.\d{1,5}){0,3}((a|b|rc|dev|post|\.dev|\.post)\d{1,8})?"
     r"(\+(cpu|cu\d{2,4}|rocm\d(\.\d){1,2}|xpu))?"
 )
-_PACKAGES = frozenset(
-    "python torch cuda transformers accelerate lightning pytorch-lightning deepspeed peft trl "
-    "torchtitan transformer-engine flash-attn nccl".split()
-)
+_PACKAGES = frozenset({"python", "torch", "cuda", "nccl", "flash-attn", *packages()})
 _WORDS: dict[str, frozenset[str]] = {
     "platform": frozenset(
         f"{system} {machine}"

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
-from recompute_scan.advise.registry import MECHANISMS
 from recompute_scan.annotations import (
     OPTIONS,
     REGION,
@@ -26,12 +25,13 @@ from recompute_scan.annotations import (
     region_name,
     replay_name,
 )
-from recompute_scan.bundle.places import Places
+from recompute_scan.bundle.paths import Places
 from recompute_scan.bundle.runtime_calls import is_vendors_own
+from recompute_scan.frameworks.known import MECHANISMS
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.attention_kernels import attention_role
+from recompute_scan.recompute.attention.evidence import NAMED_STEP
+from recompute_scan.recompute.attention.kernels import attention_role
 from recompute_scan.recompute.families import family_of_node
-from recompute_scan.recompute.kernel_evidence import NAMED_STEP
 from recompute_scan.trace import Kind
 
 _ALIAS = re.compile(r"[Pp]rivate_([a-z]+)_(\d{1,9})\w*")
@@ -247,7 +247,7 @@ def _spell(kind: str, number: int, name: str) -> str:
     if kind == "op" and (found := _NODE.fullmatch(name)):
         stem, node = found[1], found[2][:12]
     telling = dict.fromkeys(word.lower() for word in _TELLING.findall(stem))
-    # A node without the engine's range round it is known by its capital letter.
+    # A node without the engine's range around it is known by its capital letter.
     first = "P" if name[:1].isupper() else "p"
     plain = "_".join([f"{first}rivate_{kind}_{number}", *telling])
     spellings = [plain + ending + node for ending in _ENDINGS]

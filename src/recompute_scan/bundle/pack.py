@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from recompute_scan.analysis.loading import load_each
+from recompute_scan.analysis.pipeline import analyse, answer_to
+from recompute_scan.analysis.ranks import Piece, merge, worst
 from recompute_scan.bundle.clean import clean_account, clean_trace
 from recompute_scan.bundle.cut import Cut, rows_of, smaller_and_smaller
 from recompute_scan.bundle.issue import issue_text
 from recompute_scan.bundle.names import Names
 from recompute_scan.bundle.same import differences, untold
 from recompute_scan.bundle.writing import trace_json
-from recompute_scan.cost.machine import UNKNOWN_MACHINE
+from recompute_scan.cost.peaks import UNKNOWN_MACHINE
 from recompute_scan.errors import InputError
-from recompute_scan.loading import load_each
-from recompute_scan.pipeline import analyse, answer_to
-from recompute_scan.ranks import Piece, merge, worst
 from recompute_scan.recompute.facts import Recompute, study
 from recompute_scan.report.html import render_html
 from recompute_scan.result import Result, to_json
@@ -41,7 +41,7 @@ _DOCUMENTS = 0.2
 
 
 @dataclass(frozen=True)
-class Contents:
+class Packed:
     """What an archive holds, for the person who is about to give it away.
 
     Attributes:
@@ -95,11 +95,11 @@ def pack(
     limit: int = GITHUB_LIMIT,
     on_progress: Callable[[str], None] = lambda _: None,
     limits: Limits = DEFAULT_LIMITS,
-) -> Contents:
+) -> Packed:
     """Write the archive for the given traces, and say what is in it.
 
     Args:
-        addresses: As for :func:`recompute_scan.pipeline.analyse`.
+        addresses: As for :func:`recompute_scan.analysis.pipeline.analyse`.
         target: The file to write; its folder must be there. It is overwritten.
         strict: Whether modules, kernels, files and own operators get aliases.
         limit: Most bytes that the archive may have.
@@ -107,8 +107,8 @@ def pack(
         limits: What is refused as too large when reading.
 
     Raises:
-        InputError: As :func:`recompute_scan.pipeline.analyse`; or not even one block of one
-            step fits (``E327``).
+        InputError: As :func:`recompute_scan.analysis.pipeline.analyse`; or not even one block of
+            one step fits (``E327``).
         OSError: The archive cannot be written.
     """
     names = Names(strict)
@@ -155,8 +155,8 @@ def pack(
 
 
 def _whole_instead(
-    contents: Contents, parts: Sequence[_Part], before: Result, target: Path, limit: int
-) -> Contents:
+    contents: Packed, parts: Sequence[_Part], before: Result, target: Path, limit: int
+) -> Packed:
     packed = target.read_bytes()
     try:
         whole = _try(parts, before, Cut(None), target, limit, 0, len(parts))
@@ -176,7 +176,7 @@ def _try(
     limit: int,
     complete: int,
     ranks: int,
-) -> Contents:
+) -> Packed:
     """Write the archive with this much of each trace.
 
     Raises:
@@ -199,7 +199,7 @@ def _try(
         members = [(info.filename, info.compress_size, info.file_size) for info in archive.filelist]
     if target.stat().st_size > limit:
         raise _TooLarge
-    return Contents(tuple(members), before, after, found, more, dropped, (), ())
+    return Packed(tuple(members), before, after, found, more, dropped, (), ())
 
 
 def _write_trace(

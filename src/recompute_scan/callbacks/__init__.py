@@ -12,16 +12,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recompute_scan.callbacks.accelerate import AccelerateTracker
-    from recompute_scan.callbacks.huggingface import HuggingFaceCallback
-    from recompute_scan.callbacks.lightning import LightningCallback
+    from recompute_scan.callbacks.accelerate_tracker import AccelerateTracker
+    from recompute_scan.callbacks.huggingface_callback import HuggingFaceCallback
+    from recompute_scan.callbacks.lightning_callback import LightningCallback
 
 __all__ = ["AccelerateTracker", "HuggingFaceCallback", "LightningCallback"]
 
 _WHERE = {
-    "AccelerateTracker": "accelerate",
-    "HuggingFaceCallback": "huggingface",
-    "LightningCallback": "lightning",
+    "AccelerateTracker": "accelerate_tracker",
+    "HuggingFaceCallback": "huggingface_callback",
+    "LightningCallback": "lightning_callback",
 }
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from recompute_scan.api import Scan
 from recompute_scan.record.recording import Recording, record
-from recompute_scan.scan import Scan
 
 
 class Follower:

@@ -51,7 +51,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Ruling:
     """The answer.
 
     Attributes:
@@ -77,14 +77,14 @@ class Outcome:
         return {1: "refused", 4: "undecided"}.get(self.status, "passed")
 
 
-def judge(result: Result, policy: Policy, baseline: tuple[Accepted, ...] = ()) -> Outcome:
+def judge(result: Result, policy: Policy, baseline: tuple[Accepted, ...] = ()) -> Ruling:
     """Refusals, acceptances and doubts; see :class:`Policy`."""
     refused: list[Refusal] = []
     accepted: list[Refusal] = []
     for refusal in _refusals(result, policy):
         known = refusal.finding is not None and accepts(baseline, refusal.finding, result)
         (accepted if known else refused).append(refusal)
-    return Outcome(result, tuple(refused), tuple(accepted), tuple(_doubts(result, policy)))
+    return Ruling(result, tuple(refused), tuple(accepted), tuple(_doubts(result, policy)))
 
 
 def _refusals(result: Result, policy: Policy) -> list[Refusal]:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from recompute_scan.check.policy import Outcome, Refusal
+from recompute_scan.check.policy import Refusal, Ruling
 from recompute_scan.check.sites import Site, fingerprint
 from recompute_scan.report.escape import inert, visible
 from recompute_scan.result import Result
@@ -20,7 +20,7 @@ _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 _LONGEST = 1000
 
 
-def text(outcome: Outcome) -> str:
+def text(outcome: Ruling) -> str:
     """For a person. Every line begins with a word of ours: a CI service reads some beginnings."""
     lines = []
     for title, refusals in (("refused", outcome.refused), ("accepted", outcome.accepted)):
@@ -34,7 +34,7 @@ def text(outcome: Outcome) -> str:
     return "\n".join([*lines, _closing(outcome)]) + "\n"
 
 
-def as_json(outcome: Outcome) -> str:
+def as_json(outcome: Ruling) -> str:
     """For a program: ``recompute-scan-check/1``."""
     result = outcome.result
     document = {
@@ -53,7 +53,7 @@ def as_json(outcome: Outcome) -> str:
     return msgspec.json.format(encoded, indent=2).decode() + "\n"
 
 
-def github(outcome: Outcome) -> str:
+def github(outcome: Ruling) -> str:
     """Workflow commands of GitHub Actions: an annotation for each refusal, at its call site.
 
     https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
@@ -69,7 +69,7 @@ def github(outcome: Outcome) -> str:
     return "\n".join([*lines, _closing(outcome)]) + "\n"
 
 
-def sarif(outcome: Outcome) -> str:
+def sarif(outcome: Ruling) -> str:
     """SARIF 2.1.0, for code scanning.
 
     https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
@@ -119,7 +119,7 @@ def sarif(outcome: Outcome) -> str:
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
-def junit(outcome: Outcome) -> str:
+def junit(outcome: Ruling) -> str:
     """A JUnit report: one test a rule, and one for each threshold that was passed."""
     result = outcome.result
     names = {rule.code: f"{rule.code} {rule.name}" for rule in result.checked}
@@ -162,7 +162,7 @@ def junit(outcome: Outcome) -> str:
     )
 
 
-RENDERINGS: dict[str, Callable[[Outcome], str]] = {
+RENDERINGS: dict[str, Callable[[Ruling], str]] = {
     "text": text,
     "json": as_json,
     "github": github,
@@ -171,7 +171,7 @@ RENDERINGS: dict[str, Callable[[Outcome], str]] = {
 }
 
 
-def _closing(outcome: Outcome) -> str:
+def _closing(outcome: Ruling) -> str:
     result = outcome.result
     numbers = [f"verdict {result.verdict}"]
     if result.recompute_per_backward is not None:

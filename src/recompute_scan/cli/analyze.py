@@ -21,7 +21,7 @@ from recompute_scan.cli.output import (
 from recompute_scan.files import refuse_existing, write
 
 if TYPE_CHECKING:
-    from recompute_scan.cost.machine import Machine
+    from recompute_scan.cost.peaks import Machine
     from recompute_scan.trace import Limits
 
 _Command = TypeVar("_Command", bound=Callable[..., int])
@@ -95,7 +95,7 @@ def analyze(
     """
     # numpy's linear algebra starts idle threads that cost more than reading a small trace.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from recompute_scan.pipeline import analyse
+    from recompute_scan.analysis.pipeline import analyse
     from recompute_scan.workers import AUTOMATIC, Workers
 
     for target in (html, output):

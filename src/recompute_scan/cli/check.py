@@ -113,7 +113,7 @@ def check(
 
 def _result(traces: tuple[str, ...], limits: Limits) -> Result:
     """The result of the traces, or the one that was written earlier."""
-    from recompute_scan.pipeline import analyse
+    from recompute_scan.analysis.pipeline import analyse
     from recompute_scan.result import from_json
 
     only = Path(traces[0])

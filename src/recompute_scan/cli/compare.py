@@ -39,21 +39,21 @@ def compare(
     Each is a folder that `run` wrote, a trace or a folder of traces, or a result.json.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from recompute_scan import comparison as comparing
-    from recompute_scan.pipeline import result_at
+    from recompute_scan.analysis.pipeline import result_at
+    from recompute_scan.result import comparison as comparing
 
     if html is not None:
         refuse_existing(html, force=force)
     results = [result_at(address, progress) for address in (before, after)]
     comparison = comparing.compare(results[0], results[1], (before, after))
     if html is not None:
-        from recompute_scan.report.compare_html import render_comparison_html
+        from recompute_scan.report.compared import render_comparison_html
 
         write(html, render_comparison_html(comparison), force=force)
     if style == "json":
         text = comparing.to_json(comparison)
     else:
-        from recompute_scan.report.compare_text import render_comparison_text
+        from recompute_scan.report.compared import render_comparison_text
 
         text = render_comparison_text(comparison)
     click.echo(text, nl=False)

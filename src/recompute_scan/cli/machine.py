@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from recompute_scan.cost.machine import Machine
+    from recompute_scan.cost.peaks import Machine
 
 _GIB = 2**30
 
@@ -31,7 +31,7 @@ def machine_options(command: Callable[..., int]) -> Callable[..., int]:
     def with_machine(
         *args: Any, peak_tflops: float | None, memory_gib: float | None, **others: Any
     ) -> int:
-        from recompute_scan.cost.machine import Machine
+        from recompute_scan.cost.peaks import Machine
 
         memory = round(memory_gib * _GIB) if memory_gib else None
         return command(*args, machine=Machine(peak_tflops, memory), **others)

@@ -21,8 +21,8 @@ from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.report.folder import write_report
 
 if TYPE_CHECKING:
-    from recompute_scan.cost.machine import Machine
-    from recompute_scan.record.runner import RunOptions
+    from recompute_scan.cost.peaks import Machine
+    from recompute_scan.record.launch.runner import RunOptions
     from recompute_scan.result import Result
     from recompute_scan.run_info import RunInfo
 
@@ -119,9 +119,9 @@ def run(
         progress(f"starting {script}")  # before torch is imported, which takes seconds
     if launcher is None and nproc_per_node is None and not is_module:
         set_early(Path(script))
-    from recompute_scan.record.chosen import chosen
-    from recompute_scan.record.launch import launch, launch_with
-    from recompute_scan.record.runner import RunOptions, record
+    from recompute_scan.record.launch.launcher import launch, launch_with
+    from recompute_scan.record.launch.runner import RunOptions, record
+    from recompute_scan.record.scope import chosen
 
     folder = output or default_folder(script, args, launched=launcher is not None)
     folder = folder.absolute()  # the script may change the current directory
@@ -227,9 +227,9 @@ def _verify(
     without_checkpointing: bool,
 ) -> int:
     """Record in processes of their own, report, then measure with the fix and report again."""
-    from recompute_scan.record.launch import rank_facts
-    from recompute_scan.record.trial import run_trial
-    from recompute_scan.record.verify import verify
+    from recompute_scan.record.launch.launcher import rank_facts
+    from recompute_scan.record.verify.rounds import verify
+    from recompute_scan.record.verify.trial import run_trial
     from recompute_scan.run_info import read_run_info, run_info_name
 
     if rank_facts().world_size > 1:
@@ -264,8 +264,8 @@ def _verify(
 
 
 def _report_run(folder: Path, info: RunInfo, after: Sequence[str], machine: Machine) -> None:
-    from recompute_scan.ends import ends_in
-    from recompute_scan.record.launch import wait_for_ranks
+    from recompute_scan.analysis.ranks import ends_in
+    from recompute_scan.record.launch.launcher import wait_for_ranks
     from recompute_scan.run_info import accept_so_far
 
     if info.world_size > 1:
@@ -292,8 +292,8 @@ def _given(after: Sequence[str]) -> Sequence[str]:
 
 def _result_of(folder: Path, info: RunInfo, machine: Machine) -> Result | None:
     """What the run's traces show; ``None`` where a failed script left nothing to tell."""
-    from recompute_scan.ends import ends_in
-    from recompute_scan.pipeline import analyse
+    from recompute_scan.analysis.pipeline import analyse
+    from recompute_scan.analysis.ranks import ends_in
 
     ends = ends_in([folder])
     traced = info.trace or any(account.trace for account in ends.accounts)

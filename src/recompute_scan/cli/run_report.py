@@ -19,7 +19,7 @@ from recompute_scan.report.folder import write_report
 from recompute_scan.terminal import fresh_line
 
 if TYPE_CHECKING:
-    from recompute_scan.cost.machine import Machine
+    from recompute_scan.cost.peaks import Machine
     from recompute_scan.result import Result
 
 # How long a rank that failed too waits for the report of another.
@@ -84,7 +84,7 @@ def _wait_for_report(claim: Path) -> None:
 
 def report_failed_ranks(folder: Path, machine: Machine) -> None:
     """Report on what the ranks left, if one of them failed or they left traces all the same."""
-    from recompute_scan.ends import ends_in
+    from recompute_scan.analysis.ranks import ends_in
     from recompute_scan.run_info import accept_so_far
 
     accept_so_far(folder)
@@ -94,7 +94,7 @@ def report_failed_ranks(folder: Path, machine: Machine) -> None:
 
 
 def _report(folder: Path, machine: Machine) -> None:
-    from recompute_scan.pipeline import analyse
+    from recompute_scan.analysis.pipeline import analyse
     from recompute_scan.run_info import accept_so_far
 
     accept_so_far(folder)

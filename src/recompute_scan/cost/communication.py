@@ -19,7 +19,7 @@ import numpy as np
 from recompute_scan.cost.phases import covered
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.collectives import find_collectives, kernels_of
+from recompute_scan.recompute.collectives import kernels_of
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.trace.columns import Bool, Int64, Kind
 
@@ -70,7 +70,7 @@ class Communication:
 
 def repeated_communication(facts: Recompute) -> Communication | None:
     """Collectives inside replays; ``None`` without any collective in the trace."""
-    collectives = find_collectives(facts)
+    collectives = facts.collectives
     return add_up(facts, collectives.repeated) if len(collectives.rows) else None
 
 
@@ -89,7 +89,7 @@ def _exposed_ms(facts: Recompute, rows: Int64) -> float | None:
     if not len(rows):
         return 0.0 if facts.work.on_gpu else None
     kernels = facts.kernels
-    mine = kernels_of(facts, rows)
+    mine = kernels_of(facts.calls, facts.kernels, rows)
     if not mine.any():
         return None
     others = _computing(facts)
@@ -113,7 +113,7 @@ def _computing(facts: Recompute) -> Bool:
     """For each piece of device work: is it a kernel, and no communication?"""
     trace, event = facts.trace, facts.kernels.event
     talks = np.array([bool(words.TALKS.match(name)) for name in trace.names], np.bool_)
-    every = kernels_of(facts, find_collectives(facts).rows)
+    every = kernels_of(facts.calls, facts.kernels, facts.collectives.rows)
     computing: Bool = (trace.kind[event] == Kind.KERNEL) & ~talks[trace.name[event]] & ~every
     return computing
 

@@ -1,10 +1,13 @@
-"""Kernels and copies of a stretch of trace, and what each waited for.
+"""Kernels and copies of a stretch of trace: what each waited for, and how busy the device was.
 
 A trace does not say on which stream an event was recorded. (``cuda_sync`` rows would, but they
 must be asked for, and CUDA 12.9 and newer leave them empty: pytorch/kineto#1552.) As torch
 records events behind the work that is to be waited for, the stream of the thread's last launch
 is taken. Of the records before a wait, the last is taken whose kernel was done when the waiting
 one began, so that nothing contradicts the trace.
+
+Occupancy is a union of intervals of all that is recorded of the device: the same quantities as
+Holistic Trace Analysis gives, counted apart from it, so that the two stand side by side.
 """
 
 from __future__ import annotations
@@ -15,8 +18,38 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recompute_scan.cost.phases import covered
+from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import Recompute
-from recompute_scan.trace.columns import Int32, Int64
+from recompute_scan.result import DeviceTime
+from recompute_scan.trace.columns import Bool, Int32, Int64, Kind, Trace
+
+_NS_PER_MS = 1e6
+
+
+def device_time(trace: Trace) -> DeviceTime | None:
+    """How the device spent the time that the trace covers; ``None`` without work on one."""
+    work = np.isin(trace.kind, (Kind.KERNEL, Kind.COPY))
+    start, end = trace.ts, trace.ts + trace.dur
+
+    def length(these: Bool) -> float:
+        return covered(start[these], end[these])
+
+    if not work.any() or not (whole := float(end[work].max() - start[work].min())):
+        return None
+    named = np.array([bool(words.TALKS.match(name)) for name in trace.names], np.bool_)
+    talking = (trace.kind == Kind.KERNEL) & named[trace.name]
+    computing = (trace.kind == Kind.KERNEL) & ~talking
+    busy, computed, talked = length(work), length(computing), length(talking)
+    beside = computed + talked - length(computing | talking)
+    return DeviceTime(
+        kernel_time_ms=whole / _NS_PER_MS,
+        idle_pct=100 * (1 - busy / whole),
+        compute_pct=100 * computed / whole,
+        non_compute_pct=100 * (busy - computed) / whole,
+        overlap_pct=100 * beside / talked if talked else None,
+    )
+
 
 _RECORD = re.compile(r"(cuda|hip)EventRecord|cuEventRecord")
 _WAIT = re.compile(r"(cuda|hip|cu)StreamWaitEvent")

@@ -2,21 +2,63 @@
 
 It shows as time between operators: preparing, keeping inputs and the state of random numbers. Where
 ``recompute-scan run`` recorded, marks say which of that time is the checkpointed function's own.
+What every removal asks of a trace's steps is found once (:class:`Surroundings`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from recompute_scan.annotations import REGION
-from recompute_scan.cost.edits import Edit
-from recompute_scan.cost.moments import Moments
+from recompute_scan.annotations import MARKING, REGION
+from recompute_scan.cost.clock import TimeEdit
+from recompute_scan.cost.hooks import saved_tensors
+from recompute_scan.cost.reruns import Stretch, find_stretches
+from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Checkpoint
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.trace.columns import Bool, Int32, Int64
+
+
+class Moments:
+    """Moments of some calls, by thread.
+
+    Args:
+        thread: Thread of each call.
+        kinds: Which calls, and the moment of each call; several kinds may be given.
+    """
+
+    def __init__(self, thread: Int32, kinds: Sequence[tuple[Bool, Int64]]) -> None:
+        rows = np.concatenate([np.flatnonzero(among) for among, _ in kinds])
+        times = np.concatenate([moment[among] for among, moment in kinds])
+        order = np.lexsort((times, thread[rows]))
+        rows, times = rows[order], times[order]
+        codes, firsts = np.unique(thread[rows], return_index=True)
+        stops = [*firsts[1:].tolist(), len(rows)]
+        self._times: dict[int, Int64] = {}
+        self._rows: dict[int, Int64] = {}
+        for code, first, stop in zip(codes.tolist(), firsts.tolist(), stops, strict=True):
+            self._times[code], self._rows[code] = times[first:stop], rows[first:stop]
+
+    def last(self, thread: int, time: int, *, otherwise: int) -> tuple[int, int]:
+        """The last moment at or before ``time`` and its call's row; ``otherwise`` and -1."""
+        if thread not in self._times:
+            return otherwise, -1
+        at = int(np.searchsorted(self._times[thread], time, side="right")) - 1
+        return self._at(thread, at) if at >= 0 else (otherwise, -1)
+
+    def next(self, thread: int, time: int, *, otherwise: int) -> tuple[int, int]:
+        """The first moment at or after ``time`` and its call's row; ``otherwise`` and -1."""
+        if thread not in self._times:
+            return otherwise, -1
+        at = int(np.searchsorted(self._times[thread], time, side="left"))
+        return self._at(thread, at) if at < len(self._times[thread]) else (otherwise, -1)
+
+    def _at(self, thread: int, place: int) -> tuple[int, int]:
+        return int(self._times[thread][place]), int(self._rows[thread][place])
 
 
 class Entries:
@@ -37,11 +79,11 @@ class Entries:
 
     def gone(
         self, checkpoints: Sequence[Checkpoint], kept: Checkpoint | None, rows: Int64
-    ) -> Iterator[Edit]:
+    ) -> Iterator[TimeEdit]:
         """What all these checkpoints but one do before and behind a run of the operators.
 
         Args:
-            checkpoints: Those round the operators, outermost first.
+            checkpoints: Those around the operators, outermost first.
             kept: The one that stays, if any does.
             rows: The operators, in order.
         """
@@ -58,10 +100,10 @@ class Entries:
             begin, _ = self._done.last(thread, start, otherwise=start)
             if parent >= 0 and self._facts.structure.role[parent] == Role.RANGE:
                 begin = max(begin, int(calls.start[parent]))
-            yield Edit(thread, begin, start, gone=True, add=self._gap)
+            yield TimeEdit(thread, begin, start, gone=True, add=self._gap)
 
     def marks_round(self, row: int) -> list[int]:
-        """Rows of the calls that begin the checkpointed regions round an operator, inside first.
+        """Rows of the calls that begin the checkpointed regions around an operator, inside first.
 
         A region's range, or the checkpoint function that it stands in.
         """
@@ -76,7 +118,7 @@ class Entries:
             above = int(calls.parent[above])
         return found
 
-    def _function(self, rows: Int64) -> Iterator[Edit]:
+    def _function(self, rows: Int64) -> Iterator[TimeEdit]:
         """What a checkpoint function does before and behind its operators, which goes with it.
 
         Where a mark says what of it is the function that it runs, that stays.
@@ -94,9 +136,9 @@ class Entries:
         if inside is not None and calls.end[inside] >= end:
             begin, end, gap = int(calls.start[inside]), int(calls.end[inside]), 0.0
         if first >= 0:
-            yield Edit(thread, first, begin, gone=True, add=gap)
+            yield TimeEdit(thread, first, begin, gone=True, add=gap)
         if self._operators.next(thread, end, otherwise=last)[0] >= last:
-            yield Edit(thread, end, last, gone=True)
+            yield TimeEdit(thread, end, last, gone=True)
 
     def _below(self, row: int, function: int) -> int | None:
         """Row of the range right inside a checkpoint function that an operator stands in."""
@@ -115,3 +157,86 @@ def typical_gap(facts: Recompute, rows: Int64) -> float:
     between = calls.start[rows[1:]] - calls.end[rows[:-1]]
     between = between[(calls.thread[rows[1:]] == calls.thread[rows[:-1]]) & (between >= 0)]
     return float(np.median(between)) if len(between) else 0.0
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What surrounds the operators that ran again.
+
+    Attributes:
+        facts: What ran again.
+        stretches: All replays, in pieces of a kind.
+        here: For each call: does it touch the steps that matter?
+        replayed: For each call: is it an operator that ran again?
+        saved: For each operator, how many tensors autograd saves.
+        checkpoint_node: For each call: is it the node of a reentrant checkpoint?
+        marking: For each call: is it the run wrapper's own?
+        behind: What the time between operators can begin behind.
+        before: What it can end before.
+        entries: What checkpoints do before and behind operators.
+        gap: The usual time between two nodes of the backward pass, ns.
+    """
+
+    facts: Recompute
+    stretches: Sequence[Stretch]
+    here: Bool
+    replayed: Bool
+    saved: Int32
+    checkpoint_node: Bool
+    marking: Bool
+    behind: Moments
+    before: Moments
+    entries: Entries
+    gap: float
+
+
+def surroundings(facts: Recompute, begin: int, end: int) -> Surroundings:
+    """What removals from the steps between these two times, in ns, ask of the trace."""
+    calls, role = facts.calls, facts.structure.role
+    here = (calls.start < end) & (calls.end > begin)
+    replayed = np.zeros(len(calls), np.bool_)
+    for replay in facts.alignment.replays:
+        replayed[replay.again] = True
+    above = np.maximum(calls.parent, 0)
+    node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
+    nodes = words.nodes_of(facts.structure.functions.names)
+    checkpoint_node = _named(facts, nodes)
+    marking = _named(facts, frozenset({MARKING}))
+    work = replayed | np.isin(role, (Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD))
+    ranges = (role == Role.RANGE) & ~marking & ~checkpoint_node
+    done = here & (work | ranges | (role == Role.PLUMBING))
+    operators = here & (replayed | (role == Role.FORWARD))
+    return Surroundings(
+        facts=facts,
+        stretches=find_stretches(facts),
+        here=here,
+        replayed=replayed,
+        saved=saved_tensors(calls),
+        checkpoint_node=checkpoint_node,
+        marking=marking,
+        behind=Moments(
+            calls.thread,
+            (
+                (here & (work | ranges), calls.end),
+                (here & (node | checkpoint_node), calls.start),
+            ),
+        ),
+        before=Moments(calls.thread, ((here & work, calls.start),)),
+        entries=Entries(facts, done, operators),
+        gap=typical_gap(facts, facts.structure.roots),
+    )
+
+
+def markings(facts: Recompute) -> list[TimeEdit]:
+    """The time that the run wrapper itself took to name checkpoints: never part of a step."""
+    calls = facts.calls
+    rows = np.flatnonzero(_named(facts, frozenset({MARKING})))
+    return [
+        TimeEdit(int(calls.thread[row]), int(calls.start[row]), int(calls.end[row]), gone=True)
+        for row in rows
+    ]
+
+
+def _named(facts: Recompute, names: frozenset[str]) -> Bool:
+    known = np.array([name in names for name in facts.calls.names], np.bool_)
+    return known[facts.calls.name]

@@ -4,7 +4,7 @@ A non-reentrant checkpoint keeps a Python hook at every tensor that autograd sav
 the forward pass (pack), again in the replay, and when the backward pass asks for the tensor
 (unpack) (``torch/utils/checkpoint.py``, ``_checkpoint_hook`` and ``_recomputation_hook``). Where
 operators are small this costs as much as the operators, and a trace that has no such checkpoint
-round its operators does not show it.
+around its operators does not show it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from recompute_scan.cost.clock import HostThread
 from recompute_scan.cost.device import Device
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute.facts import Recompute
-from recompute_scan.recompute.structure import root_engines
 from recompute_scan.trace.columns import Int32, Int64, Kind
 
 _SYNCHRONIZE = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize")
@@ -128,7 +127,7 @@ def hand_overs(facts: Recompute, threads: tuple[HostThread, ...], main: int) -> 
     if main not in cuts:
         return []
     calls, times = facts.calls, cuts[main]
-    roots = root_engines(calls, facts.structure)
+    roots = facts.structure.roots
     found = []
     for code in np.unique(calls.thread[roots]):
         if int(code) == main or int(code) not in cuts:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute.facts import Recompute
-from recompute_scan.recompute.structure import Role, root_engines
+from recompute_scan.recompute.structure import Role
 from recompute_scan.trace.columns import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]
@@ -134,7 +134,7 @@ def _passes(facts: Recompute) -> Int64:
     """Forward and backward of each batch: forward's start, backward's start, backward's end."""
     calls, counts = facts.calls, facts.counts
     trained = facts.alignment.backwards > 0
-    roots = root_engines(calls, facts.structure)
+    roots = facts.structure.roots
     begins = {}
     for batch in np.unique(counts.batch[trained]):
         rows = counts.rows[trained & (counts.batch == batch)]

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recompute_scan.cost.edits import Edit, join
+from recompute_scan.cost.clock import TimeEdit, join
+from recompute_scan.cost.entries import Surroundings, markings, surroundings
 from recompute_scan.cost.graph import Graph, build_graph
 from recompute_scan.cost.hooks import TYPICAL, Hooks, scaled
 from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.removal import removal
 from recompute_scan.cost.replay import replay, replay_unchanged
-from recompute_scan.cost.runs import Keep, unevenness
-from recompute_scan.cost.surroundings import Surroundings, markings, surroundings
+from recompute_scan.cost.reruns import Keep, unevenness
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute.facts import Recompute
 
@@ -49,7 +49,7 @@ _CHANGE = 0.1
 # Of the saving: how far single steps of the recordings of `docs/prediction.md` can be from their
 # median (95 %).
 _SINGLE = 0.15
-# Half the width of a 95 % interval round a median, in standard deviations, for one value.
+# Half the width of a 95 % interval around a median, in standard deviations, for one value.
 _MEDIAN_95 = 1.96 * 1.2533
 _DEVIATION = 1.4826  # of a normal distribution, in median absolute deviations
 
@@ -75,7 +75,7 @@ class Base:
     facts: Recompute
     graph: Graph
     around: Surroundings
-    marks: tuple[Edit, ...]
+    marks: tuple[TimeEdit, ...]
     overhead: float
     supposed: float
     pace: float
@@ -142,7 +142,7 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
 
     Args:
         base: The steps before.
-        keep: Of the checkpoints round a block, the one that stays; ``None``: none stays.
+        keep: Of the checkpoints around a block, the one that stays; ``None``: none stays.
         hooks: What a saved tensor costs at the usual pace.
     """
     hooks = scaled(hooks, base.pace)
@@ -179,7 +179,7 @@ def _steps_doubt(shares: Float64, saved: float) -> float:
 
 
 def middle_doubt(values: Float64) -> float:
-    """Half the width of a 95 % interval round the median of these values; 0 for a single one."""
+    """Half the width of a 95 % interval around the median of these values; 0 for a single one."""
     if len(values) < 2:
         return 0.0
     return _MEDIAN_95 * _deviation(values) / float(np.sqrt(len(values)))
@@ -190,7 +190,7 @@ def _deviation(values: Float64) -> float:
     return _DEVIATION * float(np.median(np.abs(values - np.median(values))))
 
 
-def _shares(base: Base, edits: Sequence[Edit], overhead: float) -> Float64:
+def _shares(base: Base, edits: Sequence[TimeEdit], overhead: float) -> Float64:
     """Each step after the edits, as a share of itself before; not a number for an empty one."""
     before = base.steps
     if overhead != base.overhead:
@@ -208,7 +208,7 @@ def _typical(shares: Float64, base: Base) -> float:
 
 
 def _overhead(
-    facts: Recompute, graph: Graph, marks: Sequence[Edit], timed: Float64, most: float
+    facts: Recompute, graph: Graph, marks: Sequence[TimeEdit], timed: Float64, most: float
 ) -> float:
     """What the profiler takes at each beginning or end of a call, ns; see the module."""
     edits = join(marks)

@@ -20,9 +20,9 @@ from recompute_scan.cost.phases import (
     host_phases,
 )
 from recompute_scan.cost.predict import Base, Prediction, middle_doubt, predict, prepare
-from recompute_scan.cost.runs import Keep
+from recompute_scan.cost.reruns import Keep
 from recompute_scan.intervals import median_interval
-from recompute_scan.recompute.collectives import find_collectives, time_of
+from recompute_scan.recompute.collectives import time_of
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.result import Breakdown, Checkpoint, Cost
 
@@ -42,7 +42,7 @@ def price(facts: Recompute, timed_steps_ms: Sequence[float], keep: Keep = keep_l
     Args:
         facts: What ran again.
         timed_steps_ms: Durations of unprofiled steps, ms; empty where there are none.
-        keep: Of the checkpoints round a block, outermost first, the one that the fix leaves.
+        keep: Of the checkpoints around a block, outermost first, the one that the fix leaves.
     """
     timed = np.array(timed_steps_ms, np.float64)
     base = prepare(facts, timed * _NS_PER_MS)
@@ -130,10 +130,10 @@ def _breakdown(phases: Phases, step_ms: float) -> Breakdown:
 
 def _repeated_collectives(facts: Recompute, scale: float) -> float | None:
     """Time per step of collectives that stand inside a replay; ``None`` without any at all."""
-    collectives = find_collectives(facts)
+    collectives = facts.collectives
     if not len(collectives.rows):
         return None
-    total = time_of(facts, collectives.repeated)
+    total = time_of(facts.calls, facts.kernels, collectives.repeated)
     return total / _NS_PER_MS / facts.complete_count * scale
 
 

@@ -11,7 +11,7 @@ With it goes the checkpoint's own work, which shows as time between operators:
   operator, and behind the last.
 
 What stays changes too. A run without gradients becomes one with them where no reentrant
-checkpoint is left round it, a non-reentrant checkpoint keeps a hook at every tensor that autograd
+checkpoint is left around it, a non-reentrant checkpoint keeps a hook at every tensor that autograd
 saves (:mod:`recompute_scan.cost.hooks`), and its replay, if a reentrant one inside made it run to
 its end, stops at the last of these.
 """
@@ -23,10 +23,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from recompute_scan.annotations import EARLY_STOP_OFF, SELECTIVE
-from recompute_scan.cost.edits import Edit
+from recompute_scan.cost.clock import TimeEdit
+from recompute_scan.cost.entries import Surroundings
 from recompute_scan.cost.hooks import Hooks, stopped_at
-from recompute_scan.cost.runs import Keep, Stretch, with_gradients
-from recompute_scan.cost.surroundings import Surroundings
+from recompute_scan.cost.reruns import Keep, Stretch, with_gradients
 from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Int64
@@ -35,12 +35,12 @@ from recompute_scan.trace.columns import Int64
 _MOST_STOP = 0.25
 
 
-def removal(around: Surroundings, keep: Keep | None, hooks: Hooks) -> list[Edit]:
-    """The edits that leave one checkpoint round each block, or none.
+def removal(around: Surroundings, keep: Keep | None, hooks: Hooks) -> list[TimeEdit]:
+    """The edits that leave one checkpoint around each block, or none.
 
     Args:
         around: What ran again, in the steps that matter; others have no edits.
-        keep: Of the checkpoints round a block, the one that stays; where that is ``None`` every
+        keep: Of the checkpoints around a block, the one that stays; where that is ``None`` every
             checkpoint goes. Where the checkpoints are not known the last run stays.
         hooks: What autograd and a non-reentrant checkpoint take for what they save.
     """
@@ -55,7 +55,7 @@ class _Removal:
         self._hooks = hooks
         self._staying = np.zeros(len(around.facts.calls) + 1, np.int32)
 
-    def edits(self) -> Iterator[Edit]:
+    def edits(self) -> Iterator[TimeEdit]:
         stretches = self._around.stretches
         goes = [self._goes(stretch) for stretch in stretches]
         staying = self._around.replayed.copy()
@@ -99,7 +99,7 @@ class _Removal:
             return None
         return self._keep(stretch.checkpoints)
 
-    def _gone(self, stretch: Stretch) -> Edit:
+    def _gone(self, stretch: Stretch) -> TimeEdit:
         calls = self._facts.calls
         again = self._facts.alignment.replays[stretch.replay].again
         rows = self._rows(stretch)
@@ -119,9 +119,9 @@ class _Removal:
             # Up to another replay: that one's own preparation.
             if row >= 0 and not self._around.replayed[row]:
                 end = moment
-        return Edit(thread, start, end, gone=True, add=add + self._moved(stretch))
+        return TimeEdit(thread, start, end, gone=True, add=add + self._moved(stretch))
 
-    def _end_of_node(self, stretch: Stretch) -> Iterator[Edit]:
+    def _end_of_node(self, stretch: Stretch) -> Iterator[TimeEdit]:
         """What a reentrant checkpoint's node still does behind its nested backward pass."""
         calls, rows = self._facts.calls, self._rows(stretch)
         known = stretch.runs <= len(stretch.checkpoints)
@@ -134,7 +134,7 @@ class _Removal:
             return
         inside = np.arange(node + 1, node + 1 + int(calls.size[node]))
         end, last = int(calls.end[node]), int(calls.end[inside].max())
-        yield Edit(int(calls.thread[node]), last, end, gone=True)
+        yield TimeEdit(int(calls.thread[node]), last, end, gone=True)
 
     def _moved(self, stretch: Stretch) -> float:
         """What the checkpoint that stays did in a run that goes, and will do in the first run.
@@ -160,7 +160,7 @@ class _Removal:
         return float(calls.start[mark] - calls.start[parent] - calls.duration[ours].sum())
 
     def _range_of(self, rows: Int64) -> int:
-        """Row of the outermost range round these operators that holds no replay that stays."""
+        """Row of the outermost range around these operators that holds no replay that stays."""
         calls, role = self._facts.calls, self._facts.structure.role
         found = int(rows[0])
         row = int(calls.parent[found])
@@ -173,7 +173,7 @@ class _Removal:
 
     # -- what changes ------------------------------------------------------------------------
 
-    def _changed_forward(self, stretch: Stretch) -> Iterator[Edit]:
+    def _changed_forward(self, stretch: Stretch) -> Iterator[TimeEdit]:
         """The first run of operators whose checkpoint goes."""
         rows, hooks = self._originals(stretch), self._hooks
         kept, before = self._kept(stretch), _innermost(stretch)
@@ -191,7 +191,7 @@ class _Removal:
         yield self._changed(rows, add)
         yield from self._around.entries.gone(stretch.checkpoints, kept, rows)
 
-    def _changed_replay(self, stretch: Stretch) -> Iterator[Edit]:
+    def _changed_replay(self, stretch: Stretch) -> Iterator[TimeEdit]:
         """A run again that stays where another goes."""
         rows, hooks = self._rows(stretch), self._hooks
         kept, before = self._kept(stretch), _innermost(stretch)
@@ -209,7 +209,7 @@ class _Removal:
         yield from self._around.entries.gone(stretch.checkpoints, kept, rows)
         yield from self._stopped(stretch, kept)
 
-    def _stopped(self, stretch: Stretch, kept: Checkpoint) -> Iterator[Edit]:
+    def _stopped(self, stretch: Stretch, kept: Checkpoint) -> Iterator[TimeEdit]:
         """The end of a replay that nothing inside keeps from stopping early any more."""
         rows = self._rows(stretch)
         last = stretch.stop == len(self._facts.alignment.replays[stretch.replay].again)
@@ -227,12 +227,12 @@ class _Removal:
         # An exception passes no more frames than the run had time for.
         most = _MOST_STOP * float(calls.end[rows[-1]] - calls.start[rows[0]])
         add = min(self._hooks.stop_ns, most)
-        yield Edit(int(calls.thread[rows[-1]]), stop, end, gone=True, add=add)
+        yield TimeEdit(int(calls.thread[rows[-1]]), stop, end, gone=True, add=add)
 
-    def _changed(self, rows: Int64, add: float) -> Edit:
+    def _changed(self, rows: Int64, add: float) -> TimeEdit:
         calls = self._facts.calls
         thread, start, end = calls.thread[rows[0]], calls.start[rows[0]], calls.end[rows[-1]]
-        return Edit(int(thread), int(start), int(end), gone=False, add=add)
+        return TimeEdit(int(thread), int(start), int(end), gone=False, add=add)
 
     def _rows(self, stretch: Stretch) -> Int64:
         replay = self._facts.alignment.replays[stretch.replay]

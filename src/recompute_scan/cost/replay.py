@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recompute_scan.cost.clock import Clock, clock, recorded
-from recompute_scan.cost.edits import NOTHING, Edits
+from recompute_scan.cost.clock import NOTHING, Clock, Edits, clock, recorded
 from recompute_scan.cost.graph import Graph
 from recompute_scan.cost.phases import Float64
 from recompute_scan.recompute.facts import Recompute

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from recompute_scan.diagnose import gradients
+from recompute_scan.diagnose import signature
 from recompute_scan.diagnose.places import site
 from recompute_scan.diagnose.signature import Signature, innermost, some
 
@@ -35,7 +35,7 @@ SILENT = Signature(
         f"{_NON_REENTRANT}. Or call model.enable_input_require_grads() before "
         "training. If the block is meant to stay frozen, don't checkpoint it."
     ),
-    gradients=gradients.NON_REENTRANT,
+    gradients=signature.NON_REENTRANT,
     versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
     sources=("https://github.com/huggingface/peft/issues/137", _DOCS),
     checked="reproduced",
@@ -76,7 +76,7 @@ _UNSAID = Signature(
     title="A checkpoint was called without saying which variant is meant",
     cause="torch then takes the reentrant one, and says that this will change.",
     fix=f"Say it. {_NON_REENTRANT}, unless you know that you need the other.",
-    gradients=gradients.NON_REENTRANT,
+    gradients=signature.NON_REENTRANT,
     versions="torch 2.1 and later; transformers before 4.38 calls it so.",
     sources=(f"{_HF}26969", _DOCS),
     checked="reproduced",
@@ -100,7 +100,7 @@ SIGNATURES = (
             f"{_NON_REENTRANT}. Or call model.enable_input_require_grads() before "
             "training, which makes the embeddings' output need a gradient."
         ),
-        gradients=gradients.NON_REENTRANT,
+        gradients=signature.NON_REENTRANT,
         versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
         sources=(
             "https://github.com/huggingface/peft/issues/137",
@@ -120,7 +120,7 @@ SIGNATURES = (
         title="A reentrant checkpoint was given keyword arguments, which it does not take",
         cause="The reentrant variant passes positional arguments on to the block, and no others.",
         fix=f"{_NON_REENTRANT}. Or pass the arguments by position.",
-        gradients=gradients.NON_REENTRANT,
+        gradients=signature.NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=(_DOCS,),
         checked="reproduced",
@@ -140,7 +140,7 @@ SIGNATURES = (
             "cannot serve torch.autograd.grad, or backward(inputs=...)."
         ),
         fix=f"{_NON_REENTRANT}.",
-        gradients=gradients.NON_REENTRANT,
+        gradients=signature.NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=(f"{_TORCH}51743", _DOCS),
         checked="reproduced",
@@ -199,7 +199,7 @@ SIGNATURES = (
             "Make one backward pass of it (add the losses up), or use a plain non-reentrant "
             "checkpoint there."
         ),
-        gradients=gradients.NON_REENTRANT,
+        gradients=signature.NON_REENTRANT,
         versions="Selective checkpoints, public since torch 2.5.",
         sources=(f"{_TORCH}142862",),
         checked="reproduced",
@@ -238,7 +238,7 @@ SIGNATURES = (
             "Use the device once before the first forward pass: torch.zeros(1, device=...) does. "
             "Or, where nothing in the block draws random numbers, pass preserve_rng_state=False."
         ),
-        gradients=gradients.RANDOM_STATE,
+        gradients=signature.RANDOM_STATE,
         versions="Read in torch 2.13; non-reentrant checkpoints.",
         sources=(_DOCS,),
     ),
@@ -276,7 +276,7 @@ SIGNATURES = (
             "Compile without CUDA graphs (a mode other than reduce-overhead), or use the "
             "reentrant variant for these blocks."
         ),
-        gradients=gradients.REENTRANT,
+        gradients=signature.REENTRANT,
         versions="torch with mode='reduce-overhead'; open upstream.",
         sources=(f"{_TORCH}154306",),
     ),
@@ -294,7 +294,7 @@ SIGNATURES = (
             "Take the checkpointed blocks out of the graph. Where nothing in them draws random "
             "numbers, pass preserve_rng_state=False to their checkpoints."
         ),
-        gradients=gradients.RANDOM_STATE,
+        gradients=signature.RANDOM_STATE,
         versions="torch with CUDA graphs.",
         sources=(f"{_TORCH}162504",),
     ),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recompute_scan.crash import ModelState, Raised
+from recompute_scan.diagnose.causes import SIGNATURES
 from recompute_scan.diagnose.hangs import (
     BUS,
     BY_EXCEPTION,
@@ -17,10 +18,9 @@ from recompute_scan.diagnose.hangs import (
     REPLAYED_MESSAGE,
     SAVE_HANG,
 )
-from recompute_scan.diagnose.launcher import Ended
+from recompute_scan.diagnose.log_lines import Ended
 from recompute_scan.diagnose.logs import Log
 from recompute_scan.diagnose.places import phase, user_place
-from recompute_scan.diagnose.registry import SIGNATURES
 from recompute_scan.diagnose.signature import Beside, Match, Signature, doing
 from recompute_scan.diagnose.tracebacks import Failure
 from recompute_scan.diagnose.waiting import is_saving, of_timeouts

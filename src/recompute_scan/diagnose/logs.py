@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from recompute_scan.diagnose.collectives import Collectives, Dumped, Timeout
-from recompute_scan.diagnose.launcher import Ended, Launcher
-from recompute_scan.diagnose.log_lines import is_telling, is_warning, owner
+from recompute_scan.diagnose.log_lines import Ended, Launcher, is_telling, is_warning, owner
 from recompute_scan.diagnose.signature import Beside
-from recompute_scan.diagnose.tracebacks import Failure, Stream
+from recompute_scan.diagnose.tracebacks import Failure, LogStream
+from recompute_scan.diagnose.waiting import CollectiveReports, Dumped, Timeout
 
 __all__ = ["Failure", "Log", "lines_of", "read_log"]
 
@@ -54,7 +53,7 @@ class Log:
 
 def read_log(lines: Iterable[bytes]) -> Log:
     """What matters in the log with these lines."""
-    reader = _Reader()
+    reader = _LogReader()
     some: list[bytes] = []
     size = 0
     for line in lines:
@@ -73,14 +72,14 @@ def lines_of(file: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
-class _Reader:
+class _LogReader:
     def __init__(self) -> None:
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, LogStream] = {}
         self._busy = 0
         self._listens = False
         self._failures: dict[object, Failure] = {}
         self._lines: dict[str, Beside] = {}
-        self._collectives = Collectives()
+        self._collectives = CollectiveReports()
         self._launcher = Launcher()
         self._number = 0
 
@@ -108,7 +107,7 @@ class _Reader:
         if stream is None:
             if len(self._streams) >= _MOST_STREAMS:
                 return
-            stream = self._streams[key] = Stream(key, rank, self._keep)
+            stream = self._streams[key] = LogStream(key, rank, self._keep)
         before = stream.busy
         stream.feed(number, bare, stamped=stamped)
         self._busy += stream.busy - before

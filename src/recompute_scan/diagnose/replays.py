@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from recompute_scan.diagnose import gradients, metadata
+from recompute_scan.diagnose import metadata, signature
 from recompute_scan.diagnose.signature import Signature, doing, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
@@ -102,7 +102,7 @@ _OTHER_MISMATCHES = (
             "use_cache=False and enable_input_require_grads(), or use ZeRO-2: here the tensors "
             "are the same ones and only the placeholder differs."
         ),
-        gradients=gradients.REENTRANT,
+        gradients=signature.REENTRANT,
         versions="DeepSpeed before 0.19.3 (pull request 8148), as far as its thread tells.",
         sources=(
             f"{_HF}47254",

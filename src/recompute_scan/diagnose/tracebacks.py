@@ -86,7 +86,7 @@ class _Open:
     between: int = 0
 
 
-class Stream:
+class LogStream:
     """The lines of one process; each failure that is complete goes to ``keep``."""
 
     def __init__(self, process: str, rank: int | None, keep: Callable[[Failure], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from recompute_scan.advise import Run, Switch, place, switch_of, title_of
+from recompute_scan.advise import RunFacts, Switch, place, switch_of, title_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.result import Checkpoint, Cost, Finding, Level, Memory, Rank, Region
@@ -39,9 +39,9 @@ class Evidence:
     untrained: tuple[str, ...] | None = None
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunFacts:
         """What of the run bears on advice."""
-        return Run(self.environment, is_sharded(self.facts))
+        return RunFacts(self.environment, is_sharded(self.facts))
 
     @property
     def alone(self) -> frozenset[Switch]:

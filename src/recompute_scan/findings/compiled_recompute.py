@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
-from recompute_scan.recompute.compiled import Compiled, compiled_backward
 from recompute_scan.recompute.facts import Recompute
 from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.verdict import Compiled, compiled_backward
 from recompute_scan.recompute.vocabulary import COMPILED_CALL
 from recompute_scan.result import Finding
 
@@ -52,7 +52,7 @@ def _finding(evidence: Evidence, compiled: Compiled) -> Finding:
         )
     if again:
         detail += (
-            " Replays of compiled code from outside, which checkpoints round it cause, are "
+            " Replays of compiled code from outside, which checkpoints around it cause, are "
             "counted; those inside come on top of them."
         )
     budget = evidence.environment.get("activation_memory_budget")
@@ -77,7 +77,7 @@ def _finding(evidence: Evidence, compiled: Compiled) -> Finding:
 
 
 def _replayed_from_outside(facts: Recompute) -> int:
-    """Compiled calls of the forward pass that a checkpoint round them ran again."""
+    """Compiled calls of the forward pass that a checkpoint around them ran again."""
     compiled = facts.calls.matching(COMPILED_CALL)
     return sum(
         int(np.count_nonzero(compiled[facts.calls.name[replay.again[replay.ran]]]))

@@ -79,7 +79,7 @@ def _detail(stack: _Checkpoints) -> str:
 def _counted(region: Region) -> str:
     name = region.module or f"block {region.ordinal}"
     return (
-        f"{name}: {region.forward_runs_per_step:g} forward runs a step, "
+        f"{name}: {region.forward_runs_per_step:g} forward runs per step, "
         f"{region.recompute_runs_per_backward:g} replays per backward"
     )
 

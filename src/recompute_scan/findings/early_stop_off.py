@@ -47,7 +47,7 @@ def _finding(evidence: Evidence, checkpoints: list[Checkpoint]) -> Finding:
             "A non-reentrant replay may stop as soon as it has the last tensor that the backward "
             "pass needs, which leaves out a block's last operators. Here it goes on to the end."
             + (
-                " Round another non-reentrant checkpoint that also makes it replay the block "
+                " Around another non-reentrant checkpoint that also makes it replay the block "
                 "a second time."
                 if nested
                 else ""

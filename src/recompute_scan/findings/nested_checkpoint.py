@@ -36,7 +36,7 @@ def _finding(evidence: Evidence, stack: tuple[Checkpoint, ...], regions: list[Re
         severity="info",
         confidence=evidence.confidence,
         title=f"{len(regions)} of {len(evidence.regions)} blocks have {len(stack)} checkpoints "
-        "round them, and replay once",
+        "around them, and replay once",
         detail=(
             f"{outer} encloses {inner}. Both are non-reentrant and stop early, so the outer "
             "replay ends before the inner work begins, and today the second one costs nothing. "

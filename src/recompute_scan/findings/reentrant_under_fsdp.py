@@ -55,7 +55,7 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
             ),
             disposition="review",
             diff=None,
-            keep="one non-reentrant checkpoint round each block",
+            keep="one non-reentrant checkpoint around each block",
             remove="use_reentrant=True, or a default that means it",
             docs=mechanism.docs if mechanism else _DOCS,
             reason=(

@@ -13,7 +13,6 @@ from recompute_scan.findings.base import Evidence, NotApplicable, Rule, no_verdi
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.collectives import (
     Collectives,
-    find_collectives,
     kernels_of,
     time_of,
 )
@@ -31,7 +30,7 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
     if unknown := no_verdict(evidence):
         return unknown
     facts = evidence.facts
-    collectives = find_collectives(facts)
+    collectives = facts.collectives
     if not len(collectives.rows):
         return NotApplicable("The trace holds no collective communication.")
     repeated = collectives.repeated
@@ -55,7 +54,7 @@ def _gathers(evidence: Evidence, collectives: Collectives, gathers: Int64) -> Fi
         name=RULE.name,
         severity="warning",
         confidence=evidence.confidence,
-        title=f"Replays gather parameters again: {per_step:g} of {total:g} all-gathers a step",
+        title=f"Replays gather parameters again: {per_step:g} of {total:g} all-gathers per step",
         detail=(
             "The checkpoint stands outside the FSDP unit, so that its replay gathers the unit's "
             "parameters once more than the forward and the backward pass need. "
@@ -116,7 +115,7 @@ def _others(evidence: Evidence, others: Int64) -> Finding:
         name=RULE.name,
         severity="info",
         confidence=evidence.confidence,
-        title=f"Replays repeat communication: {per_step:g} collectives a step",
+        title=f"Replays repeat communication: {per_step:g} collectives per step",
         detail=(
             "The replayed blocks communicate in their forward, as tensor-parallel and expert "
             f"layers do, and so does every replay. {_time(facts, others)} Selective checkpointing "
@@ -148,20 +147,21 @@ def _evidence(facts: Recompute, rows: Int64) -> tuple[str, ...]:
     calls = facts.calls
     names = Counter(calls.names[calls.name[row]] for row in rows)
     said = [
-        f"{name}: {number / facts.complete_count:g} a step inside replays"
+        f"{name}: {number / facts.complete_count:g} per step inside replays"
         for name, number in names.most_common()
     ]
     found = add_up(facts, rows)
     if found.bytes is not None:
-        said.append(f"{size(found.bytes)} a step, of each the larger of its input and its output")
+        said.append(f"{size(found.bytes)} per step, of each the larger of its input and its output")
     if found.exposed_ms is not None:
-        said.append(f"{ms(found.exposed_ms)} a step with no computation beside them")
+        said.append(f"{ms(found.exposed_ms)} per step with no computation beside them")
     return tuple(said)
 
 
 def _time(facts: Recompute, rows: Int64) -> str:
-    taken = f"{time_of(facts, rows) / 1e6 / facts.complete_count:.3g} ms of a recorded step"
-    if kernels_of(facts, rows).any():
+    ms_a_step = time_of(facts.calls, facts.kernels, rows) / 1e6 / facts.complete_count
+    taken = f"{ms_a_step:.3g} ms of a recorded step"
+    if kernels_of(facts.calls, facts.kernels, rows).any():
         return f"They take {taken}."
     return (
         f"To start them takes the host {taken}; how long the step then waits for them is not in "

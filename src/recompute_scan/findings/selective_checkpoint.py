@@ -51,7 +51,7 @@ def _finding(evidence: Evidence, kept: KeptAttention) -> Finding:
         ),
         evidence=(
             f"replayed: {', '.join(kept.operators)}",
-            f"{ms(kept.saving_ms)} a step in these replays",
+            f"{ms(kept.saving_ms)} per step in these replays",
         ),
         fix=advise_selective(stack, kept.operators, evidence.run) if stack else None,
         saving_ms=kept.saving_ms,

@@ -46,7 +46,11 @@ def check_ranks(ranks: Sequence[Rank]) -> list[Finding] | NotApplicable:
             ),
             evidence=tuple(
                 f"rank {rank.rank}: {value:.3g} replays per block"
-                + (f", {rank.recompute_ms:.1f} ms a step" if rank.recompute_ms is not None else "")
+                + (
+                    f", {rank.recompute_ms:.1f} ms per step"
+                    if rank.recompute_ms is not None
+                    else ""
+                )
                 for rank, value in zip(known, replays, strict=True)
             ),
             fix=None,

@@ -16,18 +16,18 @@ What stands nowhere in the forward pass is no replay and is returned as unexplai
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.keeping import Keeping
 from recompute_scan.recompute.matching import Matcher, Replay
 from recompute_scan.recompute.readings import Endings, Reading, correct
-from recompute_scan.recompute.structure import Role, Structure
+from recompute_scan.recompute.structure import OperatorCodes, Role, Structure
 from recompute_scan.recompute.work import Work
-from recompute_scan.trace.columns import Int64
+from recompute_scan.trace.columns import Bool, Int64
 
 # What sets some stretches right can show that others were read wrongly.
 _CORRECTIONS = 6
@@ -143,3 +143,43 @@ def _stretches(calls: Calls, structure: Structure, candidates: Int64) -> list[In
     rows = candidates[order]
     edges = np.flatnonzero(np.diff(structure.engine[rows])) + 1
     return [part for part in np.split(rows, edges) if len(part)]
+
+
+class Keeping:
+    """Tells which operators of a replay gave up what they save.
+
+    A non-reentrant checkpoint that is replayed keeps each tensor that an operator saves, detached
+    inside that operator; not those of operators in a further checkpoint within, which keeps
+    nothing but its inputs until it is replayed itself (``torch/utils/checkpoint.py``,
+    ``_recomputation_hook``). Operators that save nothing tell nothing.
+    """
+
+    def __init__(self, calls: Calls, code: OperatorCodes, replays: Sequence[Replay]) -> None:
+        detach = np.array([name == words.DETACH for name in calls.names], np.bool_)[calls.name]
+        self._before = np.concatenate(([0], np.cumsum(detach, dtype=np.int32)))
+        self._size = calls.size
+        again = np.concatenate([*(replay.again for replay in replays), np.zeros(0, np.int64)])
+        codes = code[again]
+        self._saving = np.zeros(len(calls), np.bool_)
+        self._saving[again] = np.isin(codes, codes[self._detaches(again)])
+
+    def forgotten(self, replay: Replay, places: Int64, later: Bool) -> int | None:
+        """The last place that a replay gave up for good, ``None`` for none.
+
+        Operators that save nothing share the fate of the one before them.
+
+        Args:
+            replay: The replay.
+            places: Places of its operators in the forward pass.
+            later: For each place: was it replayed after this one?
+        """
+        saving = self._saving[replay.again]
+        lost = np.flatnonzero(saving & ~self._detaches(replay.again) & ~later[places])
+        if not len(lost):
+            return None
+        behind = np.flatnonzero(saving[lost[-1] + 1 :])
+        return int(places[lost[-1] + behind[0]] if len(behind) else places[-1])
+
+    def _detaches(self, rows: Int64) -> Bool:
+        inside = self._before[rows + self._size[rows] + 1] - self._before[rows + 1]
+        return np.asarray(inside > 0)

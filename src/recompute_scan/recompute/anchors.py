@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompute_scan.model import Calls
-from recompute_scan.recompute.structure import Role, Structure, enclosing_engines, root_engines
+from recompute_scan.recompute.structure import Role, Structure, enclosing_engines
 from recompute_scan.trace.columns import Int64, Ints
 
 
@@ -159,7 +159,7 @@ class Anchors:
 
     def _roots(self) -> Int64:
         """Rows of the numbered engine ranges that stand in no other."""
-        root = root_engines(self._calls, self._structure)
+        root = self._structure.roots
         return root[self._structure.number[root] >= 0]
 
     def _outer(self, numbers: Ints) -> tuple[Int64, Int64]:
@@ -169,7 +169,7 @@ class Anchors:
         return known, self._outer_rows[at[known]]
 
     def _of_operators(self, values: Int64) -> Int64:
-        """For each forward operator: its value, or that of the outermost function round it."""
+        """For each forward operator: its value, or that of the outermost function around it."""
         outermost = self._outermost_function(self._structure.function[self._forward])
         whole = values[np.maximum(outermost, 0)]
         return np.where(outermost >= 0, whole, values[self._forward])

@@ -2,7 +2,7 @@
 
 A block is a checkpointed stretch, or a stretch of the same forward pass that looks like one
 and was not replayed. Where checkpoints nest with different boundaries (the whole model round
-its layers, a layer round its halves), the blocks are the outermost stretches that repeat.
+its layers, a layer around its halves), the blocks are the outermost stretches that repeat.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Block:
 
     Attributes:
         span: Its operators and the checkpoints with its boundary.
-        checkpoints: All checkpoints round it, outermost first; empty when there is none.
+        checkpoints: All checkpoints around it, outermost first; empty when there is none.
         batch: The forward pass it belongs to (``Counts.batch``).
     """
 

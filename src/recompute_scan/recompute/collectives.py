@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from recompute_scan.model import Calls, step_of
+from recompute_scan.model import Calls, Kernels, StepSpan, step_of
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.matching import Replay
+from recompute_scan.recompute.structure import Structure
 from recompute_scan.trace.columns import Bool, Int64
 
 
@@ -26,70 +28,78 @@ class Collectives:
     repeated: Int64
 
 
-def find_collectives(facts: Recompute) -> Collectives:
-    """The collectives of a trace; see :class:`Collectives`."""
-    calls = facts.calls
+def find_collectives(
+    calls: Calls,
+    structure: Structure,
+    kernels: Kernels,
+    alignment: Alignment,
+    steps: Sequence[StepSpan],
+    complete: Bool,
+) -> Collectives:
+    """The collectives of a trace; see :class:`Collectives`.
+
+    Args:
+        calls: The trace's calls.
+        structure: Their roles.
+        kernels: Device work with its launches.
+        alignment: The replays.
+        steps: Steps, in order.
+        complete: For each step: does it count?
+    """
     is_one = calls.matching(words.COLLECTIVE) & ~calls.matching(words.NO_COLLECTIVE)
     rows = np.flatnonzero(is_one[calls.name])
     parent = calls.parent[rows]
     rows = rows[(parent < 0) | ~is_one[calls.name[np.maximum(parent, 0)]]]
-    rows = rows[_complete(facts, rows) & ~_only_waits(facts, rows)]
-    inside = [_inside(facts, replay, rows) for replay in facts.alignment.replays]
+    step = step_of(list(steps), calls.start[rows])
+    counted = (step >= 0) & np.append(complete, False)[step]
+    rows = rows[counted & ~_only_waits(calls, kernels, rows)]
+    inside = [_inside(calls, structure, replay, rows) for replay in alignment.replays]
     return Collectives(rows, np.unique(np.concatenate([rows[:0], *inside])))
 
 
-def time_of(facts: Recompute, rows: Int64) -> float:
+def time_of(calls: Calls, kernels: Kernels, rows: Int64) -> float:
     """Time of these calls in ns: of the kernels they launched, or on the host without any."""
-    kernels = facts.kernels
-    held = kernels_of(facts, rows)
+    held = kernels_of(calls, kernels, rows)
     if held.any():
         return float((kernels.end - kernels.start)[held].sum())
-    return float(facts.calls.duration[rows].sum())
+    return float(calls.duration[rows].sum())
 
 
-def kernels_of(facts: Recompute, rows: Int64) -> Bool:
+def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     """For each piece of device work: was it launched inside one of these calls?
 
     Args:
-        facts: The trace.
+        calls: The trace's calls.
+        kernels: Its device work.
         rows: Calls none of which stands in another, ascending.
     """
-    launch = facts.kernels.launch
+    launch = kernels.launch
     at = np.searchsorted(rows, launch, side="right") - 1
     held: Bool = (at >= 0) & (launch >= 0)
     if len(rows):
-        held &= launch <= (rows + facts.calls.size[rows])[np.maximum(at, 0)]
+        held &= launch <= (rows + calls.size[rows])[np.maximum(at, 0)]
     return held
 
 
-def _complete(facts: Recompute, rows: Int64) -> Bool:
-    """For each call: does it stand in a step that counts?"""
-    step = step_of(list(facts.steps), facts.calls.start[rows])
-    inside: Bool = (step >= 0) & np.append(facts.complete, False)[step]
-    return inside
-
-
-def _only_waits(facts: Recompute, rows: Int64) -> Bool:
+def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     """For each call: is it NCCL's record of a wait for a collective that was counted already?
 
     It has the name of the record of the collective itself, which stands inside the call of c10d
     or, where a library asks NCCL without c10d, holds NCCL's own range and its launches.
     """
-    calls = facts.calls
     bare = calls.matching(words.RECORD)[calls.name[rows]]
     if not bare.any():
         return bare
     ranges = np.flatnonzero(calls.matching(words.BACKEND)[calls.name])
-    launches = np.unique(facts.kernels.launch)
+    launches = np.unique(kernels.launch)
     last = rows + calls.size[rows]
     for work in (ranges, launches):
         bare &= np.searchsorted(work, rows) == np.searchsorted(work, last, side="right")
     return bare
 
 
-def _inside(facts: Recompute, replay: Replay, rows: Int64) -> Int64:
+def _inside(calls: Calls, structure: Structure, replay: Replay, rows: Int64) -> Int64:
     """Those of ``rows`` that this replay does, gathers before its first operator included."""
-    calls, structure = facts.calls, facts.structure
     mine: Int64
     node = _node(calls, replay.engine)
     mine = rows[(rows > node) & (rows <= node + calls.size[node])]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from recompute_scan.model import Calls, StepSpan, step_of
 from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.structure import Role, Structure, root_engines
+from recompute_scan.recompute.structure import Role, Structure
 from recompute_scan.recompute.work import Work
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
@@ -198,7 +198,7 @@ def _shares(calls: Calls, work: Work, again: Int64) -> Float64:
 
 def _batches(calls: Calls, structure: Structure, alignment: Alignment) -> Int64:
     """A new forward pass begins with the first operator after a backward pass."""
-    roots = root_engines(calls, structure)
+    roots = structure.roots
     forward = alignment.forward
     trained = forward[alignment.backwards > 0]
     rows = np.concatenate([trained, roots])

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, link_kernels, nest
 from recompute_scan.recompute.align import Alignment, align
+from recompute_scan.recompute.attention.evidence import (
+    KernelEvidence,
+    hides_backward,
+    read_kernels,
+)
 from recompute_scan.recompute.blocks import Block, find_blocks
+from recompute_scan.recompute.collectives import Collectives, find_collectives
 from recompute_scan.recompute.counts import Counts, complete_steps, count, join_steps
 from recompute_scan.recompute.cross_check import PlainCounts, count_plainly
 from recompute_scan.recompute.frames import (
     Recognise,
     has_frames,
+    name_blocks,
     spans_from_frames,
     with_frames,
 )
-from recompute_scan.recompute.kernel_evidence import (
-    KernelEvidence,
-    hides_backward,
-    read_kernels,
-)
 from recompute_scan.recompute.marks import Marks, read_marks
-from recompute_scan.recompute.modules import name_blocks
 from recompute_scan.recompute.soundness import check_soundness, check_steps
 from recompute_scan.recompute.spans import spans_from_marks, spans_from_replays
 from recompute_scan.recompute.structure import Role, Structure, classify
@@ -78,6 +81,13 @@ class Recompute:
     def complete_count(self) -> int:
         """Number of complete steps."""
         return int(self.complete.sum())
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        """The collectives of complete steps, and those that replays repeat."""
+        return find_collectives(
+            self.calls, self.structure, self.kernels, self.alignment, self.steps, self.complete
+        )
 
     def places(self, block: Block) -> Int64:
         """Positions of a block's operators in ``counts``."""
@@ -170,3 +180,29 @@ def _weigh(
     if nothing_else or attention.judgement.highest:
         return "kernels", attention.judgement
     return by_operators, judgement
+
+
+def highest_of_steps(facts: Recompute) -> dict[int, float | None]:
+    """Highest multiplicity that matters, by the number of each complete step.
+
+    ``None`` where a step's attention kernels cannot be read.
+    """
+    if facts.level == "kernels":
+        steps = facts.attention.steps if facts.attention else ()
+        return {step.span.index: step.highest for step in steps}
+    counts = facts.counts
+    highest: dict[int, float | None] = {}
+    for place, step in enumerate(facts.steps):
+        mine = counts.counted & (counts.step == place)
+        if mine.any():
+            highest[step.index] = counts.highest(mine)
+    return highest
+
+
+def disagreeing_steps(facts: Recompute) -> dict[int, float | None]:
+    """The steps whose highest multiplicity is not the commonest one, with theirs."""
+    found = highest_of_steps(facts)
+    if not found:
+        return {}
+    (commonest, _), *_ = Counter(found.values()).most_common()
+    return {step: value for step, value in found.items() if value != commonest}

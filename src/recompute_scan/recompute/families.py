@@ -9,8 +9,8 @@ import numpy as np
 
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.attention.evidence import KernelEvidence
 from recompute_scan.recompute.facts import Recompute
-from recompute_scan.recompute.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Attention, Family
 from recompute_scan.trace.columns import Int64

@@ -1,14 +1,15 @@
-"""Checkpointed calls read off the Python frames of a trace that was recorded with stacks.
+"""What the Python frames of a trace tell: the names of blocks, and who asked for checkpoints.
 
 The profiler records each Python call as a range named ``file(line): function``, where the line is
-that of the function's ``def``, or ``nn.Module: Class_number`` for a module's call. The frame of a
-checkpoint function holds the call's first run; the frames round it tell who asked.
+that of the function's ``def``, or ``nn.Module: Class_number`` for a module's call
+(``with_stack=True`` or ``with_modules=True``). The frame of a checkpoint function holds the call's
+first run; the frames around it tell who asked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,10 +17,13 @@ import numpy as np
 from recompute_scan.model import Calls, nest
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
+from recompute_scan.recompute.blocks import Block
+from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.spans import Span, merge, same_boundary
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.columns import Int64, Kind, Trace
 
+_NUMBERED = re.compile(r"nn\.Module: ((\w+)_\d+)$")
 # From a place, ``path:function``, to the name of the mechanism that asks from there.
 Recognise = Callable[[str], str]
 
@@ -27,6 +31,50 @@ _FRAME = re.compile(r"(?P<path>[^<>]+)\((?P<line>\d+)\): (?P<function>[^\s:]+)$"
 _MODULE = re.compile(r"nn\.Module: (?P<class>\w+?)(_\d+)?$")
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 _CLOSE_BY = 8
+# Times written as absolute float microseconds are off by up to a quarter of one.
+_SLACK_NS = 1000
+
+
+def name_blocks(
+    trace: Trace, calls: Calls, counts: Counts, blocks: Sequence[Block]
+) -> tuple[Block, ...]:
+    """The blocks, each with the module whose call holds all of it and nothing of another block.
+
+    Of several such modules, one inside the other, the innermost names it. Blocks that have a
+    name keep it; where the trace has no module frames, all stay as they are.
+    """
+    frames = _module_frames(trace)
+    if not len(frames):
+        return tuple(blocks)
+    first = calls.start[counts.rows[[block.span.first for block in blocks]]]
+    last = calls.end[counts.rows[[block.span.last for block in blocks]]]
+    thread = calls.thread[counts.rows[[block.span.first for block in blocks]]]
+    named = []
+    for place, block in enumerate(blocks):
+        mine = frames[
+            (trace.thread[frames] == thread[place])
+            & (trace.ts[frames] <= first[place] + _SLACK_NS)
+            & (trace.ts[frames] + trace.dur[frames] >= last[place] - _SLACK_NS)
+        ]
+        if block.span.module is not None or not len(mine):
+            named.append(block)
+            continue
+        frame = mine[np.argmin(trace.dur[mine])]
+        begin, end = trace.ts[frame], trace.ts[frame] + trace.dur[frame]
+        held = (thread == thread[place]) & (first >= begin - _SLACK_NS) & (last <= end + _SLACK_NS)
+        found = _NUMBERED.match(trace.names[trace.name[frame]])
+        if found is None or np.count_nonzero(held) > 1:
+            named.append(block)
+            continue
+        span = replace(block.span, module=found[1], module_class=found[2])
+        named.append(replace(block, span=span))
+    return tuple(named)
+
+
+def _module_frames(trace: Trace) -> Int64:
+    rows = np.flatnonzero(trace.kind == Kind.PYTHON)
+    is_module = np.array([bool(_NUMBERED.match(name)) for name in trace.names] or [False], np.bool_)
+    return rows[is_module[trace.name[rows]]]
 
 
 @dataclass(frozen=True)
@@ -154,7 +202,7 @@ def _asking(
     row: int,
     boundaries: np.ndarray[tuple[int], np.dtype[np.bool_]],
 ) -> tuple[_Place | None, int]:
-    """The place that asks for the checkpoint, and how many checkpoints are round the call."""
+    """The place that asks for the checkpoint, and how many checkpoints are around the call."""
     asking = places[frames.name[row]]
     asks = asking is not None and asking.path != words.CHECKPOINT_FILE
     depth = 0

@@ -5,8 +5,8 @@ Four facts tell, once every stretch has been read:
 
 * stretches of the same operators were made by checkpoints of the same kind. What is the first
   of its layers can be read in one way alone, and the others are read likewise; so is what ends
-  like it, where a further checkpoint round all layers put its own replay before;
-* checkpoints round one operator are replayed from the outermost to the innermost, so none of a
+  like it, where a further checkpoint around all layers put its own replay before;
+* checkpoints around one operator are replayed from the outermost to the innermost, so none of a
   stretch's replays begins before the one that ran before it;
 * an operator whose results a replay did not keep lies in a further checkpoint within, which has
   to replay it again later;

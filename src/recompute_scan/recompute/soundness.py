@@ -4,7 +4,7 @@ Events that lost their times, names, threads or numbers, or that are missing the
 make a tree of calls, and an answer. None of this asks what was done to a trace; it compares what
 the trace says twice:
 
-* the engine opens a range round each node (``torch/csrc/autograd/engine.cpp``,
+* the engine opens a range around each node (``torch/csrc/autograd/engine.cpp``,
   ``evaluate_function``), and the node's own range, of the same name, stands in it;
 * a node bears the number of an operator that ran before it, and is called after that operator
   (``torch/csrc/autograd/function.h``, ``sequence_nr``; ``AddmmBackward0`` after ``aten::addmm``);

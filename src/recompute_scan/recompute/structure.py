@@ -39,7 +39,7 @@ class Role(IntEnum):
     FORWARD = 1  # outermost operator of forward work
     CANDIDATE = 2  # outermost operator where a replay can stand
     RANGE = 3  # looked through: annotations, checkpoint functions
-    BACKWARD = 4  # the engine's range round one node
+    BACKWARD = 4  # the engine's range around one node
     FORMULA = 5  # the node itself, or an operator of its own formula
     OPTIMIZER = 6
     PLUMBING = 7  # communication and resharding
@@ -71,6 +71,7 @@ class Structure:
         number: Autograd's sequence number of the call; for a forward operator or candidate
             without one (TorchScript), the lowest inside it; for an engine range, its node's;
             -1 for none.
+        roots: Rows of the engine ranges that stand in no other, in order.
         told: Rows of the operators whose number is that of the node that they made: they have
             none of their own.
     """
@@ -82,6 +83,7 @@ class Structure:
     checkpoint_node: Bool
     functions: CheckpointFunctions
     number: Ints
+    roots: Int64
     told: Int64
 
     def rows(self, role: Role) -> Int64:
@@ -175,6 +177,7 @@ def classify(calls: Calls) -> Structure:
         checkpoint_node=_has_checkpoint_node(calls, classes),
         functions=classes.functions,
         number=number,
+        roots=_outermost(calls, role, engine),
         told=told,
     )
 
@@ -182,8 +185,8 @@ def classify(calls: Calls) -> Structure:
 def _holding_backward(calls: Calls, classes: _NameClasses) -> Bool:
     """For each call: does it hold engine ranges, and is no autograd function? Then it is a range.
 
-    ``torch.compile`` puts ranges round the functions that it was given and what they call, with the
-    backward passes that these start.
+    ``torch.compile`` puts ranges around the functions that it was given and what they call, with
+    the backward passes that these start.
     """
     engines = np.append(0, np.cumsum(classes.engine[calls.name]))
     rows = np.arange(len(calls))
@@ -233,15 +236,15 @@ class OperatorCodes:
 
 
 def enclosing_engines(calls: Calls, structure: Structure, engines: Int64) -> Ints:
-    """Row of the engine range round each of these engine ranges, -1 for the outermost."""
+    """Row of the engine range around each of these engine ranges, -1 for the outermost."""
     parent = calls.parent[engines]
     return np.where(parent >= 0, structure.engine[np.maximum(parent, 0)], -1)
 
 
-def root_engines(calls: Calls, structure: Structure) -> Int64:
-    """Rows of the engine ranges that stand in no other, in order."""
-    engines = structure.rows(Role.BACKWARD)
-    return engines[enclosing_engines(calls, structure, engines) < 0]
+def _outermost(calls: Calls, role: Int8, engine: Int32) -> Int64:
+    engines = np.flatnonzero(role == Role.BACKWARD)
+    parent = calls.parent[engines]
+    return engines[(parent < 0) | (engine[np.maximum(parent, 0)] < 0)]
 
 
 def _settle_hooks(calls: Calls, role: Int8, engine: Int32, owner: Int32, node: Bool) -> None:
@@ -290,7 +293,7 @@ def _settle_parts(
 
 
 def _tops(calls: Calls, role: Int8) -> Int32:
-    """Row of the outermost operator with a role round each call; a node stands for its formula."""
+    """Row of the outermost operator with a role around each call; a node stands for its formula."""
     top = np.full(len(calls), -1, np.int32)
     for rows in calls.levels():
         parent = calls.parent[rows]

@@ -8,7 +8,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# torch/csrc/autograd/engine.cpp and function.h: the engine's range round each node.
+from recompute_scan.frameworks import megatron
+from recompute_scan.frameworks.known import MECHANISMS
+
+# torch/csrc/autograd/engine.cpp and function.h: the engine's range around each node.
 ENGINE = "autograd::engine::evaluate_function: "
 
 # Traces of torch 1.8 to 1.10 have the nodes themselves only.
@@ -16,20 +19,12 @@ BARE_NODE = re.compile(r"[A-Z_]\w*Backward\d*$")
 
 # Checkpoint functions whose forward holds the block and whose backward runs it again, with the
 # mechanism that the name alone tells. Each is a torch.autograd.Function, so the profiler names
-# its node after it.
-CHECKPOINT_FUNCTIONS = {
-    "CheckpointFunction": None,  # torch, DeepSpeed, Megatron-core, fairscale, ColossalAI, Habana
-    "_CheckpointFunction": "transformer-engine",
-    "CheckpointWithoutOutputFunction": "megatron-recompute",  # selective
-    "UnslothCheckpointFunction": "unsloth",
-    "Unsloth_Gradient_Checkpointer": "unsloth",
-    "Unsloth_Offloaded_Gradient_Checkpointer": "unsloth",
-    "UnslothGradientCheckpointing": "llama-factory",
-    "CPU_Offloaded_Gradient_Checkpointer": "axolotl",
-    "HiddenStatesOffloadCheckpoint": "axolotl",
-    "Disco": "axolotl",
-}
+# its node after it. Torch's name is also DeepSpeed's, Megatron-core's, fairscale's, and others'.
 TORCHS_FUNCTION = "CheckpointFunction"
+CHECKPOINT_FUNCTIONS = {
+    TORCHS_FUNCTION: None,
+    **{name: mechanism.name for mechanism in MECHANISMS for name in mechanism.functions},
+}
 # The mechanism of a function that none of these names is.
 OWN_FUNCTION = "own-function"
 
@@ -41,9 +36,7 @@ def nodes_of(functions: Iterable[str]) -> frozenset[str]:
 
 CHECKPOINT_NODES = nodes_of(CHECKPOINT_FUNCTIONS)
 
-# Its replay is started by a gradient hook, not by a node that asks for a saved tensor:
-# megatron/core/tensor_parallel/random.py, discard_output_and_register_recompute.
-REPLAYED_BY_HOOK = "CheckpointWithoutOutputFunction"
+REPLAYED_BY_HOOK = megatron.SELECTIVE_FUNCTION
 
 # Python frames, `path:function`, that hold the first run of what they checkpoint; and, of the
 # composable checkpoint, the hook before it.
@@ -53,12 +46,7 @@ CHECKPOINT_FRAMES = frozenset(
     {
         f"{CHECKPOINT_FILE}:checkpoint",
         COMPOSABLE_HOOK,
-        "deepspeed/runtime/activation_checkpointing/checkpointing.py:checkpoint",
-        "deepspeed/runtime/activation_checkpointing/checkpointing.py:non_reentrant_checkpoint",
-        "fairscale/nn/checkpoint/checkpoint_activations.py:_checkpointed_forward",
-        "megatron/core/tensor_parallel/random.py:checkpoint",
-        "transformer_engine/pytorch/distributed.py:checkpoint",
-        "unsloth_zoo/gradient_checkpointing.py:unsloth_checkpoint",
+        *(place for mechanism in MECHANISMS for place in mechanism.holding),
     }
 )
 # Frames of torch that ask for a checkpoint on somebody's behalf.
@@ -72,7 +60,7 @@ ASKING_FRAMES = frozenset(
 # Adds a gradient to its parameter, and then runs the parameter's hooks. It saves no tensor.
 ACCUMULATE_GRAD = f"{ENGINE}torch::autograd::AccumulateGrad"
 
-# Round each operator that a TorchDispatchMode handles, since torch 2.13.
+# Around each operator that a TorchDispatchMode handles, since torch 2.13.
 DISPATCH_MODE = "PythonDispatchMode"
 
 # Optimizer, gradient clipping by the optimizer, and zeroing: never part of a forward pass.
@@ -91,7 +79,7 @@ NO_COLLECTIVE = re.compile(r".*::(wait_tensor|barrier|monitored_barrier_)$")
 GATHER = re.compile(r".*::_?all_?gather")
 
 # What c10d hands to a backend, which names both sides; and the ranges in which the backends say
-# once more what they take, NCCL round its launches, gloo on a thread of its own.
+# once more what they take, NCCL around its launches, gloo on a thread of its own.
 DISPATCHED = re.compile(r"c10d::|_c10d_functional::")
 GLOO = re.compile(r"gloo:")
 RECORD = re.compile(r"record_param_comms$")

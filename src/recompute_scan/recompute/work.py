@@ -1,4 +1,4 @@
-"""How long each call kept its device busy."""
+"""How long each call kept its device busy, and which replayed operators really ran."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompute_scan.model import Calls, Kernels
-from recompute_scan.recompute.structure import Structure
-from recompute_scan.trace.columns import Int32, Int64
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.structure import OperatorCodes, Structure
+from recompute_scan.trace.columns import Bool, Int32, Int64, Kind
 
 
 @dataclass(frozen=True)
@@ -44,3 +45,87 @@ def measure(calls: Calls, structure: Structure, kernels: Kernels) -> Work:
     np.add.at(count, top[known], 1)
     np.add.at(time, top[known], (kernels.end - kernels.start)[launched][known])
     return Work(time, count, True, unlaunched)
+
+
+class Ran:
+    """Tells whether an operator of a replay did the work of its first run.
+
+    Early stop interrupts the last operator of a replay; selective checkpointing returns saved
+    results.
+
+    Args:
+        calls: The trace's calls.
+        work: Their work on the device.
+        forward: Rows of the forward operators.
+        neutral: Per call, bookkeeping that costs nothing.
+    """
+
+    def __init__(self, calls: Calls, work: Work, forward: Int64, neutral: Bool) -> None:
+        self._calls = calls
+        self._work = work
+        self._forward = forward
+        self._neutral = neutral
+        self._twins_before = _twins_before(calls, neutral)
+        self._code = OperatorCodes(calls)
+        self._codes = self._code[forward]
+        self._typical: dict[int, float] = {}
+
+    def of(self, original: Int64, again: Int64, whole: bool) -> Bool:
+        """For each operator: did it?
+
+        Args:
+            original: Rows of first runs.
+            again: Rows of the same operators' second runs.
+            whole: Early stop cannot have cut this replay.
+        """
+        ran = self._twins(again) >= self._twins(original)
+        if self._work.on_gpu:
+            kernels = self._work.kernels
+            return np.asarray(ran & ((kernels[original] == 0) | (kernels[again] > 0)))
+        if whole or self._calls.name[again[-1]] != self._calls.name[original[-1]]:
+            return ran
+        last, first_run = int(again[-1]), int(original[-1])
+        inside, inside_first = self._operators_inside(last), self._operators_inside(first_run)
+        if inside < inside_first:
+            ran[-1] = False
+        elif inside == inside_first == 0:
+            duration = int(self._calls.end[last] - self._calls.start[last])
+            ran[-1] &= 4 * duration >= self._typical_duration(original[-1:])
+        return ran
+
+    def _operators_inside(self, row: int) -> int:
+        """A replay detaches, inside of its operators, what it recomputed: that does not count."""
+        within = slice(row + 1, row + 1 + int(self._calls.size[row]))
+        return int(np.count_nonzero(~self._neutral[within]))
+
+    def _typical_duration(self, row: Int64) -> float:
+        """Median of all first runs of equal operators: one alone may have been held up."""
+        code = int(self._code[row][0])
+        if code not in self._typical:
+            equals = self._forward[self._codes == code]
+            durations = self._calls.end[equals] - self._calls.start[equals]
+            self._typical[code] = float(np.median(durations))
+        return self._typical[code]
+
+    def _twins(self, rows: Int64) -> Int32:
+        """For each call: how many operators inside it stand directly in one of the same name."""
+        before = self._twins_before
+        twins: Int32 = before[rows + self._calls.size[rows] + 1] - before[rows + 1]
+        return twins
+
+
+def _twins_before(calls: Calls, neutral: Bool) -> Int32:
+    """Operators before each row, and before the end, that stand in one of the same name.
+
+    A dispatch mode, which selective checkpointing uses, records each operator twice, one in
+    the other (since torch 2.13 with a range between); one whose saved result is returned has
+    no inner one. Bookkeeping differs between first run and replay and is left out.
+    """
+    mode = np.array([name == words.DISPATCH_MODE for name in calls.names], np.bool_)[calls.name]
+    above = np.maximum(calls.parent, 0)
+    beyond = np.flatnonzero(mode[above] & (calls.parent[above] >= 0))
+    above[beyond] = calls.parent[above[beyond]]
+    twin = (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)
+    before = np.zeros(len(calls) + 1, np.int32)
+    np.cumsum(twin & ~neutral, out=before[1:])
+    return before

@@ -1,16 +1,74 @@
-"""One rank's account of its recording, once that is over."""
+"""One rank's account of its recording, with what it ran on, once that is over."""
 
 from __future__ import annotations
 
+import platform
+import sys
+from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal
 
+import torch
+
 from recompute_scan.crash import RankEnd
-from recompute_scan.record.environment import environment
-from recompute_scan.record.plan import COMMAND, Plan, Wording, shortfall
+from recompute_scan.frameworks.known import packages
+from recompute_scan.record.launch.launcher import RankFacts
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
+from recompute_scan.record.scope import COMMAND, Plan, Wording, shortfall
 from recompute_scan.run_info import RunInfo
+
+_PACKAGES = (*packages(), "flash-attn")
+
+
+def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -> dict[str, str]:
+    """Versions and settings of this process, all text. The script's arguments are left out:
+    they may hold secrets.
+    """
+    facts = {
+        "target": target,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "torch": str(torch.__version__),
+        "device": device,
+        "world_size": str(ranks.world_size),
+        "torch_compile": "used" if _compiled_something() else "not used",
+    }
+    budget = getattr(sys.modules.get("torch._functorch.config"), "activation_memory_budget", 1.0)
+    if budget != 1.0:  # the compiler recomputes by itself
+        facts["activation_memory_budget"] = str(budget)
+    if device == "cuda":
+        facts["device_name"] = torch.cuda.get_device_name()
+        facts["cuda"] = str(torch.version.cuda or torch.version.hip or "")
+    else:
+        facts["processor"] = _processor()
+        facts["threads"] = str(torch.get_num_threads())
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        facts["backend"] = str(distributed.get_backend())
+    for package in _PACKAGES:
+        try:
+            facts[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return facts
+
+
+def _processor() -> str:
+    """The model of the processor, as the system names it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _compiled_something() -> bool:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(dynamo, "counters", {})
+    return bool(counters and counters.get("stats"))
 
 
 def account_of(

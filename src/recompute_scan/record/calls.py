@@ -9,7 +9,7 @@ from types import TracebackType
 from recompute_scan.record import selftest
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.probe import Probe
-from recompute_scan.record.profiler import Window
+from recompute_scan.record.profiler import ProfilerWindow
 
 
 class CallRecorder:
@@ -52,7 +52,7 @@ class CallRecorder:
         for _ in range(warmup):
             step()
         self._probe.begin()
-        window = Window(lead=0, steps=steps, device="cpu", stacks=False)
+        window = ProfilerWindow(lead=0, steps=steps, device="cpu", stacks=False)
         window.start()
         try:
             for _ in range(steps):

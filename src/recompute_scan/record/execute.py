@@ -34,7 +34,7 @@ class StopRecording(SystemExit):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Exit:
     """How the script ended, its exit status as Python gives it, and the error in one line."""
 
     ending: Literal["finished", "stopped", "exited", "raised", "interrupted", "hung", "killed"]
@@ -54,7 +54,7 @@ def run_program(
     is_module: bool,
     args: Sequence[str],
     on_failure: Callable[[BaseException], None] = lambda _: None,
-) -> Outcome:
+) -> Exit:
     """How the program ended; it has run to its end, and what it changed in ``sys`` is put back.
 
     An uncaught exception is printed as Python prints it, without this package's frames. Then
@@ -74,26 +74,26 @@ def run_program(
             raise
         except StopRecording as stop:
             traceback.clear_frames(stop.__traceback__)
-            return Outcome("stopped", 0)
+            return Exit("stopped", 0)
         except SystemExit as error:
             stopped = _follows_stop(error)
             status = 0 if stopped else _exit_status(error)
             if status:
                 on_failure(error)
             traceback.clear_frames(error.__traceback__)
-            return Outcome("stopped" if stopped else "exited", status)
+            return Exit("stopped" if stopped else "exited", status)
         except KeyboardInterrupt as error:
             traceback.clear_frames(error.__traceback__)
-            return Outcome("interrupted", 130)
+            return Exit("interrupted", 130)
         except BaseException as error:
             if _follows_stop(error):
                 traceback.clear_frames(error.__traceback__)
-                return Outcome("stopped", 0)
+                return Exit("stopped", 0)
             summary = _report(error)
             on_failure(error)
             traceback.clear_frames(error.__traceback__)
-            return Outcome("raised", 1, summary)
-        return Outcome("finished", 0)
+            return Exit("raised", 1, summary)
+        return Exit("finished", 0)
 
 
 def _follows_stop(error: BaseException) -> bool:
@@ -113,7 +113,7 @@ def run_call(
     returned: list[Any],
     raised: list[BaseException],
     on_failure: Callable[[BaseException], None],
-) -> Outcome:
+) -> Exit:
     """How the call ended. What it returned or raised is added to a list, for whoever made it;
     nothing is printed. ``on_failure`` as for :func:`run_program`.
     """
@@ -121,21 +121,21 @@ def run_call(
         returned.append(call())
     except StopRecording as stop:
         traceback.clear_frames(stop.__traceback__)
-        return Outcome("stopped", 0)
+        return Exit("stopped", 0)
     except SystemExit as error:
         raised.append(error)
         status = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
         if status:
             on_failure(error)
-        return Outcome("exited", status)
+        return Exit("exited", status)
     except KeyboardInterrupt as error:
         raised.append(error)
-        return Outcome("interrupted", 130)
+        return Exit("interrupted", 130)
     except BaseException as error:
         raised.append(error)
         on_failure(error)
-        return Outcome("raised", 1, traceback.format_exception_only(type(error), error)[-1].strip())
-    return Outcome("finished", 0)
+        return Exit("raised", 1, traceback.format_exception_only(type(error), error)[-1].strip())
+    return Exit("finished", 0)
 
 
 def _load(target: str, is_module: bool, args: Sequence[str]) -> _Program:

@@ -1,8 +1,14 @@
-"""Where a setting was given: in the code, on the command line, in a file, or by default."""
+"""Where a setting was given: in the code, on the command line, in a file, or by default.
+
+A frame's variables are looked at so that nothing of the script's changes. Before Python 3.13 a
+function's frame has one dictionary for its variables, filled anew at each look (PEP 667): whoever
+called ``locals()`` there holds the same one, and what it shows stays alive.
+"""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import sys
@@ -10,6 +16,23 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
+from types import FrameType
+
+# A function whose code names one of these may hold that dictionary.
+_HOLDERS = frozenset({"locals", "vars", "f_locals"})
+
+
+def variables(frame: FrameType) -> dict[str, object]:
+    """The frame's variables by name; none where a look could be noticed."""
+    if sys.version_info >= (3, 13) or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return dict(frame.f_locals)
+    if frame.f_trace is not None or not _HOLDERS.isdisjoint(frame.f_code.co_names):
+        return {}
+    found = frame.f_locals
+    shown = dict(found)
+    found.clear()
+    return shown
+
 
 _OFF = frozenset({"false", "0", "no", "off", "none", "null"})
 _CONFIGURATIONS = frozenset({".cfg", ".conf", ".ini", ".json", ".toml", ".yaml", ".yml"})
@@ -34,7 +57,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Line:
+class SourceLine:
     """A line of a file."""
 
     file: str
@@ -43,7 +66,7 @@ class Line:
 
 def given_at(
     made: Made, names: Collection[str], variables: Collection[str], statement: str | None
-) -> str | Line | None:
+) -> str | SourceLine | None:
     """Where the setting has its value from; ``None`` for the statement that made the object.
 
     An option of the command line is given as it was written there, without its value; a variable
@@ -112,7 +135,7 @@ def _option(arguments: Sequence[str], names: Collection[str]) -> str | None:
     return found
 
 
-def _in_files(arguments: Sequence[str], names: Collection[str]) -> Line | None:
+def _in_files(arguments: Sequence[str], names: Collection[str]) -> SourceLine | None:
     """The line of a configuration file named on the command line that has one of these."""
     words = "|".join(map(re.escape, names))
     entry = re.compile(rf"""(?:^|[\s{{,])["']?(?:{words})["']?\s*[:=]\s*["']?(?P<value>\w+)""")
@@ -127,11 +150,11 @@ def _in_files(arguments: Sequence[str], names: Collection[str]) -> Line | None:
         for number, line in enumerate(lines, 1):
             found = entry.search(line)
             if found and not line.lstrip().startswith(("#", "//")) and _is_on(found["value"]):
-                return Line(str(path.absolute()), number)
+                return SourceLine(str(path.absolute()), number)
     return None
 
 
-def _default(kind: type, names: Collection[str]) -> Line | None:
+def _default(kind: type, names: Collection[str]) -> SourceLine | None:
     """The line of a class, derived from the settings' own, that sets another default."""
     for base in kind.__mro__[:-1]:
         if not names & vars(base).keys():
@@ -146,7 +169,7 @@ def _default(kind: type, names: Collection[str]) -> Line | None:
                 for line in node.body:
                     target = line.target if isinstance(line, ast.AnnAssign) else None
                     if isinstance(target, ast.Name) and target.id in names:
-                        return Line(str(file), line.lineno)
+                        return SourceLine(str(file), line.lineno)
         return None
     return None
 

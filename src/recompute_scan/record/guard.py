@@ -3,7 +3,7 @@
 Every function that a recording puts into the process (in place of another, as a hook, in a thread)
 is made by :meth:`Guard.around` or :meth:`Guard.aside`. An exception of our own that gets as far is
 a bug of ours: it is kept, the recording ends, and from there on calls go straight through. What the
-script's functions raise passes as it is, and each of them is called once, whatever fails round it.
+script's functions raise passes as it is, and each of them is called once, whatever fails around it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Call:
-    """A call of the script's function, for ours that stands round it.
+    """A call of the script's function, for ours that stands around it.
 
     Calling this calls the function, and keeps what comes of it, so that nobody has to call it a
     second time if ours fails behind it. It is compiled as it would be without us, by ``compiler``.
@@ -205,7 +205,7 @@ class Guard:
 
 
 class Sheltered:
-    """A context manager of ours for a ``with`` statement round the script's code: never fails."""
+    """A context manager of ours for a ``with`` statement around the script's code: never fails."""
 
     def __init__(self, guard: Guard, context: AbstractContextManager[Any]) -> None:
         self._guard = guard
@@ -225,7 +225,7 @@ class Sheltered:
 
 
 def within(inner: Generator[None, None, None], context: Sheltered) -> Generator[None, None, None]:
-    """The generator with a context round its one yield, where the function runs."""
+    """The generator with a context around its one yield, where the function runs."""
     next(inner)
     try:
         with context:

@@ -19,23 +19,21 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
 from recompute_scan.record import selftest
 from recompute_scan.record.account import account_of
-from recompute_scan.record.alternation import Alternation
-from recompute_scan.record.bypass import Bypass, Removal
-from recompute_scan.record.chosen import DEFAULT
-from recompute_scan.record.collect import receive, send
-from recompute_scan.record.execute import Outcome
-from recompute_scan.record.failure import end_of
-from recompute_scan.record.forks import in_forked_processes
-from recompute_scan.record.gauges import Gauges
+from recompute_scan.record.execute import Exit
 from recompute_scan.record.guard import Guard
-from recompute_scan.record.launch import rank_facts, wait_for_ranks
+from recompute_scan.record.launch.collect import receive, send
+from recompute_scan.record.launch.forks import in_forked_processes
+from recompute_scan.record.launch.launcher import rank_facts, wait_for_ranks
 from recompute_scan.record.patches import Patches
-from recompute_scan.record.plan import Plan
+from recompute_scan.record.postmortem import end_of
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.run_folder import cannot_write
+from recompute_scan.record.scope import DEFAULT, Plan
 from recompute_scan.record.steps import StepCounter, StepHooks
 from recompute_scan.record.unstepped import Unstepped
+from recompute_scan.record.verify.bypass import Alternation, Bypass, Removal
+from recompute_scan.record.verify.gauges import Gauges
 from recompute_scan.record.watchdog import HUNG, Watchdog
 from recompute_scan.run_info import WORD, RunInfo, write_run_info, write_so_far
 
@@ -64,10 +62,10 @@ class RunOptions:
         measure: Measure memory and losses too, from seeds that are the same in every run.
         removals: Checkpoints to take out in memory.
         switching: Take them out in some steps only, as
-            :class:`recompute_scan.record.alternation.Alternation` does.
+            :class:`recompute_scan.record.verify.bypass.Alternation` does.
         without_checkpointing: Take out every checkpoint.
         timeout_s: Seconds without progress after which a run is ended; 0 for never.
-        ranks: The ranks to record, as :func:`recompute_scan.record.chosen.chosen` reads them; the
+        ranks: The ranks to record, as :func:`recompute_scan.record.scope.chosen` reads them; the
             others count and time their steps, and stop with them.
     """
 
@@ -91,7 +89,7 @@ class RunOptions:
 def observe(
     options: RunOptions,
     folder: Path,
-    program: Callable[[Callable[[BaseException], None]], Outcome],
+    program: Callable[[Callable[[BaseException], None]], Exit],
     *,
     on_hang: Callable[[RunInfo], None] = lambda _: None,
     on_exit: Callable[[RunInfo], None] = lambda _: None,
@@ -109,7 +107,7 @@ def observe(
         options: How much to record.
         folder: The run's folder, absolute: the script may change the current directory.
         program: Runs the script; gets what to call with an exception that ends it.
-        on_hang: As for :func:`recompute_scan.record.runner.record`.
+        on_hang: As for :func:`recompute_scan.record.launch.runner.record`.
         on_exit: Likewise.
         keep: Whether to write this account.
         waits: Whether the program may stand still now, because others work for it.
@@ -130,7 +128,7 @@ def observe(
 
     target = f"-m {options.target}" if options.is_module else options.target
 
-    def account(outcome: Outcome, end: RankEnd | None) -> RunInfo:
+    def account(outcome: Exit, end: RankEnd | None) -> RunInfo:
         failure = _how_it_failed(outcome) if outcome.exit_status else None
         return account_of(
             recorder, probe, plan, target, failure=failure, status=outcome.exit_status, end=end
@@ -138,7 +136,7 @@ def observe(
 
     def so_far() -> None:
         end = RankEnd(rank=None, ending="killed", steps=counter.steps)
-        info = account(Outcome("killed", KILLED), end)
+        info = account(Exit("killed", KILLED), end)
         with suppress(OSError):
             write_so_far(folder, info)
 
@@ -176,7 +174,7 @@ def observe(
     def hung(end: RankEnd) -> None:
         recorder.abandon()
         end = replace(end, regions=dict(probe.entered))
-        info = account(Outcome("hung", HUNG), end)
+        info = account(Exit("hung", HUNG), end)
         _leave(folder, info, watchdog.patience_s, on_hang)
 
     def close() -> None:
@@ -187,7 +185,7 @@ def observe(
         if active in _ACTIVE:
             _ACTIVE.remove(active)
 
-    def conclude(outcome: Outcome) -> RunInfo:
+    def conclude(outcome: Exit) -> RunInfo:
         info = account(outcome, ends[0] if ends else None)
         if gauges is not None:
             info = replace(info, measured=gauges.measurements(bypass.calls))
@@ -212,7 +210,7 @@ def observe(
             if status:
                 failed(SystemExit(status))
             close()
-            on_exit(conclude(Outcome("exited", status & 0xFF)))
+            on_exit(conclude(Exit("exited", status & 0xFF)))
         finally:
             _leave_now(status)
 
@@ -276,7 +274,7 @@ def _drop_buffers() -> None:
         setattr(sys, name, stream)
 
 
-def _how_it_failed(outcome: Outcome) -> str:
+def _how_it_failed(outcome: Exit) -> str:
     if outcome.ending == "raised":
         error = (outcome.error or "an exception").rstrip(".")
         return f"The script raised {error}."

@@ -9,10 +9,11 @@ from types import CodeType, FrameType
 
 from torch import nn
 
-from recompute_scan.advise import pytorch
-from recompute_scan.advise.registry import recognise
 from recompute_scan.annotations import COUNTS_RUNS, SELECTIVE
+from recompute_scan.frameworks import pytorch
+from recompute_scan.frameworks.known import recognise
 from recompute_scan.record.call_sites import CallSites, place_of, top_package
+from recompute_scan.record.given import variables
 from recompute_scan.record.module_names import (
     UNKNOWN,
     ModuleIndex,
@@ -22,7 +23,6 @@ from recompute_scan.record.module_names import (
 )
 from recompute_scan.record.options import counts_runs
 from recompute_scan.record.switches import COMPOSABLE_MODULE, NOWHERE, WRAPPER_MODULE, Switches
-from recompute_scan.record.variables import variables
 
 _CHECKPOINT_MODULE = "torch.utils.checkpoint"
 _SEQUENTIAL = "torch/utils/checkpoint.py:checkpoint_sequential"

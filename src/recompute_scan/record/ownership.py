@@ -20,7 +20,7 @@ from types import FrameType, ModuleType
 
 import torch
 
-from recompute_scan.advise.registry import framework_files
+from recompute_scan.frameworks.known import framework_files
 
 # How IPython names cells at a terminal; in Jupyter they have names of files.
 _IPYTHON = "<ipython-input-"
@@ -106,7 +106,7 @@ def site_folder(file: str) -> str | None:
 
 @cache
 def _target_folder(file: Path) -> str | None:
-    """The folder round this file that pip was given as a ``--target``, with this file in it."""
+    """The folder around this file that pip was given as a ``--target``, with this file in it."""
     for folder in file.parents if file.is_absolute() else ():
         if file.relative_to(folder).parts[0] in _installed_in(folder):
             return os.path.join(folder, "")  # noqa: PTH118 - with a separator at its end

@@ -1,10 +1,19 @@
-"""Attributes of other people's classes and modules, replaced for a time and put back exactly."""
+"""Attributes of other people's classes and modules, replaced for a time and put back exactly.
+
+Functions that wait for the import of a module can stop waiting. wrapt's hooks cannot be taken back,
+so it gets one for each module that anybody ever waited for; with nobody waiting that one does
+nothing, once.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
+
+import wrapt
 
 Undo = Callable[[], None]
 _NOT_ITS_OWN = object()
@@ -58,3 +67,35 @@ class Patches:
         """Put everything back."""
         while self._undo:
             self._undo.pop()()
+
+
+_Hook = Callable[[ModuleType], None]
+_waiting: dict[str, list[_Hook]] = {}
+
+
+def after_import(name: str, hook: _Hook) -> Undo:
+    """Call ``hook`` with the module once it is imported, or now if it is there already.
+
+    Returns:
+        What to call in order to wait no longer.
+    """
+    module = sys.modules.get(name)
+    if module is not None:
+        hook(module)
+        return lambda: None
+    first = name not in _waiting
+    waiting = _waiting.setdefault(name, [])
+    waiting.append(hook)
+    if first:
+        wrapt.register_post_import_hook(lambda module: _imported(name, module), name)
+
+    def stop() -> None:
+        if hook in waiting:
+            waiting.remove(hook)
+
+    return stop
+
+
+def _imported(name: str, module: ModuleType) -> None:
+    for hook in _waiting.pop(name, []):
+        hook(module)

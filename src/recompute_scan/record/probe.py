@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import wrapt
 
-from recompute_scan.advise.registry import MECHANISMS
 from recompute_scan.annotations import MARKING, RegionMark, region_name, replay_name
+from recompute_scan.frameworks.known import MECHANISMS
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.caught import (
     Variant,
@@ -31,14 +31,12 @@ from recompute_scan.record.caught import (
 )
 from recompute_scan.record.compat import inputs
 from recompute_scan.record.guard import Call, Guard, Sheltered, within
-from recompute_scan.record.imports import after_import
-from recompute_scan.record.module_names import ModuleIndex
+from recompute_scan.record.module_names import ModuleIndex, Untrained
 from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origin, Origins
 from recompute_scan.record.own_functions import own_functions
-from recompute_scan.record.patches import Patches, Undo
+from recompute_scan.record.patches import Patches, Undo, after_import
 from recompute_scan.record.switches import Switches
-from recompute_scan.record.untrained import Untrained
 from recompute_scan.run_info import SwitchedOn
 
 # The ranges are opened by these and not by `torch.profiler.record_function`: that one is an

@@ -18,8 +18,8 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from recompute_scan.record import ranges
-from recompute_scan.record.forks import let_forked_processes_end
 from recompute_scan.record.guard import Call, Guard
+from recompute_scan.record.launch.forks import let_forked_processes_end
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.quiet import without_grad_warnings, without_kineto_noise, without_modes
 
@@ -27,7 +27,7 @@ from recompute_scan.record.quiet import without_grad_warnings, without_kineto_no
 _ENOUGH_BYTES = 4 << 30
 
 
-class Window:
+class ProfilerWindow:
     """A profiler that warms up for ``lead`` steps, then records ``steps`` of them.
 
     The first call to :meth:`step` after :meth:`start` ends the first of these steps.

@@ -1,4 +1,4 @@
-"""Keeps off the user's terminal what the profiler says there: Kineto's log lines, torch's warnings.
+"""What a recording says and keeps quiet on the user's terminal.
 
 Some versions' Kineto writes lines to file descriptor 2 whenever a profiler starts or stops; no
 setting turns them off. The descriptor is redirected only while our own calls into
@@ -20,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from recompute_scan.record.compat import KINETO_LINE
+from recompute_scan.terminal import fresh_line
 
 _GRAD = re.compile(r"The \.grad attribute of a Tensor")
 
@@ -70,3 +71,18 @@ def without_modes() -> Iterator[None]:
     """Run the body with no mode of the script's on, which would see the profiler's operators."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
+
+
+class Progress:
+    """Says each phase once."""
+
+    def __init__(self, *, wanted: bool = True) -> None:
+        self._on = wanted and sys.stderr is not None and sys.stderr.isatty()
+        self._said = ""
+
+    def show(self, text: str) -> None:
+        """Say it, unless it was what was said last."""
+        if self._on and text != self._said:
+            line = f"{fresh_line(sys.stderr)}recompute-scan: {text}"
+            print(line, file=sys.stderr, flush=True)
+            self._said = text

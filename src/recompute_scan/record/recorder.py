@@ -16,20 +16,18 @@ from typing import Any, Literal
 
 import torch
 
-from recompute_scan.record.chosen import DEFAULT, chosen
-from recompute_scan.record.collect import mark_folder
 from recompute_scan.record.compat import stacks_crash
 from recompute_scan.record.execute import StopRecording
 from recompute_scan.record.guard import Guard
-from recompute_scan.record.launch import rank_facts
-from recompute_scan.record.memory import PeakMemory
-from recompute_scan.record.peers import LastStep, store_of_group
-from recompute_scan.record.plan import Plan, Seen
-from recompute_scan.record.profiler import OtherProfilers, Window
-from recompute_scan.record.progress import Progress
+from recompute_scan.record.launch.collect import mark_folder
+from recompute_scan.record.launch.launcher import rank_facts
+from recompute_scan.record.launch.peers import LastStep, store_of_group
+from recompute_scan.record.profiler import OtherProfilers, ProfilerWindow
+from recompute_scan.record.quiet import Progress
 from recompute_scan.record.ranges import still_open
-from recompute_scan.record.steps import StepCounter, in_backward
-from recompute_scan.record.timing import StepTimer
+from recompute_scan.record.scope import DEFAULT, Plan, Seen, chosen
+from recompute_scan.record.steps import StepCounter, StepTimer, in_backward
+from recompute_scan.record.verify.gauges import PeakMemory
 
 
 class Phase(Enum):
@@ -93,7 +91,7 @@ class Recorder:
         self._progress = Progress(wanted=self.ranks.rank == 0)
         self._phase = Phase.WARMUP
         self._timer: StepTimer | None = None
-        self._window: Window | None = None
+        self._window: ProfilerWindow | None = None
         self.others = OtherProfilers(self._give_way, self._guard)
         self.device: Literal["cpu", "cuda"] = "cpu"
         self.warmup_steps = 0
@@ -318,7 +316,7 @@ class Recorder:
         if not lead:
             self._counter.freeze()
         self._begin_marking()
-        window = Window(
+        window = ProfilerWindow(
             lead=0 if stacks else lead,
             steps=1 if stacks else self._plan.steps,
             device=self.device,
@@ -339,7 +337,7 @@ class Recorder:
         else:
             self._phase = Phase.DONE
 
-    def _save(self, window: Window) -> None:
+    def _save(self, window: ProfilerWindow) -> None:
         rank = self.ranks.rank
         if self.trace is None:
             self._progress.show("writing the trace")

@@ -19,22 +19,22 @@ from types import TracebackType
 from typing import Literal
 
 from recompute_scan import _step
+from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.api import Scan
 from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
 from recompute_scan.errors import RunError, ScanError, UsageError
-from recompute_scan.pipeline import analyse
 from recompute_scan.record import selftest
 from recompute_scan.record.account import account_of
-from recompute_scan.record.failure import end_of
 from recompute_scan.record.guard import Guard
-from recompute_scan.record.launch import wait_for_ranks
-from recompute_scan.record.plan import Plan, Wording
+from recompute_scan.record.launch.launcher import wait_for_ranks
+from recompute_scan.record.postmortem import end_of
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.run_folder import cannot_write, check_device, check_plan, prepare
+from recompute_scan.record.scope import Plan, Wording
 from recompute_scan.record.steps import EXPLICIT, StepCounter
 from recompute_scan.report.folder import write_report
 from recompute_scan.run_info import RunInfo, write_run_info
-from recompute_scan.scan import Scan
 
 # How long rank 0 waits for the accounts of the others, which end with the same step.
 _RANKS_TIMEOUT_S = 30.0

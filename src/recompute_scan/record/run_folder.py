@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 
 from recompute_scan.errors import UsageError
-from recompute_scan.record.launch import rank_facts
-from recompute_scan.record.plan import Plan
+from recompute_scan.record.launch.launcher import rank_facts
+from recompute_scan.record.scope import Plan
 from recompute_scan.run_info import (
     CLAIM,
     STOPPED,

@@ -23,8 +23,7 @@ from torch import nn
 
 from recompute_scan.record.caught import generator_function, reentrant_function, replace_generator
 from recompute_scan.record.compat import inputs
-from recompute_scan.record.imports import after_import
-from recompute_scan.record.patches import Patches
+from recompute_scan.record.patches import Patches, after_import
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.switches import WRAPPER_MODULE
 

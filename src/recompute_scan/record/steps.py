@@ -3,6 +3,8 @@
 A loop may step several optimizers in one iteration (a GAN's two; five times the critic, once
 the generator), or one for each parameter while backward runs. The step then ends with the
 optimizer that steps least often, and among equals with the one first seen last.
+
+They are timed without a profiler: the honest times.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 import inspect
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -22,6 +26,46 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from recompute_scan import _step
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.patches import Patches
+
+
+class StepTimer:
+    """Times the steps between boundaries.
+
+    On a GPU an event is recorded on the current stream at each boundary and read only after the
+    last, so that timing adds no synchronisation to the steps. On a CPU the clock is read.
+    """
+
+    def __init__(self, device: Literal["cpu", "cuda"]) -> None:
+        self._cuda = device == "cuda"
+        self._events: list[torch.cuda.Event] = []
+        self._times: list[float] = []
+        if self._cuda:
+            torch.cuda.synchronize()
+        self.mark()
+
+    def mark(self) -> None:
+        """A step begins here, and the one before ends."""
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._events.append(event)
+        else:
+            self._times.append(time.perf_counter())
+
+    @property
+    def steps(self) -> int:
+        """Steps timed so far."""
+        return len(self._events or self._times) - 1
+
+    def milliseconds(self) -> tuple[float, ...]:
+        """Duration of each step in ms, in order. Waits for the GPU."""
+        if self._cuda:
+            torch.cuda.synchronize()
+            events = self._events
+            return tuple(float(begin.elapsed_time(end)) for begin, end in pairwise(events))
+        times = self._times
+        return tuple((end - begin) * 1e3 for begin, end in pairwise(times))
+
 
 EXPLICIT = "recompute_scan.step()"
 _MARK = "_recompute_scan_wrapped"
@@ -105,7 +149,7 @@ class StepHooks:
 
     torch's global optimizer hooks run inside the profiler range of the optimizer's step, and
     older versions of ``torch.compile`` take them out. So each optimizer class's ``step`` gets a
-    wrapper of ours round torch's own when the first of its kind is made, and the global hook
+    wrapper of ours around torch's own when the first of its kind is made, and the global hook
     serves optimizers that escaped it. A step that is compiled itself is not seen.
     """
 

@@ -19,15 +19,14 @@ from typing import Any
 
 from torch import nn
 
-from recompute_scan.advise import fsdp, pytorch
-from recompute_scan.advise.mechanism import Mechanism
-from recompute_scan.advise.registry import MECHANISMS, matches, recognise
+from recompute_scan.frameworks import fsdp, pytorch
+from recompute_scan.frameworks.known import MECHANISMS, matches, recognise
+from recompute_scan.frameworks.mechanism import Mechanism
 from recompute_scan.record.call_sites import CallSites, places_of
 from recompute_scan.record.given import Made
 from recompute_scan.record.guard import Call, Guard
-from recompute_scan.record.imports import after_import
 from recompute_scan.record.module_names import unwrapped
-from recompute_scan.record.patches import Patches
+from recompute_scan.record.patches import Patches, after_import
 from recompute_scan.run_info import SwitchedOn
 
 WRAPPER_MODULE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"

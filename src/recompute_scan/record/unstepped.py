@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from recompute_scan.record.guard import Call, Guard
-from recompute_scan.record.launch import rank_facts
+from recompute_scan.record.launch.launcher import rank_facts
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.steps import StepCounter, in_backward
 

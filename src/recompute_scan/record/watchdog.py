@@ -27,9 +27,9 @@ from typing import Any
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.places import user_place
 from recompute_scan.record.compat import flight_recorders
-from recompute_scan.record.failure import memory, model_states, stack_of
 from recompute_scan.record.guard import Guard
-from recompute_scan.record.launch import RankFacts, rank_facts
+from recompute_scan.record.launch.launcher import RankFacts, rank_facts
+from recompute_scan.record.postmortem import memory, model_states, stack_of
 from recompute_scan.run_info import run_info_name, stacks_text_name
 
 HUNG = 124
@@ -40,7 +40,7 @@ _UNSEEN_PATIENCE = 3.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class Patience:
     """``timeout_s`` without progress end the run; looked at every ``look_s`` seconds."""
 
     timeout_s: float
@@ -73,7 +73,7 @@ class Watchdog:
     ) -> None:
         self._guard = guard or Guard()
         self._folder = folder
-        self._limits = Limits(timeout_s)
+        self._limits = Patience(timeout_s)
         self._steps = steps
         self._on_hang = on_hang
         self._waits = waits

@@ -1,12 +1,16 @@
-"""A comparison in rows and sentences, for every rendering of it."""
+"""A comparison in rows and sentences, and as a page and for a terminal of 80 columns."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recompute_scan.comparison import Calls, Comparison, Mark, Side, Switch
+from recompute_scan.frameworks.known import find_title
 from recompute_scan.report.bars import Part, stacked
-from recompute_scan.report.words import MECHANISM_WORDS
+from recompute_scan.report.escape import visible
+from recompute_scan.report.html import fill
+from recompute_scan.report.page import wrap
+from recompute_scan.result.comparison import Comparison, FamilyCalls, Mark, Side, Switch
 from recompute_scan.units import UNKNOWN, count, ms, pct, plural, times
 
 _SAME_PCT = 0.05  # what one digit after the point shows as nothing
@@ -98,15 +102,15 @@ def rows(comparison: Comparison) -> list[tuple[str, str, str]]:
         row("Step time", *(ms(side.step_ms) for side in sides)),
         row("Likely", *(span(side) for side in sides)),
         row("Step time from", *(_source(side) for side in sides)),
-        row("Replays a step", *(ms(side.recompute_ms) for side in sides)),
+        row("Replays per step", *(ms(side.recompute_ms) for side in sides)),
         row("Surplus among them", *(ms(side.surplus_recompute_ms) for side in sides)),
     ]
 
 
 def call_rows(comparison: Comparison) -> list[tuple[str, str, str, str, str]]:
-    """Family; forward calls a step before and after; those run again before and after."""
+    """Family; forward calls per step before and after; those run again before and after."""
 
-    def cells(calls: Calls) -> tuple[str, str, str, str, str]:
+    def cells(calls: FamilyCalls) -> tuple[str, str, str, str, str]:
         return (
             calls.family,
             _count(calls.forward_before),
@@ -137,7 +141,7 @@ def _items(findings: tuple[Mark, ...], switches: tuple[Switch, ...], side: str) 
 
 
 def _switch(switch: Switch, side: str) -> str:
-    name = MECHANISM_WORDS.get(switch.mechanism or "", switch.mechanism or "a checkpoint")
+    name = find_title(switch.mechanism) or switch.mechanism or "a checkpoint"
     variant = f", {switch.variant}" if switch.variant else ""
     place = f" at {switch.call_site}" if switch.call_site else ""
     before, after = switch.blocks_before, switch.blocks_after
@@ -170,3 +174,57 @@ def _source(side: Side) -> str:
 
 def _count(value: float | None) -> str:
     return "-" if value is None else count(value)
+
+
+_MOST_CALLS = 20
+
+
+def render_comparison_text(comparison: Comparison) -> str:
+    """The comparison, ending in a line end."""
+    written: list[str] = []
+    if comparison.obstacles:
+        written += [step_sentence(comparison), *_list(comparison.obstacles), ""]
+    for label, side in (("Before", comparison.before), ("After", comparison.after)):
+        written += wrap(visible(side.name, 400), " " * 8, f"{label + ':':<8}")
+        written += wrap(visible(side.headline, 400), " " * 8, " " * 8)
+    if not comparison.obstacles:
+        written += ["", *wrap(step_sentence(comparison), "", "")]
+    written += ["", f"  {'':<24}{'before':>20}{'after':>20}"]
+    written += [f"  {label:<24}{one:>20}{other:>20}" for label, one, other in rows(comparison)]
+    for change in changes(comparison):
+        written += ["", change.title, *_list(change.items)]
+    calls = call_rows(comparison)
+    if calls:
+        written += ["", "Calls per step that differ"]
+        written.append(f"  {'':<24}{'forward':>16}{'run again':>22}")
+        written += [
+            f"  {visible(name, 24):<24}{_arrow(a, b):>16}{_arrow(c, d):>22}"
+            for name, a, b, c, d in calls[:_MOST_CALLS]
+        ]
+        if len(calls) > _MOST_CALLS:
+            written.append(f"  and {len(calls) - _MOST_CALLS} more families (see the JSON)")
+    if notes := cautions(comparison):
+        written += ["", "Worth knowing", *_list(notes)]
+    return "\n".join(written) + "\n"
+
+
+def _list(items: Sequence[str]) -> list[str]:
+    return [line for item in items for line in wrap(visible(item, 400), "    ", "  - ")]
+
+
+def _arrow(before: str, after: str) -> str:
+    return before if before == after else f"{before} -> {after}"
+
+
+def render_comparison_html(comparison: Comparison) -> str:
+    """The page; the same comparison gives the same text."""
+    return fill(
+        "compare.html",
+        comparison=comparison,
+        sentence=step_sentence(comparison),
+        bars=step_bars(comparison),
+        rows=rows(comparison),
+        changes=changes(comparison),
+        cautions=cautions(comparison),
+        calls=call_rows(comparison),
+    )

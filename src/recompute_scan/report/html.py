@@ -18,12 +18,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined
 from markupsafe import Markup, escape
 
 from recompute_scan import units
-from recompute_scan.report import device, failure, summary, words
+from recompute_scan.report import failed, summary, utilization, words
 from recompute_scan.report.attachments import proof_trace, regions_csv
 from recompute_scan.report.bars import cost_bars
-from recompute_scan.report.by_step import by_step
 from recompute_scan.report.escape import inert, lines, script_json, shorten, visible
-from recompute_scan.report.groups import block_groups, block_label, checkpoint_stacks
+from recompute_scan.report.groups import block_groups, block_label, by_step, checkpoint_stacks
 from recompute_scan.report.markdown import render_markdown
 from recompute_scan.report.measured import (
     measured_sentences,
@@ -34,8 +33,8 @@ from recompute_scan.report.measured import (
 from recompute_scan.report.plain_count import COLUMNS as PLAIN_COLUMNS
 from recompute_scan.report.plain_count import HOW as PLAIN_HOW
 from recompute_scan.report.plain_count import plain_count_row, plain_count_table
-from recompute_scan.report.proof import family_table, timeline
-from recompute_scan.report.ranks import MANY_RANKS, MOST_RANKS, rank_groups, ranks_sentence
+from recompute_scan.report.rank_groups import MANY_RANKS, MOST_RANKS, rank_groups, ranks_sentence
+from recompute_scan.report.side_by_side import family_table, timeline
 from recompute_scan.report.spread import step_time_sentences
 from recompute_scan.result import Checkpoint, Region, Result, to_json
 
@@ -71,7 +70,7 @@ def render_html(result: Result) -> str:
         "page.html",
         result=result,
         crash=result.crash,
-        failure=failure,
+        failure=failed,
         # A run that failed before its first recorded step has nothing else to show.
         analysed=result.crash is None or bool(result.steps),
         numbers=summary.key_numbers(result),
@@ -83,11 +82,13 @@ def render_html(result: Result) -> str:
         measured_says=measured_sentences(result),
         removed=removed_words,
         bars=cost_bars(result),
-        ratio=device.ratio_row(result),
-        flops_rows=device.flops_table(result.flops, told_apart=result.verdict != "inconclusive")
+        ratio=utilization.ratio_row(result),
+        flops_rows=utilization.flops_table(
+            result.flops, told_apart=result.verdict != "inconclusive"
+        )
         if result.flops
         else [],
-        flops_says=device.flops_sentences(result.flops) if result.flops else [],
+        flops_says=utilization.flops_sentences(result.flops) if result.flops else [],
         plain=plain_count_row(result),
         plain_rows=plain_count_table(result),
         plain_columns=PLAIN_COLUMNS,
@@ -109,12 +110,12 @@ def render_html(result: Result) -> str:
         markdown=render_markdown(result),
         csv=regions_csv(result),
         stretch=proof_trace(result.proof) if result.proof else "",
-        hta_rows=device.hta_rows(result.hta) if result.hta else [],
-        hta_title=device.hta_title(result),
-        hta_columns=device.HTA_COLUMNS,
-        hta_says=device.HTA_SAYS,
-        memory_says=device.memory_sentences(result.memory) if result.memory else [],
-        plans=device.plan_chart(result.memory) if result.memory else None,
+        hta_rows=utilization.hta_rows(result.hta) if result.hta else [],
+        hta_title=utilization.hta_title(result),
+        hta_columns=utilization.HTA_COLUMNS,
+        hta_says=utilization.HTA_SAYS,
+        memory_says=utilization.memory_sentences(result.memory) if result.memory else [],
+        plans=utilization.plan_chart(result.memory) if result.memory else None,
         json=Markup(_text(json)) if len(json) <= MOST_JSON else None,  # noqa: S704 - quoted
     )
 
@@ -135,7 +136,7 @@ def fill(template: str, **values: Any) -> str:
 
 
 def fill_part(template: str, **values: Any) -> str:
-    """The template with its values, escaped, and words and units; no page round it."""
+    """The template with its values, escaped, and words and units; no page around it."""
     return _environment().get_template(template).render(words=words, units=units, **values)
 
 

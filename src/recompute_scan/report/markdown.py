@@ -6,15 +6,7 @@ Nothing from the result can close a fence, start markup, mention a person or ref
 from __future__ import annotations
 
 from recompute_scan import units
-from recompute_scan.report import failure, summary, words
-from recompute_scan.report.device import (
-    HTA_COLUMNS,
-    HTA_SAYS,
-    hta_rows,
-    hta_title,
-    memory_sentences,
-    ratio_row,
-)
+from recompute_scan.report import failed, summary, words
 from recompute_scan.report.escape import markdown_code as code
 from recompute_scan.report.escape import markdown_fence as fence
 from recompute_scan.report.escape import markdown_prose as prose
@@ -26,8 +18,16 @@ from recompute_scan.report.measured import (
     removed_words,
 )
 from recompute_scan.report.plain_count import plain_count_row
-from recompute_scan.report.ranks import rank_words
+from recompute_scan.report.rank_groups import rank_words
 from recompute_scan.report.spread import step_time_sentences
+from recompute_scan.report.utilization import (
+    HTA_COLUMNS,
+    HTA_SAYS,
+    hta_rows,
+    hta_title,
+    memory_sentences,
+    ratio_row,
+)
 from recompute_scan.result import Checkpoint, Finding, Result
 
 _MOST_GROUPS = 12
@@ -61,16 +61,16 @@ def _failure(result: Result) -> list[str]:
     crash = result.crash
     if crash is None:
         return []
-    written = [f"### Run: {failure.KIND_WORDS[crash.kind]}", prose(crash.headline[:1000])]
+    written = [f"### Run: {failed.KIND_WORDS[crash.kind]}", prose(crash.headline[:1000])]
     if len(crash.ranks) > 1:
         ends = crash.ranks[:_MOST_RANKS]
-        written.append("\n".join(f"- {prose(failure.rank_words(end))}" for end in ends))
-    first = failure.first_end(crash)
+        written.append("\n".join(f"- {prose(failed.rank_words(end))}" for end in ends))
+    first = failed.first_end(crash)
     if first is not None:
-        state = failure.state_words(first)
+        state = failed.state_words(first)
         written.append("\n".join(f"- {prose(label)}: {prose(value)}" for label, value in state))
     if crash.traceback:
-        written.append(fence("\n".join(failure.traceback_lines(crash)), "text"))
+        written.append(fence("\n".join(failed.traceback_lines(crash)), "text"))
     return written
 
 
@@ -125,7 +125,7 @@ def _blocks(result: Result) -> str:
         f"| {units.ms(group.recompute_ms)} | {units.ms(group.surplus_ms)} |"
         for group in groups[:_MOST_GROUPS]
     ]
-    head = ["| Block | Number | Replays each | Replays a step | Surplus a step |"]
+    head = ["| Block | Number | Replays each | Replays per step | Surplus per step |"]
     table = "\n".join([*head, "| --- | ---: | ---: | ---: | ---: |", *rows])
     more = len(groups) - _MOST_GROUPS
     return table + (f"\n\n{units.plural(more, 'more kind')} of block left out." if more > 0 else "")

@@ -128,7 +128,7 @@ def _outcome(verified: Verified) -> str:
         )
     if verified.outcome == "failed" or after is None:
         why = f" {after.message}" if after and after.message else ""
-        return f"The script did not come through with the fix applied.{why}"
+        return f"The script did not run to its end with the fix applied.{why}"
     if verified.outcome == "losses-differ":
         return (
             "With the fix applied the losses are others than without it, so it is no mere saving: "
@@ -137,7 +137,7 @@ def _outcome(verified: Verified) -> str:
     likely = f"likely {_span(verified.saving_low_ms, verified.saving_high_ms)}"
     if verified.outcome == "unclear":
         return (
-            f"The step times vary too much to tell what the fix saves ({likely} a step). Measure "
+            f"The step times vary too much to tell what the fix saves ({likely} per step). Measure "
             "again on a quiet machine, or with more --timing-steps. Until then the prediction "
             "stands."
         )
@@ -147,7 +147,7 @@ def _outcome(verified: Verified) -> str:
         lost = ms(-(verified.saving_ms or 0.0))
         return f"The fix does not help: a step takes {lost} longer with it."
     return (
-        f"The fix saves {ms(verified.saving_ms)} a step ({likely}). Today a step takes "
+        f"The fix saves {ms(verified.saving_ms)} per step ({likely}). Today a step takes "
         f"{pct(verified.more_time_pct)} more time than with it; put as throughput, "
         f"{pct(verified.saving_pct)} of it is lost."
     )
@@ -214,7 +214,7 @@ def _plan(result: Result, verified: Verified, plan: WithPlan) -> str:
     if arm.status == "out-of-memory":
         return f"{which} the script ran out of memory: the plan does not fit.{why}"
     if arm.status == "failed":
-        return f"{which} the script did not come through.{why}"
+        return f"{which} the script did not run to its end.{why}"
     predicted = _predicted_plan(result)
     said = f"{which} a step takes {ms(arm.step_ms)}"
     if verified.pairs:  # then the plan's steps are of runs that varied too much to be compared
@@ -245,10 +245,10 @@ def _without(verified: Verified, arm: Arm) -> str:
     if arm.status == "out-of-memory":
         return f"Without any checkpoint it does not fit into memory.{why}"
     if arm.status == "failed":
-        return f"Without any checkpoint the script did not come through.{why}"
+        return f"Without any checkpoint the script did not run to its end.{why}"
     best = verified.after_step_ms or verified.before_step_ms
     if best is None or arm.step_ms is None:
-        return "Without any checkpoint the script came through, but no step could be timed."
+        return "Without any checkpoint the script ran to its end, but no step could be timed."
     fits = "Without any checkpoint it fits into memory, and a step takes"
     if verified.pairs:  # then these steps are of runs that varied too much to be compared
         return f"{fits} {ms(arm.step_ms)}, in runs that varied."

@@ -15,7 +15,7 @@ from recompute_scan.report import summary, words
 from recompute_scan.report.bars import PARTS, cost_bars
 from recompute_scan.report.escape import visible
 from recompute_scan.report.groups import block_label
-from recompute_scan.report.proof import COLOURS, family_colours
+from recompute_scan.report.side_by_side import COLOURS, family_colours
 from recompute_scan.result import Result
 
 PART_COLOURS = {
@@ -140,7 +140,7 @@ def regions_figure(result: Result) -> go.Figure:
             customdata=rows,
             marker_color=PART_COLOURS[kind],
             hovertemplate="%{customdata[0]}<br>%{customdata[1]} replays a backward pass"
-            "<br>%{customdata[2]} in replays, %{customdata[3]} surplus a step<extra></extra>",
+            "<br>%{customdata[2]} in replays, %{customdata[3]} surplus per step<extra></extra>",
         )
     figure.update_layout(barmode="stack", height=360, bargap=0.15)
     figure.update_yaxes(title_text="replays a backward pass", rangemode="tozero")

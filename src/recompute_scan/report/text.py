@@ -9,15 +9,8 @@ from collections.abc import Sequence
 
 from recompute_scan import units
 from recompute_scan.report import summary, words
-from recompute_scan.report.device import (
-    HTA_COLUMNS,
-    HTA_SAYS,
-    hta_rows,
-    hta_title,
-    ratio_row,
-)
 from recompute_scan.report.escape import lines, visible
-from recompute_scan.report.failure import failure_text, is_crash_finding, known_failure_text
+from recompute_scan.report.failed import failure_text, is_crash_finding, known_failure_text
 from recompute_scan.report.groups import block_groups, checkpoint_stacks
 from recompute_scan.report.measured import (
     measured_sentences,
@@ -27,8 +20,15 @@ from recompute_scan.report.measured import (
 )
 from recompute_scan.report.page import Page
 from recompute_scan.report.plain_count import plain_count_row
-from recompute_scan.report.ranks import rank_words
+from recompute_scan.report.rank_groups import rank_words
 from recompute_scan.report.spread import step_time_sentences
+from recompute_scan.report.utilization import (
+    HTA_COLUMNS,
+    HTA_SAYS,
+    hta_rows,
+    hta_title,
+    ratio_row,
+)
 from recompute_scan.result import Finding, Result
 
 # A statement is shown on one line, which ends here.
@@ -147,7 +147,7 @@ def _blocks(page: Page, result: Result) -> None:
         replays = group.first.recompute_runs_per_backward
         each = " each" if len(group.regions) > 1 else ""
         kind = f" ({visible(group.first.module_class, 30)})" if group.first.module_class else ""
-        surplus = f", {units.ms(group.surplus_ms)} surplus a step" if replays >= 1.005 else ""
+        surplus = f", {units.ms(group.surplus_ms)} surplus per step" if replays >= 1.005 else ""
         text = f"{units.times(replays)} replays{each}{surplus}"
         page.prose(
             f"{visible(group.label, 60)}{kind}: {text}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from recompute_scan.frameworks.known import find_title
 from recompute_scan.result import Checkpoint, Cost, EvidenceLevel, Fix, Result, Verdict
 from recompute_scan.units import UNKNOWN, count, ms, size
 
@@ -32,7 +33,7 @@ VERDICT_MEANING: dict[Verdict, str] = {
     "doubled": (
         "Activation checkpointing needs one replay of a block in the backward pass. Here the "
         "same work ran again more often than that. The replays after the first take time, and "
-        "round the same block they free no further memory."
+        "around the same block they free no further memory."
     ),
     "inconclusive": (
         "The trace cannot show whether forward work ran again in the backward pass, so this "
@@ -52,38 +53,6 @@ EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
     "annotated": "the run marked every checkpointed call in the trace",
     "autograd": "operators and autograd nodes in the trace were matched; no marks were needed",
     "kernels": "attention was counted by the names of its kernels; operators do not show the model",
-}
-
-# What each mechanism is called in its own documentation; unknown ones are shown as they stand.
-MECHANISM_WORDS = {
-    "unsloth": "unsloth's own checkpointing (use_gradient_checkpointing)",
-    "llama-factory": "LLaMA-Factory's own switch (disable_gradient_checkpointing turns it off)",
-    "axolotl": "axolotl's gradient_checkpointing",
-    "peft-kbit": "PEFT's prepare_model_for_kbit_training",
-    "trl-trainer": "TRL's gradient_checkpointing",
-    "nemo-automodel": "NeMo Automodel's activation_checkpointing",
-    "torchtitan": "torchtitan's activation checkpointing",
-    "torchtune": "torchtune's enable_activation_checkpointing",
-    "composer-fsdp": "Composer's fsdp_config activation_checkpointing",
-    "lightning-fsdp": "Lightning's activation_checkpointing_policy",
-    "hf-trainer-fsdp": "the Trainer's fsdp_config activation_checkpointing",
-    "hf-trainer": "the Trainer's gradient_checkpointing",
-    "accelerate-fsdp": "accelerate's fsdp_activation_checkpointing",
-    "megatron-recompute": "Megatron-core's recompute_granularity",
-    "deepspeed-checkpoint": "deepspeed.checkpointing.checkpoint",
-    "transformer-engine": "Transformer Engine's te.checkpoint",
-    "fairscale-wrapper": "fairscale's checkpoint_wrapper",
-    "timm": "timm's set_grad_checkpointing",
-    "diffusers": "diffusers' enable_gradient_checkpointing",
-    "fsdp-wrapper": "FSDP's checkpoint wrapper (checkpoint_wrapper)",
-    "hf-gradient-checkpointing": "Hugging Face's gradient_checkpointing_enable",
-    "compile-memory-budget": "torch.compile's activation_memory_budget",
-    "composable-checkpoint": "PyTorch's composable checkpoint",
-    "checkpoint-sequential": "torch.utils.checkpoint.checkpoint_sequential",
-    "selective-checkpoint": "selective checkpointing (a context_fn)",
-    "torch-checkpoint": "a direct call of torch.utils.checkpoint.checkpoint",
-    "library-checkpoint": "a library's own checkpointing",
-    "own-function": "a checkpoint function of your own",
 }
 
 PART_WORDS = {
@@ -117,7 +86,7 @@ def mechanism_words(checkpoint: Checkpoint) -> str:
     if checkpoint.mechanism is None:
         own = f"a checkpoint function of your own ({checkpoint.function})"
         return own if checkpoint.function else "mechanism not known"
-    text = MECHANISM_WORDS.get(checkpoint.mechanism, checkpoint.mechanism)
+    text = find_title(checkpoint.mechanism) or checkpoint.mechanism
     return f"{text} ({checkpoint.function})" if checkpoint.function else text
 
 
@@ -134,7 +103,7 @@ def risk_words(fix: Fix) -> str:
 
 
 def place_words(depth: int, total: int) -> str:
-    """``outer``, ``inner`` or ``only``, for a checkpoint among ``total`` round one block."""
+    """``outer``, ``inner`` or ``only``, for a checkpoint among ``total`` around one block."""
     if total <= 1:
         return "only"
     if depth == 0:
@@ -157,7 +126,7 @@ def collectives_words(cost: Cost) -> str:
     if cost.repeated_collectives_bytes is not None:
         said.insert(0, size(cost.repeated_collectives_bytes))
     if cost.repeated_collectives_count is not None:
-        said.insert(0, f"{count(cost.repeated_collectives_count)} a step")
+        said.insert(0, f"{count(cost.repeated_collectives_count)} per step")
     if cost.repeated_collectives_exposed_ms is not None:
         said.append(f"{ms(cost.repeated_collectives_exposed_ms)} with no computation beside them")
     return ", ".join(said)

@@ -6,10 +6,21 @@ shares lie in 0..1, percentages in 0..100, and what is not known is ``None``, ne
 ``json_schema`` describes it (shipped as ``result.schema.json``).
 """
 
-from recompute_scan.result.advice import (
-    Checked,
-    Finding,
-    Fix,
+from recompute_scan.result.cost import (
+    MEASURED,
+    Arm,
+    Breakdown,
+    Cost,
+    DeviceTime,
+    Flops,
+    Hta,
+    Losses,
+    Memory,
+    MemoryPlan,
+    Outcome,
+    RegionMemory,
+    Verified,
+    WithPlan,
 )
 from recompute_scan.result.document import (
     SCHEMA,
@@ -19,30 +30,15 @@ from recompute_scan.result.document import (
     json_schema,
     to_json,
 )
-from recompute_scan.result.measured import (
-    MEASURED,
-    Arm,
-    Losses,
-    Outcome,
-    Verified,
-    WithPlan,
-)
-from recompute_scan.result.price import (
-    Breakdown,
-    Cost,
-    DeviceTime,
-    Flops,
-    Hta,
-    Memory,
-    MemoryPlan,
-    RegionMemory,
-)
-from recompute_scan.result.replays import (
+from recompute_scan.result.recompute import (
     Attention,
+    Checked,
     Checkpoint,
     CrossCheck,
     EvidenceLevel,
     Family,
+    Finding,
+    Fix,
     Level,
     PlainCount,
     Proof,

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 
 from recompute_scan.crash import Crash
-from recompute_scan.encoding import encodable
 from recompute_scan.errors import InputError
-from recompute_scan.result.advice import Checked, Finding
-from recompute_scan.result.measured import Verified
-from recompute_scan.result.price import Cost, Flops, Hta, Memory
-from recompute_scan.result.replays import (
+from recompute_scan.files import encodable
+from recompute_scan.result.cost import Cost, Flops, Hta, Memory, Verified
+from recompute_scan.result.recompute import (
     Attention,
+    Checked,
     CrossCheck,
     EvidenceLevel,
     Family,
+    Finding,
     Level,
     Proof,
     Rank,

@@ -17,8 +17,8 @@ from typing import IO
 
 from recompute_scan.errors import InputError
 from recompute_scan.trace.health import count
+from recompute_scan.trace.kineto.sniff import broken_archive
 from recompute_scan.trace.limits import Limits, refuse_members
-from recompute_scan.trace.sniff import broken_archive
 from recompute_scan.trace.streams import Bounded, Stream, check_inflation
 
 ZIP = b"PK\x03\x04"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recompute_scan.trace.kinds import Kind
+from recompute_scan.trace.kineto.schema import Kind
 
 __all__ = ["Bool", "Int8", "Int32", "Int64", "Ints", "Kind", "Trace"]
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recompute_scan.errors import InputError
-from recompute_scan.trace import kineto, nsys, remote, store
+from recompute_scan.trace import remote, store
 from recompute_scan.trace.columns import Trace
+from recompute_scan.trace.kineto import parse
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
+from recompute_scan.trace.nsys import export
 
 # A path, or a remote address (`s3://…`): a path would lose one of its slashes.
 Address = Path | str
@@ -50,19 +52,19 @@ def load(
 
     Raises:
         InputError: See :func:`recompute_scan.trace.store.load`,
-            :func:`recompute_scan.trace.nsys.load_nsys` and
+            :func:`recompute_scan.trace.nsys.export.load_nsys` and
             :func:`recompute_scan.trace.remote.open_remote`.
     """
     if isinstance(address, str) and remote.is_remote(address):
         return _load_remote(address, python, limits)
     path = Path(address)
-    if path.suffix in nsys.REPORT_SUFFIXES:
-        raise nsys.refuse_report(path)
+    if path.suffix in export.REPORT_SUFFIXES:
+        raise export.refuse_report(path)
     if path.is_file():
         with path.open("rb") as file:
             head = file.read(_HEAD)
-        if nsys.is_sqlite(head):
-            return nsys.load_nsys(path, limits)
+        if export.is_sqlite(head):
+            return export.load_nsys(path, limits)
     return store.load(path, python=python, within=within, limits=limits)
 
 
@@ -74,10 +76,10 @@ def name_of(address: Address) -> str:
 def _load_remote(address: str, python: bool, limits: Limits) -> Trace:
     name = remote.shown(address)
     with remote.open_remote(address) as stream:
-        if nsys.is_sqlite(stream.peek(_HEAD)[:_HEAD]):
+        if export.is_sqlite(stream.peek(_HEAD)[:_HEAD]):
             raise InputError(
                 "E324",
                 f"{name} is a database, which cannot be read from afar.",
                 hint="copy it here first",
             )
-        return kineto.read(stream, name, python=python, limits=limits, health={})
+        return parse.read(stream, name, python=python, limits=limits, health={})

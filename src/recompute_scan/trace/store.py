@@ -12,7 +12,7 @@ from pathlib import Path
 from recompute_scan.errors import InputError
 from recompute_scan.trace.archive import is_zip, members, open_member, split_member
 from recompute_scan.trace.columns import Trace
-from recompute_scan.trace.kineto import read
+from recompute_scan.trace.kineto.parse import read
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_event_size
 
 _SUFFIXES = (".json", ".json.gz", ".json.zst")
@@ -45,7 +45,7 @@ def load(
     Raises:
         InputError: The file is missing or unreadable (``E301``), an archive is unsafe
             (``E317``) or holds several traces (``E318``), or the file is no trace or beyond a
-            limit (see :func:`recompute_scan.trace.kineto.read`).
+            limit (see :func:`recompute_scan.trace.kineto.parse.read`).
     """
     refuse_special(path)
     inside = split_member(path) if not path.exists() else None

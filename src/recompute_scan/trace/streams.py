@@ -200,7 +200,7 @@ class _Zstandard:
     """Zstandard frames one after the other."""
 
     def __init__(self, stream: Stream, source: str, limits: Limits, health: dict[str, int]) -> None:
-        self._input = _Reader(stream)
+        self._input = _RawReader(stream)
         self._reader = zstandard.ZstdDecompressor().stream_reader(
             cast(IO[bytes], self._input), read_size=_INPUT, read_across_frames=True
         )
@@ -225,7 +225,7 @@ class _Zstandard:
         return number
 
 
-class _Reader(io.RawIOBase):
+class _RawReader(io.RawIOBase):
     """A stream as the kind of file that zstandard wants."""
 
     def __init__(self, stream: Stream) -> None:

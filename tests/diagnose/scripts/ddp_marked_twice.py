@@ -1,4 +1,4 @@
-"""DDP that looks for unused parameters, round a reentrant checkpoint."""
+"""DDP that looks for unused parameters, around a reentrant checkpoint."""
 
 from __future__ import annotations
 

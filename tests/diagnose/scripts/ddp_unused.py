@@ -1,4 +1,4 @@
-"""DDP round a model with a branch that no loss uses."""
+"""DDP around a model with a branch that no loss uses."""
 
 from __future__ import annotations
 

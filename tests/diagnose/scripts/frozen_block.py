@@ -1,4 +1,4 @@
-"""A reentrant checkpoint round a block in which nothing needs a gradient but its input."""
+"""A reentrant checkpoint around a block in which nothing needs a gradient but its input."""
 
 from __future__ import annotations
 

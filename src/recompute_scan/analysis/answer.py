@@ -1,0 +1,261 @@
+"""The result for one trace: what ran again, its price, and the findings that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from recompute_scan._version import __version__
+from recompute_scan.advise.choose import kept
+from recompute_scan.analysis.confidence import confidence, doubts, headline
+from recompute_scan.analysis.loading import name_mechanism
+from recompute_scan.cost.flops import count_flops
+from recompute_scan.cost.footprint import Footprint
+from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
+from recompute_scan.cost.plan import weigh_memory
+from recompute_scan.cost.price import price, time_scale
+from recompute_scan.findings.base import Evidence, is_sharded
+from recompute_scan.findings.rules import check_all
+from recompute_scan.recompute.attention.evidence import KernelEvidence
+from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.families import attention_of, count_families, count_kernels
+from recompute_scan.recompute.proof import show_proof
+from recompute_scan.recompute.regions import list_regions
+from recompute_scan.result import Checkpoint, CrossCheck, PlainCount, Region, Result, Step
+from recompute_scan.run_info import RunInfo, Source
+from recompute_scan.trace import Trace
+from recompute_scan.trace.columns import Int64
+
+# A forward pass has at least this share of the operators of the largest in its step.
+_SMALL_PASS = 0.1
+
+
+def result_of(
+    trace: Trace, info: RunInfo | None = None, machine: Machine = UNKNOWN_MACHINE
+) -> Result:
+    """The result for one loaded trace, with its run's account where there is one."""
+    return result_from(study(trace, name_mechanism), info, machine)
+
+
+def result_from(
+    facts: Recompute,
+    info: RunInfo | None = None,
+    machine: Machine = UNKNOWN_MACHINE,
+    footprint: Footprint | None = None,
+) -> Result:
+    """The result for what was found in one trace.
+
+    Args:
+        facts: What ran again.
+        info: The account of its run.
+        machine: What is known of the device beside what the trace says.
+        footprint: The memory of a step of the same run.
+    """
+    sources = info.sources if info else {}
+    timed = info.timed_steps_ms if info else ()
+    cost = price(facts, timed, partial(kept, sharded=is_sharded(facts)))
+    scale = time_scale(facts, timed)
+    regions = _with_sources(list_regions(facts, scale), sources, info.functions if info else {})
+    sure = confidence(facts)
+    environment = _environment(facts.trace, info)
+    switched_on = info.switched_on if info else ()
+    memory = weigh_memory(footprint, facts.trace, regions, cost, machine) if footprint else None
+    findings, checked = check_all(
+        Evidence(
+            facts,
+            regions,
+            cost,
+            sure,
+            sources,
+            switched_on,
+            environment,
+            memory,
+            info.untrained if info else None,
+        )
+    )
+    families = count_families(facts, scale)
+    if facts.attention is not None and attention_of(families) is None:
+        families += count_kernels(facts.attention)
+    judgement = facts.judgement
+    result = Result(
+        tool_version=__version__,
+        verdict=judgement.verdict,
+        evidence_level=facts.level,
+        confidence=sure,
+        reason=judgement.reason,
+        headline="",
+        recompute_per_backward=judgement.highest,
+        mean_recompute=judgement.mean,
+        recomputed_share=judgement.share,
+        attention=attention_of(families),
+        steps=_steps(facts),
+        families=families,
+        regions=regions,
+        cost=cost,
+        findings=findings,
+        checked=checked,
+        ranks=(),
+        health=_health(facts),
+        environment=environment,
+        warnings=_warnings(facts, info),
+        cross_check=_cross_check(facts),
+        proof=show_proof(facts, regions),
+        flops=count_flops(
+            facts,
+            cost.step_ms if cost else None,
+            device_name(facts.trace, environment),
+            machine.peak_tflops,
+        ),
+        memory=memory,
+    )
+    return replace(result, headline=headline(result))
+
+
+def result_without_trace(info: RunInfo) -> Result:
+    """The result of a run that failed before anything could be recorded."""
+    reason = info.message or "The run failed before a step was recorded."
+    return Result(
+        tool_version=__version__,
+        verdict="inconclusive",
+        evidence_level="annotated",
+        confidence="low",
+        reason=reason,
+        headline="The run failed before a step was recorded: no verdict on checkpointing.",
+        recompute_per_backward=None,
+        mean_recompute=None,
+        recomputed_share=None,
+        attention=None,
+        steps=(),
+        families=(),
+        regions=(),
+        cost=None,
+        findings=(),
+        checked=(),
+        ranks=(),
+        health={},
+        environment=info.environment,
+        warnings=info.warnings,
+    )
+
+
+def _cross_check(facts: Recompute) -> CrossCheck | None:
+    """The plain count, where the answer is one of operators."""
+    if facts.level == "kernels":
+        return None
+    return CrossCheck(
+        agrees=facts.plain.agrees,
+        counts=tuple(
+            PlainCount(
+                name=tally.name,
+                outside=tally.outside,
+                inside=tally.inside,
+                in_hooks=tally.hooked,
+                matched=tally.again,
+            )
+            for tally in facts.plain.tallies
+        ),
+    )
+
+
+def _with_sources(
+    regions: tuple[Region, ...], sources: Mapping[str, Source], functions: Mapping[str, str]
+) -> tuple[Region, ...]:
+    """The regions, with what the run's account knows of their call sites."""
+
+    def sourced(checkpoint: Checkpoint) -> Checkpoint:
+        if checkpoint.call_site is None:
+            site = functions.get(checkpoint.function or "")
+            checkpoint = replace(checkpoint, call_site=site)
+        source = sources.get(checkpoint.call_site or "")
+        return replace(checkpoint, source=source.statement) if source else checkpoint
+
+    return tuple(
+        replace(region, checkpoints=tuple(sourced(c) for c in region.checkpoints))
+        for region in regions
+    )
+
+
+def _steps(facts: Recompute) -> tuple[Step, ...]:
+    if facts.attention is not None and facts.level == "kernels":
+        return _attention_steps(facts.attention)
+    counts = facts.counts
+    trained = facts.alignment.backwards > 0
+    steps = []
+    for position, span in enumerate(facts.steps):
+        mine = counts.step == position
+        steps.append(
+            Step(
+                index=span.index,
+                start_us=span.start / 1000,
+                duration_ms=(span.end - span.start) / 1e6,
+                complete=bool(facts.complete[position]),
+                micro_batches=_micro_batches(counts.batch[mine & trained]),
+                forward_ops=int(mine.sum()),
+                recomputed_ops=int(counts.runs[mine].sum()),
+            )
+        )
+    return tuple(steps)
+
+
+def _micro_batches(batch: Int64) -> int:
+    """Forward passes of one step, from the pass that each of its operators belongs to.
+
+    What follows a backward pass and is small beside the rest is a second loss on the same
+    forward pass, not another one.
+    """
+    sizes = np.unique(batch, return_counts=True)[1]
+    return int(np.count_nonzero(sizes >= _SMALL_PASS * sizes.max(initial=0)))
+
+
+def _attention_steps(evidence: KernelEvidence) -> tuple[Step, ...]:
+    """Steps in which attention's main kernels stand for the forward pass's operators."""
+    return tuple(
+        Step(
+            index=step.span.index,
+            start_us=step.span.start / 1000,
+            duration_ms=(step.span.end - step.span.start) / 1e6,
+            complete=bool(step.passes),
+            micro_batches=len(step.passes or ()),
+            forward_ops=sum(each.layers for each in step.passes or ()),
+            recomputed_ops=sum(each.again for each in step.passes or ()),
+        )
+        for step in evidence.steps
+    )
+
+
+def _health(facts: Recompute) -> dict[str, int]:
+    health = dict(facts.trace.health)
+    health["events"] = len(facts.trace)
+    counters = {
+        "kernels_without_launch": facts.work.unlaunched,
+        "nesting_overruns": facts.calls.overruns,
+        "guessed_parents": facts.calls.guessed,
+        "unexplained_operators": len(facts.alignment.unexplained),
+        "incomplete_steps": len(facts.steps) - facts.complete_count,
+    }
+    return health | {name: number for name, number in counters.items() if number}
+
+
+def _environment(trace: Trace, info: RunInfo | None) -> dict[str, str]:
+    environment = dict(info.environment) if info else {}
+    devices = trace.metadata.get("deviceProperties")
+    if isinstance(devices, list) and devices and isinstance(devices[0], dict):
+        name = devices[0].get("name")
+        if isinstance(name, str):
+            environment.setdefault("gpu", f"{len(devices)} x {name}")
+    distributed = trace.metadata.get("distributedInfo")
+    if isinstance(distributed, dict):
+        for key in ("backend", "world_size"):
+            if isinstance(distributed.get(key), (str, int)):
+                environment.setdefault(key, str(distributed[key]))
+    return environment
+
+
+def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
+    found = list(info.warnings) if info else []
+    if info is not None and info.message:
+        found.append(info.message)
+    return (*found, *doubts(facts))

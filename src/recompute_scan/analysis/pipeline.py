@@ -1,0 +1,190 @@
+"""From the traces of a run to its one result: each is read and answered, then they are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from recompute_scan import trace as traces
+from recompute_scan.analysis.answer import result_from, result_without_trace
+from recompute_scan.analysis.loading import Loaded, load_one, name_mechanism, with_stacks
+from recompute_scan.analysis.ranks import Piece, ends_in, merge
+from recompute_scan.cost.device import device_time
+from recompute_scan.cost.footprint import Footprint, measure_memory
+from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine
+from recompute_scan.errors import InputError, UsageError
+from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.result import Result, from_json
+from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
+from recompute_scan.trace.allocations import read_allocations
+from recompute_scan.workers import AUTOMATIC, HERE, Lost, Workers, run_each, usable_cores
+
+# With fewer bytes of JSON for each, a second process costs more than it brings.
+_BYTES_A_WORKER = 25_000_000
+# How much larger the JSON of a trace is than its compressed file.
+_INFLATES = 12
+
+Progress = Callable[[str], None]
+
+
+def analyse(
+    addresses: Sequence[Address],
+    on_progress: Progress = lambda _: None,
+    limits: Limits = DEFAULT_LIMITS,
+    machine: Machine = UNKNOWN_MACHINE,
+    *,
+    hta: bool = False,
+    workers: Workers = HERE,
+) -> Result:
+    """The result for the given traces: files, folders of one trace a rank, remote addresses.
+
+    Args:
+        addresses: Files, folders, globs, archives; remote addresses as text.
+        on_progress: Called with a line for the person before each long piece of work.
+        limits: What is refused as too large.
+        machine: What is known of the device beside what the traces say.
+        hta: Whether Holistic Trace Analysis is asked too; where it cannot be, a warning says so.
+        workers: Where the traces are read; only their results come back from there.
+
+    Raises:
+        InputError: Nothing could be read (see :mod:`recompute_scan.trace.store`). Where only
+            some of several traces cannot be read, the rest is analysed and a warning says so.
+        UsageError: The workers cannot be had (see :func:`recompute_scan.workers.run_each`).
+    """
+    ends = ends_in(addresses)
+    try:
+        found = traces.find(addresses, limits)
+    except InputError:
+        if not ends.failed:
+            raise
+        found = []
+    jobs = [_Job(*each, limits, machine, hta) for each in enumerate(found)]
+    answers = _answer_each(jobs, workers, on_progress)
+    pieces = [answer for answer in answers if isinstance(answer, Piece)]
+    failures = [answer for answer in answers if isinstance(answer, InputError)]
+    if not pieces and ends.failed:
+        return ends.with_crash(result_without_trace(ends.accounts[0]))
+    whole = merge(pieces, failures)
+    return ends.with_crash(whole) if ends.failed else whole
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One trace to be read and answered, wherever that happens."""
+
+    number: int
+    address: Address
+    limits: Limits
+    machine: Machine
+    hta: bool
+
+
+def _answer_each(
+    jobs: Sequence[_Job], workers: Workers, on_progress: Progress
+) -> list[Piece | InputError]:
+    if workers == AUTOMATIC:
+        workers = _worth_it(jobs)
+    if workers == HERE:
+        return [_answer(job, on_progress) for job in jobs]
+
+    def tell(done: int) -> None:
+        on_progress(f"read {done} of {len(jobs)} traces")
+
+    answers = run_each(partial(_answer, on_progress=_quiet), jobs, workers, tell)
+    return [_lost(answer) if isinstance(answer, Lost) else answer for answer in answers]
+
+
+def _worth_it(jobs: Sequence[_Job]) -> Workers:
+    """As many workers as cores, jobs and the size of the files on this machine give reason for."""
+    files = [job.address for job in jobs if isinstance(job.address, Path)]
+    size = sum(
+        file.stat().st_size * (1 if file.suffix == ".json" else _INFLATES)
+        for file in files
+        if file.is_file()
+    )
+    return Workers(max(1, min(usable_cores(), len(jobs), size // _BYTES_A_WORKER)))
+
+
+def _answer(job: _Job, on_progress: Progress) -> Piece | InputError:
+    try:
+        one = load_one(job.address, job.number, on_progress, job.limits)
+        result = answer_to(one, job.machine, job.limits, on_progress)
+    except InputError as error:
+        # A traceback holds every frame, and so the buffers of the reader.
+        error.__context__ = None
+        return error.with_traceback(None)
+    return Piece(one.name, one.rank, _with_hta(result, one) if job.hta else result)
+
+
+def _quiet(_: str) -> None:
+    """What a worker does with its lines: the head process counts instead."""
+
+
+def _lost(lost: Lost[_Job]) -> InputError:
+    return InputError(
+        "E329",
+        f"{traces.name_of(lost.job.address)} was not analysed: its worker died, twice.",
+        why=lost.why,
+        hint="often it needed more memory than there was: try fewer --workers",
+    )
+
+
+def answer_to(one: Loaded, machine: Machine, limits: Limits, on_progress: Progress) -> Result:
+    """The result for one loaded trace, with what else its file tells (frames, memory)."""
+    facts = study(one.trace, name_mechanism)
+    facts = with_stacks(facts, one.address, one.info, limits, on_progress)
+    return result_from(facts, one.info, machine, _footprint(facts, one, limits))
+
+
+def _with_hta(result: Result, one: Loaded) -> Result:
+    from recompute_scan.hta_bridge import break_down  # noqa: PLC0415 - nothing else needs it
+
+    try:
+        found = break_down(one.trace)
+    except Exception as error:  # other people's code, and no part of the answer
+        return replace(result, warnings=(*result.warnings, _left_out(error)))
+    if found is not None:
+        found = replace(found, rank=one.rank, own=device_time(one.trace))
+    return replace(result, hta=found)
+
+
+def _left_out(error: Exception) -> str:
+    """What happened and what to try, in one sentence: a warning is one line."""
+    if isinstance(error, UsageError):
+        what, why = error.what.removesuffix("."), f" ({error.why})" if error.why else ""
+        said = f"{what}, so it was left out{why}; to add it: {error.hint}"
+    else:
+        said = f"Holistic Trace Analysis was left out, for it failed: {error!r}"
+    return " ".join(said.split())
+
+
+def _footprint(facts: Recompute, one: Loaded, limits: Limits) -> Footprint | None:
+    """The memory that the trace itself tells of, or the step with stacks that `run` adds."""
+    if isinstance(one.address, str):
+        return None
+    try:
+        if found := read_allocations(one.address, one.trace, limits):
+            return measure_memory(facts, found)
+        beside = one.address.with_name(f"stacks-rank{one.rank}.json.gz")
+        if one.info is None or not beside.is_file():
+            return None
+        trace = traces.load(beside, limits=limits)
+        found = read_allocations(beside, trace, limits)
+        return measure_memory(study(trace), found) if found else None
+    except (InputError, OSError):
+        return None  # it was not asked for, and the rest does not need it
+
+
+def result_at(address: Address, on_progress: Progress = lambda _: None) -> Result:
+    """The result that a result file or a run's folder holds, else that of the traces there.
+
+    Raises:
+        InputError: There is neither (see :func:`analyse`), or the result is of another schema.
+    """
+    path = Path(address)
+    written = path / "result.json" if path.is_dir() else path
+    if written.name == "result.json" and written.is_file():
+        return from_json(written.read_bytes())
+    return analyse([address], on_progress)

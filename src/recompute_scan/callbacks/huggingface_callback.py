@@ -1,0 +1,45 @@
+"""For the Trainer of transformers, and those of trl, axolotl and others that build on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from recompute_scan.api import Scan
+from recompute_scan.callbacks.follower import Follower
+
+
+class HuggingFaceCallback(TrainerCallback):
+    """Records the first steps of each ``train()``: ``Trainer(…, callbacks=[callback])``.
+
+    A step is an optimizer step, whatever ``gradient_accumulation_steps`` is. Given to the Trainer
+    when that is made, it sees which line switches checkpointing on.
+
+    Args:
+        options: Those of :func:`recompute_scan.record`: ``steps``, ``folder`` and so on.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._follower = Follower(**options)
+
+    @property
+    def scan(self) -> Scan:
+        """What the recorded steps show, when the training is over."""
+        return self._follower.scan
+
+    def on_init_end(self, *_: Any, **__: Any) -> None:
+        """The Trainer is there, and checkpointing not yet on."""
+        self._follower.begin()
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """For callbacks that were added later, and for a second ``train()``."""
+        self._follower.begin()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """The optimizer has made its step."""
+        self._follower.step()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """The last step is made, or the training was stopped."""
+        self._follower.end()

@@ -1,0 +1,66 @@
+"""For the Trainer of Lightning, by either of its names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from recompute_scan.api import Scan
+from recompute_scan.callbacks.follower import Follower
+
+
+def _base() -> Any:
+    """The ``Callback`` of the package that the script uses; both may be installed."""
+    names = ["lightning.pytorch", "pytorch_lightning"]
+    names.sort(key=lambda name: name not in sys.modules)
+    try:
+        return importlib.import_module(names[0]).Callback
+    except ModuleNotFoundError as error:
+        if error.name != names[0].partition(".")[0]:
+            raise
+    return importlib.import_module(names[1]).Callback
+
+
+_Callback: Any = _base()
+
+
+class LightningCallback(_Callback):
+    """Records the first steps of each ``fit()``: ``Trainer(callbacks=[callback])``.
+
+    A step is an optimizer step, whatever ``accumulate_grad_batches`` is; of several optimizers in
+    one batch, their steps together.
+
+    Args:
+        options: Those of :func:`recompute_scan.record`: ``steps``, ``folder`` and so on.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._follower = Follower(**options)
+        self._global_step = 0
+
+    @property
+    def scan(self) -> Scan:
+        """What the recorded steps show, when the training is over."""
+        return self._follower.scan
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The strategy has not wrapped the model yet."""
+        if stage == "fit":
+            self._follower.begin()
+            self._global_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """A batch is over; was it the last one of a step?"""
+        if trainer.global_step != self._global_step:
+            self._global_step = trainer.global_step
+            self._follower.step()
+
+    def on_train_end(self, *_: Any) -> None:
+        """The last step is made, or the training was stopped."""
+        self._follower.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The training has failed, or was interrupted."""
+        self._follower.end(exception)

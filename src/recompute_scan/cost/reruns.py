@@ -1,0 +1,117 @@
+"""Every run of every forward operator again: in which replay, by which checkpoint, how."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recompute_scan.recompute.facts import Recompute
+from recompute_scan.result import Checkpoint
+from recompute_scan.trace.columns import Int64
+
+# How many operators at the end of a block early stop leaves out at most: what follows the last
+# one whose inputs are saved, such as the addition of a residual.
+_LEFT_OUT = 2
+
+# Of the checkpoints around a block, outermost first, the one that stays; None for none.
+Keep = Callable[[Sequence[Checkpoint]], Checkpoint | None]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Operators of one replay, in a row, that belong to the same kind of block.
+
+    Attributes:
+        replay: Position in ``Alignment.replays``.
+        first: Position of the first of them in that replay.
+        stop: Position behind the last.
+        checkpoints: Those around their block, outermost first; empty where unknown.
+        run: Which run again it is, from 0.
+        runs: How many runs again these operators have.
+    """
+
+    replay: int
+    first: int
+    stop: int
+    checkpoints: tuple[Checkpoint, ...]
+    run: int
+    runs: int
+
+
+def find_stretches(facts: Recompute) -> list[Stretch]:
+    """All replays, cut where the block's checkpoints or the number of runs change."""
+    alignment = facts.alignment
+    if not alignment.replays:
+        return []
+    stacks: dict[tuple[Checkpoint, ...], int] = {(): 0}
+    stack = np.zeros(len(alignment.forward), np.int64)
+    block = np.full(len(alignment.forward), -1, np.int64)
+    for number, one in enumerate(facts.blocks):
+        places = facts.places(one)
+        kind = tuple(one.checkpoints)
+        stack[places] = stacks.setdefault(kind, len(stacks))
+        block[places] = number
+    kinds = list(stacks)
+    seen = np.zeros(len(alignment.forward), np.int64)
+    passes = np.maximum(alignment.backwards, 1)
+    runs = np.zeros(len(alignment.forward), np.int64)
+    places_of = [np.searchsorted(alignment.forward, r.original) for r in alignment.replays]
+    for places in places_of:
+        np.add.at(runs, places, 1)
+    runs = runs // passes
+    found = []
+    for number, places in enumerate(places_of):
+        run = seen[places] // passes[places]
+        seen[places] += 1
+        for first, stop in _pieces(block[places], runs[places] * (run.max() + 1) + run):
+            place = places[first]
+            found.append(
+                Stretch(
+                    replay=number,
+                    first=int(first),
+                    stop=int(stop),
+                    checkpoints=kinds[stack[place]],
+                    run=int(run[first]),
+                    runs=int(runs[place]),
+                )
+            )
+    return found
+
+
+def _pieces(block: Int64, kind: Int64) -> Iterator[tuple[int, int]]:
+    """Cuts where the block changes, and inside one where the kind does for more than a few.
+
+    Early stop leaves out the last operators of a replay, so these run less often than the rest
+    of their block without belonging to another checkpoint.
+    """
+    first = 0
+    cuts = np.flatnonzero((np.diff(block) != 0) | (np.diff(kind) != 0)) + 1
+    for cut, following in itertools.pairwise([*cuts.tolist(), len(block)]):
+        short = following - cut <= _LEFT_OUT and block[cut] == block[first]
+        if not short:
+            yield first, cut
+            first = cut
+    yield first, len(block)
+
+
+def with_gradients(facts: Recompute, rows: Int64) -> bool:
+    """Were most of these operators recorded by autograd? Then they carry its numbers."""
+    return bool(np.count_nonzero(facts.structure.number[rows] >= 0) * 2 > len(rows))
+
+
+def unevenness(facts: Recompute) -> float:
+    """How differently the same operators take in one place and another, as a share.
+
+    Between their first run and a run again: caches, memory to allocate, clocks. A prediction
+    that takes one run out and leaves the other cannot know which of the two times will stay.
+    """
+    before = after = 0.0
+    time = facts.work.time
+    for replay in facts.alignment.replays:
+        ran = replay.ran
+        before += float(time[replay.original[ran]].sum())
+        after += float(time[replay.again[ran]].sum())
+    return abs(after - before) / max(after, before) if before and after else 0.0

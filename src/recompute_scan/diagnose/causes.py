@@ -1,0 +1,25 @@
+"""All known failures, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from recompute_scan.diagnose import checkpointing, hangs, out_of_memory, parallel, replays, saving
+from recompute_scan.diagnose.signature import Signature
+
+# Those that look at more come first: within a message the particular causes before the general
+# one, and "out of memory while saving" before "out of memory".
+SIGNATURES: tuple[Signature, ...] = (
+    *replays.SIGNATURES,
+    *checkpointing.SIGNATURES,
+    *saving.SIGNATURES,
+    *out_of_memory.SIGNATURES,
+    *parallel.SIGNATURES,
+)
+# Seen in a run alone: what its weights show, without any failure.
+IN_RUNS: tuple[Signature, ...] = (checkpointing.SILENT,)
+# Recognised by what ranks do and not by what one exception says.
+HANGS: tuple[Signature, ...] = hangs.ALL
+
+
+def names() -> dict[str, str]:
+    """The name for each code, in order of the codes."""
+    return dict(sorted({one.code: one.name for one in (*SIGNATURES, *IN_RUNS, *HANGS)}.items()))

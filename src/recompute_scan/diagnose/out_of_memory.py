@@ -1,0 +1,214 @@
+"""Memory that ran out: on the GPU, by what went on there, and pinned on the host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from recompute_scan.crash import Frame
+from recompute_scan.diagnose import signature
+from recompute_scan.diagnose.places import site
+from recompute_scan.diagnose.signature import Signature, doing, some
+
+_TORCH = "https://github.com/pytorch/pytorch/issues/"
+_CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
+_ERRORS = r"OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError"
+_FULL = re.compile(
+    r"^(?:RuntimeError: )?(?:CUDA|HIP|XPU|NPU) out of memory|^(?:CUDA|HIP) error: out of memory"
+    r"|Cuda failure (?:2 )?'out of memory'"
+)
+_ALLOCATOR = re.compile(r"^(?:RuntimeError: )?(?:CUDA|HIP|XPU|NPU) out of memory")
+# What puts a sharded state together, or its pieces; not what writes each rank's own shard.
+_TOGETHER = re.compile(
+    r"torch/distributed/(?:fsdp|checkpoint)/|/_shard/|deepspeed/runtime/|fairscale/"
+)
+_OWN_SHARD = re.compile(r":_(?:sharded|local)_")
+_COPIES_AT_ONCE = re.compile(r"""\.to\(\s*["']cpu["'].*non_blocking\s*=\s*True""")
+_PINS = some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:")
+_SAVES = doing("saving")
+_EMPTY_CARD = "Checkpoints would change nothing there: no backward pass follows."
+
+
+def _gathers(frames: Sequence[Frame]) -> int | None:
+    """The frame that saves, where a sharded state is put together under it."""
+    found = _SAVES(frames)
+    inner = [site(frame) for frame in frames[found:]] if found is not None else []
+    whole = any(map(_TOGETHER.search, inner)) and not any(map(_OWN_SHARD.search, inner))
+    return found if whole else None
+
+
+def _pinned(frames: Sequence[Frame]) -> int | None:
+    """A frame that pins, or an innermost one that copies to the host without waiting."""
+    found = _PINS(frames)
+    if found is None and _COPIES_AT_ONCE.search(frames[-1].source or ""):
+        return len(frames) - 1
+    return found
+
+
+_DEVICE = Signature(
+    code="RS120",
+    name="out-of-memory",
+    cause_name="device",
+    error=_ERRORS,
+    message=_ALLOCATOR,
+    title="The GPU ran out of memory",
+    cause="What is asked for does not fit. The frames do not tell what went on.",
+    fix=(
+        "Look at what was going on in the traceback. In a training step: checkpoint whole layers, "
+        "once, and non-reentrant; smaller micro-batches; offloading. Anywhere else (loading, "
+        "evaluation, generation) checkpoints change nothing."
+    ),
+    versions="Not tied to a version.",
+    sources=(_CUDA_NOTES,),
+)
+
+SIGNATURES = (
+    Signature(
+        code="RS127",
+        name="pinned-memory-exhausted",
+        cause_name="pinned",
+        error=r"RuntimeError|AcceleratorError",
+        message=re.compile(r"^(?:CUDA|HIP) error: out of memory"),
+        where=_pinned,
+        needs_frames=True,
+        title="There was no pinned host memory left; the GPU's own memory is not the matter",
+        cause=(
+            "Pinned memory is host memory that the driver locks. It runs out when the host's does, "
+            "or a limit on locked memory is met, and CUDA calls both out of memory."
+        ),
+        fix=(
+            "Pin less: pin_memory=False in the offloading's or the loader's settings, fewer "
+            "workers, smaller offload buffers. Or give the container more memory (on WSL, too)."
+        ),
+        versions="Not tied to a version.",
+        sources=(
+            "https://github.com/deepspeedai/DeepSpeed/issues/2676",
+            "https://github.com/deepspeedai/DeepSpeed/issues/6651",
+        ),
+    ),
+    Signature(
+        code="RS128",
+        name="inference-cache-memory",
+        cause_name="cache-blocks",
+        error="ValueError",
+        message=re.compile(r"^No available memory for the cache blocks"),
+        title="vLLM has no GPU memory left for its key-value cache",
+        cause=(
+            "vLLM takes a share of the card for weights and cache together. What the weights, and "
+            "a trainer on the same card, leave of that share is not enough for one cache block."
+        ),
+        fix=(
+            "Raise gpu_memory_utilization where the card is otherwise free; where a trainer shares "
+            "it, lower max_model_len or give vLLM more cards (tensor_parallel_size), or a card of "
+            "its own. Checkpoints have no part in it."
+        ),
+        versions="vLLM, all versions.",
+        sources=("https://github.com/vllm-project/vllm/issues/2248",),
+    ),
+    Signature(
+        code="RS207",
+        name="out-of-memory-while-saving",
+        cause_name="gathered",
+        error=_ERRORS,
+        message=_FULL,
+        where=_gathers,
+        needs_frames=True,
+        title="The GPU ran out of memory while the state was gathered for saving",
+        cause="A full state dict brings every parameter to one GPU before it is written.",
+        fix=(
+            "Save a sharded state dict, or a full one with "
+            "FullStateDictConfig(offload_to_cpu=True, rank0_only=True), called on every rank."
+        ),
+        versions="FSDP, all versions.",
+        sources=(
+            "https://github.com/huggingface/accelerate/issues/3232",
+            "https://github.com/huggingface/accelerate/pull/1181",
+        ),
+    ),
+    replace(
+        _DEVICE,
+        cause_name="saving",
+        message=_FULL,
+        where=_SAVES,
+        needs_frames=True,
+        title="The GPU ran out of memory while saving",
+        cause=(
+            "The state was being made ready for writing, and parts of it were copied on the GPU: "
+            "quantized weights into another layout, or a shard into one piece. Checkpointing has "
+            "no part in it."
+        ),
+        fix=(
+            "Save what was trained alone (an adapter), or move the state to the CPU first; take "
+            "the newest version of the library whose frame is the last; and leave the card more "
+            "room in training, with smaller micro-batches."
+        ),
+        sources=("https://github.com/huggingface/peft/issues/447", _CUDA_NOTES),
+    ),
+    replace(
+        _DEVICE,
+        cause_name="evaluation",
+        message=_FULL,
+        where=doing("evaluation"),
+        needs_frames=True,
+        title="The GPU ran out of memory while evaluating",
+        cause=(
+            "Evaluation keeps what training does not: the predictions of all batches, often the "
+            f"full logits. {_EMPTY_CARD}"
+        ),
+        fix=(
+            "Take a smaller evaluation batch, and move predictions off the GPU as they come "
+            "(eval_accumulation_steps and preprocess_logits_for_metrics in transformers)."
+        ),
+        sources=("https://github.com/huggingface/transformers/issues/7232", _CUDA_NOTES),
+    ),
+    replace(
+        _DEVICE,
+        cause_name="generation",
+        message=_FULL,
+        where=doing("generation"),
+        needs_frames=True,
+        title="The GPU ran out of memory while generating",
+        cause=f"The key-value cache grows with every token and sequence. {_EMPTY_CARD}",
+        fix=(
+            "Generate fewer or shorter sequences at once, or give an inference engine that shares "
+            "the card a smaller part of it."
+        ),
+        sources=("https://github.com/vllm-project/vllm/issues/188", _CUDA_NOTES),
+    ),
+    replace(
+        _DEVICE,
+        cause_name="loading",
+        message=_FULL,
+        where=doing("loading"),
+        needs_frames=True,
+        title="The GPU ran out of memory while weights or state were loaded",
+        cause=f"The weights, or a second copy of them, do not fit. {_EMPTY_CARD}",
+        fix=(
+            "Load to the CPU first (map_location='cpu'), free what was loaded before, shard or "
+            "quantize the weights, and look whether another process holds the card (nvidia-smi)."
+        ),
+        sources=("https://github.com/karpathy/nanoGPT/pull/236", _CUDA_NOTES),
+    ),
+    replace(
+        _DEVICE,
+        cause_name="training",
+        message=_FULL,
+        where=doing("replay", "backward", "optimizer"),
+        needs_frames=True,
+        title="The GPU ran out of memory in a training step",
+        cause=(
+            "What the step needs does not fit. Removing the second of two doubled checkpoints "
+            "does not raise the need; removing the only one does."
+        ),
+        fix=(
+            "Checkpoint whole layers, once, and non-reentrant; under FSDP2 the reentrant variant "
+            "is known to grow until it fails. Then smaller micro-batches, or offloading; for "
+            "memory that runs out in the optimizer's step, a sharded or 8-bit optimizer."
+        ),
+        gradients=signature.CHECKPOINTED,
+        versions="Not tied to a version; FSDP2 with reentrant checkpoints: open upstream.",
+        sources=(f"{_TORCH}169349", _CUDA_NOTES),
+    ),
+    replace(_DEVICE, gradients=signature.CHECKPOINTED),
+)

@@ -1,0 +1,23 @@
+"""PyTorch's checkpoint wrapper, made for FSDP, applied by the user's own code.
+
+``torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py``. The wrapper's state is a
+module of class ``CheckpointWrapper``; a second application wraps again, nothing guards it.
+"""
+
+from __future__ import annotations
+
+from recompute_scan.frameworks.mechanism import Edit, Mechanism
+
+MECHANISM = Mechanism(
+    name="fsdp-wrapper",
+    title="FSDP's checkpoint wrapper",
+    keep=55,
+    keep_sharded=100,
+    why_keep="it stands around the layer itself, whatever calls the layer",
+    remove="delete the apply_activation_checkpointing(…) or checkpoint_wrapper(…) call",
+    docs="https://docs.pytorch.org/docs/stable/fsdp.html",
+    checked="ran here (torch 2.13.0)",
+    variants=("torch < 2.2: reentrant", "torch >= 2.2: non-reentrant"),
+    asks=("torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py:*",),
+    edits=(Edit("apply_activation_checkpointing", "delete"), Edit("checkpoint_wrapper", "unwrap")),
+)

@@ -1,0 +1,146 @@
+"""Every known mechanism, most specific first, and which of them a stack shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import translate
+from functools import cache, lru_cache
+
+from recompute_scan.frameworks import (
+    accelerate,
+    axolotl,
+    compiler,
+    composer,
+    deepspeed,
+    diffusers,
+    fairscale,
+    fsdp,
+    huggingface,
+    lightning,
+    llamafactory,
+    megatron,
+    nemo,
+    peft,
+    pytorch,
+    timm,
+    torchtitan,
+    torchtune,
+    trainer,
+    transformer_engine,
+    trl,
+    unsloth,
+)
+from recompute_scan.frameworks.mechanism import Mechanism
+
+_WILDCARD = re.compile(r"[*?]")
+# Where transformers keeps code that came with a model: anybody's.
+_CODE_OF_MODELS = "transformers_modules"
+
+MECHANISMS = (
+    unsloth.MECHANISM,
+    llamafactory.MECHANISM,
+    axolotl.MECHANISM,
+    peft.MECHANISM,
+    trl.MECHANISM,
+    nemo.MECHANISM,
+    torchtitan.MECHANISM,
+    torchtune.MECHANISM,
+    composer.MECHANISM,
+    lightning.MECHANISM,
+    trainer.SHARDED,
+    trainer.MECHANISM,
+    accelerate.MECHANISM,
+    megatron.MECHANISM,
+    deepspeed.MECHANISM,
+    transformer_engine.MECHANISM,
+    fairscale.MECHANISM,
+    timm.MECHANISM,
+    diffusers.MECHANISM,
+    fsdp.MECHANISM,
+    huggingface.MECHANISM,
+    compiler.MECHANISM,
+    pytorch.COMPOSABLE,
+    pytorch.SEQUENTIAL,
+    pytorch.SELECTIVE,
+    pytorch.DIRECT,
+    pytorch.LIBRARY,
+    pytorch.OWN,
+)
+
+
+def find_mechanism(name: str | None) -> Mechanism | None:
+    """The mechanism of that name, ``None`` for one that is not known."""
+    return next((mechanism for mechanism in MECHANISMS if mechanism.name == name), None)
+
+
+@lru_cache  # asked of every checkpoint call while steps are timed, in few different ways
+def recognise(
+    asking: str,
+    switching: tuple[str, ...] = (),
+    *,
+    selective: bool = False,
+    own: bool = False,
+) -> Mechanism:
+    """The mechanism behind a checkpoint call.
+
+    Args:
+        asking: Place (``path:function``) of the frame that called the checkpoint function.
+        switching: Places of the stack on which checkpointing was switched on, where known.
+        selective: Whether the call has a ``context_fn``.
+        own: Whether an autograd function checkpoints that is not torch's.
+    """
+    for mechanism in MECHANISMS:
+        if mechanism.asks == pytorch.ANYWHERE and own:
+            return pytorch.OWN
+        if (
+            matches(mechanism.asks, (asking,))
+            and (not mechanism.switched_by or matches(mechanism.switched_by, switching))
+            and mechanism.selective in (None, selective)
+        ):
+            return mechanism
+    return pytorch.DIRECT
+
+
+def find_title(name: str | None) -> str | None:
+    """What a person calls the mechanism of that name; ``None`` for one that is not known."""
+    found = find_mechanism(name)
+    return found.title if found else None
+
+
+def packages() -> tuple[str, ...]:
+    """Distributions whose versions bear on a mechanism."""
+    return tuple(dict.fromkeys(package for m in MECHANISMS for package in m.packages))
+
+
+def import_names() -> frozenset[str]:
+    """First parts of the paths of all known frameworks: ``transformers``, ``megatron``."""
+    places = (place for m in MECHANISMS for place in (*m.asks, *m.switched_by))
+    firsts = {_WILDCARD.split(place.partition("/")[0])[0] for place in places}
+    return frozenset(firsts - {"", _CODE_OF_MODELS})
+
+
+@cache
+def framework_files(package: str) -> tuple[str, ...]:
+    """Files and folders that tell the framework of this name from another package called so.
+
+    They are the beginnings, without wildcards, of the places that its mechanisms name; none where
+    no mechanism is of that package.
+    """
+    places = (place for m in MECHANISMS for place in (*m.asks, *m.switched_by))
+    fixed = {_WILDCARD.split(place.partition(":")[0])[0] for place in places}
+    return tuple(
+        sorted(path for path in fixed if path.partition("/")[0] == package and "/" in path)
+    )
+
+
+def matches(patterns: tuple[str, ...], places: Iterable[str]) -> bool:
+    """Does any place fit any pattern? A path may have more folders in front of the pattern's."""
+    expression = _compiled(patterns)
+    return any(expression.fullmatch(place) for place in places)
+
+
+@lru_cache
+def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    alternatives = "|".join(translate(pattern) for pattern in patterns)
+    return re.compile(rf"(?:.*/)?(?:{alternatives or '(?!)'})")

@@ -1,0 +1,101 @@
+"""What a checkpoint mechanism is: how it is recognised, what to keep, how to take it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Edit:
+    """How one statement of the user's code is changed to take a mechanism out.
+
+    Attributes:
+        call: Name of the function or method called in the statement; ``*`` for any call.
+        how: ``delete`` the statement, where it is this call and nothing else; ``unwrap`` the
+            call: its first argument takes its place; ``call`` the first argument with the
+            others; set a ``keyword`` argument; set an ``entry`` of a dictionary written out in
+            the call.
+        name: Of the keyword or entry.
+        value: What it is set to, as source code.
+        add: Whether a keyword that is not there is added.
+    """
+
+    call: str
+    how: Literal["delete", "unwrap", "call", "keyword", "entry"]
+    name: str = ""
+    value: str = "False"
+    add: bool = False
+
+
+@dataclass(frozen=True)
+class Rename:
+    """What a package called by one name, and from a version on calls by another."""
+
+    package: str
+    since: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One API or setting that turns checkpointing on.
+
+    Places in code are written ``path:function`` with ``*`` and ``?`` as in file names, the path
+    as below ``site-packages``. Entry points are written ``module:Class.method``.
+
+    Attributes:
+        name: As written into annotations and results.
+        title: What a person calls it.
+        keep: How much speaks for keeping it when two are found; the higher is kept.
+        keep_sharded: The same under FSDP, where it stands inside the units; 0 where it is not
+            made for them.
+        why_keep: The reason, one sentence without the full stop.
+        renames: Words of ``remove`` that depend on a version; there the older ones stand.
+        remove: What to do to take it out, one sentence without the full stop.
+        docs: Page of the framework that documents it.
+        checked: How these facts were checked, and at which version.
+        variants: Variant by version, oldest first, for people.
+        caution: What else the switch did or who else reads it, so that taking it out needs a
+            look; ``None`` when nothing.
+        asks: Places whose frame stands directly above the checkpoint call.
+        switched_by: Places of which one stood on the stack when checkpointing was switched
+            on; empty when that does not matter.
+        selective: Whether the call must have, or must not have, a ``context_fn``; ``None``
+            when that does not matter.
+        watched: Its own ``autograd.Function`` classes, or functions where it has none, which
+            ``run`` marks: ``module:name``.
+        functions: Names of its own ``autograd.Function`` classes that tell it from all others;
+            the profiler names their nodes after them.
+        holding: Places whose frame holds the first run of what is checkpointed.
+        packages: Distributions that it comes in, whose versions bear on it.
+        switches: Entry points that switch it on for the module they are called on, or given;
+            ``package:*.method`` for the method of any class in a package.
+        settings: Entry points of the objects that hold its setting.
+        variables: Variables of the environment that set it too.
+        edits: Changes to the statement at the call site, the first that fits is taken.
+    """
+
+    name: str
+    title: str
+    keep: int
+    why_keep: str
+    remove: str
+    docs: str
+    checked: str
+    variants: tuple[str, ...]
+    caution: str | None = None
+    asks: tuple[str, ...] = ()
+    switched_by: tuple[str, ...] = ()
+    selective: bool | None = None
+    watched: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    holding: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    keep_sharded: int = 0
+    renames: tuple[Rename, ...] = ()
+    edits: tuple[Edit, ...] = ()

@@ -1,0 +1,30 @@
+"""Megatron-core's recomputation.
+
+``megatron/core/tensor_parallel/random.py``: ``checkpoint`` for granularity ``full``, and
+``CheckpointWithoutOutput``, replayed by a gradient hook, for parts of ``selective``. With FP8 it
+calls Transformer Engine's instead.
+"""
+
+from __future__ import annotations
+
+from recompute_scan.frameworks.mechanism import Mechanism
+
+# Its replay is started by a gradient hook, not by a node that asks for a saved tensor
+# (``discard_output_and_register_recompute``).
+SELECTIVE_FUNCTION = "CheckpointWithoutOutputFunction"
+
+MECHANISM = Mechanism(
+    name="megatron-recompute",
+    title="Megatron-core's recompute_granularity",
+    keep=80,
+    why_keep="it knows the parallel layout and keeps the random states of all ranks",
+    remove="leave --recompute-granularity out, or choose selective with fewer --recompute-modules",
+    docs="https://docs.nvidia.com/megatron-core/developer-guide/latest/index.html",
+    checked="ran here (megatron-core 0.16.1: its functions; what calls them was read)",
+    variants=("0.16: its own, reentrant",),
+    caution="The setting is one for all ranks and stages; memory must suffice on each.",
+    functions=(SELECTIVE_FUNCTION,),
+    holding=("megatron/core/tensor_parallel/random.py:checkpoint",),
+    asks=("megatron/core/tensor_parallel/random.py:*",),
+    watched=("megatron.core.tensor_parallel.random:CheckpointFunction",),
+)

@@ -1,0 +1,83 @@
+"""PyTorch's own checkpoint functions, called from the user's code or a library's.
+
+``torch/utils/checkpoint.py`` and ``torch/distributed/_composable/checkpoint_activation.py``.
+"""
+
+from __future__ import annotations
+
+from recompute_scan.frameworks.mechanism import Edit, Mechanism
+
+_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+_VARIANTS = ("use_reentrant as passed; without it reentrant, up to torch 2.15",)
+ANYWHERE = ("*",)
+
+COMPOSABLE = Mechanism(
+    name="composable-checkpoint",
+    title="PyTorch's composable checkpoint",
+    keep=90,
+    why_keep="it is non-reentrant and leaves the module's class and names as they are",
+    remove="delete the checkpoint(module) call",
+    docs=_DOCS,
+    checked="ran here (torch 2.13.0)",
+    variants=("non-reentrant only",),
+    asks=("torch/distributed/_composable/checkpoint_activation.py:*",),
+    edits=(Edit("checkpoint", "delete"), Edit("checkpoint", "unwrap")),
+)
+SEQUENTIAL = Mechanism(
+    name="checkpoint-sequential",
+    title="torch.utils.checkpoint.checkpoint_sequential",
+    keep=40,
+    why_keep="it checkpoints whole segments and is the code's own choice",
+    remove="run the modules one after the other instead of through checkpoint_sequential(…)",
+    docs=_DOCS,
+    checked="ran here (torch 2.13.0)",
+    variants=_VARIANTS,
+    asks=("torch/utils/checkpoint.py:checkpoint_sequential",),
+)
+SELECTIVE = Mechanism(
+    name="selective-checkpoint",
+    title="selective checkpointing (context_fn)",
+    keep=95,
+    why_keep="it saves what is expensive to compute and replays only the rest",
+    remove="call the function itself: checkpoint(f, x, …) becomes f(x)",
+    docs=_DOCS,
+    checked="ran here (torch 2.13.0)",
+    variants=("non-reentrant only; public since torch 2.5",),
+    asks=ANYWHERE,
+    selective=True,
+    edits=(Edit("checkpoint", "call"),),
+)
+DIRECT = Mechanism(
+    name="torch-checkpoint",
+    title="torch.utils.checkpoint.checkpoint",
+    keep=30,
+    why_keep="it is the code's own choice of what to checkpoint",
+    remove="call the function itself: checkpoint(f, x, …) becomes f(x)",
+    docs=_DOCS,
+    checked="ran here (torch 2.13.0)",
+    variants=_VARIANTS,
+    asks=ANYWHERE,
+    edits=(Edit("checkpoint", "call"),),
+)
+LIBRARY = Mechanism(
+    name="library-checkpoint",
+    title="a library's own checkpointing",
+    keep=48,
+    why_keep="it is the library's own choice of what to checkpoint",
+    remove="switch checkpointing off in the library, by an argument of its model or a method of it",
+    docs=_DOCS,
+    checked="ran here (torch 2.13.0, a library made for the test)",
+    variants=_VARIANTS,
+    caution="Which of its settings does it is not known; the line is the one that led there.",
+)
+OWN = Mechanism(
+    name="own-function",
+    title="a checkpoint function of your own",
+    keep=25,
+    why_keep="it is the code's own choice of what to checkpoint",
+    remove="call the layer itself instead of the function's apply(…)",
+    docs=_DOCS,
+    checked="ran here (torch 2.13.0, functions as in guided-diffusion, unsloth and Megatron)",
+    variants=("its own; reentrant, as every autograd function that runs its forward again",),
+    caution="What else the function does, such as moving what it saves to the host, goes with it.",
+)

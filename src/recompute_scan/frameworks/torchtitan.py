@@ -1,0 +1,27 @@
+"""torchtitan's policies: ``FullAC``, ``SelectiveAC`` and ``MemoryBudgetAC``.
+
+``torchtitan/distributed/activation_checkpoint.py`` wraps each block with early stop off, so that
+a second non-reentrant checkpoint around a block would double it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recompute_scan.frameworks import fsdp
+
+MECHANISM = replace(
+    fsdp.MECHANISM,
+    name="torchtitan",
+    title="torchtitan's activation checkpointing",
+    keep=70,
+    keep_sharded=110,
+    remove="take activation checkpointing out of the trainer's configuration",
+    docs="https://github.com/pytorch/torchtitan/tree/main/docs",
+    packages=("torchtitan",),
+    checked="ran here (torchtitan 0.3.0: FullAC); read (the others)",
+    variants=("0.3: non-reentrant, early stop off",),
+    caution="Look whether the configuration is shared with other jobs.",
+    switched_by=("torchtitan/distributed/activation_checkpoint.py:*",),
+    edits=(),
+)

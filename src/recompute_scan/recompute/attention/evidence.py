@@ -1,0 +1,291 @@
+"""What attention's kernels alone say, where a trace has no operators or hides them.
+
+Traces of device activity alone, Nsight exports without operator ranges, CUDA graphs, and compiled
+code have this in common: nothing links a kernel to an operator of the model. Attention kernels
+still tell forward from backward by name (:mod:`recompute_scan.recompute.attention.kernels`), and
+their order tells replays (:mod:`recompute_scan.recompute.attention.passes`). Of everything else
+that ran they say nothing: a checkpoint that keeps attention's results, or replays attention alone,
+looks like none or like a whole one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
+from recompute_scan.recompute.attention.kernels import Direction, attention_role
+from recompute_scan.recompute.attention.passes import (
+    BACKWARD,
+    FORWARD,
+    REPLAY,
+    Pass,
+    passes_by_order,
+    passes_by_thread,
+)
+from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.verdict import Judgement
+from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+
+GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")
+# Ranges that people put around a training step by hand, in NVTX or `record_function`.
+NAMED_STEP = re.compile(r"(train(ing)?[ _]?)?(step|iter|iteration)[ _#:=]*(\d+)$", re.I)
+
+
+@dataclass(frozen=True)
+class FamilyCount:
+    """Main kernels of one family in all steps: of the forward pass, replayed, backward.
+
+    Where threads do not tell replays from the forward pass, each backward is taken to have had
+    one forward, and the forwards beyond those to have run again.
+
+    Attributes:
+        name: The family.
+        forward: Kernels of the forward pass.
+        again: Kernels that ran again.
+        backward: Kernels of the backward pass.
+        again_ns: Device time of those that ran again.
+    """
+
+    name: str
+    forward: int
+    again: int
+    backward: int
+    again_ns: float
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """Attention in one step, or in the whole recording where nothing marks steps.
+
+    Attributes:
+        span: The step.
+        passes: Its backward passes; ``None`` where their order cannot be read.
+        idle: Attention forwards of its forward passes without a backward: evaluation, another
+            model, or a pass that was cut.
+    """
+
+    span: StepSpan
+    passes: tuple[Pass, ...] | None
+    idle: int
+
+    @property
+    def highest(self) -> int | None:
+        """Highest multiplicity in the step; ``None`` where it cannot be told."""
+        return None if self.passes is None else max((p.highest for p in self.passes), default=0)
+
+
+@dataclass(frozen=True)
+class KernelEvidence:
+    """What attention's kernels say of one trace.
+
+    Attributes:
+        families: Families that ran in the counted steps.
+        steps: Steps that hold an attention backward.
+        steps_marked: Whether the trace marks its steps.
+        by_thread: Whether replays were told from the forward pass by the thread that launched
+            them, and not by their order alone.
+        judgement: The verdict on attention.
+    """
+
+    families: tuple[FamilyCount, ...]
+    steps: tuple[KernelStep, ...]
+    steps_marked: bool
+    by_thread: bool
+    judgement: Judgement
+
+    @property
+    def passes(self) -> list[Pass]:
+        """All backward passes that could be read."""
+        return [each for step in self.steps for each in step.passes or ()]
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all steps have the same highest multiplicity."""
+        return len({step.highest for step in self.steps}) <= 1
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be seen, one sentence each."""
+        found = [
+            "Only attention could be counted, by the names of its kernels. A checkpoint that "
+            "keeps attention's results, or one around attention alone, cannot be told from none, "
+            "or from a whole one."
+        ]
+        if not self.by_thread:
+            found.append(
+                "No launching thread tells the forward pass from the backward pass: replays are "
+                "read off the order of the kernels."
+            )
+        if not self.steps_marked:
+            found.append("Nothing marks the steps: counts are of the whole recording.")
+        if idle := sum(step.idle for step in self.steps):
+            found.append(
+                f"{idle} attention forwards have no backward: evaluation, another "
+                "model, or a pass that was cut."
+            )
+        return tuple(found)
+
+
+def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence | None:
+    """What attention's kernels say; ``None`` where no attention backward ran.
+
+    Kernels belong to the step that launched them. Those without a record of their launch are
+    left out, unless no kernel has one: then the whole recording is one step.
+
+    Args:
+        trace: The trace.
+        calls: Its host calls; may be empty.
+        kernels: Its device work.
+    """
+    roles = _roles(trace, kernels.event)
+    rows = np.flatnonzero([code in roles for code in trace.name[kernels.event].tolist()])
+    launched = bool((kernels.launch >= 0).any())
+    if launched:
+        rows = rows[kernels.launch[rows] >= 0]
+    when = calls.start[kernels.launch[rows]] if launched else kernels.start[rows]
+    order = np.lexsort((kernels.start[rows], when))
+    rows, when = rows[order], when[order]
+    mine = [roles[code] for code in trace.name[kernels.event[rows]].tolist()]
+    backward = np.array([direction == "backward" for _, direction in mine], np.bool_)
+    if not backward.any():
+        return None
+    forward_pass = _of_forward_pass(calls, kernels.launch[rows], backward) if launched else None
+    events = _spelled(backward, forward_pass)
+    marked = _marked_steps(calls) if launched else []
+    steps = marked or [StepSpan(0, int(when[0]), int(when[-1]) + 1)]
+    step = step_of(steps, when)
+    found = tuple(
+        _read_step(
+            span,
+            [events[row] for row in np.flatnonzero(step == place)],
+            forward_pass is not None,
+            bool(marked),
+        )
+        for place, span in enumerate(steps)
+        if backward[step == place].any()
+    )
+    inside = np.flatnonzero(step >= 0)
+    times = (kernels.end - kernels.start)[rows]
+    return KernelEvidence(
+        families=_count_families(
+            [mine[row][0] for row in inside],
+            [events[row] for row in inside],
+            times[inside].tolist(),
+            forward_pass is not None,
+        ),
+        steps=found,
+        steps_marked=bool(marked),
+        by_thread=forward_pass is not None,
+        judgement=_judge(found),
+    )
+
+
+def hides_backward(trace: Trace, calls: Calls, structure: Structure, kernels: Kernels) -> bool:
+    """Do graph launches hold most of the backward pass's device time, or attention's backward?
+
+    What a graph runs has no operators in the trace, so they show the smaller part.
+    """
+    launched = kernels.launch >= 0
+    launch, event = kernels.launch[launched], kernels.event[launched]
+    time = (kernels.end - kernels.start)[launched]
+    graph = calls.matching(GRAPH_LAUNCH)[calls.name[launch]]
+    if not graph.any():
+        return False
+    in_backward = structure.engine[launch] >= 0
+    if 2 * time[graph & in_backward].sum() > time[in_backward].sum():
+        return True
+    return any(way == "backward" for _, way in _roles(trace, event[graph]).values())
+
+
+def _roles(trace: Trace, events: Int64) -> dict[int, tuple[str, Direction]]:
+    """By the code of its name: family and direction of each main attention kernel among them."""
+    names = np.unique(trace.name[events[trace.kind[events] == Kind.KERNEL]]).tolist()
+    roles = ((name, attention_role(trace.names[name])) for name in names)
+    return {name: role for name, role in roles if role is not None}
+
+
+def _marked_steps(calls: Calls) -> list[StepSpan]:
+    return find_steps(calls) if marks_steps(calls) else _named_steps(calls)
+
+
+def _named_steps(calls: Calls) -> list[StepSpan]:
+    """Steps marked by ranges of the user's own, where these follow each other."""
+    rows = calls.named(NAMED_STEP)
+    rows = rows[np.argsort(calls.start[rows], kind="stable")]
+    if not len(rows) or (calls.start[rows[1:]] < calls.end[rows[:-1]]).any():
+        return []
+    numbers = (NAMED_STEP.match(calls.names[calls.name[row]]) for row in rows)
+    return [
+        StepSpan(int(number[4][-9:]), int(calls.start[row]), int(calls.end[row]))
+        for row, number in zip(rows, numbers, strict=True)
+        if number
+    ]
+
+
+def _of_forward_pass(calls: Calls, launch: Int64, backward: Bool) -> Bool | None:
+    """For each attention kernel: did a thread launch it that launches no backward?
+
+    ``None`` where the threads do not tell: each backward has a forward from such a thread, but
+    for what recording missed.
+    """
+    thread = calls.thread[launch]
+    found = ~np.isin(thread, np.unique(thread[backward]))
+    return found if 2 * found.sum() >= backward.sum() else None
+
+
+def _spelled(backward: Bool, forward_pass: Bool | None) -> list[str]:
+    if forward_pass is None:
+        return [BACKWARD if one else FORWARD for one in backward]
+    both = zip(backward, forward_pass, strict=True)
+    return [BACKWARD if b else FORWARD if f else REPLAY for b, f in both]
+
+
+def _read_step(span: StepSpan, events: list[str], by_thread: bool, marked: bool) -> KernelStep:
+    if not by_thread:
+        passes = passes_by_order(events, cut=not marked)
+        return KernelStep(span, None if passes is None else tuple(passes), 0)
+    # A backward whose forward is not in the recording is no pass of its own.
+    first = events.index(FORWARD) if FORWARD in events else len(events)
+    passes = passes_by_thread(events[first:])
+    idle = events[first:].count(FORWARD) - sum(each.layers for each in passes)
+    return KernelStep(span, tuple(passes), max(0, idle))
+
+
+def _count_families(
+    names: list[str], events: list[str], times: list[int], by_thread: bool
+) -> tuple[FamilyCount, ...]:
+    counts, spent = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for name, event, time in zip(names, events, times, strict=True):
+        counts[name, event] += 1
+        spent[name, event] += time
+    found = []
+    for name in sorted(set(names)):
+        forward, again, backward = (counts[name, event] for event in (FORWARD, REPLAY, BACKWARD))
+        again_ns = float(spent[name, REPLAY])
+        if not by_thread and forward > backward > 0:
+            again = forward - backward
+            again_ns = spent[name, FORWARD] * again / forward
+            forward = backward
+        found.append(FamilyCount(name, forward, again, backward, again_ns))
+    return tuple(found)
+
+
+def _judge(steps: tuple[KernelStep, ...]) -> Judgement:
+    passes = [each for step in steps for each in step.passes or ()]
+    if not passes or any(step.passes is None for step in steps):
+        return Judgement(
+            "inconclusive",
+            "Attention's kernels run in an order from which replays cannot be told from further "
+            "forward passes.",
+        )
+    highest = max(each.highest for each in passes)
+    if highest >= 2:
+        return Judgement("doubled", None, float(highest))
+    if not highest:
+        return Judgement("none", None, 0.0)
+    whole = all(each.whole for each in passes)
+    return Judgement("full" if whole else "partial", None, float(highest))

@@ -1,0 +1,161 @@
+"""Attention kernels by name: which family, and forward or backward.
+
+A fused attention call runs one main kernel forward and one main kernel backward, so the main
+kernels of a step stand as (1 + m) : 1. The helpers around them (the row sums of dO·O before, the
+conversion of dQ behind, the combination of split keys) belong to neither side.
+
+Patterns are searched in the whole name. The part before the first ``<`` says nothing in half of
+the families: FlashAttention 3's forward and backward are both ``cutlass::device_kernel<…``.
+Names may be mangled, where Kineto could not tell them, or end in ``.kd``, as ROCm writes them.
+
+Names of other kernels are no evidence: ``nvjet_*``, ``ampere_*`` and ``Cijk_*`` multiply
+matrices in both directions, a softmax or a normalization is anybody's. Nor is a Triton kernel that
+is called ``_fwd_kernel`` or ``_bwd_kernel``: many libraries have one, for other work too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["forward", "backward"]
+
+# What may stand before a name, in `pytorch_flash::name` and in the mangled `_ZN…16nameI…`.
+_BEGIN = r"(?<![A-Za-z_])"
+# What may stand behind it: template arguments, parameters, or nothing.
+_END = r"(?=[<(I]|E|\.kd|$)"
+
+
+@dataclass(frozen=True)
+class KernelFamily:
+    """One implementation of attention.
+
+    Attributes:
+        name: As in ``Family.family`` of the result.
+        forward: Matches the main forward kernel, and no other.
+        backward: Matches the one main kernel of a backward call.
+        reason: Why these patterns.
+        source: Where the kernels are named.
+    """
+
+    name: str
+    forward: re.Pattern[str]
+    backward: re.Pattern[str]
+    reason: str
+    source: str
+
+
+FAMILIES: tuple[KernelFamily, ...] = (
+    KernelFamily(
+        "flash_attention_2",
+        re.compile(rf"{_BEGIN}flash_fwd(_splitkv)?_kernel{_END}"),
+        re.compile(rf"{_BEGIN}flash_bwd_dq_dk_dv_loop(_seqk_parallel)?_kernel{_END}"),
+        "torch's copy stands in `pytorch_flash`. Split keys take another forward kernel and a "
+        "combination. Helpers: flash_bwd_dot_do_o_kernel, flash_bwd_convert_dq_kernel, …",
+        "Dao-AILab/flash-attention: csrc/flash_attn/src/flash_fwd_launch_template.h, "
+        "flash_bwd_launch_template.h",
+    ),
+    KernelFamily(
+        "flash_attention_1",
+        re.compile(rf"{_BEGIN}fmha_fwd_loop_kernel{_END}"),
+        re.compile(rf"{_BEGIN}fmha_bwd_dq_dk_dv_loop_kernel{_END}"),
+        "torch 2.0 and 2.1 carry it in `pytorch_fmha`. Helper: fmha_bwd_dot_do_o_kernel.",
+        "Dao-AILab/flash-attention v1: csrc/flash_attn/src/fmha_fwd_launch_template.h, "
+        "fmha_bwd_launch_template.h",
+    ),
+    KernelFamily(
+        "flash_attention_3",
+        re.compile(rf"FlashAttnFwd(Sm\d+)?{_END}|{_BEGIN}compute_attn_ws(_fp8)?{_END}"),
+        re.compile(rf"FlashAttnBwd(Sm\d+)?{_END}"),
+        "All are cutlass::device_kernel<…>; the class inside tells. The first releases had a "
+        "forward of their own, compute_attn_ws. Helpers: FlashAttnBwdPreprocess, "
+        "FlashAttnBwdPostprocessConvertdQ, prepare_varlen_num_blocks_kernel, FlashAttnFwdCombine.",
+        "Dao-AILab/flash-attention: hopper/flash_fwd_launch_template.h, "
+        "flash_bwd_launch_template.h; seen in traces/public/h100-nanogpt-compiled",
+    ),
+    KernelFamily(
+        "flash_attention_4",
+        re.compile(r"FlashAttentionForwardSm\d+"),
+        re.compile(r"FlashAttentionBackwardSm\d+"),
+        "CuTe DSL makes one word of module, class and arguments. Helpers: "
+        "FlashAttentionBackwardPreprocess, …Postprocess, FlashAttentionForwardCombine.",
+        "Dao-AILab/flash-attention: flash_attn/cute/flash_fwd_sm90.py, flash_bwd_sm90.py, "
+        "flash_fwd_sm100.py, flash_bwd_sm100.py",
+    ),
+    KernelFamily(
+        "cudnn_attention",
+        re.compile(r"cudnn_generated_\w*sdpa_\w*fprop"),
+        re.compile(r"cudnn_generated_\w*sdpa_\w*bprop"),
+        "cuDNN names what it generates after the graph. Transformer Engine's fused attention "
+        "runs it too. Helpers: cudnn::fusion::compute_dot_do_o…, convert_dq_to_16bits, …",
+        "profiles in public repositories: cudnn_generated_fort_native_sdpa_sm90_flash_fprop_"
+        "wgmma_f16_knob_7_64x128x128_4x1x1_…, …_flash_bprop_wgmma_f16_knob_26_64x64x128_…",
+    ),
+    KernelFamily(
+        "efficient_attention",
+        re.compile(rf"{_BEGIN}fmha_cutlassF_"),
+        re.compile(rf"{_BEGIN}fmha_cutlassB_"),
+        "torch's and xFormers' memory-efficient attention: F forward, B backward, one kernel each.",
+        "pytorch/pytorch: aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernels/; "
+        "forward seen in traces/public/a100-segment-anything-inference",
+    ),
+    KernelFamily(
+        "fused_softmax_attention",
+        re.compile(
+            rf"{_BEGIN}scaled_(upper_triang_masked_|masked_|aligned_causal_masked_)?"
+            rf"softmax_warp_forward{_END}"
+        ),
+        re.compile(
+            rf"{_BEGIN}scaled_(upper_triang_masked_|masked_|aligned_causal_masked_)?"
+            r"softmax_warp_backward(_masked)?(?=[<(I]|E|$)"
+        ),
+        "Transformer Engine's, Megatron's and Apex's unfused attention: its masked softmax runs "
+        "once per call and in attention only. torch's own softmax_warp_forward is anybody's.",
+        "NVIDIA/TransformerEngine: transformer_engine/common/fused_softmax/",
+    ),
+    KernelFamily(
+        "flex_attention",
+        re.compile(r"^triton_tem_fused_(?!\w*backward)\w*flex_attention"),
+        re.compile(r"^triton_tem_fused_\w*flex_attention_backward"),
+        "Inductor's template kernels are triton_tem_…; what it fuses with attention's inputs or "
+        "outputs (triton_poi_fused__flash_attn_backward_…) is no attention.",
+        "pytorch/pytorch: torch/_inductor/kernel/flex_attention.py",
+    ),
+    KernelFamily(
+        "triton_attention",
+        re.compile(r"^_?attn_fwd(_\d\w*)?(\.kd)?$"),
+        re.compile(r"^(_attn_bwd|bwd_kernel_dk_dv|bwd_kernel_fuse)(_\d\w*)?(\.kd)?$"),
+        "Triton's tutorial, and AOTriton, which is torch's flash and efficient attention on "
+        "ROCm. AOTriton's backward is one kernel, or one for dK and dV, which is counted, and "
+        "bwd_kernel_dq. Helpers: _attn_bwd_preprocess, bwd_preprocess.",
+        "triton-lang/triton: python/tutorials/06-fused-attention.py; ROCm/aotriton: tritonsrc/",
+    ),
+    KernelFamily(
+        "composable_kernel_attention",
+        re.compile(r"FmhaFwd(SplitKV)?Kernel(?=[<I])"),
+        re.compile(r"FmhaBwdDQDKDVKernel(?=[<I])"),
+        "CK's kernels are arguments of ck_tile::kentry or make_kernel. Helpers: "
+        "FmhaBwdOGradDotOKernel, FmhaBwdConvertQGradKernel, FmhaFwdSplitKVCombineKernel.",
+        "ROCm/composable_kernel: include/ck_tile/ops/fmha/kernel/",
+    ),
+    KernelFamily(
+        "aiter_attention",
+        re.compile(rf"{_BEGIN}fmha_fwd_hd\d+(x\d+)?_(bf16|fp16|fp8)"),
+        re.compile(rf"{_BEGIN}fmha_bwd_hd\d+(x\d+)?_(bf16|fp16|fp8)"),
+        "AITER's assembly kernels say direction, head size and type. Helpers: "
+        "fmha_bwd_hd128_odo_bf16, …_dq_convert_bf16, …_dq_shuffle.",
+        "ROCm/aiter: hsa/gfx942/fmha_v3_fwd/, fmha_v3_bwd/",
+    ),
+)
+
+
+def attention_role(name: str) -> tuple[str, Direction] | None:
+    """Family and direction of an attention call's main kernel; ``None`` for any other."""
+    for family in FAMILIES:
+        # Backward first: a family's backward may hold the name of its forward.
+        if family.backward.search(name):
+            return family.name, "backward"
+        if family.forward.search(name):
+            return family.name, "forward"
+    return None

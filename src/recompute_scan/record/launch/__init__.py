@@ -1,0 +1,1 @@
+"""Several processes: launchers, ranks, and what the script starts by itself."""

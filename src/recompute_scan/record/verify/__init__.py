@@ -1,0 +1,1 @@
+"""The script again, unchanged and with the fix applied in memory."""

@@ -1,0 +1,216 @@
+"""Takes checkpoints out in memory: their function is called directly, as if never wrapped.
+
+Only calls that go through ``torch.utils.checkpoint`` can be taken out. What else the call that
+switched them on did (``use_cache``, hooks on the inputs) stays as it is.
+
+Where it can be done from step to step, steps with the fix and without alternate in one process.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+from recompute_scan.record.caught import (
+    Variant,
+    generator_function,
+    reentrant_function,
+    replace_generator,
+)
+from recompute_scan.record.compat import inputs
+from recompute_scan.record.guard import Call, Guard, Sheltered, within
+from recompute_scan.record.options import Arguments
+from recompute_scan.record.origins import Origin
+from recompute_scan.record.patches import Patches
+from recompute_scan.record.recorder import Recorder
+from recompute_scan.run_info import step_has_fix
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Which checkpoint calls to take out: those of one mechanism, call site and variant, round
+    all modules or some.
+
+    Attributes:
+        mechanism: As written into the marks.
+        site: ``file:line``; empty where it is not known.
+        variant: ``reentrant`` or ``non-reentrant``.
+        depth: Number of checkpoints around it, only where one of the same mechanism, site and
+            variant stands around it or inside it and must stay; else ``None``.
+        modules: Names below the model of the modules that lose theirs; empty for all.
+    """
+
+    mechanism: str
+    site: str
+    variant: str
+    depth: int | None = None
+    modules: tuple[str, ...] = ()
+
+    def takes(self, variant: Variant, origin: Origin, depth: int) -> bool:
+        """Whether a call of this origin, inside so many checkpoints, is one of these."""
+        return (
+            (self.mechanism, self.site, self.variant) == (origin.mechanism, origin.site, variant)
+            and self.depth in (None, depth)
+            and (not self.modules or origin.module.name in self.modules)
+        )
+
+
+_NOBODY = Origin()
+
+
+class _Askers(Protocol):
+    def asker(
+        self,
+        function: object,
+        args: tuple[object, ...],
+        frame: FrameType | None,
+        options: Sequence[str],
+    ) -> Origin:
+        """Module, mechanism and site of the call whose innermost frame this is."""
+
+
+class Bypass:
+    """Takes out what it is told to, from :meth:`install` on.
+
+    Attributes:
+        calls: How many checkpoint calls were taken out, those in replays of others included.
+        active: Whether any is taken out now; to be changed between steps only.
+    """
+
+    def __init__(
+        self,
+        askers: _Askers,
+        removals: tuple[Removal, ...],
+        *,
+        everything: bool = False,
+        guard: Guard | None = None,
+    ) -> None:
+        self._guard = guard or Guard()
+        self._askers = askers
+        self._removals = removals
+        self._everything = everything
+        self._thread = threading.local()
+        self._patches = Patches()
+        self.calls = 0
+        self.active = True
+
+    def install(self) -> None:
+        """Begin; after the probe, whose marks then show only what stays."""
+        if reentrant_function() is not None:
+            self._catch_reentrant(reentrant_function())
+        if generator_function() is not None:
+            self._catch_non_reentrant(generator_function())
+
+    def remove(self) -> None:
+        """Let every checkpoint be one again."""
+        self._patches.undo()
+
+    def _catch_reentrant(self, function: Any) -> None:
+        original = function.apply
+
+        def apply(call: Call, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
+            asker = self._asker(run_function, args)
+            if self._takes("reentrant", asker):
+                with self._inside(asker):
+                    return call.instead(run_function, *args)
+            return call(self._always_inside(run_function, asker), preserve_rng_state, *args)
+
+        guarded = self._guard.around(original, apply, named=False)
+        self._patches.replace(function, "apply", staticmethod(guarded))  # hides the inherited one
+
+    def _catch_non_reentrant(self, original: Any) -> None:
+        arguments = Arguments(original)
+
+        def generator(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
+            options = arguments.options((function, *args), kwargs)
+            asker = self._asker(function, inputs(args), options)
+            if self._takes("non-reentrant", asker):
+                return self._plain(asker)
+            inner = call(self._always_inside(function, asker), *args, **kwargs)
+            return within(inner, Sheltered(self._guard, self._inside(asker)))
+
+        replace_generator(self._guard.around(original, generator), self._patches)
+
+    def _asker(
+        self, function: object, args: tuple[object, ...], options: Sequence[str] = ()
+    ) -> Origin:
+        """Module, mechanism and site of a call; in a replay mechanism and site may be those of
+        what is replayed.
+        """
+        if self._everything:
+            return _NOBODY
+        found = self._askers.asker(function, args, sys._getframe(2), options)
+        if not found.site:
+            outer: Origin = getattr(self._thread, "asker", found)
+            found = replace(outer, module=found.module)
+        return found
+
+    def _takes(self, variant: Variant, asker: Origin) -> bool:
+        depth = getattr(self._thread, "depth", 0)
+        taken = self.active and (
+            self._everything
+            or any(removal.takes(variant, asker, depth) for removal in self._removals)
+        )
+        self.calls += taken
+        return taken
+
+    def _plain(self, asker: Origin) -> Generator[None, None, None]:
+        with Sheltered(self._guard, self._inside(asker)):
+            yield
+
+    def _always_inside(self, function: Callable[..., Any], asker: Origin) -> Callable[..., Any]:
+        """The function of a checkpoint that stays, which knows in replays too whose it is."""
+
+        def run(call: Call, *args: Any, **kwargs: Any) -> Any:
+            with self._inside(asker):
+                return call(*args, **kwargs)
+
+        return self._guard.around(function, run, named=False)
+
+    @contextmanager
+    def _inside(self, asker: Origin) -> Iterator[None]:
+        """One checkpoint deeper, and inside that of this asker."""
+        thread = self._thread
+        depth, enclosing = getattr(thread, "depth", 0), getattr(thread, "asker", _NOBODY)
+        thread.depth, thread.asker = depth + 1, asker
+        try:
+            yield
+        finally:
+            thread.depth, thread.asker = depth, enclosing
+
+
+class Alternation:
+    """Switches a bypass on and off at step boundaries, in the same steps on every rank.
+
+    Timed steps are counted from 0, as :func:`recompute_scan.run_info.step_has_fix` wants them. The
+    warm-up has negative numbers, so that both ways have been seen before any is timed; behind the
+    timed steps, or where a rank cannot go on timing, the count goes on.
+    """
+
+    def __init__(self, bypass: Bypass, recorder: Recorder, warmup: int) -> None:
+        self._bypass = bypass
+        self._recorder = recorder
+        self._number = -warmup
+        self._bypass.active = step_has_fix(self._number)
+
+    def settle(self) -> None:
+        """A step has ended: let the GPU end it too.
+
+        Where the host runs ahead of it, what it gained in a step of the one way would shorten one
+        of the other.
+        """
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+    def next(self) -> None:
+        """The recorder has passed the boundary: the next step begins."""
+        timed = self._recorder.timed
+        self._number = self._number + 1 if timed is None else timed
+        self._bypass.active = step_has_fix(self._number)

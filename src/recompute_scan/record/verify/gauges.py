@@ -1,0 +1,151 @@
+"""All that is measured for ``--verify`` beside the step times: losses, and the most memory.
+
+``Tensor.backward`` calls ``torch.autograd.backward`` by that name, so one function is watched.
+Values are copied on their device and read when the run is over, so that no step waits for them.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from recompute_scan.record.guard import Call, Guard
+from recompute_scan.record.launch.launcher import rank_facts
+from recompute_scan.record.patches import Patches
+from recompute_scan.run_info import Measurements
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_FORGET_PEAK = "5"  # proc(5): "Writing 5 resets the peak resident set size"
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes: what torch allocated and reserved on the GPU, and what the process had resident."""
+
+    allocated: int | None = None
+    reserved: int | None = None
+    rss: int | None = None
+
+
+class PeakMemory:
+    """Peaks from :meth:`begin` to :meth:`end`. Resets torch's own peak counters."""
+
+    def __init__(self) -> None:
+        self._cuda = False
+        self.peaks = Peaks()
+
+    def begin(self, device: Literal["cpu", "cuda"]) -> None:
+        """Forget the peaks so far."""
+        self._cuda = device == "cuda"
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+        with suppress(OSError):  # no Linux, or not allowed: the peak of the whole run then
+            _CLEAR.write_text(_FORGET_PEAK)
+
+    def end(self) -> None:
+        """Read the peaks."""
+        allocated = reserved = None
+        if self._cuda:
+            allocated = torch.cuda.max_memory_allocated()
+            reserved = torch.cuda.max_memory_reserved()
+        self.peaks = Peaks(allocated, reserved, _peak_rss())
+
+
+def _peak_rss() -> int | None:
+    with suppress(OSError):
+        found = re.search(r"^VmHWM:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+        if found:
+            return int(found[1]) * 1024
+    return None
+
+
+# Far more than any run that is measured has; a bound for loops that call backward all the time.
+_MOST = 100_000
+
+
+class LossWatch:
+    """Keeps the losses of this process, from :meth:`install` to :meth:`remove`."""
+
+    def __init__(self, guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
+        self._copies: list[torch.Tensor] = []
+        self._patches = Patches()
+
+    def install(self) -> None:
+        """Begin to watch; before the script is imported."""
+        real = torch.autograd.backward
+
+        def backward(call: Call, tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+            # A reentrant replay calls it too, inside the backward pass that it serves.
+            if torch._C._current_graph_task_id() == -1:
+                self._keep(tensors)
+            return call(tensors, *args, **kwargs)
+
+        self._patches.replace(torch.autograd, "backward", self._guard.around(real, backward))
+
+    def remove(self) -> None:
+        """Put torch's own function back."""
+        self._patches.undo()
+
+    def values(self) -> tuple[str, ...]:
+        """The losses in order, as ``float.hex()`` gives them: all bits, infinities and NaN."""
+        return tuple(float(copy.item()).hex() for copy in self._copies)
+
+    def _keep(self, tensors: Any) -> None:
+        for tensor in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors or ()):
+            # Of a subclass (distributed, fake) a copy may do anything, and a copy made while a
+            # CUDA graph is captured holds nothing yet.
+            if type(tensor) is not torch.Tensor or tensor.numel() != 1 or tensor.is_meta:
+                continue
+            capturing = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+            if not capturing and len(self._copies) < _MOST:
+                self._copies.append(tensor.detach().clone())
+
+
+# Any number that no script is likely to choose for itself.
+_SEED = 1_919_247_219
+
+
+class Gauges:
+    """Losses, memory, and the same seeds at the start of every run.
+
+    Attributes:
+        memory: To be told when the timed steps begin and end.
+    """
+
+    def __init__(self, guard: Guard | None = None) -> None:
+        self.memory = PeakMemory()
+        self._losses = LossWatch(guard)
+        self._seed = _SEED + rank_facts().rank
+
+    def install(self) -> None:
+        """Seed Python, NumPy and torch, and begin to watch; before the script is imported."""
+        random.seed(self._seed)
+        numpy = sys.modules.get("numpy")  # torch brings it, where it is there
+        if numpy is not None:
+            numpy.random.seed(self._seed)
+        torch.manual_seed(self._seed)
+        self._losses.install()
+
+    def remove(self) -> None:
+        """Stop watching."""
+        self._losses.remove()
+
+    def measurements(self, bypassed_calls: int) -> Measurements:
+        """What was measured; waits for the GPU."""
+        peaks = self.memory.peaks
+        return Measurements(
+            losses=self._losses.values(),
+            seeded=torch.initial_seed() != self._seed,
+            bypassed_calls=bypassed_calls,
+            peak_allocated_bytes=peaks.allocated,
+            peak_reserved_bytes=peaks.reserved,
+            peak_rss_bytes=peaks.rss,
+        )

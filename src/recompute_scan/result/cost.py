@@ -1,0 +1,278 @@
+"""What it costs: time, floating-point operations and memory of a step, predicted and measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from recompute_scan.result.recompute import Checkpoint, Verdict
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where one step's time goes on the device that limits it, in ms; sums to the step."""
+
+    forward: float
+    recompute: float
+    surplus: float
+    backward: float
+    optimizer: float
+    other: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the replays cost. ``step_ms`` is a median over ``steps``; see ``method``.
+
+    ``step_low_ms`` and ``step_high_ms`` hold that median with 95 %, below six steps less surely:
+    then they are the shortest and the longest. ``None`` with a single step, and in results of
+    versions that did not know them, where ``steps`` is 0.
+
+    ``predicted_step_ms`` is the step after the fix, with its interval. ``saving_pct`` is what
+    goes, as a share of the step as it is now: so much throughput is lost today. (More time than
+    needed is the same difference as a share of the step after: 248.88 s where 185.07 s is enough
+    are 34.5 % more time and 25.6 % lost throughput.) It is below 0 where the fix would cost time.
+    ``doubt_ms`` says what the prediction could be off by, by cause (95 %); the interval holds all
+    of them and the spread of the steps. ``bare_step_ms`` is the step without any recompute.
+
+    ``repeated_collectives_*`` are those inside replays, per step: their time (on the GPU, or of the
+    host that starts them), their number, their bytes (of each the larger of what a process puts in
+    and gets out) where the trace tells those of all, and the part of their time on the GPU beside
+    which no kernel computes.
+    """
+
+    step_ms: float
+    step_source: Literal["timed", "trace"]
+    device: Literal["cpu", "gpu"]
+    recompute_ms: float
+    surplus_recompute_ms: float
+    repeated_collectives_ms: float | None
+    predicted_step_ms: float
+    predicted_low_ms: float
+    predicted_high_ms: float
+    saving_pct: float
+    breakdown: Breakdown
+    method: str
+    assumptions: tuple[str, ...] = ()
+    replay_error_pct: float | None = None
+    doubt_ms: dict[str, float] | None = None
+    bare_step_ms: float | None = None
+    bare_low_ms: float | None = None
+    bare_high_ms: float | None = None
+    step_low_ms: float | None = None
+    step_high_ms: float | None = None
+    steps: int = 0
+    repeated_collectives_count: float | None = None
+    repeated_collectives_bytes: float | None = None
+    repeated_collectives_exposed_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of one step, and what share of the device's peak they reach.
+
+    Matrix products, convolutions and attention are counted. ``recompute`` holds all replays,
+    ``surplus`` those beyond the first; the optimizer's own are in none. ``mfu`` and ``hfu`` are
+    shares of ``peak_tflops``, without and with the replays. ``uncounted`` names costly operators
+    that could not be counted, so that the figures are lower bounds; ``reason`` says why there
+    are none.
+    """
+
+    forward_per_step: float | None = None
+    backward_per_step: float | None = None
+    recompute_per_step: float | None = None
+    surplus_per_step: float | None = None
+    hfu_over_mfu: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    peak_tflops: float | None = None
+    peak_source: str | None = None
+    uncounted: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class RegionMemory:
+    """What the checkpoint of one region keeps out of memory between forward and backward.
+
+    ``ordinal`` is the region's; ``saved_bytes`` is for one micro-batch, ``None`` where the region
+    was not replayed while memory was recorded.
+    """
+
+    ordinal: int
+    saved_bytes: int | None
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The step time and the peak if the regions of these ordinals were not checkpointed."""
+
+    regions: tuple[int, ...]
+    step_ms: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of one device in one recorded step, and what fewer checkpoints would take of it.
+
+    ``budget_bytes`` is what torch may allocate at most: the capacity without ``reserve_bytes``
+    and without what it reserved beyond what it allocated. ``plans`` are the fastest for their
+    memory, from the step as it is (surplus replays taken out) to none checkpointed; ``chosen``
+    is the place of the fastest that fits. ``reason`` says why there are no plans.
+    """
+
+    device: Literal["cpu", "gpu"]
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    capacity_bytes: int | None
+    reserve_bytes: int | None
+    budget_bytes: int | None
+    regions: tuple[RegionMemory, ...]
+    plans: tuple[MemoryPlan, ...] = ()
+    chosen: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """How a device spent its time, as recompute-scan counts it; percentages as in :class:`Hta`.
+
+    The time reaches from the first kernel to the last; what is neither communication nor a copy
+    computes.
+    """
+
+    kernel_time_ms: float
+    idle_pct: float
+    compute_pct: float
+    non_compute_pct: float
+    overlap_pct: float | None
+
+
+@dataclass(frozen=True)
+class Hta:
+    """What Holistic Trace Analysis says of the trace; percentages of the GPU's time.
+
+    That time reaches from the first kernel to the last, over all recorded steps. ``overlap_pct``
+    is the part of communication that runs beside computation, ``None`` without any;
+    ``kernel_types`` are shares of the busy time, of each kind alone and of kinds side by side.
+    ``rank`` is whose trace it was, ``own`` what recompute-scan counts of the same trace.
+    """
+
+    kernel_time_ms: float
+    idle_pct: float
+    compute_pct: float
+    non_compute_pct: float
+    overlap_pct: float | None
+    kernel_types: dict[str, float]
+    rank: int | None = None
+    own: DeviceTime | None = None
+
+
+Outcome = Literal[
+    "helps",
+    "slower",
+    "no-gain",
+    "unclear",
+    "losses-differ",
+    "not-applied",
+    "failed",
+    "not-tried",
+]
+# Outcomes whose figures say what the fix does to a step.
+MEASURED: tuple[Outcome, ...] = ("helps", "slower", "no-gain", "losses-differ")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of running the script (unchanged, with the fix, …), measured without the profiler.
+
+    ``status`` says whether it ran to its end. The step time is the median of all timed steps of
+    all ``runs``; ``low`` and ``high`` hold the 95 % interval of every run's own median, so that
+    they show how far the runs differ too. Where runs switched the fix on and off, the steps of
+    those are taken instead, and the median with the fix is the one without it times the median
+    ratio of neighbouring steps. Memory is the peak over the timed steps, of the rank
+    that needs most: allocated and reserved on the GPU, resident of the process.
+    ``recompute_per_backward`` and ``verdict`` are read off a trace recorded after the timing.
+    """
+
+    status: Literal["measured", "out-of-memory", "failed"]
+    message: str | None = None
+    runs: int = 0
+    timed_steps: int = 0
+    step_ms: float | None = None
+    step_low_ms: float | None = None
+    step_high_ms: float | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_rss_bytes: int | None = None
+    verdict: Verdict | None = None
+    recompute_per_backward: float | None = None
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of the unchanged script beside those with the fix, in order of backward passes.
+
+    ``status`` is ``equal`` only where all bits are; ``not-repeatable`` where the unchanged script
+    gave other losses the second time, and those with the fix are not far from them; ``different``
+    where they are (ten times as far, and by a thousandth of the largest loss, or no number), or
+    where the unchanged script repeats its own; ``not-seen`` where no scalar went through
+    ``backward``. Differences are the largest absolute ones, ``null`` where one is no number.
+    """
+
+    status: Literal["equal", "different", "not-repeatable", "not-seen"]
+    compared: int = 0
+    largest_difference: float | None = None
+    repeat_difference: float | None = None
+    seeded_by_script: bool | None = None
+
+
+@dataclass(frozen=True)
+class WithPlan:
+    """RS301's plan applied in memory, on top of the fix where there is one.
+
+    ``modules`` are those without checkpoints. ``arm`` is ``None`` where their checkpoints could
+    not be taken out, and nothing was measured. ``losses`` stand beside those of the unchanged
+    script.
+    """
+
+    modules: tuple[str, ...]
+    arm: Arm | None
+    losses: Losses
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The fix applied in memory and measured, beside the unchanged script.
+
+    ``outcome``: ``helps`` or ``slower`` where the intervals leave no doubt, ``no-gain`` where
+    they leave room for a small saving or loss only, ``unclear`` where they are too wide for
+    that, ``losses-differ`` whatever the time, ``not-applied`` where no checkpoint could be taken
+    out, ``failed`` where the script did not run to its end, ``not-tried`` where there was no fix
+    to try. Percentages are of the step before (``saving_pct``) and of the step after
+    (``more_time_pct``). ``before_peak_bytes`` and ``after_peak_bytes`` are what is allocated on
+    a GPU, else the resident memory of the process. ``pairs`` counts neighbouring steps, one
+    unchanged and one with the fix, of ``switching_runs`` that switched it on and off; both are 0
+    where the other runs answered. ``with_plan`` is ``None`` where RS301 has no plan to try.
+    """
+
+    outcome: Outcome
+    removed: tuple[Checkpoint, ...]
+    before_step_ms: float | None
+    after_step_ms: float | None
+    saving_ms: float | None
+    saving_low_ms: float | None
+    saving_high_ms: float | None
+    saving_pct: float | None
+    more_time_pct: float | None
+    before_peak_bytes: int | None
+    after_peak_bytes: int | None
+    losses_equal: bool | None
+    losses: Losses
+    before: Arm
+    after: Arm | None = None
+    without_checkpointing: Arm | None = None
+    switching_runs: int = 0
+    pairs: int = 0
+    with_plan: WithPlan | None = None

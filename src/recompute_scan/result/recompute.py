@@ -1,0 +1,206 @@
+"""What ran again (steps, blocks, checkpoints, operators, ranks, the proof), and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["none", "partial", "full", "doubled", "inconclusive"]
+EvidenceLevel = Literal["annotated", "autograd", "kernels"]
+Level = Literal["high", "medium", "low"]
+Variant = Literal["reentrant", "non-reentrant"]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention calls in one step; forward counts the original run only."""
+
+    forward_per_step: float
+    recomputed_per_step: float
+    backward_per_step: float
+
+
+@dataclass(frozen=True)
+class PlainCount:
+    """One name of forward operators, counted over the whole trace.
+
+    ``outside`` and ``inside`` any backward pass, by name and time alone; ``in_hooks`` are those
+    inside that a gradient hook ran, ``matched`` those that the answer says were recomputed.
+    """
+
+    name: str
+    outside: int
+    inside: int
+    in_hooks: int
+    matched: int
+
+
+@dataclass(frozen=True)
+class CrossCheck:
+    """The count that anyone can redo, beside the answer's own.
+
+    ``agrees`` is ``None`` where the trace has no operator that only a forward pass has. Attention
+    comes first, then the names that occur most.
+    """
+
+    agrees: bool | None
+    counts: tuple[PlainCount, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step as recorded. ``start_us`` is on the trace's own clock."""
+
+    index: int
+    start_us: float
+    duration_ms: float
+    complete: bool
+    micro_batches: int
+    forward_ops: int
+    recomputed_ops: int
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of operators (attention, gemm, …): calls and replay time in one step."""
+
+    family: str
+    kind: str
+    forward_per_step: float
+    recomputed_per_step: float
+    backward_per_step: float
+    recompute_ms_per_step: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint around a region; ``depth`` 0 is the outermost.
+
+    ``variant`` is ``None`` where the trace cannot tell. ``call_site`` is ``file:line`` of the
+    code that asked for the checkpoint, ``source`` that line's text. ``options`` are what a
+    recorded run saw of the call: ``early-stop-off``; ``selective`` (it has a ``context_fn``);
+    ``counts-runs`` (a module inside keeps running statistics). ``function`` names what checkpoints
+    where no mechanism is known for it: an autograd function of the project's own by its class, a
+    library's code by ``module.function``.
+    """
+
+    depth: int
+    variant: Variant | None
+    mechanism: str | None = None
+    call_site: str | None = None
+    source: str | None = None
+    options: tuple[str, ...] = ()
+    function: str | None = None
+
+
+@dataclass(frozen=True)
+class Region:
+    """One block of the forward pass, in forward order: how often it ran again, at what price.
+
+    ``checkpoints`` stand outermost first and are empty for a block that is not checkpointed.
+    ``replays_by_step`` has a number for each of the result's steps, in their order: ``None`` where
+    the step is not whole or the block did not run in it.
+    """
+
+    ordinal: int
+    module: str | None
+    module_class: str | None
+    signature: str
+    forward_runs_per_step: float
+    recompute_runs_per_backward: float
+    mean_recompute: float
+    forward_ms_per_step: float
+    recompute_ms_per_step: float
+    surplus_ms_per_step: float
+    checkpoints: tuple[Checkpoint, ...] = ()
+    replays_by_step: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProofOp:
+    """One operator drawn on the timeline. Times are on the trace's own clock."""
+
+    name: str
+    family: str
+    start_us: float
+    duration_us: float
+
+
+@dataclass(frozen=True)
+class ProofLane:
+    """One run of the same block: the original, a replay, or its backward."""
+
+    label: str
+    kind: Literal["forward", "replay", "surplus", "backward"]
+    start_us: float
+    duration_us: float
+    ops: tuple[ProofOp, ...]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One block enlarged: the same operators in the forward pass and in each replay."""
+
+    region: int
+    step: int
+    lanes: tuple[ProofLane, ...]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's own answer.
+
+    ``replays_per_block`` is the mean over its blocks, ``recompute_ms`` what replays take of a
+    step; ``None`` without a verdict.
+    """
+
+    rank: int
+    trace: str
+    verdict: Verdict
+    step_ms: float | None
+    replays_per_block: float | None = None
+    recompute_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Fix:
+    """What to change. ``disposition`` is ``safe`` only where results cannot change.
+
+    ``removes`` is the checkpoint that the change takes out, where one can be told. ``reason``
+    says why the change needs a look where it is ``review``.
+    """
+
+    summary: str
+    disposition: Literal["safe", "review"]
+    diff: str | None
+    keep: str
+    remove: str
+    docs: str
+    removes: Checkpoint | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem found, with the evidence for it."""
+
+    code: str
+    name: str
+    severity: Literal["error", "warning", "info"]
+    confidence: Level
+    title: str
+    detail: str
+    evidence: tuple[str, ...]
+    fix: Fix | None
+    saving_ms: float | None
+    saving_pct: float | None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What became of one rule."""
+
+    code: str
+    name: str
+    status: Literal["found", "clean", "not-applicable", "error"]
+    why: str | None = None

@@ -1,0 +1,194 @@
+"""How a file is laid out: where its events begin, what stands between two of them, and chunks of
+whole events.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from recompute_scan.trace.kineto.brackets import BETWEEN_EVENTS, object_end
+from recompute_scan.trace.kineto.schema import Decode, Event
+from recompute_scan.trace.kineto.window import Window
+
+EVENTS_BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[[\s,]*(?=\{)')
+_ARRAY_BEGIN = re.compile(rb"\s*\[[\s,]*(?=\{)")
+_ARRAY = re.compile(rb"\s*\[")
+_GAP = re.compile(rb"\s*,\s*\{\s*\"(?:\w+\"\s*:\s*)?")
+# A first event that does not end within this is broken, and tells nothing of the layout.
+_FIRST_EVENT = 1 << 20
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What stands before the first event.
+
+    Attributes:
+        text: The bytes up to and with the bracket that opens the events.
+        first: Where the first event begins in the window.
+        bare: Whether the file is a bare array of events.
+        commas: Commas before the first event.
+    """
+
+    text: bytes
+    first: int
+    bare: bool
+    commas: int
+
+
+def find_head(window: Window) -> Head | None:
+    """The file's head; ``None`` where it has no first event. The window may grow.
+
+    Raises:
+        InputError: Nothing like an event within the longest event allowed (``E315``).
+    """
+    searched = window.FIRST
+    while True:
+        data, end = window.data, window.end
+        if _ARRAY.match(data, window.FIRST, end):
+            found = _ARRAY_BEGIN.match(data, window.FIRST, end)
+        else:
+            found = EVENTS_BEGIN.search(data, searched, end)
+        if found:
+            text = bytes(data[window.FIRST : found.end()])
+            opening = text.rindex(b"[")
+            return Head(
+                text=text[: opening + 1],
+                first=found.end(),
+                bare=found.re is _ARRAY_BEGIN,
+                commas=text.count(b",", opening),
+            )
+        if window.ended or not _may_be_trace(data, window.FIRST, end):
+            return None
+        # The key may stand across the border; whitespace behind it is short in any file.
+        searched = max(window.FIRST, end - 4096)
+        window.grow()
+
+
+def _may_be_trace(data: bytearray, start: int, end: int) -> bool:
+    """Whether the text can still turn into a trace: it opens an object, or an array of them."""
+    opening = bytes(data[start : start + 4096]).lstrip()[:64].replace(b" ", b"")
+    if opening.startswith(b"["):
+        rest = opening[1:].lstrip(b" \t\r\n,")
+        return not rest or rest.startswith(b"{")
+    return opening.startswith(b"{") or (not opening and end - start < 1 << 20)
+
+
+@dataclass(frozen=True)
+class Separator:
+    """What stands between two events: ``text``, from the first one's end into the second.
+
+    Attributes:
+        text: The bytes looked for; they cannot stand inside a sound string.
+        comma: Where the comma stands in ``text``.
+        brace: Where the next event's brace stands in ``text``.
+        short: The part of ``text`` that all events share, whatever their first key.
+        python: Bytes that each ``python_function`` event of this file has once.
+    """
+
+    text: bytes
+    comma: int
+    brace: int
+    short: bytes
+    python: bytes
+
+
+def find_separator(window: Window) -> Separator:
+    """The file's separator, read off what follows its first event. The window may grow.
+
+    ``window`` begins at the first event. The text is the whitespace before the event's closing
+    brace (where it stands on a line of its own), the gap, and how the next event opens: with a
+    line break in it, or a bare quote, it cannot be part of a sound string.
+    """
+    while True:
+        end = object_end(bytes(memoryview(window.data)[: window.end]), window.FIRST, _FIRST_EVENT)
+        known = end >= 0 and window.end - end > 256
+        if known or window.ended or window.end > _FIRST_EVENT:
+            break
+        window.grow()
+    gap = _GAP.match(window.data, end, window.end) if end >= 0 else None
+    if gap is None:
+        return _usual(bytes(window.data[window.FIRST : window.FIRST + 256]))
+    before = bytes(window.data[max(window.FIRST, end - 64) : end - 1])
+    indent = before[len(before.rstrip(b" \t")) :]
+    own_line = before[: len(before) - len(indent)].endswith(b"\n")
+    lead = b"\n" + indent if own_line else b""
+    text = gap[0]
+    if b"\n" in text:
+        # Every key may come first: a line break is proof enough.
+        text = text[: text.index(b'"') + 1]
+    colon = b'": "' if b'": ' in window.data[window.FIRST : end] else b'":"'
+    return _separator(lead + b"}" + text, colon)
+
+
+def _usual(first: bytes) -> Separator:
+    """The separator of Kineto's own files, or of a compact one, where the first event is broken."""
+    if b"\n" in first:
+        return _separator(b'\n  },\n  {\n    "', b'": "')
+    if first.startswith(b'{"ph": '):
+        return _separator(b'}, {"ph": ', b'": "')
+    return _separator(b'},{"ph":', b'":"')
+
+
+def _separator(text: bytes, colon: bytes) -> Separator:
+    return Separator(
+        text=text,
+        comma=text.index(b","),
+        brace=text.index(b"{"),
+        short=text[: text.index(b'"') + 1],
+        python=b'"cat' + colon + b'python_function"',
+    )
+
+
+def loose_cut(data: bytearray, start: int, end: int) -> tuple[int, int] | None:
+    """The last place that looks like a separator: its comma and the next event's brace."""
+    last = None
+    # Only the second half: the window is about to grow, and the first has been looked at.
+    for found in BETWEEN_EVENTS.finditer(data, start + (end - start) // 2, end):
+        last = found
+    if last is None:
+        return None
+    return data.index(b",", last.start()), data.index(b"{", last.start())
+
+
+# Bytes to decode at once; larger ones cost more in page faults.
+CHUNK = 256 * 1024
+_LOOKED_AT = 256
+# How often one byte stands in a part of a buffer, as `bytearray.count` tells.
+CountOf = Callable[[bytearray, bytes, int, int], int]
+
+
+def decoded(data: bytearray, first: int, comma: int, decode: Decode) -> list[Event]:
+    """The events from ``first`` to the comma that follows them, decoded as an array.
+
+    The byte before ``first`` and the comma are an array's brackets meanwhile. They decode only
+    if both places stand between two events.
+
+    Raises:
+        UNREADABLE: They do not decode.
+    """
+    before = data[first - 1], data[comma]
+    data[first - 1], data[comma] = b"[]"
+    try:
+        with memoryview(data) as view:
+            return decode(view[first - 1 : comma + 1])
+    finally:
+        data[first - 1], data[comma] = before
+
+
+def python_frames(
+    data: bytearray, first: int, comma: int, separator: Separator, count_of: CountOf
+) -> int:
+    """How many events the chunk has if all are Python frames, else 0.
+
+    It must have twice as many opening braces as frames: a frame and its args take one each, and
+    an event that opens unlike its neighbours, which the count of separators misses, would add one.
+    """
+    if data.find(separator.python, first, first + _LOOKED_AT) < 0:
+        return 0
+    frames = data.count(separator.python, first, comma)
+    if data.count(separator.short, first, comma) != frames - 1:
+        return 0
+    return frames if count_of(data, b"{", first, comma) == 2 * frames else 0

@@ -1,0 +1,146 @@
+"""Why a file is no trace, or gives not one event: told from its first bytes, or from all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from recompute_scan.errors import InputError
+from recompute_scan.trace.kineto.brackets import nesting
+from recompute_scan.trace.kineto.repair import mend_text
+from recompute_scan.trace.kineto.schema import UNREADABLE, decode_document, decode_events
+from recompute_scan.trace.limits import Limits, refuse_depth
+
+_WRITER = "torch.profiler's export_chrome_trace"
+_LOOKED_AT = 4096
+# What people take for a trace, by how it begins.
+_LOOKS = tuple(
+    (re.compile(pattern), what)
+    for pattern, what in (
+        (rb"\A\Z", "the file is empty"),
+        (rb"\A\s+\Z", "it begins with nothing but blanks"),
+        (rb"\A\x80[\x02-\x05]", "it is a Python pickle, perhaps a memory snapshot"),
+        (rb"\APK\x03\x04", "it is a zip archive inside another file"),
+        (rb"\ASQLite format 3\0", "it is an SQLite database"),
+        (rb"\A\x89PNG|\A\xff\xd8\xff", "it is an image"),
+        (rb"\A%PDF", "it is a PDF document"),
+        (rb"\A\s*<(?:!DOCTYPE|html|\?xml)", "it is a web page, perhaps of a failed download"),
+        (rb"\Aversion https://git-lfs", "it is a Git LFS pointer; fetch the file itself"),
+        (rb"\A\s*Traceback \(most recent", "it is a Python traceback"),
+        (rb"\A\xff\xfe|\A\xfe\xff", "it is UTF-16 text"),
+        (rb"\A\x28\xb5\x2f\xfd|\A\x1f\x8b", "it is compressed more than twice"),
+        (rb"\A[^{\[]*\0", "it is binary data"),
+    )
+)
+_DOCUMENTS = tuple(
+    (re.compile(pattern), what)
+    for pattern, what in (
+        (rb'"schema"\s*:\s*"recompute-scan/', "it is a result of recompute-scan, for `report`"),
+        (rb'"schema"\s*:\s*"recompute-scan-run/', "it is a run's account, not its trace"),
+        (rb'"nbformat"', "it is a notebook"),
+        (rb'"segments"|"device_traces"', "it is a memory snapshot"),
+    )
+)
+
+
+def no_json(source: str, data: bytes, why: str) -> InputError:
+    """``E302``: the file is no JSON at all.
+
+    Args:
+        source: The file's name.
+        data: Its first bytes.
+        why: What the decoder said; used where the bytes tell nothing better.
+    """
+    return InputError(
+        "E302",
+        f"{source} is not JSON.",
+        why=_first_match(_LOOKS, data) or why,
+        hint=f"give a trace that {_WRITER} wrote (.json, .json.gz, .json.zst or .zip)",
+    )
+
+
+def no_trace(source: str, data: bytes, why: str) -> InputError:
+    """``E303``: the file is JSON, but no trace."""
+    return InputError(
+        "E303",
+        f"{source} is JSON, but no profiler trace.",
+        why=_first_match(_DOCUMENTS, data) or why,
+        hint=f"give a trace that {_WRITER} wrote",
+    )
+
+
+def no_events(source: str) -> InputError:
+    """``E304``: a trace without a single event."""
+    return InputError(
+        "E304",
+        f"{source} holds no events.",
+        why="the profiler wrote an empty cycle, or recording stopped before it began",
+        hint="record at least one whole step; a schedule needs repeat=1 or more steps",
+    )
+
+
+def broken_archive(source: str, why: str = "the compressed data is damaged or cut") -> InputError:
+    """``E307``: compressed data of which not one event could be read."""
+    return InputError(
+        "E307",
+        f"{source} is compressed, but cannot be inflated.",
+        why=why,
+        hint="copy the file again; it may have been cut short",
+    )
+
+
+def _first_match(looks: tuple[tuple[re.Pattern[bytes], str], ...], data: bytes) -> str | None:
+    front = data[:_LOOKED_AT]
+    return next((what for pattern, what in looks if pattern.search(front)), None)
+
+
+# Deep nesting shows at once.
+_SEARCHED = 1 << 20
+
+
+def nothing_kept(source: str, health: Mapping[str, int]) -> InputError:
+    """Why not one event was kept of a file that has a first one."""
+    if health.get("archive_damaged"):
+        return broken_archive(source)
+    if health.get("cut_short"):
+        return no_json(source, b"{", "it is cut before its first event ends")
+    if health.get("events_dropped"):
+        return no_json(source, b"{", "not one of its events can be read")
+    return no_events(source)
+
+
+def without_events(
+    source: str, data: bytes, whole: bool, limits: Limits, health: Mapping[str, int]
+) -> InputError:
+    """Why there is nothing to read in a file without a first event.
+
+    Args:
+        source: The file's name.
+        data: Its beginning.
+        whole: Whether that is all of it.
+        limits: Bounds the nesting.
+        health: Counters of the file.
+    """
+    if health.get("archive_damaged"):
+        return broken_archive(source)
+    if nesting(data[:_SEARCHED], limits.depth + 1) > limits.depth:
+        return refuse_depth(source, limits.depth)
+    if not whole:
+        if data.lstrip()[:1] not in (b"{", b"[", b'"'):
+            return no_json(source, data, "it does not begin as JSON does")
+        return no_trace(source, data, "it does not begin as a trace does")
+    said = ""
+    for attempt in (data, mend_text(data)):
+        try:
+            if attempt.lstrip().startswith(b"["):
+                decode_events(attempt)
+            elif decode_document(attempt).traceEvents is None:
+                return no_trace(source, data, 'it has no "traceEvents"')
+            return no_events(source)
+        except msgspec.ValidationError as error:
+            return no_trace(source, data, str(error))
+        except UNREADABLE as error:
+            said = said or str(error)
+    return no_json(source, data, said)

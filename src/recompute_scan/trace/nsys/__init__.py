@@ -1,0 +1,1 @@
+"""Nsight Systems' SQLite export (``nsys export --type sqlite``) to columns."""

@@ -1,0 +1,154 @@
+"""Nsight Systems' SQLite export (``nsys export --type sqlite``): the second source of traces.
+
+Kernels and the calls that launched them are always there, tied by ``correlationId``. Operators
+are only where the training script ran under ``torch.autograd.profiler.emit_nvtx``, see
+:mod:`recompute_scan.trace.nsys.texts`. Times are whole nanoseconds. ``globalTid`` and ``globalPid``
+hold the thread in 24 bits, the process in the next 24, and machine numbers above
+(``nsys-exporter/examples.html`` of NVIDIA's documentation, "Serialized process and thread
+identifiers").
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recompute_scan.errors import InputError
+from recompute_scan.trace.columns import Int32, Kind, Trace
+from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
+from recompute_scan.trace.nsys.database import (
+    UNKNOWN,
+    UNREADABLE,
+    Database,
+    is_sqlite,
+    open_database,
+)
+from recompute_scan.trace.nsys.rows import EVENT_TABLES, STRINGS, EventRows, Export, read_tables
+
+__all__ = ["REPORT_SUFFIXES", "is_sqlite", "load_nsys", "refuse_report"]
+
+# Nsight Systems' own files, which only its own programs read.
+REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
+_LOW_24 = (1 << 24) - 1
+_LOW_32 = (1 << 32) - 1
+
+
+def load_nsys(path: Path, limits: Limits = DEFAULT_LIMITS) -> Trace:
+    """The trace in an SQLite file that ``nsys export`` wrote.
+
+    Of a recording of several processes, the one with the most operators is read (without any,
+    the one with the most device work); what the others hold is counted in ``health``.
+
+    Args:
+        path: The file. It is opened read-only, and nothing that its schema says is run.
+        limits: Bounds on events, distinct names and the length of names.
+
+    Raises:
+        InputError: The file cannot be opened as a database (``E320``), it is a database but no
+            export of Nsight Systems (``E321``), it holds no events (``E322``), or it holds more
+            events (``E313``) or names (``E314``) than ``limits`` allow.
+    """
+    health: dict[str, int] = {}
+    try:
+        with open_database(path) as database:
+            _check(database, path)
+            contents = read_tables(database, str(path), limits, health)
+    except (*UNREADABLE, OSError) as error:
+        raise InputError(
+            "E320",
+            f"{path} cannot be read as an SQLite database.",
+            why=str(error),
+            hint="export it again with `nsys export --type sqlite`, and copy it whole",
+        ) from None
+    if not len(contents.events):
+        raise InputError(
+            "E322",
+            f"{path} holds no events.",
+            why="its tables of kernels, CUDA calls and NVTX ranges are empty or missing",
+            hint="record with `nsys profile --trace=cuda,nvtx --pytorch=autograd-shapes-nvtx`",
+        )
+    events = _one_process(contents.events, health)
+    return _trace(events, contents, health)
+
+
+def refuse_report(path: Path) -> InputError:
+    """``E323``: Nsight Systems' own report, with the command that makes it readable."""
+    return InputError(
+        "E323",
+        f"{path} is an Nsight Systems report, which only nsys itself can read.",
+        hint=f"nsys export --type sqlite {path.name}, then give the .sqlite file",
+    )
+
+
+def _check(database: Database, path: Path) -> None:
+    known = [table for table in EVENT_TABLES if database.columns(table)]
+    if known and {"id", "value"} <= database.columns(STRINGS):
+        return
+    raise InputError(
+        "E321",
+        f"{path} is an SQLite database, but no export of Nsight Systems.",
+        why=f"it has no table {STRINGS if known else EVENT_TABLES[0]}",
+        hint="make one with `nsys export --type sqlite report.nsys-rep`",
+    )
+
+
+def _one_process(events: EventRows, health: dict[str, int]) -> EventRows:
+    """The events of the process that says most; those whose process is unknown stay."""
+    processes, mine = np.unique(events.process, return_inverse=True)
+    # Operators weigh more than any device work, and that more than any call.
+    scores = [
+        tuple(np.bincount(mine[which], minlength=len(processes)).tolist())
+        for which in (events.said[:, 1] == Kind.OP, events.on_device, np.full(len(mine), True))
+    ]
+    ranking = list(zip(*scores, strict=True))
+    known = [place for place, process in enumerate(processes.tolist()) if process != UNKNOWN]
+    if len(known) < 2:
+        return events
+    best = max(known, key=lambda place: (ranking[place], -place))
+    kept = (events.process == processes[best]) | (events.process == UNKNOWN)
+    health["events_of_other_processes"] = int((~kept).sum())
+    return events.rows(kept)
+
+
+def _trace(events: EventRows, contents: Export, health: dict[str, int]) -> Trace:
+    thread, threads = _threads(events)
+    metadata: dict[str, Any] = {"source": "Nsight Systems"}
+    if contents.devices:
+        metadata["deviceProperties"] = [{"name": name} for name in contents.devices]
+    return Trace(
+        name=events.said[:, 0].astype(np.int32),
+        kind=events.said[:, 1].astype(np.int8),
+        thread=thread,
+        ts=events.start,
+        dur=events.end - events.start,
+        sequence=events.said[:, 2].copy(),
+        correlation=events.correlation,
+        stream=events.stream.astype(np.int32),
+        dims=events.said[:, 3].astype(np.int32),
+        names=contents.names.names,
+        threads=threads,
+        signatures=contents.names.signatures,
+        metadata=metadata,
+        health=health,
+        left_out=contents.left_out,
+    )
+
+
+def _threads(events: EventRows) -> tuple[Int32, tuple[tuple[str, str], ...]]:
+    """Code of each event's thread or stream, and what they are called."""
+    thread = np.zeros(len(events), np.int32)
+    called: list[tuple[str, str]] = []
+    for on_device in (False, True):
+        rows = events.on_device == on_device
+        places, codes = np.unique(events.place[rows], return_inverse=True)
+        thread[rows] = codes + len(called)
+        for place in places.tolist():
+            if on_device:
+                called.append((str(place >> 32), f"stream {place & _LOW_32}"))
+            elif place == UNKNOWN:
+                called.append(("unknown", "unknown"))
+            else:
+                called.append((str(place >> 24 & _LOW_24), str(place & _LOW_24)))
+    return thread, tuple(called)
