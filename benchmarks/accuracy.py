@@ -1,7 +1,7 @@
 """Record every case with its oracle, analyse the trace, and print truth beside answer.
 
     python benchmarks/accuracy.py                            on the CPU
-    python benchmarks/accuracy.py --evidence annotated       with the marks of `run`
+    python benchmarks/accuracy.py --evidence annotated       with the annotations of `run`
     python benchmarks/accuracy.py --device cuda --attention flash efficient cudnn math
     python benchmarks/accuracy.py --group distributed --ranks 2
     python benchmarks/accuracy.py --times µs                 as torch up to 2.3 writes them
@@ -11,7 +11,7 @@ The truth is counted by the model itself while it trains (``tests/cases``); the 
 nothing but the trace. With ``--keep FOLDER`` the traces and their truths stay there.
 
 Each case is recorded by plain ``torch.profiler`` (evidence ``autograd``), and again with every
-checkpointed call marked (``annotated``): then the marks have to agree with the operators too.
+checkpointed call marked (``annotated``): then the annotations have to agree with the operators too.
 
 Each trace is analysed as it is, and again with its times cut to whole ``µs``, on a host so fast
 that a quarter of the operators last none: that is what torch wrote before 2.4.
@@ -54,7 +54,7 @@ from tests.cases.functions import FUNCTIONS
 from tests.cases.functions_more import MORE_FUNCTIONS
 from tests.cases.hooks import HOOKS
 from tests.cases.huggingface import HUGGING_FACE
-from tests.cases.marked import marks
+from tests.cases.marked import annotating
 from tests.cases.nesting import CASES
 from tests.cases.places import PLACES
 from tests.cases.schedules import SCHEDULES
@@ -221,7 +221,7 @@ def _record(
     trace = folder / f"{'.'.join(parts)}.json.gz"
     with (
         only(BACKENDS[attention]),
-        marks() if evidence == "annotated" else contextlib.nullcontext(),
+        annotating() if evidence == "annotated" else contextlib.nullcontext(),
     ):
         truth = record(case, trace, options.device)
     write_truth(trace.with_name(trace.name.replace(".json.gz", ".truth.json")), truth)
@@ -248,7 +248,7 @@ def only(backend: str | None) -> AbstractContextManager[None]:
 
 def _answer(recording: Recording) -> tuple[Result, bool]:
     trace = traces.load(recording.trace)
-    result, found = result_of(trace), study(trace).marks
+    result, found = result_of(trace), study(trace).annotations
     agree = found is None or found.disagreeing == 0
     return result, agree and _agrees(recording.truth, result)
 

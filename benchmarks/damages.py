@@ -99,8 +99,8 @@ def _moved_thread(events: list[Event], strength: float, chance: Random) -> list[
     ]
 
 
-def _without_a_stretch(events: list[Event], strength: float, chance: Random) -> list[Event]:
-    begin, end = _stretch(events, min(strength, 0.8), chance)
+def _without_a_section(events: list[Event], strength: float, chance: Random) -> list[Event]:
+    begin, end = _section(events, min(strength, 0.8), chance)
     return [e for e in events if not (_timed(e) and begin <= float(e.get("ts", 0)) < end)]
 
 
@@ -180,7 +180,7 @@ def _length(events: list[Event]) -> float:
     return max(starts) - min(starts) if starts else 0.0
 
 
-def _stretch(events: list[Event], share: float, chance: Random) -> tuple[float, float]:
+def _section(events: list[Event], share: float, chance: Random) -> tuple[float, float]:
     first = min(float(event["ts"]) for event in events if _operator(event))
     length = _length(events)
     begin = first + length * chance.random() * (1 - share)
@@ -214,7 +214,7 @@ KNOWN: dict[str, Way] = {
     "shuffled": _shuffled,
     "written twice": _written_twice,
     "one clock wrong": _moved_thread,
-    "middle cut out": _without_a_stretch,
+    "middle cut out": _without_a_section,
     "starts swapped": _swapped_starts,
     "names cut": _short_names,
     "once more behind itself": _after_itself,
@@ -282,7 +282,7 @@ def _jittered(events: list[Event], strength: float, chance: Random) -> list[Even
 
 
 def _thread_renamed_midway(events: list[Event], strength: float, chance: Random) -> list[Event]:
-    begin, end = _stretch(events, strength, chance)
+    begin, end = _section(events, strength, chance)
     return [
         event | {"tid": 77} if _operator(event) and begin <= float(event["ts"]) < end else event
         for event in events
@@ -315,8 +315,8 @@ def _numbers_wrap(events: list[Event], strength: float, chance: Random) -> list[
 
 
 def _numbers_off(events: list[Event], strength: float, chance: Random) -> list[Event]:
-    """In a stretch, sequence numbers are off by a few."""
-    begin, end = _stretch(events, strength, chance)
+    """In a section, sequence numbers are off by a few."""
+    begin, end = _section(events, strength, chance)
     by = chance.choice((-7, -1, 1, 3, 50))
 
     def off(event: Event) -> Event:
@@ -354,7 +354,7 @@ def _other_shapes(event: Event, chance: Random) -> Event:
 
 def _slower_clock(events: list[Event], strength: float, chance: Random) -> list[Event]:
     """From some moment on the clock runs slower, or faster."""
-    begin, _ = _stretch(events, 0.5, chance)
+    begin, _ = _section(events, 0.5, chance)
     rate = 1 + strength * chance.choice((-0.9, 4))
 
     def slowed(event: Event) -> Event:
@@ -366,7 +366,7 @@ def _slower_clock(events: list[Event], strength: float, chance: Random) -> list[
 
 def _clock_jumps(events: list[Event], strength: float, chance: Random) -> list[Event]:
     """At some moment the clock goes back."""
-    begin, _ = _stretch(events, 0.5, chance)
+    begin, _ = _section(events, 0.5, chance)
     by = strength * _length(events) / 4
     return [
         event | {"ts": float(event["ts"]) - by}
@@ -452,7 +452,7 @@ LATER: dict[str, Way] = {
     "every nth dropped": _each_nth,
     "names of a few dropped": _one_kind_dropped,
     "engine ranges emptied": _ranges_emptied,
-    "step marks dropped": _dropping(lambda event: _name(event).startswith("ProfilerStep")),
+    "step annotations dropped": _dropping(lambda event: _name(event).startswith("ProfilerStep")),
     "end dropped": _ends_dropped,
     "begin dropped": _begins_dropped,
     "noise among them": _with_noise,

@@ -277,8 +277,8 @@ def _ranks(out: Path, pattern: str) -> list[int]:
 
 
 def _timed(out: Path) -> list[int]:
-    accounts = [*out.glob("run-rank*.json"), *out.glob("so-far-rank*.json")]
-    told = [json.loads(path.read_text()) for path in accounts]
+    records = [*out.glob("run-rank*.json"), *out.glob("so-far-rank*.json")]
+    told = [json.loads(path.read_text()) for path in records]
     return sorted({one["rank"] for one in told if one["timed_steps_ms"]})
 
 

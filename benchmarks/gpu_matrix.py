@@ -37,7 +37,7 @@ from tests.cases import model as models
 from tests.cases.case import Build, Case, TrainingStep, record
 from tests.cases.distributed import leave_group, shard
 from tests.cases.loops import batch, next_token_loss, train
-from tests.cases.marked import marks
+from tests.cases.marked import annotating
 from tests.cases.model import NON_REENTRANT, REENTRANT, Checkpoints, Model, Oracle, Variant
 from tests.cases.truth import Truth, Verdict, write_truth
 
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _record(cell: Cell, folder: Path, device: str, failures: dict[str, str]) -> Iterator[Recording]:
     for evidence in ("autograd", "annotated"):
         if cell.way == "graph" and evidence == "annotated":
-            continue  # a graph runs no Python that could leave marks
+            continue  # a graph runs no Python that could leave annotations
         trace = folder / f"{cell.name}.{evidence}.json.gz"
         try:
             truth = _truth(cell, trace, device, marked=evidence == "annotated")
@@ -174,7 +174,7 @@ def _record(cell: Cell, folder: Path, device: str, failures: dict[str, str]) -> 
 def _truth(cell: Cell, trace: Path, device: str, marked: bool) -> Truth:
     with (
         only(BACKENDS[cell.attention]),
-        marks() if marked else contextlib.nullcontext(),
+        annotating() if marked else contextlib.nullcontext(),
     ):
         return record(cell.case, trace, device)
 

@@ -64,7 +64,7 @@ class Answer:
     """What one launch gave, beside what was counted."""
 
     verdict: str
-    replays: float | None
+    recomputes: float | None
     ranks: tuple[int, ...]
     counted: tuple[float, ...]
     status: int
@@ -72,10 +72,10 @@ class Answer:
     error: str
 
     def right(self, example: str, processes: int) -> bool:
-        verdict, replays = EXPECTED[example]
+        verdict, recomputes = EXPECTED[example]
         return (
-            (self.verdict, self.replays) == (verdict, replays)
-            and self.counted == (replays,) * processes
+            (self.verdict, self.recomputes) == (verdict, recomputes)
+            and self.counted == (recomputes,) * processes
             and self.ranks == tuple(sorted({0, processes - 1}))
             and (self.status, self.reports) == (0, 1)
         )
@@ -205,7 +205,7 @@ def _answer(folder: Path, status: int, said: str) -> Answer:
     truths = [json.loads(path.read_text()) for path in sorted(folder.glob("truth-rank*.json"))]
     return Answer(
         verdict=result.get("verdict", "none given"),
-        replays=result.get("recompute_per_backward"),
+        recomputes=result.get("recompute_per_backward"),
         ranks=tuple(rank["rank"] for rank in result.get("ranks", ())),
         counted=tuple(one["in_backward"] / one["forward"] for one in truths),
         status=status,
@@ -216,7 +216,7 @@ def _answer(folder: Path, status: int, said: str) -> Answer:
 
 def _cell(answer: Answer) -> str:
     counted = ", ".join(f"{value:g}" for value in answer.counted)
-    return f"{counted}; {answer.verdict}, {answer.replays}, ranks {list(answer.ranks)}"
+    return f"{counted}; {answer.verdict}, {answer.recomputes}, ranks {list(answer.ranks)}"
 
 
 def _missing(launcher: Launcher) -> str | None:

@@ -41,7 +41,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Section:
-    """A stretch of whole events, taken apart into text and running numbers.
+    """A section of whole events, taken apart into text and running numbers.
 
     Attributes:
         highest: The highest number of each name.

@@ -15,7 +15,7 @@ machine disturbs least, and the median of the ratios within pairs. Pairs of whic
 without us say what each can tell.
 
 The model is the worst case: every block of it is checkpointed as a whole (reentrant) and in two
-halves (non-reentrant), three checkpoint calls a block and more in the replays.
+halves (non-reentrant), three checkpoint calls a block and more in the recomputes.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Target:
     median: float
     worst: float
     inside: float = 0.9
-    replay: float = 0.01
+    recompute: float = 0.01
 
 
 TARGETS = {"cpu": Target(median=0.03, worst=0.08), "cuda": Target(median=0.02, worst=0.05)}
@@ -174,7 +174,7 @@ class Row:
     predicted: float
     predicted_low: float
     predicted_high: float
-    replay_error: float
+    recompute_error: float
 
     @property
     def error(self) -> float:
@@ -195,13 +195,13 @@ def predict(case: Case, trace: Path) -> Row:
     keep = _kept(case)
     cost = price(facts, found.timed, keep or keep_last)
     if cost is None or cost.bare_step_ms is None or cost.bare_low_ms is None:
-        raise SystemExit(f"{case.name}: nothing was replayed in the trace")
+        raise SystemExit(f"{case.name}: nothing was recomputed in the trace")
     predicted = (cost.predicted_step_ms, cost.predicted_low_ms, cost.predicted_high_ms)
     if keep is None:
         predicted = (cost.bare_step_ms, cost.bare_low_ms, cost.bare_high_ms or np.inf)
     scale = middle / cost.step_ms
     predicted = (scale * predicted[0], scale * predicted[1], scale * predicted[2])
-    error = (cost.replay_error_pct or 0.0) / 100
+    error = (cost.simulation_error_pct or 0.0) / 100
     return Row(case, middle, ratio, low, high, *predicted, error)
 
 
@@ -236,20 +236,20 @@ def show(rows: Sequence[Row], target: Target) -> bool:
             f"{100 * row.error:+6.1f}%{'' if row.inside else '  outside'}"
         )
     errors = [abs(row.error) for row in rows]
-    replay = max(row.replay_error for row in rows)
+    recompute = max(row.recompute_error for row in rows)
     doubts = [(row.measured_high - row.measured_low) / (2 * row.measured) for row in rows]
     inside = sum(row.inside for row in rows)
     print(
         f"absolute error: median {100 * np.median(errors):.1f} %, worst {100 * max(errors):.1f} %; "
-        f"inside the interval: {inside} of {len(rows)}; unchanged replay off by at most "
-        f"{100 * replay:.3f} %; "
+        f"inside the interval: {inside} of {len(rows)}; unchanged simulation off by at most "
+        f"{100 * recompute:.3f} %; "
         f"the measurement itself is known to {100 * np.median(doubts):.1f} % (median)"
     )
     return bool(
         np.median(errors) <= target.median
         and max(errors) <= target.worst
         and inside >= target.inside * len(rows)
-        and replay <= target.replay
+        and recompute <= target.recompute
     )
 
 

@@ -1,7 +1,7 @@
 """What ``prediction.py`` trains: a transformer of any size, checkpointed before and after a change.
 
 Each case is a pair of arrangements of checkpoints around the same layers. The model is built
-twice from the same seed, so both do the same work but for the replays.
+twice from the same seed, so both do the same work but for the recomputes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Case:
         before: Checkpoints that are there.
         after: Checkpoints that are left.
         sharding: ``fsdp1-outside`` has the wrapper around the FSDP unit, so that each of its
-            replays gathers the parameters again.
+            recomputes gathers the parameters again.
         ranks: Processes.
     """
 

@@ -69,12 +69,12 @@ def recorded(
             for region in result.get("regions", [])
             for checkpoint in region["checkpoints"]
         }
-        replays = 2.0 if expected == "doubled" else 1.0
+        recomputes = 2.0 if expected == "doubled" else 1.0
         lines = [site for site in sites if script.name in (site or "")]
-        all_named = len(sites) == len(lines) == (named or int(replays))
+        all_named = len(sites) == len(lines) == (named or int(recomputes))
         said = (result.get("verdict"), result.get("recompute_per_backward"))
         sure = result.get("confidence") == "high"
-        good = said == (expected, replays) and all_named and sure and ran.status == 0
+        good = said == (expected, recomputes) and all_named and sure and ran.status == 0
         return good, f"{said} {result.get('confidence')} {sorted(map(str, sites))}\n{ran.output}"
 
     return check

@@ -73,15 +73,15 @@ import recompute_scan as rs
 
 scan = rs.analyze("traces/doubled_llama_fsdp")  # a trace, a folder of one a rank, an address
 print(scan.verdict, scan.recompute_per_backward)
-print(scan.regions[["module", "recompute_runs_per_backward", "surplus_ms_per_step"]])
+print(scan.regions[["module", "recompute_runs_per_backward", "redundant_ms_per_step"]])
 for finding in scan.findings:
     print(finding.code, finding.title)
 events = scan.trace.events
 print(events[events["kind"] == "op"]["name"].value_counts().head(3))
 ```
 
-In a notebook a scan shows itself: verdict, numbers, who asked, what to change. Importing the
-package loads neither torch nor numpy nor pandas; each is loaded when it is needed.
+In a notebook a scan shows itself: verdict, numbers, checkpoint call sites, what to change.
+Importing the package loads neither torch nor numpy nor pandas; each is loaded when it is needed.
 
 ## Recording a loop
 
@@ -118,9 +118,9 @@ was recorded until then stays, and `recording.scan` names a known cause. It can 
 same process, one recording at a time.
 
 Enter the block before the model is made, and the lines that switch checkpointing on are named too.
-With `folder=` the block leaves what `run` leaves: traces, account, `result.json` and `report.html`;
-give all ranks of a run the same one. A profiler of your own goes first: recording waits for it to
-end, and says so.
+With `folder=` the block leaves what `run` leaves: traces, run record, `result.json` and
+`report.html`; give all ranks of a run the same one. A profiler of your own goes first: recording
+waits for it to end, and says so.
 
 ## Callbacks
 

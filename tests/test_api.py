@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    return write(tmp_path / "trace.json", marked_step(0, replays=2))
+    return write(tmp_path / "trace.json", marked_step(0, recomputes=2))
 
 
 def write(file: Path, *calls: Call) -> Path:
@@ -167,7 +167,7 @@ def test_events_are_those_of_the_file(tmp_path: Path) -> None:
 
 
 def test_the_tables_are_as_documented(tmp_path: Path) -> None:
-    full = write(tmp_path / "one.json", marked_step(0, replays=2))
+    full = write(tmp_path / "one.json", marked_step(0, recomputes=2))
     empty = write(tmp_path / "two.json", step(0, op("aten::mm")))
     for file in (full, empty):
         scan = rs.analyze(file)
@@ -180,8 +180,8 @@ def test_the_tables_are_as_documented(tmp_path: Path) -> None:
 
 
 def test_a_rank_is_asked_for(tmp_path: Path) -> None:
-    for rank, replays in ((0, 1), (3, 2)):
-        write(tmp_path / f"trace-rank{rank}.json", marked_step(0, replays=replays))
+    for rank, recomputes in ((0, 1), (3, 2)):
+        write(tmp_path / f"trace-rank{rank}.json", marked_step(0, recomputes=recomputes))
     scan = rs.analyze(tmp_path)
     ranks = [rank.rank for rank in scan.result.ranks]
     assert [scan.trace_of(rank).rank for rank in ranks] == ranks

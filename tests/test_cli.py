@@ -22,8 +22,8 @@ PUBLIC = Path(__file__).parents[1] / "traces" / "public"
 CALLS = {
     "none": plain_step(0),
     "full": checkpointed_step(0),
-    "partial": checkpointed_step(0, replays={1: 0}),
-    "doubled": marked_step(0, replays=2),
+    "partial": checkpointed_step(0, recomputes={1: 0}),
+    "doubled": marked_step(0, recomputes=2),
     "inconclusive": step(0, op("aten::mm")),
 }
 Output = pytest.CaptureFixture[str]

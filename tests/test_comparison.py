@@ -283,7 +283,7 @@ def test_the_command(tmp_path: Path, capsys: Output) -> None:
     assert [mark["code"] for mark in written["findings_gone"]] == ["RS001"]
     (kept,), (gone,) = written["checkpoints_kept"], written["checkpoints_gone"]
     assert (kept["mechanism"], gone["variant"]) == ("fsdp-wrapper", "reentrant")
-    # Each of 4 layers calls attention once, and again once for each replay.
+    # Each of 4 layers calls attention once, and again once for each recompute.
     (attention,) = (calls for calls in written["calls"] if "attention" in calls["family"])
     assert [attention[f"recomputed_{side}"] for side in ("before", "after")] == [8, 4]
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")

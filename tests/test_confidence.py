@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from recompute_scan.analysis.confidence import confidence, doubts
-from recompute_scan.recompute.facts import Recompute, study
-from recompute_scan.recompute.marks import Marks
+from recompute_scan.recompute.annotated import Annotations
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace.kineto.parse import parse
 
 TRACE = Path(__file__).parents[1] / "traces" / "plain_once" / "trace-rank0.json.gz"
 
 
-def lengthened(share: float) -> Recompute:
+def lengthened(share: float) -> RecomputeFacts:
     """A sound trace, so many of whose operators last too long."""
     chance = Random(0)
     document: dict[str, Any] = json.loads(gzip.decompress(TRACE.read_bytes()))
@@ -43,7 +43,9 @@ def test_a_sound_trace_has_none() -> None:
 
 @pytest.mark.parametrize(("disagreeing", "level"), [(0, "high"), (20, "medium"), (65, "low")])
 def test_marks_that_disagree(disagreeing: int, level: str) -> None:
-    """More than the operators that were replayed: then the marks and the answer are strangers."""
+    """More than the operators that were recomputed: annotations and answer are strangers."""
     facts = lengthened(0)
-    marks = Marks(calls=(), forward=facts.alignment.forward, disagreeing=disagreeing, replayed=64)
-    assert confidence(replace(facts, marks=marks)) == level
+    annotations = Annotations(
+        calls=(), forward=facts.alignment.forward, disagreeing=disagreeing, recomputed=64
+    )
+    assert confidence(replace(facts, annotations=annotations)) == level

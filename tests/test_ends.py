@@ -13,8 +13,8 @@ from recompute_scan.diagnose.outcome import crash_of, findings_of
 from recompute_scan.run_info import (
     RunInfo,
     accept_so_far,
-    accounts_in,
     run_info_name,
+    run_records_in,
     so_far_name,
     stacks_text_name,
     write_run_info,
@@ -60,16 +60,16 @@ def crash(folder: Path) -> Crash:
     return crash_of(ends.ranks)
 
 
-def test_an_account_so_far_counts_where_no_other_came(tmp_path: Path) -> None:
+def test_an_run_record_so_far_counts_where_no_other_came(tmp_path: Path) -> None:
     write_so_far(tmp_path, killed(0))
     write_so_far(tmp_path, killed(1))
     write_run_info(tmp_path, account(0))
     assert not (tmp_path / so_far_name(0)).exists()
-    assert [one.rank for one in accounts_in(tmp_path)] == [0]
+    assert [one.rank for one in run_records_in(tmp_path)] == [0]
     accept_so_far(tmp_path)
-    assert [(one.rank, one.exit_status) for one in accounts_in(tmp_path)] == [(0, 0), (1, 137)]
+    assert [(one.rank, one.exit_status) for one in run_records_in(tmp_path)] == [(0, 0), (1, 137)]
     write_run_info(tmp_path, account(1))  # it was only slow
-    assert accounts_in(tmp_path)[1].exit_status == 0
+    assert run_records_in(tmp_path)[1].exit_status == 0
 
 
 def test_who_was_killed_comes_before_those_that_lost_it(tmp_path: Path) -> None:

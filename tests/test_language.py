@@ -14,7 +14,7 @@ NOT_OURS = {
     # Said as: around.
     r"\bround (?:a|an|the|each|it|them|every|which|another|both|all|whose|torch's)\b",
     # Said as: per step.
-    r"(?:\bms|\btimes|\bsurplus|\bcalls|\}) a step\b(?! takes)",
+    r"(?:\bms|\btimes|\bredundant|\bcalls|\}) a step\b(?! takes)",
     # Said as: expensive; so that … not; ran to its end.
     r"\bdear\b",
     r"\blest\b",

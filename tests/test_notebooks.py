@@ -122,7 +122,7 @@ def test_the_verdict_is_doubled(executed: Executed) -> None:
     assert confidence == "confidence high, from annotated evidence"
 
 
-def test_the_timeline_shows_the_forward_pass_two_replays_and_the_backward(
+def test_the_timeline_shows_the_forward_pass_two_recomputes_and_the_backward(
     executed: Executed,
 ) -> None:
     figure = executed.shown("timeline", "application/vnd.plotly.v1+json")
@@ -130,7 +130,7 @@ def test_the_timeline_shows_the_forward_pass_two_replays_and_the_backward(
     assert len(lanes) == 4
     assert {lane for bars in figure["data"] for lane in bars["y"]} == set(lanes)
     kinds = [line.split()[0] for line in executed.printed("lanes").splitlines()]
-    assert kinds == ["forward", "replay", "surplus", "backward"]
+    assert kinds == ["forward", "recompute", "redundant", "backward"]
 
 
 def test_every_layer_ran_again_twice(executed: Executed) -> None:
@@ -170,7 +170,7 @@ def test_the_twin_is_clean_and_cheaper(executed: Executed) -> None:
         rows[name] for name in ("doubled_llama_fsdp", "repaired_llama_fsdp", "plain_none")
     )
     answers = [
-        (row["verdict"], row["replays per backward"], row["findings"])
+        (row["verdict"], row["recomputes per backward"], row["findings"])
         for row in (doubled, repaired, plain)
     ]
     assert answers == [
@@ -179,8 +179,8 @@ def test_the_twin_is_clean_and_cheaper(executed: Executed) -> None:
         ("none", "0.0", "none"),
     ]
     assert float(repaired["step, ms"]) < float(doubled["step, ms"])
-    assert float(doubled["surplus, ms"]) > 0
-    assert float(repaired["surplus, ms"]) == 0
+    assert float(doubled["redundant, ms"]) > 0
+    assert float(repaired["redundant, ms"]) == 0
 
 
 def test_the_cost_is_drawn_now_and_after_the_fix(executed: Executed) -> None:
@@ -253,8 +253,8 @@ def test_the_plan_weighs_what_the_model_computes(execute: Execute) -> None:
     assert ratios == sorted(ratios, reverse=True)
     plan = list(executed.table("plan").values())
     assert float(plan[-1]["MiB"]) == 4 * sum(float(row["MiB to keep"]) for row in operators)
-    # All but views and additions: nearly all of what the replays take.
-    assert 80 < float(plan[-1]["of all replays, %"]) <= 105
+    # All but views and additions: nearly all of what the recomputes take.
+    assert 80 < float(plan[-1]["of all recomputes, %"]) <= 105
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""From files to the one result: ranks, accounts beside traces, warnings and health."""
+"""From files to the one result: ranks, run records beside traces, warnings and health."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def account(**changed: Any) -> RunInfo:
     [
         (plain_step(0), "none", 0.0),
         (checkpointed_step(0), "full", 1.0),
-        (checkpointed_step(0, replays=TWICE), "doubled", 2.0),
+        (checkpointed_step(0, recomputes=TWICE), "doubled", 2.0),
         (step(0, *run(0)), "inconclusive", None),
         (step(0, launch("gemm")), "inconclusive", None),
     ],
@@ -70,7 +70,7 @@ def test_every_verdict_makes_a_whole_document(
 
 
 def test_steps_of_the_result(tmp_path: Path) -> None:
-    calls = (checkpointed_step(4, replays=TWICE), plain_step(5), training_step(6, *run(6000)))
+    calls = (checkpointed_step(4, recomputes=TWICE), plain_step(5), training_step(6, *run(6000)))
     steps = analyse([write(tmp_path / "trace.json", *calls)]).steps
     assert [one.index for one in steps] == [4, 5, 6]
     assert [one.complete for one in steps] == [True, True, False]
@@ -81,7 +81,7 @@ def test_steps_of_the_result(tmp_path: Path) -> None:
 
 def test_the_worst_rank_stands_for_the_run(tmp_path: Path) -> None:
     for rank, call in enumerate(
-        (plain_step(0), checkpointed_step(0, replays=TWICE), plain_step(0))
+        (plain_step(0), checkpointed_step(0, recomputes=TWICE), plain_step(0))
     ):
         write(tmp_path / f"trace-{rank}.json", call, distributedInfo={"rank": rank})
     result = analyse([tmp_path])
@@ -118,9 +118,9 @@ def test_when_nothing_can_be_read_the_first_error_is_raised(tmp_path: Path) -> N
     assert "a.json" in caught.value.what
 
 
-def test_the_runs_account_is_read_beside_its_trace(tmp_path: Path) -> None:
+def test_the_runs_run_record_is_read_beside_its_trace(tmp_path: Path) -> None:
     source = Source(3, "wrap(model)", 3, 3, False, True)
-    write(tmp_path / "trace-rank0.json", marked_step(0, replays=2))
+    write(tmp_path / "trace-rank0.json", marked_step(0, recomputes=2))
     write_run_info(
         tmp_path,
         account(
@@ -139,7 +139,7 @@ def test_the_runs_account_is_read_beside_its_trace(tmp_path: Path) -> None:
     assert result.regions[0].checkpoints[0].source == "wrap(model)"
 
 
-def test_a_broken_account_is_said(tmp_path: Path) -> None:
+def test_a_broken_run_record_is_said(tmp_path: Path) -> None:
     trace = write(tmp_path / "trace-rank0.json", plain_step(0))
     (tmp_path / "run-rank0.json").write_text("{}")
     with pytest.raises(InputError) as caught:
@@ -147,7 +147,7 @@ def test_a_broken_account_is_said(tmp_path: Path) -> None:
     assert caught.value.code == "E306"
 
 
-def test_an_account_of_another_name_is_no_account(tmp_path: Path) -> None:
+def test_an_run_record_of_another_name_is_no_run_record(tmp_path: Path) -> None:
     write_run_info(tmp_path, account())
     result = analyse([write(tmp_path / "copy.json", plain_step(0))])
     assert result.cost is not None
@@ -155,8 +155,8 @@ def test_an_account_of_another_name_is_no_account(tmp_path: Path) -> None:
 
 
 def test_marks_that_disagree_are_said_and_lower_the_confidence(tmp_path: Path) -> None:
-    # Marked as one replay, and replayed twice: the second outside any mark.
-    calls = marked_step(0, replays=2, marked=1)
+    # Marked as one recompute, and recomputed twice: the second outside any mark.
+    calls = marked_step(0, recomputes=2, marked=1)
     result = analyse([write(tmp_path / "trace.json", calls)])
     assert result.confidence == "medium"
     assert any("disagree" in warning for warning in result.warnings)

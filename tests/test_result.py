@@ -29,8 +29,8 @@ TEXT = st.text(st.characters(codec=None, exclude_categories=[]), max_size=20)
 @pytest.fixture(scope="module")
 def doubled(tmp_path_factory: pytest.TempPathFactory) -> Result:
     file = tmp_path_factory.mktemp("result") / "trace.json"
-    replays = dict.fromkeys(range(3), 2)
-    file.write_bytes(as_bytes(document(thread(checkpointed_step(0, replays=replays)))))
+    recomputes = dict.fromkeys(range(3), 2)
+    file.write_bytes(as_bytes(document(thread(checkpointed_step(0, recomputes=recomputes)))))
     return analyse([file])
 
 

@@ -1,4 +1,4 @@
-"""Python frames of a plain profile name who asked for each checkpoint."""
+"""Python frames of a plain profile name the call site of each checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several runs say together: the arithmetic, on accounts made for it."""
+"""What several runs say together: the arithmetic, on run records made for it."""
 
 from __future__ import annotations
 

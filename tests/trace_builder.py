@@ -19,7 +19,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace import Trace
 from recompute_scan.trace.kineto.parse import parse
 
@@ -56,7 +56,7 @@ class Call:
     kernel: Kernel | None = None
 
     def again(self) -> Call:
-        """The same work without sequence numbers: as a replay without gradients records it."""
+        """The same work without sequence numbers: as a recompute without gradients records it."""
         args = {key: value for key, value in self.args.items() if key != "Sequence number"}
         return replace(self, args=args, inside=tuple(call.again() for call in self.inside))
 
@@ -148,7 +148,7 @@ def loaded(*threads: Thread, **fields: Any) -> Trace:
     return parse(as_bytes(document(*threads, **fields)), "synthetic")
 
 
-def studied(*threads: Thread) -> Recompute:
+def studied(*threads: Thread) -> RecomputeFacts:
     """What the program finds in it."""
     return study(loaded(*threads))
 

@@ -1,24 +1,27 @@
-"""The marks that a recorded run leaves in its trace, written and read in one place.
+"""The annotations that a recorded run leaves in its trace, written and read in one place.
 
-A checkpointed call is one range in the forward pass, and one more for each replay::
+A checkpointed call is one range in the forward pass, and one more for each recompute::
 
     recompute_scan.region?call=17&depth=1&variant=reentrant&module=layers.3&…
-    recompute_scan.replay?call=17
+    recompute_scan.recompute?call=17
 
-``call`` numbers the calls of one process and ties a replay to the call it repeats. Values are
+``call`` numbers the calls of one process and ties a recompute to the call it repeats. Values are
 URL-encoded, so a name can hold no quote, backslash or control character, which some versions
 of Kineto write into the JSON unescaped (pytorch/kineto#1459).
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from urllib.parse import parse_qsl, urlencode
 
 REGION = "recompute_scan.region?"
-REPLAY = "recompute_scan.replay?"
+RECOMPUTE = "recompute_scan.recompute?"
+# Recordings made before 0.1.0 say "replay".
+ANY_RECOMPUTE = re.compile(r"recompute_scan\.re(?:compute|play)\?")
 # Around the time that naming a checkpointed call takes the run wrapper itself.
-MARKING = "recompute_scan.marking"
+ANNOTATING = "recompute_scan.annotating"
 LONGEST_NAME = 4096
 
 # What a recorded run notes of a checkpoint call beside its variant.
@@ -29,7 +32,7 @@ OPTIONS = (EARLY_STOP_OFF, SELECTIVE, COUNTS_RUNS)
 
 
 @dataclass(frozen=True)
-class RegionMark:
+class RegionAnnotation:
     """One checkpointed call. ``depth`` 0 is the outermost; empty text means unknown.
 
     Attributes:
@@ -55,25 +58,25 @@ class RegionMark:
     function: str = ""
 
 
-def region_name(mark: RegionMark) -> str:
+def region_name(annotation: RegionAnnotation) -> str:
     """The range name for a checkpointed call in its first run."""
-    return REGION + urlencode(asdict(mark))
+    return REGION + urlencode(asdict(annotation))
 
 
-def replay_name(call: int) -> str:
-    """The range name for one replay of that call."""
-    return f"{REPLAY}call={call}"
+def recompute_name(call: int) -> str:
+    """The range name for one recompute of that call."""
+    return f"{RECOMPUTE}call={call}"
 
 
-def parse_region(name: str) -> RegionMark | None:
-    """The mark in a range name, or ``None`` when it is no well-formed region."""
+def parse_region(name: str) -> RegionAnnotation | None:
+    """The annotation in a range name, or ``None`` when it is no well-formed region."""
     fields = _fields(name, REGION)
     if fields is None:
         return None
     call, depth = fields.get("call", ""), fields.get("depth", "")
     if not (_is_small_number(call) and _is_small_number(depth)):
         return None
-    return RegionMark(
+    return RegionAnnotation(
         call=int(call),
         depth=int(depth),
         variant=fields.get("variant", ""),
@@ -86,9 +89,10 @@ def parse_region(name: str) -> RegionMark | None:
     )
 
 
-def parse_replay(name: str) -> int | None:
-    """The call number in a replay's range name, or ``None`` when it is none."""
-    call = (_fields(name, REPLAY) or {}).get("call", "")
+def parse_recompute(name: str) -> int | None:
+    """The call number in a recompute's range name, or ``None`` when it is none."""
+    begin = ANY_RECOMPUTE.match(name)
+    call = (_fields(name, begin[0]) or {}).get("call", "") if begin else ""
     return int(call) if _is_small_number(call) else None
 
 

@@ -137,7 +137,7 @@ class Scan:
 
     @property
     def cost(self) -> Cost | None:
-        """What the replays cost, in ms; ``None`` where the trace cannot tell."""
+        """What the recomputes cost, in ms; ``None`` where the trace cannot tell."""
         return self.result.cost
 
     @property
@@ -184,7 +184,7 @@ class Scan:
         raise failures[0] if failures else InputError("E308", f"There is no trace of rank {rank}.")
 
     def timeline(self) -> go.Figure:
-        """One layer's operators in the forward pass and in each replay, one above the other."""
+        """One layer's operators in the forward pass and in each recompute, one above the other."""
         from recompute_scan.report.plots import timeline_figure  # noqa: PLC0415
 
         return timeline_figure(self.result)

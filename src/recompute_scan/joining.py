@@ -128,7 +128,7 @@ class Recorded:
     module: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the target, and leave its traces and account in the run's folder."""
+        """Call the target, and leave its traces and run record in the run's folder."""
         if "torch" not in sys.modules:
             return self.target(*args, **kwargs)
         run_here = importlib.import_module(self.module).run_here

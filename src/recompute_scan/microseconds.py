@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recompute_scan.nesting import STRETCH, Votes, in_order, nest_intervals, some_of
+from recompute_scan.nesting import CHUNK, Votes, in_order, nest_intervals, some_of
 from recompute_scan.trace.columns import Bool, Int32, Int64, Ints, Trace
 
 US = 1000
@@ -29,7 +29,7 @@ def are_whole(trace: Trace, rows: Int32) -> bool:
     first = trace.ts[rows[:1]]
     return len(rows) > 0 and all(
         not ((trace.ts[part] - first) % US).any() and not (trace.dur[part] % US).any()
-        for part in (rows[:STRETCH], rows[STRETCH:])
+        for part in (rows[:CHUNK], rows[CHUNK:])
     )
 
 

@@ -32,7 +32,7 @@ class Calls:
     stand in this order already.
 
     Attributes:
-        events: Rows of the events in the trace, as a stretch of it where they are one.
+        events: Rows of the events in the trace, as a slice of it where they are one.
         duration: How long each lasts; ``end - start``.
         parent: Row of the enclosing call, -1 at the top.
         depth: 0 at the top.
@@ -212,12 +212,12 @@ def step_of(steps: list[StepSpan], times: Int64) -> Int64:
 
 
 def _events(trace: Trace, rows: Int32) -> slice | Int32:
-    """Rows of events in order, as a stretch of the trace where they are one."""
+    """Rows of events in order, as a slice of the trace where they are one."""
     if not len(rows):
         return slice(0, 0)
-    stretch = slice(int(rows[0]), int(rows[-1]) + 1)
-    if len(rows) == stretch.stop - stretch.start and _in_order(trace, stretch):
-        return stretch
+    part = slice(int(rows[0]), int(rows[-1]) + 1)
+    if len(rows) == part.stop - part.start and _in_order(trace, part):
+        return part
     return rows[np.lexsort((rows, -trace.dur[rows], trace.ts[rows], trace.thread[rows]))]
 
 

@@ -52,7 +52,7 @@ def nest_intervals(thread: Int32, start: Int64, end: Int64) -> tuple[Ints, Int32
 
 
 def _pieces(thread: Int32, start: Int64, end: Int64) -> Iterator[slice]:
-    """Stretches of intervals of one thread that none of another stretch reaches into."""
+    """Groups of intervals of one thread that none of another group reaches into."""
     edges = np.flatnonzero(thread[1:] != thread[:-1]) + 1
     for first, last in itertools.pairwise((0, *edges.tolist(), len(thread))):
         alone = np.ones(last - first, np.bool_)
@@ -62,7 +62,7 @@ def _pieces(thread: Int32, start: Int64, end: Int64) -> Iterator[slice]:
 
 
 def whole_trees(first: Bool) -> Iterator[slice]:
-    """Stretches that begin where ``first`` is true, of about a piece's size if that can be."""
+    """Groups that begin where ``first`` is true, of about a piece's size if that can be."""
     begin = 0
     while begin < len(first):
         end = min(begin + _PIECE, len(first))
@@ -140,8 +140,8 @@ def levels_of(depth: Ints, first: int = 0) -> tuple[Int64, ...]:
     return tuple(np.split(by_depth + first, edges))
 
 
-# Rows that are looked at, in stretches that lie all over the trace.
-_ENOUGH, STRETCH = 1 << 18, 1 << 13
+# Rows that are looked at, in chunks that lie all over the trace.
+_ENOUGH, CHUNK = 1 << 18, 1 << 13
 # Rows that may stand out of order before the file counts as in another one. Measured: none in
 # torch's files, half of them where events were shuffled.
 _ASTRAY = 0.01
@@ -204,7 +204,7 @@ def _odd(name: Int32, start: Int64, end: Int64, thread: Int32) -> bool:
 def some_of(rows: Int64) -> Int64:
     """As many of these rows as are enough to learn from, from everywhere."""
     every = -(-len(rows) // _ENOUGH)
-    return rows[rows // STRETCH % every == 0] if every > 1 else rows
+    return rows[rows // CHUNK % every == 0] if every > 1 else rows
 
 
 class Votes:

@@ -16,8 +16,9 @@ Assert = Callable[..., None]
 
 
 @pytest.fixture
-def assert_no_surplus_recompute(tmp_path: Path) -> Iterator[Assert]:
-    """``assert_no_surplus_recompute(step, max_recompute=1.0)``: fails where work runs again twice.
+def assert_no_redundant_recompute(tmp_path: Path) -> Iterator[Assert]:
+    """``assert_no_redundant_recompute(step, max_recompute=1.0)``: fails where work runs again
+    twice.
 
     ``step`` is a function without arguments that trains one step: a forward pass with its
     backward. It is called three times, on whatever device the model is; its operators are recorded

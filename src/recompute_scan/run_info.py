@@ -112,7 +112,7 @@ def step_has_fix(number: int) -> bool:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """One rank's account of its run.
+    """One rank's run record of its run.
 
     Attributes:
         rank: Global rank, 0-based.
@@ -128,8 +128,8 @@ class RunInfo:
         trace: Name of the trace in this folder, or ``None`` when none was written.
         stacks: Name of the trace with stacks, or ``None``.
         sources: The statement at each call site, keyed ``file:line``.
-        functions: Line that calls each checkpoint function of the script's own that bears no mark,
-            by the function's name.
+        functions: Line that calls each checkpoint function of the script's own that bears no
+            annotation, by the function's name.
         environment: Versions, device, settings; all values are text.
         warnings: What the person should know, one sentence each.
         switched_on: Ways of checkpointing that were on, whether or not they did anything.
@@ -167,7 +167,7 @@ class RunInfo:
 
 
 def run_info_name(rank: int) -> str:
-    """File name of a rank's account in the run's folder."""
+    """File name of a rank's run record in the run's folder."""
     return f"run-rank{rank}.json"
 
 
@@ -177,18 +177,18 @@ def stacks_text_name(rank: int) -> str:
 
 
 def so_far_name(rank: int) -> str:
-    """File name of what a rank would account for if it were killed now."""
+    """File name of what a rank would leave if it were killed now."""
     return f"so-far-rank{rank}.json"
 
 
 def write_run_info(folder: Path, info: RunInfo) -> None:
-    """Write the account beside the trace; the file appears whole or not at all."""
+    """Write the run record beside the trace; the file appears whole or not at all."""
     _write(folder / run_info_name(info.rank), info)
     (folder / so_far_name(info.rank)).unlink(missing_ok=True)
 
 
 def write_so_far(folder: Path, info: RunInfo) -> None:
-    """Write what is to count as the account if no other comes."""
+    """Write what is to count as the run record if no other comes."""
     _write(folder / so_far_name(info.rank), info)
 
 
@@ -202,7 +202,7 @@ def _write(target: Path, info: RunInfo) -> None:
 
 
 def accept_so_far(folder: Path) -> None:
-    """The run is over: what ranks that were killed had accounted for so far is their account."""
+    """The run is over: what ranks that were killed had recorded so far is their run record."""
     for path in folder.glob(so_far_name(0).replace("0", "*")):
         rank = path.stem.rpartition("rank")[2]
         target = folder / f"run-rank{rank}.json"
@@ -211,8 +211,8 @@ def accept_so_far(folder: Path) -> None:
                 path.replace(target)
 
 
-def accounts_in(folder: Path) -> tuple[RunInfo, ...]:
-    """The accounts in a run's folder that can be read, by rank."""
+def run_records_in(folder: Path) -> tuple[RunInfo, ...]:
+    """The run records in a run's folder that can be read, by rank."""
     found = []
     for path in folder.glob(run_info_name(0).replace("0", "*")):
         with suppress(InputError):
@@ -222,7 +222,7 @@ def accounts_in(folder: Path) -> tuple[RunInfo, ...]:
 
 
 def encode_run_info(info: RunInfo) -> bytes:
-    """The account as the JSON that :func:`parse_run_info` reads."""
+    """The run record as the JSON that :func:`parse_run_info` reads."""
     try:
         encoded = msgspec.json.encode(info)
     except UnicodeEncodeError:  # a message or a file name that is no UTF-8
@@ -231,10 +231,10 @@ def encode_run_info(info: RunInfo) -> bytes:
 
 
 def read_run_info(path: Path) -> RunInfo:
-    """Read an account back.
+    """Read a run record back.
 
     Raises:
-        InputError: The file is missing, unreadable or no account of this version (``E306``).
+        InputError: The file is missing, unreadable or no run record of this version (``E306``).
     """
     try:
         data = path.read_bytes()
@@ -244,10 +244,10 @@ def read_run_info(path: Path) -> RunInfo:
 
 
 def parse_run_info(data: bytes, name: str) -> RunInfo:
-    """An account from its bytes.
+    """A run record from its bytes.
 
     Raises:
-        InputError: It is no account of this version (``E306``).
+        InputError: It is no run record of this version (``E306``).
     """
     try:
         info = msgspec.json.decode(data, type=RunInfo)

@@ -58,7 +58,7 @@ def count(value: float | None) -> str:
 
 
 def plural(number: float, word: str) -> str:
-    """``1 block``, ``8 blocks``, ``1.5 replays``."""
+    """``1 block``, ``8 blocks``, ``1.5 recomputes``."""
     return f"{count(number)} {word}{'' if number == 1 else 's'}"
 
 

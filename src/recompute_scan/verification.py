@@ -1,6 +1,6 @@
 """What several runs of one script, unchanged and with the fix, say together.
 
-Everything here is arithmetic on the accounts that the runs left; starting them is the work of
+Everything here is arithmetic on the run records that the runs left; starting them is the work of
 :mod:`recompute_scan.record.verify.rounds`.
 """
 
@@ -37,24 +37,24 @@ class Trial:
     """One run of the script.
 
     Attributes:
-        accounts: What its ranks left, rank 0 first; empty where none did.
+        records: What its ranks left, rank 0 first; empty where none did.
         exit_status: Of the script, or of what started it.
         result: What its trace showed, where it recorded one.
     """
 
-    accounts: tuple[RunInfo, ...]
+    records: tuple[RunInfo, ...]
     exit_status: int = 0
     result: Result | None = None
 
     @property
     def measured(self) -> list[Measurements]:
         """What each rank measured."""
-        return [info.measured for info in self.accounts if info.measured is not None]
+        return [info.measured for info in self.records if info.measured is not None]
 
     @property
     def timed_ms(self) -> tuple[float, ...]:
         """Rank 0's timed steps. Ranks wait for one another in every step."""
-        return self.accounts[0].timed_steps_ms if self.accounts else ()
+        return self.records[0].timed_steps_ms if self.records else ()
 
     @property
     def pairs(self) -> list[tuple[float, float]]:
@@ -181,12 +181,12 @@ def _with_step(arm: Arm, step: float) -> Arm:
 
 
 def _ran_out(trial: Trial) -> bool:
-    said = [info.message for info in trial.accounts if info.message]
+    said = [info.message for info in trial.records if info.message]
     return trial.exit_status == _KILLED or any(_OUT_OF_MEMORY.search(text) for text in said)
 
 
 def _message(trial: Trial) -> str:
-    said = [info.message for info in trial.accounts if info.message]
+    said = [info.message for info in trial.records if info.message]
     return said[0] if said else f"It ended with exit status {trial.exit_status}."
 
 

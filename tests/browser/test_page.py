@@ -266,7 +266,7 @@ def test_the_proof_can_be_enlarged_and_then_names_its_boxes(show: Open) -> None:
     assert len(places) == len({value for _, value in places})
     per_ms = places[-1][0] / places[-1][1]
     assert all(x == pytest.approx(value * per_ms, abs=0.01) for x, value in places)
-    # once in the forward pass, and again in each of the two replays
+    # once in the forward pass, and again in each of the two recomputes
     assert page.evaluate(names).count("scaled_dot_product_attention") == 3
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 1280
     for _ in range(4):
@@ -284,7 +284,7 @@ def test_markdown_is_copied(show: Open) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == render_markdown(doubled())
 
 
-def test_the_stretch_is_handed_to_perfetto(show: Open) -> None:
+def test_the_excerpt_is_handed_to_perfetto(show: Open) -> None:
     page = show(doubled()).page
     # Stands in for ui.perfetto.dev, which answers PING with PONG and takes a buffer.
     page.context.route(
@@ -300,7 +300,7 @@ def test_the_stretch_is_handed_to_perfetto(show: Open) -> None:
         ),
     )
     with page.expect_popup() as waiting:
-        page.get_by_role("button", name="Open this stretch in Perfetto").click()
+        page.get_by_role("button", name="Open this excerpt in Perfetto").click()
     there = waiting.value
     there.wait_for_function("window.taken !== undefined")
     proof = doubled().proof

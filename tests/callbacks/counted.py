@@ -19,6 +19,6 @@ class Counter:
         self.runs[torch._C._current_graph_task_id() != -1] += 1
 
     @property
-    def replays(self) -> float:
+    def recomputes(self) -> float:
         """Runs in the backward pass for each one in the forward pass."""
         return self.runs[1] / self.runs[0]

@@ -48,7 +48,7 @@ def test_a_loop_is_recorded(checkpoints: int, verdict: str, numbered: bool) -> N
         if numbered:  # the same step once more
             accelerator.log({"rate": 0.1}, step=step)
     accelerator.end_training()
-    assert {counter.replays for counter in counters} == {checkpoints}
+    assert {counter.recomputes for counter in counters} == {checkpoints}
     assert accelerator.get_tracker("recompute_scan", unwrap=True).scan is tracker.scan
     assert tracker.scan.verdict == verdict
     assert tracker.scan.regions["recompute_runs_per_backward"].tolist() == [checkpoints] * 3

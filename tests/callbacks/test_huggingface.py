@@ -64,7 +64,7 @@ def trainer(folder: Path, callback: HuggingFaceCallback, made: Any, **options: A
 
 
 def checkpointing() -> dict[str, Any]:
-    """The setting under its name of the day, with the variant that replays whatever is inside."""
+    """The setting under its name of the day, with the variant that recomputes all of it."""
     old = "gradient" if "gradient_checkpointing" in TrainingArguments.__dataclass_fields__ else ""
     name = f"{old or 'activation'}_checkpointing"
     return {name: True, f"{name}_kwargs": {"use_reentrant": True}}
@@ -83,7 +83,7 @@ def test_a_trainer_is_recorded(tmp_path: Path, twice: bool, verdict: str) -> Non
             check_fn=lambda part: isinstance(part, LlamaDecoderLayer),
         )
     training.train()
-    assert {counter.replays for counter in counters} == {2 if twice else 1}
+    assert {counter.recomputes for counter in counters} == {2 if twice else 1}
     scan = callback.scan
     assert scan.verdict == verdict
     assert scan.regions["recompute_runs_per_backward"].tolist() == [2.0 if twice else 1.0] * 2

@@ -71,7 +71,7 @@ def test_a_fit_is_recorded(tmp_path: Path, checkpoints: int, verdict: str) -> No
     callback, model = LightningCallback(**PLAN, folder=tmp_path / "scan"), Model(checkpoints)
     counters = [Counter(layer) for layer in model.layers]
     fit(tmp_path, model, callback)
-    assert {counter.replays for counter in counters} == {checkpoints}
+    assert {counter.recomputes for counter in counters} == {checkpoints}
     scan = callback.scan
     assert (scan.verdict, scan.recompute_per_backward) == (verdict, float(checkpoints))
     for region in scan.result.regions:

@@ -211,7 +211,7 @@ class CheckpointedEncoderLayer(nn.TransformerEncoderLayer):
 
 
 def dropout_everywhere(outer: Own = None, inner: Own = None) -> Build:
-    """torch's own encoder layers with dropout: each replay draws the same masks again."""
+    """torch's own encoder layers with dropout: each recompute draws the same masks again."""
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         layers = [

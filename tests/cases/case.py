@@ -118,6 +118,6 @@ def record_all(cases: Iterable[Case], folder: Path, device: str = "cpu") -> list
 def _runs(entries: Counter[tuple[str, str, str]], layer: str, part: str) -> Runs:
     return Runs(
         forward=entries[layer, part, "forward"],
-        replays=entries[layer, part, "replays"],
+        recomputes=entries[layer, part, "recomputes"],
         evaluation=entries[layer, part, "evaluation"],
     )

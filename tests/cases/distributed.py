@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .case import Build, Case, TrainingStep, record
 from .loops import batch, next_token_loss
-from .marked import marks
+from .marked import annotating
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Layer, Model, Oracle
 from .truth import Truth, read_truth, write_truth
 from .versions import FSDP_ON_CPU
@@ -59,7 +59,7 @@ def shard(
             ``fully_shard``, ``ddp`` the model.
         asked: Checkpoints that the model itself asks for.
         wrapper: torch's checkpoint wrapper around each layer.
-        wrapper_outside: Around the layer's FSDP unit, so that a replay gathers again; else
+        wrapper_outside: Around the layer's FSDP unit, so that a recompute gathers again; else
             inside it.
         mixed: FSDP's own mixed precision.
         micro_batches: Per step, with gradients reduced in each.
@@ -162,7 +162,7 @@ def record_ranks(
         name: One of the cases below.
         folder: Where the traces and truths go.
         processes: How many ranks.
-        marked: Whether checkpointed calls are marked, as ``recompute-scan run`` marks them.
+        marked: Whether checkpointed calls are marked, as ``recompute-scan run`` annotates them.
     """
     with tempfile.TemporaryDirectory() as meeting:
         meeting_place = Path(meeting) / "store"
@@ -180,7 +180,7 @@ def _record_rank(
     )
     case = next(case for case in DISTRIBUTED if case.name == name)
     trace = folder / f"{name}.rank{rank}.json.gz"
-    with marks() if marked else contextlib.nullcontext():
+    with annotating() if marked else contextlib.nullcontext():
         write_truth(_truth_of(trace), record(case, trace))
     leave_group()
 
@@ -223,7 +223,7 @@ _ALL = (
     *_cases("ddp"),
     Case(
         "fsdp1_wrapper_outside",
-        "The wrapper is around the FSDP units: a replay gathers again.",
+        "The wrapper is around the FSDP units: a recompute gathers again.",
         "full",
         shard("fsdp1", wrapper=N, wrapper_outside=True),
     ),

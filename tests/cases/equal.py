@@ -1,7 +1,7 @@
 """Equal layers, all checkpointed alike, with early stop and without.
 
-Where early stop is off, one node's stretch of operators can be one replay of two layers or two
-replays of one.
+Where early stop is off, one node's sequence of operators can be one recompute of two layers or two
+recomputes of one.
 """
 
 from __future__ import annotations

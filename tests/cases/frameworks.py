@@ -132,7 +132,7 @@ def _cases(name: str, own: Under, once: tuple[str, ...] = ()) -> tuple[Case, ...
 
 
 # By the package that they need. DeepSpeed's functions keep their inputs as they are, so that
-# what holds one of them is not asked to replay.
+# what holds one of them is not asked to recompute.
 FRAMEWORKS: dict[str, tuple[Case, ...]] = {
     "deepspeed": (
         *_cases("deepspeed", _deepspeed, once=("in_n",)),

@@ -1,4 +1,4 @@
-"""Cases recorded as ``recompute-scan run`` records: every checkpointed call bears a mark."""
+"""Cases recorded as ``recompute-scan run`` records: every checkpointed call bears an annotation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recompute_scan.record.probe import Probe
 
 
 @contextmanager
-def marks() -> Iterator[Probe]:
+def annotating() -> Iterator[Probe]:
     """Checkpointed calls of what is built and trained in the body are marked in its traces."""
     probe = Probe(Path.cwd())
     probe.install()

@@ -39,7 +39,7 @@ class Oracle:
     def enter(self, layer: str, part: str, training: bool) -> None:
         # The id of the running backward pass (a "graph task"), or -1 outside any.
         if torch._C._current_graph_task_id() != -1:
-            kind = "replays"
+            kind = "recomputes"
         else:
             kind = "forward" if training else "evaluation"
         self.entries[layer, part, kind] += 1

@@ -198,7 +198,7 @@ LOOPS = (
     ),
     Case(
         "autocast_once",
-        "Mixed precision, which casts the weights again in each replay.",
+        "Mixed precision, which casts the weights again in each recompute.",
         "full",
         train(Checkpoints(outer=N), autocast=True),
     ),

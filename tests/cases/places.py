@@ -102,7 +102,7 @@ def penalized(asked: Checkpoints) -> Build:
 def one_linear(variant: Variant) -> Build:
     """In each layer a single linear module is checkpointed; only its whole runs count.
 
-    All that a linear module saves is its input: a non-reentrant replay of it has nothing to do.
+    All that a linear module saves is its input: a non-reentrant recompute of it has nothing to do.
     """
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:

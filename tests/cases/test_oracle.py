@@ -18,7 +18,7 @@ from .truth import read_truth, write_truth
 
 ONE, TWO, NONE = (1.0, 1.0), (2.0, 2.0), (0.0, 0.0)
 
-# Replays per forward and backward of each layer's (attention, MLP).
+# Recomputes per forward and backward of each layer's (attention, MLP).
 MULTIPLICITY = {
     # The design's nesting table.
     "no_checkpoint": [NONE] * 4,
@@ -44,7 +44,7 @@ MULTIPLICITY = {
     "r_layers_in_r_stack": [TWO] * 4,
     "n_layers_in_r_stack": [TWO] * 4,
     "r_layers_in_n_stack": [TWO] * 4,
-    # Norm and head save tensors after the last layer, so its replay is not cut short.
+    # Norm and head save tensors after the last layer, so its recompute is not cut short.
     "n_layers_in_n_stack_with_head": [TWO] * 4,
     # Part of the model. The last segment of checkpoint_sequential is not checkpointed.
     "n_halves": [ONE] * 4,
@@ -81,7 +81,7 @@ def test_every_case_stands_in_the_table_or_is_a_lookalike() -> None:
 
 
 @pytest.mark.parametrize("name", MULTIPLICITY)
-def test_replays_are_what_the_nesting_table_says(name: str) -> None:
+def test_recomputes_are_what_the_nesting_table_says(name: str) -> None:
     _, truth = recorded(name)
     assert list(truth.multiplicity()) == MULTIPLICITY[name]
 
@@ -90,7 +90,7 @@ def test_replays_are_what_the_nesting_table_says(name: str) -> None:
 def test_no_layer_of_a_lookalike_runs_again(name: str) -> None:
     _, truth = recorded(name)
     assert truth.layers
-    assert all(x.attention.replays == x.mlp.replays == 0 for x in truth.layers)
+    assert all(x.attention.recomputes == x.mlp.recomputes == 0 for x in truth.layers)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -108,7 +108,7 @@ def test_the_declared_verdict_agrees_with_the_counts(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "forward", "replays", "evaluation"),
+    ("name", "forward", "recomputes", "evaluation"),
     [
         ("accumulation_none", 2, 0, 0),
         ("accumulation_once", 2, 2, 0),
@@ -119,11 +119,15 @@ def test_the_declared_verdict_agrees_with_the_counts(case: Case) -> None:
         ("two_losses_n", 1, 2, 0),
     ],
 )
-def test_counts_per_step(name: str, forward: int, replays: int, evaluation: int) -> None:
+def test_counts_per_step(name: str, forward: int, recomputes: int, evaluation: int) -> None:
     _, truth = recorded(name)
     for layer in truth.layers:
         for runs in (layer.attention, layer.mlp):
-            assert (runs.forward, runs.replays, runs.evaluation) == (forward, replays, evaluation)
+            assert (runs.forward, runs.recomputes, runs.evaluation) == (
+                forward,
+                recomputes,
+                evaluation,
+            )
 
 
 def test_selective_checkpointing_keeps_matrix_products() -> None:

@@ -4,8 +4,8 @@ One document per case::
 
     {"name": "reentrant_in_non_reentrant", "verdict": "doubled", "steps": 3,
      "micro_batches": 1, "backwards_per_forward": 1,
-     "layers": [{"name": "layers.0", "attention": {"forward": 1, "replays": 2, "evaluation": 0},
-                                     "mlp": {"forward": 1, "replays": 2, "evaluation": 0}}, …],
+     "layers": [{"name": "layers.0", "attention": {"forward": 1, "recomputes": 2, "evaluation": 0},
+                                     "mlp": {"forward": 1, "recomputes": 2, "evaluation": 0}}, …],
      "kept": {}}
 
 All counts are per step, and a case does the same in every recorded step.
@@ -30,12 +30,12 @@ class Runs:
 
     Attributes:
         forward: Entries outside any backward pass, in training mode.
-        replays: Entries inside a backward pass.
+        recomputes: Entries inside a backward pass.
         evaluation: Entries outside any backward pass, in evaluation mode.
     """
 
     forward: int
-    replays: int
+    recomputes: int
     evaluation: int = 0
 
 
@@ -62,7 +62,7 @@ class Truth:
             on one trunk.
         layers: In forward order; per-step counts.
         kept: Operators whose results a selective checkpoint kept, with how many results per
-            step: the replay takes them from memory instead of running them.
+            step: the recompute takes them from memory instead of running them.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Truth:
     kept: Mapping[str, int] = field(default_factory=dict)
 
     def multiplicity(self) -> tuple[tuple[float, float], ...]:
-        """Replays per forward and backward, as (attention, MLP) for each layer.
+        """Recomputes per forward and backward, as (attention, MLP) for each layer.
 
         0 for a layer that never ran in training mode.
         """
@@ -85,7 +85,7 @@ class Truth:
     def _per_backward(self, runs: Runs) -> float:
         if runs.forward == 0:
             return 0.0
-        return runs.replays / (runs.forward * self.backwards_per_forward)
+        return runs.recomputes / (runs.forward * self.backwards_per_forward)
 
 
 def write_truth(path: Path, truth: Truth) -> None:

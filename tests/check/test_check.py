@@ -136,7 +136,7 @@ def test_a_baseline_accepts_what_is_known(doubled: Result) -> None:
     assert judge(from_elsewhere, Policy(), known).status == 0
 
 
-def test_a_baseline_does_not_accept_more_replays(doubled: Result) -> None:
+def test_a_baseline_does_not_accept_more_recomputes(doubled: Result) -> None:
     known = parse_baseline(baseline_json(doubled).encode(), "known")
     worse = replace(doubled, recompute_per_backward=3.0)
     assert judge(worse, Policy(), known).status == 1

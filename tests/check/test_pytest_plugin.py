@@ -1,4 +1,4 @@
-"""The fixture ``assert_no_surplus_recompute``, in a test file of a model's own repository."""
+"""The fixture ``assert_no_redundant_recompute``, in a test file of a model's own repository."""
 
 from __future__ import annotations
 
@@ -45,28 +45,28 @@ TESTS = """
 from model import step
 
 
-def test_repaired(assert_no_surplus_recompute):
-    assert_no_surplus_recompute(step(1))
+def test_repaired(assert_no_redundant_recompute):
+    assert_no_redundant_recompute(step(1))
 
 
-def test_plain(assert_no_surplus_recompute):
-    assert_no_surplus_recompute(step(0), max_recompute=0)
+def test_plain(assert_no_redundant_recompute):
+    assert_no_redundant_recompute(step(0), max_recompute=0)
 
 
-def test_doubled(assert_no_surplus_recompute):
-    assert_no_surplus_recompute(step(2))
+def test_doubled(assert_no_redundant_recompute):
+    assert_no_redundant_recompute(step(2))
 
 
-def test_any_recompute_where_none_is_wanted(assert_no_surplus_recompute):
-    assert_no_surplus_recompute(step(1), max_recompute=0)
+def test_any_recompute_where_none_is_wanted(assert_no_redundant_recompute):
+    assert_no_redundant_recompute(step(1), max_recompute=0)
 
 
-def test_nothing_to_see(assert_no_surplus_recompute):
-    assert_no_surplus_recompute(lambda: None)
+def test_nothing_to_see(assert_no_redundant_recompute):
+    assert_no_redundant_recompute(lambda: None)
 
 
-def test_a_step_that_fails(assert_no_surplus_recompute):
-    assert_no_surplus_recompute(lambda: 1 / 0)
+def test_a_step_that_fails(assert_no_redundant_recompute):
+    assert_no_redundant_recompute(lambda: 1 / 0)
 """
 
 
@@ -100,4 +100,4 @@ def test_the_entry_point_is_declared() -> None:
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     (declared,) = re.findall(r'entry-points.pytest11\]\n\w+ = "([\w.]+)"', text)
     plugin = EntryPoint("recompute_scan", declared, "pytest11").load()
-    assert hasattr(plugin, "assert_no_surplus_recompute")
+    assert hasattr(plugin, "assert_no_redundant_recompute")

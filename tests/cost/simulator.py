@@ -21,32 +21,32 @@ MAIN, AUTOGRAD = 1, 2
 
 @dataclass(frozen=True)
 class Do:
-    """One instruction; ``surplus`` ones are left out when the program is repaired."""
+    """One instruction; ``redundant`` ones are left out when the program is repaired."""
 
     what: str
     us: float = 0.0
     stream: int = 7
     event: str = ""
     inside: tuple[Do, ...] = ()
-    surplus: bool = False
+    redundant: bool = False
 
 
-def host(us: float, *, surplus: bool = False) -> Do:
+def host(us: float, *, redundant: bool = False) -> Do:
     """An operator without a kernel."""
-    return Do("host", us, surplus=surplus)
+    return Do("host", us, redundant=redundant)
 
 
-def launch(us: float, stream: int = 7, *, surplus: bool = False) -> Do:
+def launch(us: float, stream: int = 7, *, redundant: bool = False) -> Do:
     """A kernel of so many µs."""
-    return Do("launch", us, stream, surplus=surplus)
+    return Do("launch", us, stream, redundant=redundant)
 
 
-def wait_stream(stream: int, other: int, *, surplus: bool = False) -> tuple[Do, Do]:
+def wait_stream(stream: int, other: int, *, redundant: bool = False) -> tuple[Do, Do]:
     """What is launched on ``stream`` from here waits for what ``other`` was given so far."""
     name = f"{other}>{stream}"
     return (
-        Do("record", stream=other, event=name, surplus=surplus),
-        Do("wait", stream=stream, event=name, surplus=surplus),
+        Do("record", stream=other, event=name, redundant=redundant),
+        Do("wait", stream=stream, event=name, redundant=redundant),
     )
 
 
@@ -66,7 +66,7 @@ class Machine:
 
     Attributes:
         events: Kineto events so far.
-        gone: For each row of surplus instructions its thread, beginning and end (µs).
+        gone: For each row of redundant instructions its thread, beginning and end (µs).
         finished: When each step was over, host and GPU, µs.
     """
 
@@ -90,9 +90,9 @@ class Machine:
     def _run(self, program: Sequence[Do], thread: int) -> None:
         open_at: float | None = None
         for do in program:
-            if do.surplus and open_at is None:
+            if do.redundant and open_at is None:
                 open_at = self._now
-            elif not do.surplus and open_at is not None:
+            elif not do.redundant and open_at is not None:
                 self.gone.append((thread, open_at, self._now))
                 open_at = None
             self._one(do, thread)
@@ -153,9 +153,9 @@ def run(program: Sequence[Do], steps: int = 3) -> Machine:
 
 
 def repaired(program: Sequence[Do]) -> list[Do]:
-    """The program without its surplus."""
+    """The program without its redundant."""
     return [
         Do(do.what, do.us, do.stream, do.event, tuple(repaired(do.inside)))
         for do in program
-        if not do.surplus
+        if not do.redundant
     ]

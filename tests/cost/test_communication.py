@@ -11,7 +11,7 @@ import pytest
 
 from recompute_scan.cost.communication import Communication, add_up, repeated_communication
 from recompute_scan.cost.price import price
-from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace import Kind, load
 from tests.recompute.training import checkpointed_step, gradients, run, training_step
 from tests.trace_builder import Call, annotation, launch, op, studied, thread
@@ -21,8 +21,8 @@ BF16 = "c10::BFloat16"
 BASE = "c10d::_allgather_base_"
 
 
-def repeating(*collectives: Call, beside: tuple[Call, ...] = ()) -> Recompute:
-    """A step whose replay does these collectives, and ``beside`` in the backward pass."""
+def repeating(*collectives: Call, beside: tuple[Call, ...] = ()) -> RecomputeFacts:
+    """A step whose recompute does these collectives, and ``beside`` in the backward pass."""
     forward = run(0)
     first, *rest = run(50)
     nodes = gradients(forward, [first, *collectives, *rest])
@@ -194,7 +194,7 @@ def test_a_published_trace_of_eight_gpus() -> None:
     assert found.exposed_ms == pytest.approx(_exposed_by_sweep(facts))
 
 
-def _exposed_by_sweep(facts: Recompute) -> float:
+def _exposed_by_sweep(facts: RecomputeFacts) -> float:
     """Median over the steps, counted from edge to edge of the kernels, by their names alone."""
     kernels, calls, trace = facts.kernels, facts.calls, facts.trace
     times = []

@@ -1,4 +1,4 @@
-"""What early stop will leave out of a replay, against torch leaving it out."""
+"""What early stop will leave out of a recompute, against torch leaving it out."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from recompute_scan.cost.clock import join
-from recompute_scan.cost.entries import surroundings
+from recompute_scan.cost.context import find_context
 from recompute_scan.cost.hooks import TYPICAL
 from recompute_scan.cost.removal import removal
-from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace import load
 
 WIDTH = 16
@@ -98,7 +98,7 @@ def training(tail: Tail, *, doubled: bool) -> Callable[[], None]:
     return step
 
 
-def recorded(step: Callable[[], None], trace: Path) -> Recompute:
+def recorded(step: Callable[[], None], trace: Path) -> RecomputeFacts:
     with profile(
         activities=[ProfilerActivity.CPU],
         schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
@@ -110,16 +110,16 @@ def recorded(step: Callable[[], None], trace: Path) -> Recompute:
     return study(load(trace))
 
 
-def left(facts: Recompute) -> Counter[str]:
-    """Calls inside the replays, by name, without what goes with the inner checkpoint."""
+def left(facts: RecomputeFacts) -> Counter[str]:
+    """Calls inside the recomputes, by name, without what goes with the inner checkpoint."""
     calls = facts.calls
-    around = surroundings(facts, facts.steps[0].start, facts.steps[-1].end)
+    around = find_context(facts, facts.steps[0].start, facts.steps[-1].end)
     edits = join(removal(around, lambda kinds: kinds[0], TYPICAL))
     lost = edits.removed(calls.thread, calls.start)
     return Counter(
         calls.names[calls.name[inner]]
-        for replay in facts.alignment.replays
-        for row in replay.again.tolist()
+        for recompute in facts.alignment.recomputes
+        for row in recompute.again.tolist()
         for inner in range(row, row + int(calls.size[row]) + 1)
         if not lost[inner]
     )
@@ -132,7 +132,7 @@ def computed_again(step: Callable[[], None]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", TAILS)
-def test_the_replay_that_stays_ends_where_torch_ends_it(name: str, tmp_path: Path) -> None:
+def test_the_recompute_that_stays_ends_where_torch_ends_it(name: str, tmp_path: Path) -> None:
     doubled = training(TAILS[name], doubled=True)
     whole = computed_again(doubled)
     expected = computed_again(training(TAILS[name], doubled=False))

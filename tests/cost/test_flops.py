@@ -193,24 +193,24 @@ def by_trace(training: Training, folder: Path) -> Flops:
 def test_every_part_of_a_step_is_as_torch_counts_it(name: str, wrap: str, tmp_path: Path) -> None:
     training = Training(MODELS[name], WRAPS[wrap])
     forward = by_torch(training.forward)
-    replayed = by_torch(training.step)
+    recomputed = by_torch(training.step)
     needed = by_torch(Training(MODELS[name], plain).step)
     flops = by_trace(training, tmp_path)
     assert flops.reason is None
     assert flops.uncounted == ()
     assert flops.forward_per_step == forward
     assert flops.backward_per_step == needed - forward
-    assert flops.recompute_per_step == replayed - needed
+    assert flops.recompute_per_step == recomputed - needed
     if wrap == "doubled":
-        # Both replays are the reentrant checkpoint's: its forward is run again whole.
-        assert flops.surplus_per_step == (replayed - needed) / 2
+        # Both recomputes are the reentrant checkpoint's: its forward is run again whole.
+        assert flops.redundant_per_step == (recomputed - needed) / 2
     else:
-        assert flops.surplus_per_step == 0
-    assert flops.hfu_over_mfu == pytest.approx(replayed / needed)
+        assert flops.redundant_per_step == 0
+    assert flops.hfu_over_mfu == pytest.approx(recomputed / needed)
 
 
 def test_the_symptom_has_its_textbook_values(tmp_path: Path) -> None:
-    """Four thirds and five thirds, where the backward is twice the forward and all is replayed."""
+    """Four and five thirds, where the backward is twice the forward and all is recomputed."""
 
     class Square(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the replays cost: phases that add up, and savings that only surplus brings."""
+"""What the recomputes cost: phases that add up, and savings that only redundant brings."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ def test_phases_of_recorded_steps_add_up(name: str) -> None:
 
 
 def test_phases_of_a_step_by_the_hosts_clock() -> None:
-    """Three layers of 51 µs each, replayed twice; times in ns."""
-    phases = host_phases(studied(thread(checkpointed_step(0, replays=TWICE))))
+    """Three layers of 51 µs each, recomputed twice; times in ns."""
+    phases = host_phases(studied(thread(checkpointed_step(0, recomputes=TWICE))))
     assert phases.forward.tolist() == [3 * 51_000 + 2_000 + 1_000]
-    assert phases.recompute.tolist() == phases.surplus.tolist() == [3 * 51_000]
+    assert phases.recompute.tolist() == phases.redundant.tolist() == [3 * 51_000]
     assert phases.optimizer.tolist() == [12_000]
 
 
 def test_the_breakdown_sums_to_the_step() -> None:
-    cost = cost_of(checkpointed_step(0, replays=TWICE), checkpointed_step(1))
+    cost = cost_of(checkpointed_step(0, recomputes=TWICE), checkpointed_step(1))
     assert sum(dataclasses.astuple(cost.breakdown)) == pytest.approx(cost.step_ms)
-    assert cost.breakdown.surplus == pytest.approx(cost.surplus_recompute_ms)
-    assert cost.breakdown.recompute + cost.breakdown.surplus == pytest.approx(cost.recompute_ms)
+    assert cost.breakdown.redundant == pytest.approx(cost.redundant_recompute_ms)
+    assert cost.breakdown.recompute + cost.breakdown.redundant == pytest.approx(cost.recompute_ms)
 
 
 @pytest.mark.parametrize("calls", [plain_step(0), checkpointed_step(0)])
-def test_without_surplus_there_is_nothing_to_save(calls: Call) -> None:
+def test_without_redundant_there_is_nothing_to_save(calls: Call) -> None:
     cost = cost_of(calls)
-    assert (cost.saving_pct, cost.surplus_recompute_ms) == (0.0, 0.0)
+    assert (cost.saving_pct, cost.redundant_recompute_ms) == (0.0, 0.0)
     assert cost.predicted_step_ms == cost.step_ms == cost.predicted_low_ms
 
 
@@ -78,12 +78,12 @@ def test_recorded_steps_are_the_base_where_none_was_timed() -> None:
 
 
 def test_timed_steps_are_the_base_where_there_are_some() -> None:
-    traced = cost_of(checkpointed_step(0, replays=TWICE))
-    cost = cost_of(checkpointed_step(0, replays=TWICE), timed=(50.0, 10.0, 20.0, 30.0, 40.0))
+    traced = cost_of(checkpointed_step(0, recomputes=TWICE))
+    cost = cost_of(checkpointed_step(0, recomputes=TWICE), timed=(50.0, 10.0, 20.0, 30.0, 40.0))
     assert (cost.step_source, cost.step_ms) == ("timed", 30.0)
     # They vary: something is taken off for the profiler, which the trace alone does not tell.
     assert cost.saving_pct == pytest.approx(traced.saving_pct, abs=1.0)
-    steady = cost_of(checkpointed_step(0, replays=TWICE), timed=(1.2 * traced.step_ms,) * 5)
+    steady = cost_of(checkpointed_step(0, recomputes=TWICE), timed=(1.2 * traced.step_ms,) * 5)
     assert steady.saving_pct == pytest.approx(traced.saving_pct)
     assert cost.predicted_step_ms == pytest.approx(30.0 * (1 - cost.saving_pct / 100))
     assert cost.predicted_low_ms < cost.predicted_step_ms < cost.predicted_high_ms
@@ -105,10 +105,10 @@ def test_the_step_time_says_how_sure_it_is() -> None:
 
 def test_steps_that_something_else_slowed_down_do_not_count() -> None:
     """Five of nine: the median step is a slow one."""
-    quick = [checkpointed_step(number, replays=TWICE) for number in range(4)]
+    quick = [checkpointed_step(number, recomputes=TWICE) for number in range(4)]
     slow = []
     for number in range(4, 9):
-        whole = checkpointed_step(number, replays=TWICE)
+        whole = checkpointed_step(number, recomputes=TWICE)
         slow.append(dataclasses.replace(whole, inside=(wait(400), *whole.inside)))
     share = [cost.predicted_step_ms / cost.step_ms for cost in (cost_of(*quick), cost_of(*slow))]
     mixed = cost_of(*slow, *quick)
@@ -162,7 +162,7 @@ def test_a_plain_trace_leaves_room_for_what_the_profiler_takes() -> None:
     # Small calls beside a long wait, in which the profiler takes nothing.
     steps = []
     for number in range(8):
-        whole = checkpointed_step(number, replays=TWICE)
+        whole = checkpointed_step(number, recomputes=TWICE)
         steps.append(dataclasses.replace(whole, inside=(wait(400), *whole.inside)))
     cost = cost_of(*steps)
     assert cost.doubt_ms is not None
@@ -170,7 +170,7 @@ def test_a_plain_trace_leaves_room_for_what_the_profiler_takes() -> None:
 
 
 def test_a_single_step_leaves_room_for_others() -> None:
-    one = cost_of(checkpointed_step(0, replays=TWICE))
+    one = cost_of(checkpointed_step(0, recomputes=TWICE))
     assert one.doubt_ms is not None
     assert one.doubt_ms["steps"] == pytest.approx(0.15 * (one.step_ms - one.predicted_step_ms))
 
@@ -179,7 +179,7 @@ def test_without_a_complete_step_there_is_no_price() -> None:
     assert price(studied(thread(step(0, *run(0)))), (10.0,)) is None
 
 
-def test_collectives_that_a_replay_repeats_are_stated() -> None:
+def test_collectives_that_a_recompute_repeats_are_stated() -> None:
     gather = op("c10d::_allgather_base_", op("record_param_comms", us=7))
     forward = run(0)
     again = [*run(50)[:2], gather, *run(60)[2:]]
@@ -190,9 +190,11 @@ def test_collectives_that_a_replay_repeats_are_stated() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.integers(1, 3), min_size=3, max_size=3), st.integers(0, 2))
-def test_more_surplus_never_means_less_saving(times: list[int], layer: int) -> None:
-    def saving(replays: list[int]) -> float:
-        steps = [checkpointed_step(i, layers=1, replays={0: n}) for i, n in enumerate(replays)]
+def test_more_redundant_never_means_less_saving(times: list[int], layer: int) -> None:
+    def saving(recomputes: list[int]) -> float:
+        steps = [
+            checkpointed_step(i, layers=1, recomputes={0: n}) for i, n in enumerate(recomputes)
+        ]
         return cost_of(*steps).saving_pct
 
     more = [n + (place == layer) for place, n in enumerate(times)]
@@ -210,20 +212,20 @@ def gpu_layer(first: int, us: float, **where: float | int) -> list[Call]:
     ]
 
 
-def gpu_step(number: int, replays: int = 2, stream: int = 7, tail: float = 0.0) -> Call:
-    """A step that the GPU limits: 4 ms of forward kernels, as much in every replay.
+def gpu_step(number: int, recomputes: int = 2, stream: int = 7, tail: float = 0.0) -> Call:
+    """A step that the GPU limits: 4 ms of forward kernels, as much in every recompute.
 
-    ``stream`` is where the last replay's kernels run; ``tail`` µs of other work run on stream 9.
+    ``stream`` is where the last recompute's kernels run; ``tail`` µs of other work run on stream 9.
     """
     base = 1000 * number
     forward = gpu_layer(base, 1000.0)
     again = [
-        call for turn in range(replays - 1) for call in gpu_layer(base + 100 * turn + 100, 1e3)
+        call for turn in range(recomputes - 1) for call in gpu_layer(base + 100 * turn + 100, 1e3)
     ]
-    again += gpu_layer(base + 900, 1000.0, stream=stream) if replays else []
+    again += gpu_layer(base + 900, 1000.0, stream=stream) if recomputes else []
     backward = gradients(forward, again)
     beside = [op("aten::copy_", launch("other", tail, stream=9), seq=None)] if tail else []
-    return step(number, *forward, *beside, *backward, synchronize(4000.0 * (1 + replays)))
+    return step(number, *forward, *beside, *backward, synchronize(4000.0 * (1 + recomputes)))
 
 
 def synchronize(us: float) -> Call:
@@ -241,22 +243,22 @@ def test_on_a_gpu_kernel_time_is_what_counts() -> None:
     cost = gpu_cost(gpu_step(0), gpu_step(1))
     assert cost.step_ms == pytest.approx(12.0, rel=0.02)
     assert cost.recompute_ms == pytest.approx(8.0, rel=0.02)
-    assert cost.surplus_recompute_ms == pytest.approx(4.0, rel=0.02)
+    assert cost.redundant_recompute_ms == pytest.approx(4.0, rel=0.02)
     # The sample's own host time, 0.1 ms, is not what goes.
     assert cost.saving_pct == pytest.approx(100 / 3, rel=0.02)
 
 
-def test_surplus_behind_another_stream_costs_nothing() -> None:
+def test_redundant_behind_another_stream_costs_nothing() -> None:
     hidden = gpu_cost(gpu_step(0, stream=8, tail=12_000.0))
-    assert hidden.surplus_recompute_ms > 1.0
+    assert hidden.redundant_recompute_ms > 1.0
     assert hidden.saving_pct == pytest.approx(0.0, abs=0.1)
 
 
 def test_phases_of_a_step_by_kernels() -> None:
     phases = device_phases(studied(thread(gpu_step(0))))
     assert (phases.forward / 1e6).tolist() == pytest.approx([4.0], rel=0.01)
-    assert (phases.surplus / 1e6).tolist() == pytest.approx([4.0], rel=0.01)
-    total = phases.forward + phases.recompute + phases.surplus + phases.backward
+    assert (phases.redundant / 1e6).tolist() == pytest.approx([4.0], rel=0.01)
+    total = phases.forward + phases.recompute + phases.redundant + phases.backward
     assert (total + phases.optimizer + phases.other).tolist() == pytest.approx(phases.step)
 
 

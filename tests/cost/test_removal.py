@@ -1,63 +1,63 @@
-"""Which of two replays goes with which checkpoint, and what goes with it."""
+"""Which of two recomputes goes with which checkpoint, and what goes with it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from recompute_scan.annotations import MARKING
+from recompute_scan.annotations import ANNOTATING
 from recompute_scan.cost.clock import TimeEdit, join
-from recompute_scan.cost.entries import markings, surroundings
+from recompute_scan.cost.context import annotation_edits, find_context
 from recompute_scan.cost.hooks import Hooks, saved_tensors
 from recompute_scan.cost.predict import predict, prepare
 from recompute_scan.cost.removal import removal
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from tests.recompute.training import gradients, marked_step, run, training_step
 from tests.trace_builder import annotation, op, studied, thread, wait
 
 NO_HOOKS = Hooks(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def gone(facts: Recompute, place: int | None) -> list[TimeEdit]:
+def gone(facts: RecomputeFacts, place: int | None) -> list[TimeEdit]:
     keep = None if place is None else lambda checkpoints: checkpoints[place]
-    around = surroundings(facts, facts.steps[0].start, facts.steps[-1].end)
+    around = find_context(facts, facts.steps[0].start, facts.steps[-1].end)
     return [edit for edit in removal(around, keep, NO_HOOKS) if edit.gone]
 
 
-def starts_inside(facts: Recompute, edits: list[TimeEdit], replay: int) -> int:
-    """How many layers' operators of that replay (0 or 1) lie in what goes."""
+def starts_inside(facts: RecomputeFacts, edits: list[TimeEdit], recompute: int) -> int:
+    """How many layers' operators of that recompute (0 or 1) lie in what goes."""
     return sum(
         any(e.start <= facts.calls.start[r.again[0]] < e.end for e in edits)
-        for r in facts.alignment.replays[replay::2]
+        for r in facts.alignment.recomputes[recompute::2]
     )
 
 
 @pytest.mark.parametrize(("kept", "stays"), [(0, 0), (1, 1)])
 def test_the_run_of_the_checkpoint_that_goes_is_the_one_that_goes(kept: int, stays: int) -> None:
-    facts = studied(thread(marked_step(0, replays=2)))
+    facts = studied(thread(marked_step(0, recomputes=2)))
     edits = gone(facts, kept)
     assert starts_inside(facts, edits, stays) == 0
     assert starts_inside(facts, edits, 1 - stays) == 3
 
 
-def test_without_any_checkpoint_every_replay_goes() -> None:
-    facts = studied(thread(marked_step(0, replays=2)))
+def test_without_any_checkpoint_every_recompute_goes() -> None:
+    facts = studied(thread(marked_step(0, recomputes=2)))
     edits = gone(facts, None)
     assert starts_inside(facts, edits, 0) == starts_inside(facts, edits, 1) == 3
 
 
-def test_a_single_replay_stays_where_a_checkpoint_is_kept() -> None:
-    facts = studied(thread(marked_step(0, replays=1)))
+def test_a_single_recompute_stays_where_a_checkpoint_is_kept() -> None:
+    facts = studied(thread(marked_step(0, recomputes=1)))
     assert gone(facts, 0) == []
 
 
-def test_the_preparation_of_a_replay_goes_with_it() -> None:
+def test_the_preparation_of_a_recompute_goes_with_it() -> None:
     """200 µs before the first operator, inside the node that asked for it."""
     forward = run(0)
     again = [wait(200), *run(50), *run(60)]
     facts = studied(thread(training_step(0, *forward, *gradients(forward, again))))
     first = min(gone(facts, 1), key=lambda edit: edit.start)
-    assert facts.calls.start[facts.alignment.replays[0].again[0]] - first.start >= 200_000
+    assert facts.calls.start[facts.alignment.recomputes[0].again[0]] - first.start >= 200_000
 
 
 def test_saved_tensors_are_counted_with_all_that_an_operator_holds() -> None:
@@ -71,17 +71,19 @@ def test_saved_tensors_are_counted_with_all_that_an_operator_holds() -> None:
 
 
 def test_the_time_of_naming_checkpoints_is_no_part_of_a_step() -> None:
-    def step(us: float) -> Recompute:
+    def step(us: float) -> RecomputeFacts:
         forward = run(0)
-        marking = annotation(MARKING, us=us)
+        annotating = annotation(ANNOTATING, us=us)
         return studied(
-            thread(training_step(0, marking, *forward, *gradients(forward, [*run(50), *run(60)])))
+            thread(
+                training_step(0, annotating, *forward, *gradients(forward, [*run(50), *run(60)]))
+            )
         )
 
     short, long = (prepare(step(rows), np.zeros(0)) for rows in (10, 400))
     assert short is not None
     assert long is not None
-    assert len(markings(long.facts)) == 1
+    assert len(annotation_edits(long.facts)) == 1
     assert long.steps == pytest.approx(short.steps, abs=10)
     keep_last = lambda checkpoints: checkpoints[-1]  # noqa: E731
     assert predict(long, keep_last).share == pytest.approx(predict(short, keep_last).share)

@@ -58,7 +58,9 @@ def step_ms(folder: Path, chosen: str) -> float:
 
 
 @pytest.mark.parametrize("before", ["doubled", "wrapped", "reentrant"])
-def test_all_replays_removed_is_the_script_without_checkpoints(tmp_path: Path, before: str) -> None:
+def test_all_recomputes_removed_is_the_script_without_checkpoints(
+    tmp_path: Path, before: str
+) -> None:
     now = step_ms(tmp_path / "before", before)
     truth = step_ms(tmp_path / "plain", "plain")
     cost = analyse([tmp_path / "before" / "out"]).cost
@@ -68,7 +70,7 @@ def test_all_replays_removed_is_the_script_without_checkpoints(tmp_path: Path, b
     assert cost.bare_step_ms == pytest.approx(truth, rel=0.08)
 
 
-def test_the_surplus_removed_is_the_repaired_script(tmp_path: Path) -> None:
+def test_the_redundant_removed_is_the_repaired_script(tmp_path: Path) -> None:
     now = step_ms(tmp_path / "before", "doubled")
     truth = step_ms(tmp_path / "repaired", "wrapped")
     cost = analyse([tmp_path / "before" / "out"]).cost

@@ -14,7 +14,7 @@ from benchmarks.damages import KNOWN, LATER, WAYS
 
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.confidence import confidence
-from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace.kineto.parse import read
 from tests.fuzz.seeds import training
 
@@ -23,7 +23,7 @@ SMALL = {label.name: label for label in labelled() if label.name in ("plain_once
 STRENGTHS = (0.01, 0.05, 0.2, 0.5, 1.0)
 
 
-def studied(events: list[Event]) -> Recompute:
+def studied(events: list[Event]) -> RecomputeFacts:
     data = json.dumps({"traceEvents": events}).encode()
     return study(read(io.BytesIO(data), "test.json"))
 
@@ -33,7 +33,7 @@ def sound() -> list[Event]:
     return events
 
 
-def lost(facts: Recompute) -> dict[str, int]:
+def lost(facts: RecomputeFacts) -> dict[str, int]:
     return {name: n for name, n in facts.trace.health.items() if not name.endswith("_of")}
 
 

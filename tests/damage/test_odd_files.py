@@ -92,14 +92,14 @@ def test_two_links_in_a_circle_beside_a_trace_cost_nothing_but_a_word(folder: Pa
     assert sum("Left out" in warning for warning in result.warnings) == 2
 
 
-def test_an_account_of_a_killed_rank_is_no_trace(tmp_path: Path) -> None:
+def test_an_run_record_of_a_killed_rank_is_no_trace(tmp_path: Path) -> None:
     (tmp_path / "so-far-rank0.json").write_text('{"schema": "recompute-scan-run/1"}')
     with pytest.raises(InputError) as refusal:
         find([tmp_path])
     assert refusal.value.code == "E308"
     with pytest.raises(InputError, match="no profiler trace") as refusal:
         load(tmp_path / "so-far-rank0.json")
-    assert refusal.value.why == "it is a run's account, not its trace"
+    assert refusal.value.why == "it is a run's run record, not its trace"
 
 
 def test_what_could_not_be_read_holds_no_buffer(

@@ -143,7 +143,7 @@ def test_python_frames_are_left_out_unless_asked_for() -> None:
 
 @pytest.mark.parametrize("chunk", [2_000, 1 << 18])
 @pytest.mark.parametrize("python", [True, False])
-def test_a_stretch_of_time_is_what_overlaps_it(chunk: int, python: bool) -> None:
+def test_a_span_of_time_is_what_overlaps_it(chunk: int, python: bool) -> None:
     path, _ = recorded("n_in_r")
     data = gzip.decompress(path.read_bytes())
     whole = read(io.BytesIO(data), "it", python=python)

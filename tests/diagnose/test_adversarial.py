@@ -61,11 +61,11 @@ def watchdog(rank: int, number: int, operation: str, elements: int = 8) -> str:
 def changed(*pairs: tuple[str, str], dtypes: tuple[str, str] = ("bfloat16", "bfloat16")) -> str:
     """A checkpoint's complaint about tensors of these shapes."""
     text = MISMATCH
-    for n, (saved, replayed) in enumerate(pairs):
+    for n, (saved, recomputed) in enumerate(pairs):
         text += f"tensor at position {n}:\n"
         for word, shape, dtype in (
             ("saved", saved, dtypes[0]),
-            ("recomputed", replayed, dtypes[1]),
+            ("recomputed", recomputed, dtypes[1]),
         ):
             text += f"{word} metadata: {{'shape': torch.Size([{shape}]), 'dtype': torch.{dtype}, "
             text += "'device': device(type='cuda', index=0)}\n"
@@ -79,7 +79,7 @@ EVALUATES = (
     (TRAINER, "evaluation_loop"),
     (MODULE, "_call_impl"),
 )
-REPLAYS = ((CHECKPOINT, "unpack_hook"), (CHECKPOINT, "recompute_fn"), (MODULE, "_call_impl"))
+RECOMPUTES = ((CHECKPOINT, "unpack_hook"), (CHECKPOINT, "recompute_fn"), (MODULE, "_call_impl"))
 KEYS = ("1, 8, 171, 128", "1, 8, 342, 128")
 PROGRESS = "".join(f"step {n} loss 1.5\n" for n in range(60))
 SUMMARY = """\
@@ -318,13 +318,13 @@ TRAPS = (
     ),
     Trap(
         "doubled keys, a time before every line",
-        prefixed(raised(changed(KEYS).rstrip(), *REPLAYS[:2]), "2026-01-02 03:04:05,678 "),
+        prefixed(raised(changed(KEYS).rstrip(), *RECOMPUTES[:2]), "2026-01-02 03:04:05,678 "),
         ("RS101-kv-cache",),
     ),
     Trap(
         "doubled keys, journald's words before every line",
         prefixed(
-            raised(changed(KEYS).rstrip(), *REPLAYS[:2]), "Nov 22 11:05:30 host python[123]: "
+            raised(changed(KEYS).rstrip(), *RECOMPUTES[:2]), "Nov 22 11:05:30 host python[123]: "
         ),
         ("RS101-kv-cache",),
     ),
@@ -393,12 +393,12 @@ TRAPS = (
         ),
     ),
     Trap(
-        "messages that both ranks await in their replays",
+        "messages that both ranks await in their recomputes",
         "".join(
             prefixed(
                 raised(
                     "RuntimeError: Timed out waiting 60000ms for recv operation to complete",
-                    *REPLAYS[:2],
+                    *RECOMPUTES[:2],
                     (f"{LIB}/torch/distributed/distributed_c10d.py", "recv"),
                 ),
                 f"[rank{rank}]: ",

@@ -80,8 +80,8 @@ CASES = {
         ),
         "RS211-one-behind",
     ),
-    "a message in a replay": ((hung(0, BARRIER), hung(1, RECEIVES)), "RS214-replayed"),
-    "messages in both replays": ((hung(0, RECEIVES), hung(1, RECEIVES)), "RS211-waiting"),
+    "a message in a recompute": ((hung(0, BARRIER), hung(1, RECEIVES)), "RS214-recomputed"),
+    "messages in both recomputes": ((hung(0, RECEIVES), hung(1, RECEIVES)), "RS211-waiting"),
 }
 
 

@@ -373,7 +373,7 @@ def test_a_fix_is_safe_only_where_results_cannot_change(
 
 
 def test_no_advice_speaks_for_reentrant() -> None:
-    # It hides a replay that differs from its original, and gave wrong gradients so.
+    # It hides a recompute that differs from its original, and gave wrong gradients so.
     for mechanism in MECHANISMS:
         assert "use_reentrant=True" not in mechanism.remove
         assert all(edit.value != "True" for edit in mechanism.edits)

@@ -11,7 +11,7 @@ import torch._functorch.config
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.findings.base import Evidence, NotApplicable
 from recompute_scan.findings.compiled_recompute import check
-from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Finding
 from recompute_scan.trace.kineto.parse import parse
@@ -20,11 +20,11 @@ from tests.recompute.training import checkpointed_step, gradients, plain_step, r
 from tests.trace_builder import Call, as_bytes, document, node, op, step, studied, thread
 
 
-def findings(facts: Recompute) -> list[Finding] | NotApplicable:
+def findings(facts: RecomputeFacts) -> list[Finding] | NotApplicable:
     return check(Evidence(facts, list_regions(facts), None, confidence(facts), {}))
 
 
-def finding(facts: Recompute) -> Finding:
+def finding(facts: RecomputeFacts) -> Finding:
     found = findings(facts)
     assert isinstance(found, list)
     (one,) = found
@@ -39,9 +39,9 @@ def call(number: int) -> Call:
     return op("Torch-Compiled Region: 0/0", inside)
 
 
-def backward(number: int, *inside: str, replay: tuple[Call, ...] = ()) -> Call:
+def backward(number: int, *inside: str, recompute: tuple[Call, ...] = ()) -> Call:
     formula = [op(name) for name in (*inside, "aten::mm")]
-    return node("CompiledFunctionBackward", *replay, *formula, seq=number)
+    return node("CompiledFunctionBackward", *recompute, *formula, seq=number)
 
 
 @pytest.mark.parametrize("calls", [plain_step(0), checkpointed_step(0)])
@@ -93,8 +93,8 @@ def test_forward_work_inside_is_told_from_a_formula(operator: str, recomputes: b
     assert "compiled" in (facts.judgement.reason or "")
 
 
-def test_a_replay_of_compiled_code_is_counted_and_named() -> None:
-    facts = study_step(call(0), backward(0, replay=(call(50),)))
+def test_a_recompute_of_compiled_code_is_counted_and_named() -> None:
+    facts = study_step(call(0), backward(0, recompute=(call(50),)))
     found = finding(facts)
     assert facts.judgement.highest == 1.0
     assert found.severity == "info"
@@ -104,7 +104,7 @@ def test_a_replay_of_compiled_code_is_counted_and_named() -> None:
 
 def test_both_at_once_is_a_warning() -> None:
     attention = "aten::_scaled_dot_product_flash_attention"
-    facts = study_step(call(0), backward(0, attention, replay=(call(50),)))
+    facts = study_step(call(0), backward(0, attention, recompute=(call(50),)))
     found = finding(facts)
     assert found.severity == "warning"
     assert facts.judgement.verdict == "inconclusive"

@@ -16,7 +16,7 @@ from recompute_scan.findings import rules as rule_list
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.findings.rules import RULES, check_all
 from recompute_scan.frameworks.known import MECHANISMS
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Finding
 from recompute_scan.run_info import Source
@@ -37,15 +37,19 @@ SOURCES = {
 }
 
 
-def evidence(facts: Recompute, sources: dict[str, Source] | None = None) -> Evidence:
+def evidence(facts: RecomputeFacts, sources: dict[str, Source] | None = None) -> Evidence:
     return Evidence(facts, list_regions(facts), None, confidence(facts), sources or {})
 
 
-def marked(replays: int, variants: tuple[str, str] = ("non-reentrant", "reentrant")) -> Recompute:
-    return studied(thread(marked_step(0, replays, variants)))
+def marked(
+    recomputes: int, variants: tuple[str, str] = ("non-reentrant", "reentrant")
+) -> RecomputeFacts:
+    return studied(thread(marked_step(0, recomputes, variants)))
 
 
-def found(facts: Recompute, code: str, sources: dict[str, Source] | None = None) -> list[Finding]:
+def found(
+    facts: RecomputeFacts, code: str, sources: dict[str, Source] | None = None
+) -> list[Finding]:
     findings, checked = check_all(evidence(facts, sources))
     mine = [finding for finding in findings if finding.code == code]
     (status,) = [one.status for one in checked if one.code == code]
@@ -53,7 +57,7 @@ def found(facts: Recompute, code: str, sources: dict[str, Source] | None = None)
     return mine
 
 
-def statuses(facts: Recompute) -> dict[str, str]:
+def statuses(facts: RecomputeFacts) -> dict[str, str]:
     return {one.code: one.status for one in check_all(evidence(facts))[1]}
 
 
@@ -65,7 +69,7 @@ def test_a_gpu_that_idles_is_not_taken_for_a_cpu() -> None:
     assert cost.device == "cpu"
     on_gpu, on_cpu = (
         memory_headroom.check(dataclasses.replace(evidence(facts), cost=cost))
-        for facts in (idle, marked(replays=2))
+        for facts in (idle, marked(recomputes=2))
     )
     assert isinstance(on_gpu, NotApplicable)
     assert isinstance(on_cpu, NotApplicable)
@@ -74,7 +78,7 @@ def test_a_gpu_that_idles_is_not_taken_for_a_cpu() -> None:
 
 
 def test_doubled_checkpoint_names_both_and_gives_the_diff() -> None:
-    (finding,) = found(marked(replays=2), "RS001", SOURCES)
+    (finding,) = found(marked(recomputes=2), "RS001", SOURCES)
     assert finding.severity == "error"
     assert finding.title.startswith("3 of 3 blocks run their forward again 2 times")
     assert any("non-reentrant at train.py:31" in line for line in finding.evidence)
@@ -87,20 +91,20 @@ def test_doubled_checkpoint_names_both_and_gives_the_diff() -> None:
 
 
 def test_doubled_checkpoint_without_sources_has_a_fix_without_diff() -> None:
-    (finding,) = found(marked(replays=2), "RS001")
+    (finding,) = found(marked(recomputes=2), "RS001")
     assert finding.fix is not None
     assert finding.fix.diff is None
     assert finding.fix.disposition == "review"
 
 
 def test_doubled_checkpoint_is_found_without_marks() -> None:
-    facts = studied(thread(checkpointed_step(0, replays=dict.fromkeys(range(3), 2))))
+    facts = studied(thread(checkpointed_step(0, recomputes=dict.fromkeys(range(3), 2))))
     (finding,) = found(facts, "RS001")
     assert finding.title.startswith("3 of 3 blocks")
 
 
 def test_a_doubled_layer_among_others_is_found_alone() -> None:
-    facts = studied(thread(checkpointed_step(0, layers=4, replays={2: 2})))
+    facts = studied(thread(checkpointed_step(0, layers=4, recomputes={2: 2})))
     (finding,) = found(facts, "RS001")
     assert finding.title.startswith("1 of 4 blocks")
 
@@ -110,8 +114,8 @@ def test_doubled_checkpoint_is_silent_on_none_and_full(calls: Call) -> None:
     assert statuses(studied(thread(calls)))["RS001"] == "clean"
 
 
-def test_nested_checkpoint_is_found_where_two_marks_replay_once() -> None:
-    facts = marked(replays=1, variants=("non-reentrant", "non-reentrant"))
+def test_nested_checkpoint_is_found_where_two_marks_recompute_once() -> None:
+    facts = marked(recomputes=1, variants=("non-reentrant", "non-reentrant"))
     (finding,) = found(facts, "RS002", SOURCES)
     assert finding.severity == "info"
     assert (finding.saving_ms, finding.saving_pct) == (0.0, 0.0)
@@ -120,7 +124,7 @@ def test_nested_checkpoint_is_found_where_two_marks_replay_once() -> None:
 
 
 def test_nested_checkpoint_is_silent_where_the_pair_is_doubled() -> None:
-    found = statuses(marked(replays=2))
+    found = statuses(marked(recomputes=2))
     assert (found["RS001"], found["RS002"]) == ("found", "clean")
 
 
@@ -137,10 +141,10 @@ def test_a_broken_rule_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch)
     def broken(_: Evidence) -> list[Finding] | NotApplicable:
         raise KeyError("no such layer")
 
-    unbroken = list(statuses(marked(replays=2)).values())
+    unbroken = list(statuses(marked(recomputes=2)).values())
     rules = (Rule("RS900", "broken-rule", broken), *RULES)
     monkeypatch.setattr(rule_list, "RULES", rules)
-    findings, checked = check_all(evidence(marked(replays=2)))
+    findings, checked = check_all(evidence(marked(recomputes=2)))
     assert [finding.code for finding in findings] == ["RS001"]
     assert (checked[0].status, checked[0].why) == ("error", "KeyError: 'no such layer'")
     assert [one.status for one in checked[1:]] == unbroken
@@ -157,7 +161,7 @@ def test_codes_names_and_pages_agree() -> None:
 
 
 @pytest.mark.parametrize("facts", [marked(2), marked(1, ("non-reentrant", "non-reentrant"))])
-def test_a_finding_bears_its_rules_code_and_name(facts: Recompute) -> None:
+def test_a_finding_bears_its_rules_code_and_name(facts: RecomputeFacts) -> None:
     names = {rule.code: rule.name for rule in RULES}
     findings, _ = check_all(evidence(facts))
     assert findings
@@ -172,14 +176,14 @@ def test_no_two_mechanisms_have_one_name_or_one_title() -> None:
 
 
 def test_untrained_weights_are_named() -> None:
-    seen = dataclasses.replace(evidence(marked(replays=2)), untrained=("layers.0", "layers.1"))
+    seen = dataclasses.replace(evidence(marked(recomputes=2)), untrained=("layers.0", "layers.1"))
     (finding,) = [one for one in check_all(seen)[0] if one.code == "RS104"]
     assert (finding.severity, finding.confidence) == ("warning", "high")
     assert "layers.0, layers.1" in finding.evidence[0]
 
 
 def test_untrained_weights_are_silent_where_all_have_a_gradient() -> None:
-    seen = dataclasses.replace(evidence(marked(replays=2)), untrained=())
+    seen = dataclasses.replace(evidence(marked(recomputes=2)), untrained=())
     findings, checked = check_all(seen)
     assert "RS104" not in {one.code for one in findings}
     assert {one.code: one.status for one in checked}["RS104"] == "clean"

@@ -2,7 +2,7 @@
 
 Inputs are changed step by step, and those that lead to something new are kept and changed
 further. What ends in any other way than a documented one is made as small as it can be and
-written to ``tests/fuzz/corpus``, which an ordinary test replays. Prints inputs a second, and the
+written to ``tests/fuzz/corpus``, which an ordinary test recomputes. Prints inputs a second, and the
 slowest input of each target; the status is 1 when something was found.
 """
 
@@ -28,7 +28,7 @@ _SEEDS = {
     "whole": seeds.traces,
     "result": seeds.results,
     "baseline": seeds.baselines,
-    "account": seeds.accounts,
+    "run record": seeds.run_records,
     "archive": seeds.archives,
     "log": seeds.logs,
 }

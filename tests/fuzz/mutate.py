@@ -21,7 +21,7 @@ _NAMES = (
     *("ProfilerStep#1", "ProfilerStep#99999999999999999999", "Optimizer.step#A.step"),
     *("CheckpointFunction", "CheckpointFunctionBackward", "AddmmBackward0", "aten::linear"),
     *("autograd::engine::evaluate_function: AddmmBackward0", "aten::convolution", "nccl:all"),
-    *("recompute_scan.region?call=1", "recompute_scan.replay?call=1", "PythonDispatchMode"),
+    *("recompute_scan.region?call=1", "recompute_scan.recompute?call=1", "PythonDispatchMode"),
     *("autograd::engine::evaluate_function: CheckpointFunctionBackward", "flash_fwd_kernel", ""),
 )
 _CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime", "kernel", "gpu_memcpy", "x", "")

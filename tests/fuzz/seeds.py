@@ -21,7 +21,7 @@ _LARGEST = 6000
 _ENGINE = "autograd::engine::evaluate_function: "
 
 
-def training(steps: int = 2, layers: int = 2, replays: int = 1) -> bytes:
+def training(steps: int = 2, layers: int = 2, recomputes: int = 1) -> bytes:
     """A trace of a reentrant checkpoint around each layer, as Kineto would write it."""
     events: list[dict[str, Any]] = []
     clock = [0.0]
@@ -49,11 +49,11 @@ def training(steps: int = 2, layers: int = 2, replays: int = 1) -> bytes:
     def node(name: str, sequence: int, *inside: Any) -> None:
         call(_ENGINE + name, lambda: call(name, *inside, sequence=sequence), sequence=sequence)
 
-    def replayed(level: int) -> None:
+    def recomputed(level: int) -> None:
         first = number[0]
         linear()
         if level > 1:
-            replayed(level - 1)
+            recomputed(level - 1)
         node("AddmmBackward0", first, lambda: call("aten::mm"))
 
     def step() -> None:
@@ -62,7 +62,7 @@ def training(steps: int = 2, layers: int = 2, replays: int = 1) -> bytes:
             call("CheckpointFunction", unnumbered, sequence=first + layer)
             number[0] = first + layer + 1
         for layer in reversed(range(layers)):
-            node("CheckpointFunctionBackward", first + layer, lambda: replayed(replays))
+            node("CheckpointFunctionBackward", first + layer, lambda: recomputed(recomputes))
         call("Optimizer.step#SGD.step", lambda: call("aten::add_"), cat="user_annotation")
 
     for index in range(steps):
@@ -74,7 +74,7 @@ def traces() -> list[bytes]:
     """Whole traces, and the damaged ones that are small."""
     corpus = sorted((ROOT / "tests" / "damage" / "corpus").glob("*"))
     small = [file.read_bytes() for file in corpus if file.stat().st_size < _LARGEST]
-    return [training(), training(1, 1), training(replays=2), training(layers=1), *small]
+    return [training(), training(1, 1), training(recomputes=2), training(layers=1), *small]
 
 
 def results() -> list[bytes]:
@@ -87,21 +87,21 @@ def baselines() -> list[bytes]:
     return [baseline_json(result_of(parse(data, "seed"))).encode() for data in traces()[:3]]
 
 
-def accounts() -> list[bytes]:
-    """Accounts of runs, with the settings that were found."""
+def run_records() -> list[bytes]:
+    """Run records, with the settings that were found."""
     recorded = sorted((ROOT / "traces").glob("*/run-rank0.json"))
     bare = RunInfo(0, 1, "complete", 0, "cpu", 1, (1.5, 1.75), 2, "trace-rank0.json.gz", None)
     return [encode_run_info(bare), *(file.read_bytes() for file in recorded)]
 
 
 def archives() -> list[bytes]:
-    """Archives of traces with their accounts, as `bundle` writes them."""
+    """Archives of traces with their run records, as `bundle` writes them."""
     packed = []
     for trace in traces()[:3]:
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("trace-rank0.json.gz", gzip.compress(trace, mtime=0))
-            archive.writestr("run-rank0.json", accounts()[0])
+            archive.writestr("run-rank0.json", run_records()[0])
         packed.append(buffer.getvalue())
     return packed
 

@@ -65,8 +65,8 @@ def baseline(data: bytes) -> str:
     return f"{min(3, len(parse_baseline(data, 'fuzzed.json')))} accepted"
 
 
-def account(data: bytes) -> str:
-    """The account of a run, with its settings."""
+def run_record(data: bytes) -> str:
+    """The run record of a run, with its settings."""
     info = parse_run_info(data, "run-rank0.json")
     return f"{info.status} {bool(info.end)} {bool(info.measured)}"
 
@@ -97,7 +97,7 @@ TARGETS: dict[str, Target] = {
     "whole": whole,
     "result": result,
     "baseline": baseline,
-    "account": account,
+    "run record": run_record,
     "archive": archive,
     "log": log,
 }

@@ -40,21 +40,21 @@ def layer(first: int, *, attends: bool) -> list[Call]:
     return [product(first), middle, product(first + 2), product(first + 3)]
 
 
-def backward(calls: list[Call], replay: list[Call]) -> list[Call]:
+def backward(calls: list[Call], recompute: list[Call]) -> list[Call]:
     nodes = []
     for place, call in enumerate(reversed(calls)):
         name = "AddmmBackward0" if call.name == "aten::linear" else "FlashBackward0"
         work = op("aten::mm", launch("gemm", 2 * KERNEL_US), dims=[[8, 4], [4, 8]])
-        before = replay if place == 0 else ()
+        before = recompute if place == 0 else ()
         nodes.append(node(name, *before, work, seq=call.args["Sequence number"]))
     return nodes
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One step; layers are replayed where ``replays`` says so, and allocate what they save."""
+    """One step; layers are recomputed where ``recomputes`` says so, and allocate what they save."""
 
-    replays: tuple[int, ...] = (1, 1, 1)
+    recomputes: tuple[int, ...] = (1, 1, 1)
     attends: bool = True
     memory: int | None = 80 * GIB
     peak: int = BASE
@@ -62,12 +62,12 @@ class Scene:
     extra: tuple[dict[str, Any], ...] = ()
 
     def write(self, folder: Path) -> Path:
-        layers = [layer(100 * place, attends=self.attends) for place in range(len(self.replays))]
+        layers = [layer(100 * place, attends=self.attends) for place in range(len(self.recomputes))]
         back: list[Call] = []
         for place in reversed(range(len(layers))):
             again = [
                 call
-                for turn in range(self.replays[place])
+                for turn in range(self.recomputes[place])
                 for call in layer(1000 + 100 * place + 10 * turn, attends=self.attends)
             ]
             back += backward(layers[place], again)
@@ -100,8 +100,8 @@ class Scene:
             e["args"].get("Sequence number"): e for e in events if e["name"] == "aten::linear"
         }
         allocate(0.5, self.peak)
-        for place in reversed(range(len(self.replays))):
-            if not self.replays[place]:
+        for place in reversed(range(len(self.recomputes))):
+            if not self.recomputes[place]:
                 continue
             again = starts[1000 + 100 * place]
             allocate(again["ts"] + 0.25, SAVED[place])
@@ -141,7 +141,7 @@ def test_all_layers_stop_where_there_is_memory_for_all(tmp_path: Path) -> None:
 
 def test_the_plan_is_the_best_that_fits(tmp_path: Path) -> None:
     """All three would take 600 MiB beside what is there before them."""
-    # Today's peak is in the replay of the largest layer; 250 MiB more hold no three of them.
+    # Today's peak is in the recompute of the largest layer; 250 MiB more hold no three of them.
     peak = BASE + 300 * MIB
     result = analyse([Scene(memory=round((peak + 250 * MIB) / 0.9)).write(tmp_path)])
     memory, finding = memory_of(result), found(result, "RS301")
@@ -161,7 +161,7 @@ def test_without_memory_left_nothing_is_advised(tmp_path: Path) -> None:
 
 
 def test_without_checkpoints_there_is_no_plan(tmp_path: Path) -> None:
-    result = analyse([Scene(replays=(0, 0, 0)).write(tmp_path)])
+    result = analyse([Scene(recomputes=(0, 0, 0)).write(tmp_path)])
     assert status(result, "RS301").status == "not-applicable"
     assert memory_of(result).plans == ()
 
@@ -182,9 +182,9 @@ def test_a_given_capacity_stands_above_the_traces(tmp_path: Path) -> None:
     assert found(result, "RS301") is not None
 
 
-def test_surplus_replays_are_not_gained_twice(tmp_path: Path) -> None:
+def test_redundant_recomputes_are_not_gained_twice(tmp_path: Path) -> None:
     """What RS001 saves is not RS301's: the plan begins at the step after that fix."""
-    result = analyse([Scene(replays=(2, 2, 2)).write(tmp_path)])
+    result = analyse([Scene(recomputes=(2, 2, 2)).write(tmp_path)])
     finding = found(result, "RS301")
     assert result.cost is not None
     assert finding is not None
@@ -192,20 +192,20 @@ def test_surplus_replays_are_not_gained_twice(tmp_path: Path) -> None:
     assert memory_of(result).plans[0].step_ms == pytest.approx(result.cost.predicted_step_ms)
 
 
-def test_attention_that_is_replayed_can_be_kept(tmp_path: Path) -> None:
+def test_attention_that_is_recomputed_can_be_kept(tmp_path: Path) -> None:
     result = analyse([Scene().write(tmp_path)])
     finding = found(result, "RS302")
     assert finding is not None
     assert result.cost is not None
-    # One of four replayed kernels of equal length; 2 * 4 * 64 rows of 16 numbers and a sum.
+    # One of four recomputed kernels of equal length; 2 * 4 * 64 rows of 16 numbers and a sum.
     assert finding.saving_ms == pytest.approx(result.cost.breakdown.recompute / 4, rel=0.02)
     assert f"{3 * 2 * 4 * 64 * (16 * 2 + 4) / 1024:.1f} KiB" in finding.title
     assert "They fit" in finding.detail
     assert finding.evidence[0].endswith("aten::_scaled_dot_product_flash_attention")
 
 
-@pytest.mark.parametrize("scene", [Scene(attends=False), Scene(replays=(0, 0, 0))])
-def test_without_replayed_attention_nothing_is_to_be_kept(scene: Scene, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scene", [Scene(attends=False), Scene(recomputes=(0, 0, 0))])
+def test_without_recomputed_attention_nothing_is_to_be_kept(scene: Scene, tmp_path: Path) -> None:
     assert status(analyse([scene.write(tmp_path)]), "RS302").status == "clean"
 
 

@@ -94,7 +94,7 @@ def footprint(ts: list[int], allocated: list[int], *held: Held) -> Footprint:
 
 
 def test_what_is_held_counts_only_while_it_is() -> None:
-    """The last layer's replay begins where the peak is: to keep its tensors costs nothing."""
+    """The last layer's recompute begins where the peak is: to keep its tensors costs nothing."""
     first, last = Held(0, 50, start=0, end=90), Held(1, 50, start=10, end=20)
     problem = build_problem(footprint([0, 15, 30], [100, 120, 200], first, last), 2)
     assert problem.peak(np.array([False, False])) == 200
@@ -143,7 +143,7 @@ def test_a_checkpoint_saves_what_autograd_would_keep(
     assert [measured.saved(layer) for layer in range(len(WIDTHS))] == truth
 
 
-def test_a_reentrant_replay_holds_its_result_too(tmp_path: Path) -> None:
+def test_a_reentrant_recompute_holds_its_result_too(tmp_path: Path) -> None:
     measured, _, truth = recorded(tmp_path / "trace.json", "--reentrant")
     result = 64 * 32 * 4
     saved = [measured.saved(layer) for layer in range(len(WIDTHS))]

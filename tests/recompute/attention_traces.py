@@ -1,9 +1,9 @@
-"""Device activity of training steps whose replays are known, because they are laid out here.
+"""Device activity of training steps whose recomputes are known, because they are laid out here.
 
 The layout knows how checkpoints work and nothing of the analyser: a backward pass goes through
-the layers from the last to the first, and at the last layer of each checkpointed stretch it runs
-that stretch's forward again, outer stretches first. How often a layer ran again is how many
-stretches hold it.
+the layers from the last to the first, and at the last layer of each checkpointed group it runs
+that group's forward again, outer groups first. How often a layer ran again is how many
+groups hold it.
 
 Kernel names are real ones, see ``test_attention_kernels``.
 """
@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Stretch = tuple[int, int]  # first and last layer
+Group = tuple[int, int]  # first and last layer
 Event = dict[str, Any]
-Kind = Literal["forward", "replay", "backward"]
+Kind = Literal["forward", "recompute", "backward"]
 
 
 @dataclass(frozen=True)
@@ -88,26 +88,26 @@ ALL = {
 }
 
 
-def each_layer(layers: int, levels: int = 1) -> list[Stretch]:
+def each_layer(layers: int, levels: int = 1) -> list[Group]:
     """So many checkpoints around each layer."""
     return [(layer, layer) for layer in range(layers)] * levels
 
 
-def backward_pass(layers: int, stretches: Iterable[Stretch]) -> list[Kind]:
+def backward_pass(layers: int, groups: Iterable[Group]) -> list[Kind]:
     """Attention in one backward pass, in order."""
-    stretches = sorted(stretches, key=lambda each: each[0] - each[1])
+    groups = sorted(groups, key=lambda each: each[0] - each[1])
     events: list[Kind] = []
     for layer in reversed(range(layers)):
-        for first, last in stretches:
+        for first, last in groups:
             if last == layer:
-                events += ["replay"] * (last - first + 1)
+                events += ["recompute"] * (last - first + 1)
         events.append("backward")
     return events
 
 
-def multiplicity(layers: int, stretches: Iterable[Stretch]) -> list[int]:
+def multiplicity(layers: int, groups: Iterable[Group]) -> list[int]:
     """The truth: how often each layer runs again."""
-    held = list(stretches)
+    held = list(groups)
     return [sum(first <= layer <= last for first, last in held) for layer in range(layers)]
 
 
@@ -117,7 +117,7 @@ class Layout:
 
     Attributes:
         layers: Attention layers.
-        stretches: Checkpointed stretches.
+        groups: Checkpointed groups.
         names: Family of the kernels.
         steps: How many.
         micro_batches: Per step.
@@ -125,19 +125,19 @@ class Layout:
         threads: ``two``: autograd launches from its own thread; ``one``: from the forward's;
             ``none``: no record of any launch.
         graphs: Launch each pass (``passes``) or each step (``steps``) as one graph.
-        marks: Name of the range around each step, with the number in it; empty for none.
+        annotations: Name of the range around each step, with the number in it; empty for none.
         missing: Kernels at the beginning whose launch was not recorded.
     """
 
     layers: int
-    stretches: Sequence[Stretch] = ()
+    groups: Sequence[Group] = ()
     names: Names = FLASH_2
     steps: int = 3
     micro_batches: int = 1
     evaluations: int = 0
     threads: Literal["two", "one", "none"] = "two"
     graphs: Literal["", "passes", "steps"] = ""
-    marks: str = "ProfilerStep#{}"
+    annotations: str = "ProfilerStep#{}"
     missing: int = 0
 
 
@@ -165,12 +165,14 @@ class _Recording:
             self._launch("cudaGraphLaunch", graph, 1)
         for _ in range(layout.micro_batches):
             self._pass(["forward"] * layout.layers, graph)
-            self._pass(backward_pass(layout.layers, layout.stretches), graph)
+            self._pass(backward_pass(layout.layers, layout.groups), graph)
         for _ in range(layout.evaluations):
             self._pass(["forward"] * layout.layers, graph)
         end = next(self._clock)
-        if layout.marks:
-            self._add("user_annotation", layout.marks.format(number + 7), 1, begin, end - begin)
+        if layout.annotations:
+            self._add(
+                "user_annotation", layout.annotations.format(number + 7), 1, begin, end - begin
+            )
 
     def _pass(self, kinds: Sequence[Kind], graph: int | None) -> None:
         own = "backward" in kinds and self.layout.threads == "two"

@@ -1,6 +1,6 @@
 """The program's answer on every recorded case, held against what the model itself counted.
 
-The traces come from plain ``torch.profiler``: no wrapper, no marks, no stacks.
+The traces come from plain ``torch.profiler``: no wrapper, no annotations, no stacks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.cases.nesting import CASES
 from tests.cases.recorded import recorded
 from tests.cases.truth import Truth
 
-# Cases whose regions are no layers: replays of each region, and why.
+# Cases whose regions are no layers: recomputes of each region, and why.
 OTHER_REGIONS = {
     "n_halves": ([1.0] * 8, "each half of a layer is a checkpoint of its own"),
     "n_stack": ([1.0], "one checkpoint around all layers; nothing shows where one of them ends"),
@@ -39,7 +39,7 @@ VARIANTS = {
     "r_in_r": (R, R),
     "n_in_r": (R, N),
     "r_in_n": (N, R),
-    # Early stop ends the outer replay before the inner work: the operators show one alone.
+    # Early stop ends the outer recompute before the inner work: the operators show one alone.
     "n_in_n": (N,),
     "n_in_n_no_early_stop": (N, N),
 }
@@ -56,7 +56,7 @@ def answer(name: str) -> Result:
 
 
 def of_layers(truth: Truth) -> list[float]:
-    """Replays of each layer that ran in training, the more replayed half of it."""
+    """Recomputes of each layer that ran in training, the more recomputed half of it."""
     both = zip(truth.layers, truth.multiplicity(), strict=True)
     return [max(parts) for layer, parts in both if layer.attention.forward or layer.mlp.forward]
 
@@ -114,7 +114,7 @@ def test_steps_are_complete_and_alike(case: Case) -> None:
     assert all(step.complete for step in steps)
     assert {step.micro_batches for step in steps} == {case.micro_batches}
     assert len({step.forward_ops for step in steps}) == 1
-    # An operator that a busy machine held up in its first run can look cut short in a replay.
+    # An operator that a busy machine held up in its first run can look cut short in a recompute.
     most = max(step.recomputed_ops for step in steps)
     assert min(step.recomputed_ops for step in steps) >= 0.9 * most
 
@@ -145,7 +145,7 @@ def test_attention_is_counted_per_layer_and_step(name: str, runs: int) -> None:
     assert attention.backward_per_step == 4
 
 
-def test_selective_checkpointing_replays_no_matrix_product() -> None:
+def test_selective_checkpointing_recomputes_no_matrix_product() -> None:
     families = {family.family: family for family in answer("selective_matmuls").families}
     assert families["gemm"].recomputed_per_step == 0
     assert families["norm"].recomputed_per_step == 8

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from recompute_scan.annotations import RegionMark, region_name, replay_name
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.annotations import RegionAnnotation, recompute_name, region_name
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.spans import Span, forest
 from recompute_scan.result import Checkpoint
@@ -19,22 +19,22 @@ from tests.recompute.training import (
 from tests.trace_builder import Call, annotation, node, studied, thread
 
 
-def blocks_of(facts: Recompute) -> list[tuple[int, int, int]]:
+def blocks_of(facts: RecomputeFacts) -> list[tuple[int, int, int]]:
     """First and last forward operator of each block, and how many checkpoints are around it."""
     return [(b.span.first, b.span.last, len(b.checkpoints)) for b in facts.blocks]
 
 
-def test_replayed_layers_are_blocks() -> None:
+def test_recomputed_layers_are_blocks() -> None:
     facts = studied(thread(checkpointed_step(0)))
     assert blocks_of(facts) == [(0, 3, 1), (4, 7, 1), (8, 11, 1)]
 
 
-def test_what_looks_like_a_replayed_layer_is_a_block_without_checkpoint() -> None:
-    facts = studied(thread(checkpointed_step(0, replays={0: 0, 2: 0})))
+def test_what_looks_like_a_recomputed_layer_is_a_block_without_checkpoint() -> None:
+    facts = studied(thread(checkpointed_step(0, recomputes={0: 0, 2: 0})))
     assert blocks_of(facts) == [(0, 3, 0), (4, 7, 1), (8, 11, 0)]
 
 
-def test_without_replays_what_repeats_is_a_block() -> None:
+def test_without_recomputes_what_repeats_is_a_block() -> None:
     facts = studied(thread(plain_step(0)))
     assert blocks_of(facts) == [(0, 3, 0), (4, 7, 0), (8, 11, 0)]
 
@@ -58,9 +58,9 @@ def test_layers_inside_one_checkpoint_are_the_blocks() -> None:
     """The stack under one reentrant checkpoint, each layer under its own."""
     stack = [call for place in range(3) for call in run(10 * place)]
     inner = [run(100 + 10 * place) for place in range(3)]
-    replay = [reentrant(50 + place, run(0)) for place in range(3)]
+    recompute = [reentrant(50 + place, run(0)) for place in range(3)]
     nested = [reentrant_backward(50 + place, inner[place]) for place in (2, 1, 0)]
-    backward = node("CheckpointFunctionBackward", *replay, *nested, seq=5)
+    backward = node("CheckpointFunctionBackward", *recompute, *nested, seq=5)
     facts = study_step(reentrant(5, stack), backward)
     assert blocks_of(facts) == [(0, 3, 2), (4, 7, 2), (8, 11, 2)]
     assert [region.recompute_runs_per_backward for region in list_regions(facts)] == [2, 2, 2]
@@ -77,12 +77,12 @@ def test_the_same_layer_of_every_step_is_one_region() -> None:
 
 
 def marked_step() -> list[Call]:
-    """Two layers under two checkpoints each, of which the inner one never replays."""
+    """Two layers under two checkpoints each, of which the inner one never recomputes."""
     forward: list[Call] = []
     backward: list[Call] = []
     for layer in range(2):
         own = run(10 * layer)
-        outer = RegionMark(
+        outer = RegionAnnotation(
             2 * layer + 1,
             0,
             "non-reentrant",
@@ -91,19 +91,19 @@ def marked_step() -> list[Call]:
             "fsdp-wrapper",
             "train.py:3",
         )
-        inner = RegionMark(2 * layer + 2, 1, "reentrant", "", "", "", "")
+        inner = RegionAnnotation(2 * layer + 2, 1, "reentrant", "", "", "", "")
         inside = annotation(region_name(inner), *own)
         forward.append(annotation(region_name(outer), inside))
-        again = annotation(replay_name(2 * layer + 1), *run(500 + 10 * layer))
+        again = annotation(recompute_name(2 * layer + 1), *run(500 + 10 * layer))
         backward = [*gradients(own, [again]), *backward]
     return [*forward, *backward]
 
 
 def test_marks_give_names_call_sites_and_both_checkpoints() -> None:
     facts = study_step(*marked_step())
-    assert facts.marks is not None
-    assert facts.marks.disagreeing == 0
-    assert [call.replays for call in facts.marks.calls] == [1, 0, 1, 0]
+    assert facts.annotations is not None
+    assert facts.annotations.disagreeing == 0
+    assert [call.recomputes for call in facts.annotations.calls] == [1, 0, 1, 0]
     regions = list_regions(facts)
     assert [(region.module, region.module_class) for region in regions] == [
         ("layers.0", "Layer"),
@@ -116,12 +116,12 @@ def test_marks_give_names_call_sites_and_both_checkpoints() -> None:
 
 
 def test_marks_that_the_operators_deny_are_counted() -> None:
-    """A replay outside every marked one."""
+    """A recompute outside every marked one."""
     forward = run(0)
-    mark = annotation(region_name(RegionMark(1, 0, "reentrant")), *forward)
-    facts = study_step(mark, *gradients(forward, run(50)))
-    assert facts.marks is not None
-    assert (facts.marks.disagreeing, facts.marks.replayed) == (4, 4)
+    wrong = annotation(region_name(RegionAnnotation(1, 0, "reentrant")), *forward)
+    facts = study_step(wrong, *gradients(forward, run(50)))
+    assert facts.annotations is not None
+    assert (facts.annotations.disagreeing, facts.annotations.recomputed) == (4, 4)
 
 
 def test_spans_nest_by_containment() -> None:

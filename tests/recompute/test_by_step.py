@@ -1,4 +1,4 @@
-"""Replays of each block in each step, held against a model that counts its own forward runs."""
+"""Recomputes of each block in each step, held against a model that counts its own forward runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def asked(step: int, layer: int) -> int:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
-    """A plain trace of four steps, and the layers' own counts of replays: one row a layer."""
+    """A plain trace of four steps, and the layers' own counts of recomputes: one row a layer."""
     torch.manual_seed(0)
     layers = [Layer() for _ in range(LAYERS)]
     head = nn.Linear(64, 1)
@@ -73,15 +73,15 @@ def test_every_step_has_its_own_count(recorded: tuple[Path, list[list[int]]]) ->
     result = rs.analyze(trace).result
     assert counted == [[0, 2, 0, 2], [1, 1, 1, 1], [0, 0, 0, 0]]
     assert len(result.steps) == STEPS
-    assert [list(region.replays_by_step) for region in result.regions] == counted
+    assert [list(region.recomputes_by_step) for region in result.regions] == counted
 
 
-def test_a_block_s_replays_are_the_mean_of_its_steps() -> None:
+def test_a_block_s_recomputes_are_the_mean_of_its_steps() -> None:
     traces = Path(__file__).parents[2] / "traces"
     for name in ("doubled_llama_fsdp", "plain_none", "public/mi300x-resnet-checkpointed.json.gz"):
         result = rs.analyze(traces / name).result
         assert result.regions
         for region in result.regions:
-            known = [value for value in region.replays_by_step if value is not None]
-            assert len(region.replays_by_step) == len(result.steps)
+            known = [value for value in region.recomputes_by_step if value is not None]
+            assert len(region.recomputes_by_step) == len(result.steps)
             assert region.recompute_runs_per_backward == sum(known) / len(known)

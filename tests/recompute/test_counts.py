@@ -1,4 +1,4 @@
-"""Multiplicity: replays per backward pass, and which of them are surplus."""
+"""Multiplicity: recomputes per backward pass, and which of them are redundant."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from tests.recompute.training import (
     checkpointed_step,
     gradients,
@@ -19,37 +19,37 @@ from tests.recompute.training import (
 from tests.trace_builder import node, op, studied, thread
 
 
-def multiplicity(facts: Recompute) -> list[float]:
+def multiplicity(facts: RecomputeFacts) -> list[float]:
     return [float(m) for m in facts.counts.multiplicity[facts.counts.counted]]
 
 
 @pytest.mark.parametrize("times", [0, 1, 2, 3])
-def test_multiplicity_is_replays_per_backward(times: int) -> None:
-    facts = studied(thread(checkpointed_step(0, layers=1, replays={0: times})))
+def test_multiplicity_is_recomputes_per_backward(times: int) -> None:
+    facts = studied(thread(checkpointed_step(0, layers=1, recomputes={0: times})))
     counts = facts.counts
     assert multiplicity(facts) == [times] * 4
-    assert len(counts.surplus_rows) == 4 * max(0, times - 1)
+    assert len(counts.redundant_rows) == 4 * max(0, times - 1)
     # Each operator takes 12 µs here, and one passes between them.
     assert counts.again.sum() == pytest.approx(51_000 * times)
-    assert counts.surplus.sum() == pytest.approx(51_000 * max(0, times - 1))
+    assert counts.redundant.sum() == pytest.approx(51_000 * max(0, times - 1))
 
 
-def test_the_surplus_is_what_ran_last() -> None:
-    facts = studied(thread(checkpointed_step(0, layers=1, replays={0: 2})))
-    first, second = facts.alignment.replays
-    assert facts.counts.surplus_rows.tolist() == second.again.tolist()
+def test_the_redundant_is_what_ran_last() -> None:
+    facts = studied(thread(checkpointed_step(0, layers=1, recomputes={0: 2})))
+    first, second = facts.alignment.recomputes
+    assert facts.counts.redundant_rows.tolist() == second.again.tolist()
     assert facts.calls.end[first.again].max() <= facts.calls.start[second.again].min()
 
 
-def test_two_backward_passes_through_one_forward_replay_once_each() -> None:
+def test_two_backward_passes_through_one_forward_recompute_once_each() -> None:
     forward = run(0)
     facts = study_step(*forward, *gradients(forward, run(50)), *gradients(forward, run(60)))
     assert facts.counts.runs.tolist() == [2, 2, 2, 2]
     assert multiplicity(facts) == [1, 1, 1, 1]
-    assert len(facts.counts.surplus_rows) == 0
+    assert len(facts.counts.redundant_rows) == 0
 
 
-def test_two_backward_passes_through_a_reentrant_function_replay_once_each() -> None:
+def test_two_backward_passes_through_a_reentrant_function_recompute_once_each() -> None:
     facts = study_step(
         reentrant(5, run(0)), reentrant_backward(5, run(50)), reentrant_backward(5, run(60))
     )
@@ -57,7 +57,7 @@ def test_two_backward_passes_through_a_reentrant_function_replay_once_each() -> 
 
 
 def test_an_outer_reentrant_function_runs_the_inner_one_again() -> None:
-    """Reentrant around reentrant: the inner function's forward, then its own replay."""
+    """Reentrant around reentrant: the inner function's forward, then its own recompute."""
     outer = op("CheckpointFunction", reentrant(0, run(0)).again(), seq=5)
     backward = node(
         "CheckpointFunctionBackward",
@@ -67,7 +67,7 @@ def test_an_outer_reentrant_function_runs_the_inner_one_again() -> None:
     )
     facts = study_step(outer, backward)
     assert multiplicity(facts) == [2, 2, 2, 2]
-    assert [replay.inner_function for replay in facts.alignment.replays] == [True, False]
+    assert [recompute.inner_function for recompute in facts.alignment.recomputes] == [True, False]
 
 
 def test_only_complete_steps_count() -> None:
@@ -94,11 +94,11 @@ def counts_of(multiplicity: list[float], weight: list[int]) -> Counts:
         runs=np.array(multiplicity, np.int64),
         weight=np.array(weight, np.int64),
         again=np.zeros(size),
-        surplus=np.zeros(size),
+        redundant=np.zeros(size),
         counted=ones,
         step=zeros,
         batch=zeros,
-        surplus_rows=zeros[:0],
+        redundant_rows=zeros[:0],
     )
 
 

@@ -12,7 +12,7 @@ from recompute_scan import trace as traces
 from recompute_scan.recompute.facts import study
 from tests.cases.case import record
 from tests.cases.frameworks import FRAMEWORKS
-from tests.cases.marked import marks
+from tests.cases.marked import annotating
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -22,10 +22,10 @@ def test_the_answer_is_the_truth(package: str, tmp_path: Path) -> None:
         pytest.skip(f"{package} is not installed; docs/accuracy.md says how to run its cases")
     for case in FRAMEWORKS[package]:
         for marked in (False, True):
-            with marks() if marked else contextlib.nullcontext():
+            with annotating() if marked else contextlib.nullcontext():
                 truth = record(case, tmp_path / "trace.json.gz")
             facts = study(traces.load(tmp_path / "trace.json.gz"))
             highest = max(max(layer) for layer in truth.multiplicity())
             assert facts.judgement.verdict == (case.verdict or "full"), case.name
             assert facts.judgement.highest == highest, case.name
-            assert facts.marks is None or facts.marks.disagreeing == 0, case.name
+            assert facts.annotations is None or facts.annotations.disagreeing == 0, case.name

@@ -20,7 +20,7 @@ from tests.cases.stacks import STACKS
 from tests.cases.truth import Truth
 
 TRAPS = {
-    "ema_once": "the teacher's layers look like blocks that were not replayed",
+    "ema_once": "the teacher's layers look like blocks that were not recomputed",
     "reference_r": "checkpoint functions whose backward never comes",
     "optimizer_in_backward_no_schedule": "no optimizer step ends a training step",
     "two_optimizers_no_schedule": "two optimizer steps end one training step",
@@ -28,16 +28,16 @@ TRAPS = {
     "hook_parameter_grad_same": "a hook on a parameter does, and the layer is its own",
     "hook_module_grad": "a module's hook does",
     "hook_output_grad_same_once": "a hook does, beside a checkpoint",
-    "discarded_mlp_some": "a hook does, and it is a replay: Megatron-core's",
-    "offload_saved_in_n": "a checkpoint that keeps nothing replays nothing",
-    "offload_saved_round_r": "a checkpoint's inputs are unpacked before its replay",
-    "linear_n": "early stop leaves nothing of the replay",
+    "discarded_mlp_some": "a hook does, and it is a recompute: Megatron-core's",
+    "offload_saved_in_n": "a checkpoint that keeps nothing recomputes nothing",
+    "offload_saved_round_r": "a checkpoint's inputs are unpacked before its recompute",
+    "linear_n": "early stop leaves nothing of the recompute",
     "linear_r": "regions of one operator",
     "shared_some": "one layer used four times",
     "fsdp1_r_in_wrapper_n": "the reported pair under FSDP",
-    "fsdp2_wrapper_outside": "a replay gathers its parameters again",
+    "fsdp2_wrapper_outside": "a recompute gathers its parameters again",
     "ddp_r_in_wrapper_n": "the reported pair under DDP",
-    "compiled_layers_r_in_n": "first run and replay are two versions of compiled code",
+    "compiled_layers_r_in_n": "first run and recompute are two versions of compiled code",
     "compiled_layers_n_in_r": "the same, the other way about",
 }
 CASES = {

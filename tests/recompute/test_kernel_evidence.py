@@ -87,24 +87,26 @@ def test_without_a_thread_of_autograds_own(levels: int, threads: str) -> None:
     assert unmarked == (threads == "none")
 
 
-@pytest.mark.parametrize("marks", ["", "step {}", "train_iter:{}", "Iteration {}", "epoch {}"])
-def test_steps_by_ranges_of_the_users_own(marks: str) -> None:
-    result = answer_to(Layout(4, each_layer(4, 2), marks=marks))
-    named = marks not in ("", "epoch {}")
+@pytest.mark.parametrize(
+    "annotations", ["", "step {}", "train_iter:{}", "Iteration {}", "epoch {}"]
+)
+def test_steps_by_ranges_of_the_users_own(annotations: str) -> None:
+    result = answer_to(Layout(4, each_layer(4, 2), annotations=annotations))
+    named = annotations not in ("", "epoch {}")
     assert result.verdict == "doubled"
     assert [s.index for s in result.steps] == ([7, 8, 9] if named else [0])
     assert result.confidence == ("medium" if named else "low")
     assert counts(result) == ((4, 8, 4) if named else (12, 24, 12))
 
 
-def test_evaluation_is_no_replay_where_threads_tell() -> None:
+def test_evaluation_is_no_recompute_where_threads_tell() -> None:
     result = answer_to(Layout(4, evaluations=2))
     assert (result.verdict, result.recompute_per_backward) == ("none", 0.0)
     assert any("24 attention forwards have no backward" in w for w in result.warnings)
 
 
 @pytest.mark.parametrize("layout", [
-    Layout(4, evaluations=1, threads="one", marks=""),
+    Layout(4, evaluations=1, threads="one", annotations=""),
     Layout(4, [(0, 3)], threads="one"),
     Layout(1, [(0, 0)], threads="one"),
 ])  # fmt: skip
@@ -180,18 +182,18 @@ def test_clocks_names_and_order_do_not_matter(
 
 @given(st.integers(0, 11), st.integers(2, 3))
 @settings(max_examples=15, deadline=None)
-def test_a_replay_less_counts_one_less(number: int, levels: int) -> None:
+def test_a_recompute_less_counts_one_less(number: int, levels: int) -> None:
     events = recorded(Layout(4, each_layer(4, levels), steps=3))
     launched_by_autograd = {
         e["args"]["correlation"] for e in events if e["cat"] == "cuda_runtime" and e["tid"] == 2
     }
-    replays = [
+    recomputes = [
         e for e in events
         if e["name"] == FLASH_2.forward and e["args"]["correlation"] in launched_by_autograd
     ]  # fmt: skip
     before, after = (
         sum(s.recomputed_ops for s in answer(kept).steps)
-        for kept in (events, [e for e in events if e is not replays[number]])
+        for kept in (events, [e for e in events if e is not recomputes[number]])
     )
     assert (before, after) == (12 * levels, 12 * levels - 1)
 
@@ -201,7 +203,7 @@ def test_a_replay_less_counts_one_less(number: int, levels: int) -> None:
 
 @pytest.mark.parametrize("levels", VERDICTS)
 def test_nsight_exports(levels: int, tmp_path: Path) -> None:
-    layout = Layout(4, each_layer(4, levels), ALL["cudnn_attention"], marks="step {}")
+    layout = Layout(4, each_layer(4, levels), ALL["cudnn_attention"], annotations="step {}")
     trace = parse(as_bytes({"traceEvents": recorded(layout)}), "kernels")
     result = result_of(load(from_trace(trace, tmp_path / "report.sqlite", by_id=True)))
     assert (result.verdict, result.recompute_per_backward) == (VERDICTS[levels], levels)
@@ -293,7 +295,7 @@ def test_a_real_trace_without_its_launches() -> None:
     assert counts(result) == (50, 0, 57)
 
 
-def test_a_real_trace_with_replays_put_in() -> None:
+def test_a_real_trace_with_recomputes_put_in() -> None:
     """Before each backward, autograd's thread launches the forward that it belongs to, twice."""
     written = json.loads(gzip.decompress(COMPILED.read_bytes()))["traceEvents"]
     events = [event for event in written if event.get("cat") != "cpu_op"]

@@ -1,4 +1,4 @@
-"""Replays read off the order of attention's kernels, held against layouts of known checkpoints."""
+"""Recomputes by the order of attention's kernels, held against layouts of known checkpoints."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recompute_scan.recompute.attention.passes import Pass, passes_by_order, passes_by_thread
-from tests.recompute.attention_traces import Stretch, backward_pass, each_layer, multiplicity
+from tests.recompute.attention_traces import Group, backward_pass, each_layer, multiplicity
 
-SPELLED = {"forward": "F", "replay": "R", "backward": "B"}
+SPELLED = {"forward": "F", "recompute": "R", "backward": "B"}
 
 
-def by_thread(layers: int, stretches: list[Stretch], times: int = 1) -> list[str]:
-    one = ["F"] * layers + [SPELLED[kind] for kind in backward_pass(layers, stretches)]
+def by_thread(layers: int, groups: list[Group], times: int = 1) -> list[str]:
+    one = ["F"] * layers + [SPELLED[kind] for kind in backward_pass(layers, groups)]
     return one * times
 
 
-def by_order(layers: int, stretches: list[Stretch], times: int = 1) -> list[str]:
-    return ["F" if event == "R" else event for event in by_thread(layers, stretches, times)]
+def by_order(layers: int, groups: list[Group], times: int = 1) -> list[str]:
+    return ["F" if event == "R" else event for event in by_thread(layers, groups, times)]
 
 
 @pytest.mark.parametrize("layers", [2, 3, 12])
 @pytest.mark.parametrize("levels", [0, 1, 2, 3])
 @pytest.mark.parametrize("times", [1, 4])
 def test_checkpoints_round_each_layer(layers: int, levels: int, times: int) -> None:
-    stretches = each_layer(layers, levels)
+    groups = each_layer(layers, levels)
     expected = [Pass((levels,) * layers)] * times
-    assert passes_by_thread(by_thread(layers, stretches, times)) == expected
-    assert passes_by_order(by_order(layers, stretches, times)) == expected
+    assert passes_by_thread(by_thread(layers, groups, times)) == expected
+    assert passes_by_order(by_order(layers, groups, times)) == expected
     assert {(one.highest, one.whole) for one in expected} == {(levels, levels > 0)}
 
 
 @pytest.mark.parametrize(
-    ("layers", "stretches", "highest", "whole"),
+    ("layers", "groups", "highest", "whole"),
     [
         (4, [(0, 1), (2, 3)], 1, True),  # checkpoint_sequential, all segments
         (4, [(0, 1)], 1, False),  # the last segment is not checkpointed
@@ -46,11 +46,11 @@ def test_checkpoints_round_each_layer(layers: int, levels: int, times: int) -> N
         (32, each_layer(16, 2), 2, False),
     ],
 )
-def test_other_stretches_by_thread(
-    layers: int, stretches: list[Stretch], highest: int, whole: bool
+def test_other_groups_by_thread(
+    layers: int, groups: list[Group], highest: int, whole: bool
 ) -> None:
-    (found,) = passes_by_thread(by_thread(layers, stretches))
-    truth = multiplicity(layers, stretches)
+    (found,) = passes_by_thread(by_thread(layers, groups))
+    truth = multiplicity(layers, groups)
     assert max(truth) == highest == found.highest
     assert found.again == sum(truth)
     if highest < 2:
@@ -58,28 +58,28 @@ def test_other_stretches_by_thread(
 
 
 @st.composite
-def checkpoints(draw: st.DrawFn) -> tuple[int, list[Stretch]]:
-    """Layers, and stretches of them that nest or are disjoint."""
+def checkpoints(draw: st.DrawFn) -> tuple[int, list[Group]]:
+    """Layers, and groups of them that nest or are disjoint."""
     layers = draw(st.integers(2, 8))
-    stretches: list[Stretch] = []
+    groups: list[Group] = []
     for _ in range(draw(st.integers(0, 5))):
         first = draw(st.integers(0, layers - 1))
         one = (first, draw(st.integers(first, layers - 1)))
-        if not any(crosses(one, other) for other in stretches):
-            stretches.append(one)
-    return layers, stretches
+        if not any(crosses(one, other) for other in groups):
+            groups.append(one)
+    return layers, groups
 
 
-def crosses(one: Stretch, other: Stretch) -> bool:
+def crosses(one: Group, other: Group) -> bool:
     (a, b), (c, d) = sorted((one, other))
     return a < c <= b < d
 
 
 @given(checkpoints(), st.integers(1, 3))
-def test_by_thread_never_more_than_the_truth(plan: tuple[int, list[Stretch]], times: int) -> None:
-    layers, stretches = plan
-    truth = multiplicity(layers, stretches)
-    found = passes_by_thread(by_thread(layers, stretches, times))
+def test_by_thread_never_more_than_the_truth(plan: tuple[int, list[Group]], times: int) -> None:
+    layers, groups = plan
+    truth = multiplicity(layers, groups)
+    found = passes_by_thread(by_thread(layers, groups, times))
     assert len(found) == times
     for one in found:
         assert (one.layers, one.again) == (layers, sum(truth))
@@ -88,10 +88,10 @@ def test_by_thread_never_more_than_the_truth(plan: tuple[int, list[Stretch]], ti
 
 
 @given(checkpoints(), st.integers(1, 3))
-def test_by_order_never_more_than_the_truth(plan: tuple[int, list[Stretch]], times: int) -> None:
-    layers, stretches = plan
-    found = passes_by_order(by_order(layers, stretches, times))
-    truth = multiplicity(layers, stretches)
+def test_by_order_never_more_than_the_truth(plan: tuple[int, list[Group]], times: int) -> None:
+    layers, groups = plan
+    found = passes_by_order(by_order(layers, groups, times))
+    truth = multiplicity(layers, groups)
     if found is not None:
         assert sum(one.again for one in found) == times * sum(truth)
         assert all(one.highest <= max(truth) for one in found)
@@ -111,7 +111,7 @@ def test_a_recording_cut_within_passes(layers: int, levels: int, head: int, tail
     ("events", "why"),
     [
         ("FFFFFFFF" "BBBB", "another forward pass, or a checkpoint around the whole model"),
-        ("FFB" * 4, "one layer: its replay, or another forward"),
+        ("FFB" * 4, "one layer: its recompute, or another forward"),
         ("FFFFBBBB" "FFBB", "two models"),
         ("BBBB", "no forward"),
         ("FBB", "more backwards than forwards"),

@@ -1,4 +1,4 @@
-"""Every case with the marks of ``run``: they agree with the operators, and both with the truth."""
+"""Every case with ``run``'s annotations: they agree with the operators, both with the truth."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from recompute_scan import trace as traces
 from recompute_scan.recompute.facts import study
 from tests.cases.case import Case, record
 from tests.cases.distributed import leave_group
-from tests.cases.marked import marks
+from tests.cases.marked import annotating
 from tests.cases.truth import Truth
 
 CASES = {case.name: case for group in GROUPS.values() for case in group}
 
-# Their own replay is in a gradient hook, which no probe sees; or their function gets what it runs
-# in a way that cannot be replaced: in a list, or by a context that is set up apart.
+# Their own recompute is in a gradient hook, which no probe sees; or their function gets what it
+# runs in a way that cannot be replaced: in a list, or by a context that is set up apart.
 UNSEEN = {name for name in CASES if name.startswith(("discarded_", "lean"))}
 UNSEEN |= {"reversible_chain", "every_second"}
 # Their own function is handed a module, and a module is never replaced: who gets it may look at it.
@@ -45,7 +45,7 @@ def highest(truth: Truth) -> float:
 @pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
 def test_marks_and_operators_agree(case: Case, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json.gz"
-    with marks() as probe:
+    with annotating() as probe:
         truth = record(case, trace)
     assert probe.warnings == []
     facts = study(traces.load(trace))
@@ -54,12 +54,12 @@ def test_marks_and_operators_agree(case: Case, tmp_path: Path) -> None:
     else:
         assert facts.judgement.verdict == (case.verdict or facts.judgement.verdict)
         assert facts.judgement.highest == highest(truth)
-    if facts.marks is None:
+    if facts.annotations is None:
         # No call of a checkpoint function was seen: nothing ran again, or all was compiled.
         assert highest(truth) == 0 or case.name in HIDDEN | UNSEEN
         assert facts.level == "autograd"
         return
-    assert facts.marks.disagreeing == 0
+    assert facts.annotations.disagreeing == 0
     assert facts.level == "annotated" or facts.judgement.verdict == "inconclusive"
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.regions import list_regions
 from tests.cases.loops import train
 from tests.cases.model import Checkpoints, Oracle, Variant
@@ -21,7 +21,7 @@ def frame(name: str, *inside: Call) -> Call:
     return Call(f"nn.Module: {name}", "python_function", inside)
 
 
-def layers(*frames: str) -> Recompute:
+def layers(*frames: str) -> RecomputeFacts:
     """Two layers, each checkpointed once, in frames: the model's, then one or two a layer."""
     passes = [run(0), run(10)]
     inner = [frame(frames[1 + number], *calls) for number, calls in enumerate(passes)]
@@ -30,7 +30,7 @@ def layers(*frames: str) -> Recompute:
     return studied(thread(step(0, forward, *backward, optimizer())))
 
 
-def names(facts: Recompute) -> list[tuple[str | None, str | None]]:
+def names(facts: RecomputeFacts) -> list[tuple[str | None, str | None]]:
     return [(region.module, region.module_class) for region in list_regions(facts)]
 
 
@@ -48,7 +48,7 @@ def test_a_module_that_holds_several_blocks_names_none() -> None:
 
 
 def test_marks_name_better_than_frames() -> None:
-    facts = studied(thread(frame("Trainer_0", marked_step(0, replays=1))))
+    facts = studied(thread(frame("Trainer_0", marked_step(0, recomputes=1))))
     assert names(facts) == [(f"layers.{number}", "Layer") for number in range(3)]
 
 

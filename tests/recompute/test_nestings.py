@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from recompute_scan import trace as traces
-from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from tests.cases.trees import Tree, equal_layers, random_tree, run_tree, shown
 
 STEPS = 2
@@ -41,7 +41,7 @@ class Part(nn.Module):
 
 
 def train(tree: Tree, parts: int, early_stop: bool, micro_batches: int, trace: Path) -> list[float]:
-    """Replays of each part per forward run; the trace of two steps is written."""
+    """Recomputes of each part per forward run; the trace of two steps is written."""
     torch.manual_seed(0)
     runs: Counter[tuple[int, bool]] = Counter()
     model = nn.ModuleList([Part(runs, number) for number in range(parts)])
@@ -66,8 +66,8 @@ def train(tree: Tree, parts: int, early_stop: bool, micro_batches: int, trace: P
     return [runs[number, True] / runs[number, False] for number in range(parts)]
 
 
-def counted(facts: Recompute, parts: int) -> list[list[float]]:
-    """Replays of each part, a list per forward pass."""
+def counted(facts: RecomputeFacts, parts: int) -> list[list[float]]:
+    """Recomputes of each part, a list per forward pass."""
     counts = facts.counts
     names = [facts.calls.names[facts.calls.name[row]] for row in counts.rows]
     linear = [

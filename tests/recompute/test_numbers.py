@@ -81,13 +81,13 @@ def test_only_between_the_numbers_before_and_after() -> None:
     assert numbers(step(0, *forward, *nodes))[2] == ("aten::sin", -1)
 
 
-def test_a_replay_under_a_mode_ends_where_the_formula_begins() -> None:
-    replay = (moded("aten::native_layer_norm"), op("aten::linear", moded("aten::addmm")))
+def test_a_recompute_under_a_mode_ends_where_the_formula_begins() -> None:
+    recompute = (moded("aten::native_layer_norm"), op("aten::linear", moded("aten::addmm")))
     formula = (op("aten::t"), op("aten::mm"))
     nodes = (
         node("SumBackward0", seq=6),
         node("GeluBackward0", seq=5),
-        node("AddmmBackward0", *replay, *formula, seq=4),
+        node("AddmmBackward0", *recompute, *formula, seq=4),
     )
     forest = nest(loaded(thread(step(0, *MODED, *nodes))))
     structure = classify(forest)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.regions import group_blocks, list_regions
 from recompute_scan.trace.kineto.parse import parse
 from tests.cases.recorded import recorded
@@ -35,7 +35,7 @@ def events_of(name: str) -> list[Event]:
     return [event for event in events if event["ph"] == "X"]
 
 
-def studied_events(events: list[Event]) -> Recompute:
+def studied_events(events: list[Event]) -> RecomputeFacts:
     return study(parse(json.dumps({"traceEvents": events}).encode(), "changed"))
 
 
@@ -136,8 +136,8 @@ def inside(event: Event, outer: Event) -> bool:
     )
 
 
-def runs_per_block(facts: Recompute) -> list[list[float]]:
-    """Replays of each layer in each step."""
+def runs_per_block(facts: RecomputeFacts) -> list[list[float]]:
+    """Recomputes of each layer in each step."""
     return [
         [facts.counts.highest(facts.places(block)) for block in blocks]
         for blocks in group_blocks(facts)
@@ -146,14 +146,14 @@ def runs_per_block(facts: Recompute) -> list[list[float]]:
 
 @pytest.mark.parametrize("name", ["r_in_r", "n_in_r", "r_in_n", "n_in_n_no_early_stop"])
 @pytest.mark.parametrize("layer", range(4))
-def test_without_its_second_replay_a_layer_counts_one_less(name: str, layer: int) -> None:
+def test_without_its_second_recompute_a_layer_counts_one_less(name: str, layer: int) -> None:
     events = events_of(name)
     whole = studied_events(events)
-    # The backward pass of the middle step replays the last layer first, each layer twice.
+    # The backward pass of the middle step recomputes the last layer first, each layer twice.
     middle = [
-        replay
-        for replay in whole.alignment.replays
-        if whole.steps[1].start <= whole.calls.start[replay.engine] < whole.steps[1].end
+        recompute
+        for recompute in whole.alignment.recomputes
+        if whole.steps[1].start <= whole.calls.start[recompute.engine] < whole.steps[1].end
     ]
     second = middle[2 * (3 - layer) + 1]
     removed = [events[event] for event in whole.calls.event[second.again]]
@@ -165,13 +165,15 @@ def test_without_its_second_replay_a_layer_counts_one_less(name: str, layer: int
 
 
 @pytest.mark.parametrize("layer", range(4))
-def test_a_replay_repeats_only_what_ran_before_it(layer: int) -> None:
-    """What is left of a layer whose first replay is not in the trace stays in its step."""
+def test_a_recompute_repeats_only_what_ran_before_it(layer: int) -> None:
+    """What is left of a layer whose first recompute is not in the trace stays in its step."""
     events = events_of("r_in_r")
     whole = studied_events(events)
-    outer = [replay for replay in whole.alignment.replays if replay.inner_function][4 + layer]
+    outer = [recompute for recompute in whole.alignment.recomputes if recompute.inner_function][
+        4 + layer
+    ]
     function = events[whole.calls.event[whole.structure.function[outer.again[0]]]]
     assert function["name"] == "CheckpointFunction"
     facts = studied_events([event for event in events if not inside(event, function)])
-    for replay in facts.alignment.replays:
-        assert facts.calls.end[replay.original].max() <= facts.calls.start[replay.again].min()
+    for recompute in facts.alignment.recomputes:
+        assert facts.calls.end[recompute.original].max() <= facts.calls.start[recompute.again].min()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.result import Result
 from recompute_scan.trace import Kind, load
 
@@ -43,7 +43,7 @@ def test_both_ranks_of_one_run() -> None:
 
 
 @pytest.fixture(scope="module")
-def checkpointed() -> Recompute:
+def checkpointed() -> RecomputeFacts:
     return study(load(CHECKPOINTED))
 
 
@@ -71,9 +71,11 @@ def test_four_stages_a_step_are_checkpointed() -> None:
     ] * 4
 
 
-def test_57_convolutions_and_batch_norms_run_again(checkpointed: Recompute) -> None:
+def test_57_convolutions_and_batch_norms_run_again(checkpointed: RecomputeFacts) -> None:
     calls = checkpointed.calls
-    again = np.concatenate([replay.again[replay.ran] for replay in checkpointed.alignment.replays])
+    again = np.concatenate(
+        [recompute.again[recompute.ran] for recompute in checkpointed.alignment.recomputes]
+    )
     names = [calls.names[calls.name[row]] for row in again]
     assert names.count("aten::conv2d") == 57
     assert names.count("aten::batch_norm") == 57
@@ -81,10 +83,10 @@ def test_57_convolutions_and_batch_norms_run_again(checkpointed: Recompute) -> N
     assert forward.count("aten::conv2d") == forward.count("aten::batch_norm") == 60
 
 
-def test_kernels_of_the_replays(checkpointed: Recompute) -> None:
+def test_kernels_of_the_recomputes(checkpointed: RecomputeFacts) -> None:
     """Linked by correlation: the GPU runs 38 ms behind its host here, so times would mislead."""
     kernels, trace = checkpointed.kernels, checkpointed.trace
-    again = np.concatenate([replay.again for replay in checkpointed.alignment.replays])
+    again = np.concatenate([recompute.again for recompute in checkpointed.alignment.recomputes])
     launched = kernels.launch >= 0
     top = np.where(launched, checkpointed.structure.top[kernels.launch], -1)
     mine = np.isin(top, again)
@@ -95,14 +97,14 @@ def test_kernels_of_the_replays(checkpointed: Recompute) -> None:
     assert int((trace.kind[kernels.event] == Kind.KERNEL).sum()) == 2995
 
 
-def test_arrows_miss_what_the_replays_fill(checkpointed: Recompute) -> None:
+def test_arrows_miss_what_the_recomputes_fill(checkpointed: RecomputeFacts) -> None:
     """By ``ac2g`` arrows 24 activities less: no arrow leads to what ``hipMemsetAsync`` fills."""
     written = json.loads(gzip.decompress(CHECKPOINTED.read_bytes()))["traceEvents"]
     arrows = [event for event in written if event.get("cat") == "ac2g"]
     ends = [{e["id"] for e in arrows if e["ph"] == ph} for ph in "sf"]
     joined = np.array(sorted(ends[0] & ends[1]))
     calls, kernels, trace = checkpointed.calls, checkpointed.kernels, checkpointed.trace
-    again = np.concatenate([replay.again for replay in checkpointed.alignment.replays])
+    again = np.concatenate([recompute.again for recompute in checkpointed.alignment.recomputes])
     launched = kernels.launch >= 0
     top = np.where(launched, checkpointed.structure.top[kernels.launch], -1)
     mine = np.isin(top, again)

@@ -55,9 +55,9 @@ def test_a_nodes_own_operators_are_its_formula() -> None:
     ]
 
 
-def test_what_runs_before_the_last_numbered_operator_of_a_node_can_be_a_replay() -> None:
-    replay = (op("aten::empty"), op("aten::linear", op("aten::addmm"), seq=40))
-    assert roles(node("GeluBackward0", *replay, op("aten::gelu_backward"), seq=3)) == [
+def test_what_runs_before_the_last_numbered_operator_of_a_node_can_be_a_recompute() -> None:
+    recompute = (op("aten::empty"), op("aten::linear", op("aten::addmm"), seq=40))
+    assert roles(node("GeluBackward0", *recompute, op("aten::gelu_backward"), seq=3)) == [
         ("engine:GeluBackward0", "BACKWARD"),
         ("GeluBackward0", "FORMULA"),
         ("aten::empty", "CANDIDATE"),
@@ -130,7 +130,7 @@ def test_a_checkpoint_functions_forward_is_looked_through_and_remembered() -> No
     assert set(structure.function[forward]) == {function}
 
 
-def test_a_reentrant_replay_and_the_backward_pass_it_starts() -> None:
+def test_a_reentrant_recompute_and_the_backward_pass_it_starts() -> None:
     calls, structure = classified(thread(reentrant_backward(5, run(0, ("linear", "gelu")))))
     engines = structure.rows(Role.BACKWARD)
     outer, *nested = engines.tolist()
@@ -179,9 +179,9 @@ def test_a_bare_node_counts_for_nothing_where_the_engine_marks_its_nodes() -> No
     assert found["MyBackward"] == "FORWARD"
 
 
-def test_everything_inside_a_replayed_operator_belongs_to_it() -> None:
-    replay = op("aten::linear", op("aten::addmm", launch("gemm")), seq=40)
-    calls, structure = classified(thread(node("GeluBackward0", replay, op("aten::mul"), seq=3)))
+def test_everything_inside_a_recomputed_operator_belongs_to_it() -> None:
+    recompute = op("aten::linear", op("aten::addmm", launch("gemm")), seq=40)
+    calls, structure = classified(thread(node("GeluBackward0", recompute, op("aten::mul"), seq=3)))
     (candidate,) = structure.rows(Role.CANDIDATE)
     inside = [calls.names[calls.name[row]] for row in np.flatnonzero(structure.top == candidate)]
     assert inside == ["aten::linear", "aten::addmm", "cudaLaunchKernel"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from tests.recompute.training import (
     checkpointed_step,
     early_stopped,
@@ -46,7 +46,7 @@ def test_full_where_early_stop_leaves_the_end_out() -> None:
 
 
 def test_partial_where_some_layers_run_again() -> None:
-    judgement = studied(thread(checkpointed_step(0, layers=4, replays={0: 0, 3: 0}))).judgement
+    judgement = studied(thread(checkpointed_step(0, layers=4, recomputes={0: 0, 3: 0}))).judgement
     assert judgement.verdict == "partial"
     assert (judgement.highest, judgement.mean, judgement.share) == (1.0, 0.5, 0.5)
 
@@ -59,19 +59,21 @@ def test_partial_where_operators_inside_a_layer_are_kept() -> None:
 
 
 def test_doubled() -> None:
-    judgement = studied(thread(checkpointed_step(0, replays=dict.fromkeys(range(3), 2)))).judgement
+    judgement = studied(
+        thread(checkpointed_step(0, recomputes=dict.fromkeys(range(3), 2)))
+    ).judgement
     assert judgement.verdict == "doubled"
     assert (judgement.highest, judgement.mean, judgement.share) == (2.0, 2.0, 1.0)
 
 
 def test_doubled_in_one_layer_of_many() -> None:
-    judgement = studied(thread(checkpointed_step(0, layers=4, replays={2: 2}))).judgement
+    judgement = studied(thread(checkpointed_step(0, layers=4, recomputes={2: 2}))).judgement
     assert judgement.verdict == "doubled"
     assert (judgement.highest, judgement.mean) == (2.0, 1.25)
 
 
 def test_more_than_doubled_is_doubled_too() -> None:
-    judgement = studied(thread(checkpointed_step(0, layers=1, replays={0: 3}))).judgement
+    judgement = studied(thread(checkpointed_step(0, layers=1, recomputes={0: 3}))).judgement
     assert (judgement.verdict, judgement.highest) == ("doubled", 3.0)
 
 
@@ -84,13 +86,13 @@ def test_what_takes_no_time_does_not_make_a_verdict() -> None:
     ]
     tail = [call.again() for call in layer[1:2]]
     backward = gradients(layer, [*tail, *(call.again() for call in layer)])
-    numbered = op("aten::detach", seq=99)  # the replay's end
+    numbered = op("aten::detach", seq=99)  # the recompute's end
     backward[0] = node("GeluBackward0", *tail, *layer, numbered, op("aten::mm"), seq=2)
     facts = study_step(*layer, *backward)
     assert facts.judgement.verdict == "full"
 
 
-def without_verdict(facts: Recompute) -> str:
+def without_verdict(facts: RecomputeFacts) -> str:
     judgement = facts.judgement
     assert judgement.verdict == "inconclusive"
     assert (judgement.highest, judgement.mean, judgement.share) == (None, None, None)
@@ -113,7 +115,7 @@ def test_no_verdict_where_the_backward_belongs_to_no_recorded_forward() -> None:
     assert "its own backward" in without_verdict(facts)
 
 
-def test_no_verdict_from_replays_of_a_forward_that_has_no_backward() -> None:
+def test_no_verdict_from_recomputes_of_a_forward_that_has_no_backward() -> None:
     teacher, trained = no_grad(run(0)), run(40, ("relu", "mse_loss", "relu"))
     again = run(50)
     backward = gradients(trained, again)
@@ -128,7 +130,7 @@ def test_no_verdict_where_the_backward_is_compiled(name: str) -> None:
     assert "compiled" in without_verdict(study_step(forward, backward))
 
 
-def test_a_replay_is_seen_beside_a_compiled_backward() -> None:
+def test_a_recompute_is_seen_beside_a_compiled_backward() -> None:
     compiled, layer = op("CompiledFunction", op("aten::mm"), seq=0), run(10)
     backward = [*gradients(layer, run(50)), node("CompiledFunctionBackward", op("aten::mm"), seq=0)]
     assert verdict(compiled, *layer, *backward) == "full"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from recompute_scan.annotations import RegionMark, region_name, replay_name
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.annotations import RegionAnnotation, recompute_name, region_name
+from recompute_scan.recompute.facts import RecomputeFacts
 from tests.trace_builder import Call, Thread, annotation, node, op, optimizer, step, studied, thread
 
 LAYER = ("layer_norm", "linear", "gelu", "linear")
@@ -34,12 +34,12 @@ def no_grad(calls: Sequence[Call]) -> list[Call]:
     return [call.again() for call in calls]
 
 
-def gradients(calls: Sequence[Call], replay: Sequence[Call] = ()) -> list[Call]:
-    """The nodes of these operators, last one first; a replay stands in the first to run."""
+def gradients(calls: Sequence[Call], recompute: Sequence[Call] = ()) -> list[Call]:
+    """The nodes of these operators, last one first; a recompute stands in the first to run."""
     nodes = []
     for place, call in enumerate(reversed(calls)):
         name = NODES[str(call.name).removeprefix("aten::")]
-        before = replay if place == 0 else ()
+        before = recompute if place == 0 else ()
         nodes.append(node(name, *before, op("aten::mm"), seq=call.args["Sequence number"]))
     return nodes
 
@@ -50,7 +50,7 @@ def entered_only(call: Call) -> Call:
 
 
 def early_stopped(calls: Sequence[Call]) -> list[Call]:
-    """A replay that ends as its last operator is entered."""
+    """A recompute that ends as its last operator is entered."""
     return [*calls[:-1], entered_only(calls[-1])]
 
 
@@ -59,9 +59,9 @@ def reentrant(number: int, calls: Sequence[Call]) -> Call:
     return op("CheckpointFunction", *no_grad(calls), seq=number)
 
 
-def reentrant_backward(number: int, replay: Sequence[Call]) -> Call:
+def reentrant_backward(number: int, recompute: Sequence[Call]) -> Call:
     """Its backward: the operators again with gradients, then a backward pass of their own."""
-    return node("CheckpointFunctionBackward", *replay, *gradients(replay), seq=number)
+    return node("CheckpointFunctionBackward", *recompute, *gradients(recompute), seq=number)
 
 
 def training_step(number: int, *calls: Call) -> Call:
@@ -75,15 +75,17 @@ def plain_step(number: int, layers: int = 3) -> Call:
     return training_step(number, *forward, *gradients(forward))
 
 
-def checkpointed_step(number: int, layers: int = 3, replays: dict[int, int] | None = None) -> Call:
-    """Layers under non-reentrant checkpoints; each runs again once, or as ``replays`` says."""
+def checkpointed_step(
+    number: int, layers: int = 3, recomputes: dict[int, int] | None = None
+) -> Call:
+    """Layers under non-reentrant checkpoints; each runs again once, or as ``recomputes`` says."""
     base = 1000 * number
     passes = [run(base + 10 * place) for place in range(layers)]
     backward: list[Call] = []
     for place in reversed(range(layers)):
         again = [
             call
-            for turn in range((replays or {}).get(place, 1))
+            for turn in range((recomputes or {}).get(place, 1))
             for call in run(base + 500 + 100 * place + 10 * turn)
         ]
         backward += gradients(passes[place], again)
@@ -92,41 +94,43 @@ def checkpointed_step(number: int, layers: int = 3, replays: dict[int, int] | No
 
 def marked_step(
     number: int,
-    replays: int,
+    recomputes: int,
     variants: tuple[str, str] = ("non-reentrant", "reentrant"),
     marked: int | None = None,
     options: str = "",
 ) -> Call:
     """Three layers, each under two checkpoints that the run wrapper marked.
 
-    Each layer runs again ``replays`` times; the first ``marked`` of them (all by default) bear
-    marks. ``options`` are those of the outer call.
+    Each layer runs again ``recomputes`` times; the first ``marked`` of them (all by default) bear
+    annotations. ``options`` are those of the outer call.
     """
     forward: list[Call] = []
     backward: list[Call] = []
     for layer in range(3):
         own = run(10 * layer)
         first, module = 2 * layer + 1, (f"layers.{layer}", "Layer")
-        outer = RegionMark(first, 0, variants[0], *module, "fsdp-wrapper", "train.py:31", options)
-        inner = RegionMark(
+        outer = RegionAnnotation(
+            first, 0, variants[0], *module, "fsdp-wrapper", "train.py:31", options
+        )
+        inner = RegionAnnotation(
             first + 1, 1, variants[1], *module, "hf-gradient-checkpointing", "train.py:24"
         )
         forward.append(annotation(region_name(outer), annotation(region_name(inner), *own)))
         again: list[Call] = []
-        for turn in range(replays):
+        for turn in range(recomputes):
             calls = run(500 + 100 * layer + 10 * turn)
             bears = marked is None or turn < marked
-            again += [annotation(replay_name(first + turn), *calls)] if bears else calls
+            again += [annotation(recompute_name(first + turn), *calls)] if bears else calls
         backward = [*gradients(own, again), *backward]
     return training_step(number, *forward, *backward)
 
 
-def study_step(*calls: Call, others: Sequence[Thread] = ()) -> Recompute:
+def study_step(*calls: Call, others: Sequence[Thread] = ()) -> RecomputeFacts:
     """What the program finds in a trace of one step that consists of these calls."""
     return studied(thread(training_step(0, *calls)), *others)
 
 
-def runs_of(facts: Recompute) -> list[tuple[str, int]]:
+def runs_of(facts: RecomputeFacts) -> list[tuple[str, int]]:
     """Name of each forward operator and how often it ran again, in forward order."""
     counts = facts.counts
     return [
@@ -135,6 +139,6 @@ def runs_of(facts: Recompute) -> list[tuple[str, int]]:
     ]
 
 
-def replay_counts(facts: Recompute) -> list[int]:
+def recompute_counts(facts: RecomputeFacts) -> list[int]:
     """How often each forward operator that has a backward ran again, in forward order."""
     return [int(times) for times in facts.counts.runs[facts.counts.counted]]

@@ -13,7 +13,7 @@ from textwrap import dedent
 from typing import Any
 
 import recompute_scan
-from recompute_scan.annotations import RegionMark, parse_region, parse_replay
+from recompute_scan.annotations import RegionAnnotation, parse_recompute, parse_region
 from recompute_scan.run_info import RunInfo, read_run_info, run_info_name
 
 DRIVER = Path(__file__).with_name("driver.py")
@@ -58,14 +58,14 @@ class Trace:
         return self.ranges("ProfilerStep#")
 
     @property
-    def regions(self) -> list[RegionMark]:
-        marks = [parse_region(e["name"]) for e in self.ranges("recompute_scan.region")]
-        assert None not in marks
-        return [mark for mark in marks if mark is not None]
+    def regions(self) -> list[RegionAnnotation]:
+        annotations = [parse_region(e["name"]) for e in self.ranges("recompute_scan.region")]
+        assert None not in annotations
+        return [annotation for annotation in annotations if annotation is not None]
 
     @property
-    def replays(self) -> list[int]:
-        calls = [parse_replay(e["name"]) for e in self.ranges("recompute_scan.replay")]
+    def recomputes(self) -> list[int]:
+        calls = [parse_recompute(e["name"]) for e in self.ranges("recompute_scan.recompute")]
         assert None not in calls
         return [call for call in calls if call is not None]
 

@@ -1,4 +1,4 @@
-"""The diff of RS001, applied to a copy of an example, leaves one replay and the same losses."""
+"""The diff of RS001, applied to a copy of an example, leaves one recompute and the same losses."""
 
 from __future__ import annotations
 

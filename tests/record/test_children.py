@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.run_info import accounts_in
+from recompute_scan.run_info import run_records_in
 from tests.record.runs import LAYERS, plain_environment, write_script
 
 SCRIPT = (
@@ -88,8 +88,8 @@ def test_each_rank_is_seen_and_one_reports(tmp_path: Path, way: str) -> None:
     # What follows the training would miss what it was to leave: the script ends with it.
     assert "\nafter\n" not in done.stdout
     assert done.stdout.startswith("heard all\n" if way == "fork" else "Verdict")
-    accounts = accounts_in(tmp_path / "out")
-    assert [(one.rank, one.world_size, one.status) for one in accounts] == [
+    records = run_records_in(tmp_path / "out")
+    assert [(one.rank, one.world_size, one.status) for one in records] == [
         (0, 2, "complete"),
         (1, 2, "complete"),
     ]

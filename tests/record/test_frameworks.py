@@ -1,4 +1,4 @@
-"""Real frameworks switch checkpointing on; the marks name the mechanism and the line to change.
+"""Real frameworks switch checkpointing on; annotations name the mechanism and the line to change.
 
 Each script is run as it stands, on the CPU, with one process. The diff that the advice gives for
 the named line is applied to a copy, and the copy run too: then that checkpoint is gone.
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.advise import find_mechanism, take_out
-from recompute_scan.annotations import RegionMark
+from recompute_scan.annotations import RegionAnnotation
 from recompute_scan.result import Checkpoint
 from tests.record.runs import Recorded, record_script, record_target
 
@@ -136,26 +136,27 @@ def test_the_mechanism_is_named_and_its_diff_takes_it_out(
 ) -> None:
     recorded = record_script(tmp_path, framework.script, steps=1)
     assert recorded.status == 0, recorded.stderr
-    marks = recorded.trace().regions
+    annotations = recorded.trace().regions
     line = next(
         n for n, text in enumerate(framework.script.splitlines(), 1) if text.endswith("# SWITCH")
     )
     site = f"train.py:{line}"
-    assert {describe(mark) for mark in marks} == {
+    assert {describe(annotation) for annotation in annotations} == {
         (framework.name, framework.variant, site, framework.module_class, framework.options)
     }
-    assert changed(tmp_path, recorded, marks[0]).trace().regions == []
+    assert changed(tmp_path, recorded, annotations[0]).trace().regions == []
 
 
-def describe(mark: RegionMark) -> tuple[str, ...]:
-    return mark.mechanism, mark.variant, mark.site, mark.module_class, mark.options
+def describe(annotation: RegionAnnotation) -> tuple[str, ...]:
+    said = (annotation.mechanism, annotation.variant, annotation.site)
+    return (*said, annotation.module_class, annotation.options)
 
 
-def changed(folder: Path, recorded: Recorded, mark: RegionMark) -> Recorded:
+def changed(folder: Path, recorded: Recorded, annotation: RegionAnnotation) -> Recorded:
     """The same script once more, with the advised diff applied."""
-    mechanism = find_mechanism(mark.mechanism)
+    mechanism = find_mechanism(annotation.mechanism)
     assert mechanism is not None
-    dropped = Checkpoint(0, None, mark.mechanism, mark.site)
+    dropped = Checkpoint(0, None, annotation.mechanism, annotation.site)
     fix = take_out(dropped, mechanism, recorded.info.sources)
     assert fix.diff is not None
     subprocess.run(["git", "apply", "-"], input=fix.diff.encode(), cwd=folder, check=True)

@@ -64,12 +64,12 @@ def test_every_rank_records_its_own(tmp_path: Path) -> None:
         with gzip.open(recorded.output / f"trace-rank{rank}.json.gz") as file:
             assert json.load(file)["distributedInfo"]["rank"] == rank
         trace = recorded.trace(f"trace-rank{rank}.json.gz")
-        outer = [mark for mark in trace.regions if mark.depth == 0]
+        outer = [annotation for annotation in trace.regions if annotation.depth == 0]
         assert [(m.module, m.mechanism) for m in outer] == [
             (str(index), "fsdp-wrapper") for index in range(3)
         ] * 2
-        assert {mark.variant for mark in trace.regions if mark.depth == 1} == {"reentrant"}
-        assert len(trace.replays) == 2 * 2 * 3
+        assert {one.variant for one in trace.regions if one.depth == 1} == {"reentrant"}
+        assert len(trace.recomputes) == 2 * 2 * 3
         assert (recorded.output / f"stacks-rank{rank}.json.gz").exists()
 
 
@@ -116,7 +116,7 @@ def account(rank: int) -> RunInfo:
     )
 
 
-def test_waiting_ends_with_the_last_account(tmp_path: Path) -> None:
+def test_waiting_ends_with_the_last_run_record(tmp_path: Path) -> None:
     write_run_info(tmp_path, account(0))
     late = threading.Timer(0.3, lambda: write_run_info(tmp_path, account(1)))
     late.start()
@@ -126,7 +126,7 @@ def test_waiting_ends_with_the_last_account(tmp_path: Path) -> None:
     late.join()
 
 
-def test_waiting_gives_up_on_missing_and_broken_accounts(tmp_path: Path) -> None:
+def test_waiting_gives_up_on_missing_and_broken_run_records(tmp_path: Path) -> None:
     write_run_info(tmp_path, account(0))
     (tmp_path / "run-rank1.json").write_text("{")
     assert wait_for_ranks(tmp_path, 3, 0.2) == [0]

@@ -1,4 +1,4 @@
-"""What the marks say of a checkpoint's surroundings, asked of modules as torch makes them."""
+"""What the annotations say of a checkpoint's surroundings, asked of modules as torch makes them."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_the_line_that_applies_it(tmp_path: Path, name: str) -> None:
     assert [(m.module, m.mechanism, m.function, m.site) for m in trace.regions] == [
         (f"layers.{place}", "own-function", name, f"train.py:{line}") for place in range(2)
     ]
-    assert sorted(trace.replays) == sorted(m.call for m in trace.regions)
+    assert sorted(trace.recomputes) == sorted(m.call for m in trace.regions)
 
 
 @pytest.mark.slow

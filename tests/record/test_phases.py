@@ -73,7 +73,7 @@ def test_the_phases_in_order_and_an_orderly_end(tmp_path: Path) -> None:
     frames = {e["name"] for e in stacks.events if e.get("cat") == "python_function"}
     assert any(name.startswith("train.py(") or "/train.py(" in name for name in frames)
     assert any("Input Dims" in e.get("args", {}) for e in trace.events)
-    assert [mark.module_class for mark in trace.regions] == ["Sequential"] * 2
+    assert [annotation.module_class for annotation in trace.regions] == ["Sequential"] * 2
     assert sorted(path.name for path in recorded.output.iterdir()) == [
         "run-rank0.json",
         "stacks-rank0.json.gz",

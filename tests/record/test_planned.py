@@ -96,15 +96,15 @@ def counted(output: Path) -> list[list[int]]:
     [
         ("plain", "checkpoint(layer, x, use_reentrant=False)", "non-reentrant", None, [1, 0, 0, 1]),
         ("inner", "checkpoint(layer, x, use_reentrant=True)", "reentrant", None, [1, 0, 0, 1]),
-        # The outer one stays, and its replay calls the inner one.
+        # The outer one stays, and its recompute calls the inner one.
         ("outer", "checkpoint(layer, x, use_reentrant=True)", "reentrant", None, [2, 1, 1, 2]),
         ("outer", "partial(inner, layer), x", "non-reentrant", None, [2, 1, 1, 2]),
-        # In the replay of the outer one, of which no module is known, nothing on the stack tells
+        # In the recompute of the outer one, of which no module is known, nothing on the stack tells
         # of the inner one.
         ("one_line", "return layer(x)", "reentrant", 1, [2, 1, 1, 2]),
     ],
 )
-def test_of_four_layers_two_are_not_replayed(
+def test_of_four_layers_two_are_not_recomputed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     how: str,

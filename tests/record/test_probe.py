@@ -1,4 +1,4 @@
-"""The marks in a trace agree with what ran, and change nothing."""
+"""The annotations in a trace agree with what ran, and change nothing."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ print(json.dumps(counts))
 
 
 def runs_of_layers(trace: Trace) -> tuple[int, int]:
-    """How often layers ran in the forward pass and in replays, read off the marks.
+    """How often layers ran in the forward pass and in recomputes, read off the annotations.
 
-    A run of a layer is an innermost range that holds its relu. (An outer non-reentrant replay
+    A run of a layer is an innermost range that holds its relu. (An outer non-reentrant recompute
     around a non-reentrant region stops as soon as the inner one is entered, and holds nothing.)
     """
-    marks, relus = trace.ranges("recompute_scan."), trace.ranges("aten::relu")
+    annotations, relus = trace.ranges("recompute_scan."), trace.ranges("aten::relu")
     runs = [
-        mark
-        for mark in marks
-        if any(holds(mark, relu) for relu in relus)
-        and not any(holds(mark, other) for other in marks if other is not mark)
+        annotation
+        for annotation in annotations
+        if any(holds(annotation, relu) for relu in relus)
+        and not any(holds(annotation, other) for other in annotations if other is not annotation)
     ]
     in_backward = [run for run in runs if any(holds(e, run) for e in trace.ranges("backward"))]
     return len(runs) - len(in_backward), len(in_backward)
@@ -85,26 +85,26 @@ def test_marks_count_what_ran(tmp_path: Path, case: str, in_backward: int) -> No
     assert json.loads(recorded.stdout) == [4, in_backward]
     assert runs_of_layers(recorded.trace()) == (4, in_backward)
 
-    regions = {mark.call: mark for mark in recorded.trace().regions}
+    regions = {annotation.call: annotation for annotation in recorded.trace().regions}
     assert len(regions) == len(recorded.trace().regions), "a call has one number and one range"
-    assert set(recorded.trace().replays) <= set(regions)
+    assert set(recorded.trace().recomputes) <= set(regions)
     kinds = {"R": "reentrant", "N": "non-reentrant"}
     expected = {
         (d, kinds[k]) for d, k in enumerate(case.replace("none-", "").split("-")[:2]) if k in kinds
     }
-    assert {(mark.depth, mark.variant) for mark in regions.values()} == expected
-    assert {mark.module for mark in regions.values()} == {f"layers.{i}" for i in range(4)}
-    assert {mark.module_class for mark in regions.values()} == {"Layer"}
+    assert {(annotation.depth, annotation.variant) for annotation in regions.values()} == expected
+    assert {one.module for one in regions.values()} == {f"layers.{i}" for i in range(4)}
+    assert {annotation.module_class for annotation in regions.values()} == {"Layer"}
 
 
-def test_the_inner_region_in_a_replay_is_a_new_call(tmp_path: Path) -> None:
+def test_the_inner_region_in_a_recompute_is_a_new_call(tmp_path: Path) -> None:
     trace = record_script(tmp_path, NESTING, "R-N", steps=1).trace()
-    depths = Counter(mark.depth for mark in trace.regions)
-    # Per layer: the outer region once; the inner one in the forward and in the outer's replay.
+    depths = Counter(annotation.depth for annotation in trace.regions)
+    # Per layer: the outer region once; the inner one in the forward and in the outer's recompute.
     assert depths == {0: 4, 1: 8}
-    inner = {mark.call for mark in trace.regions if mark.depth == 1}
-    replayed = Counter("inner" if call in inner else "outer" for call in trace.replays)
-    assert replayed == {"outer": 4, "inner": 4}
+    inner = {annotation.call for annotation in trace.regions if annotation.depth == 1}
+    recomputed = Counter("inner" if call in inner else "outer" for call in trace.recomputes)
+    assert recomputed == {"outer": 4, "inner": 4}
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -129,7 +129,7 @@ def test_losses_are_equal_to_the_last_bit(tmp_path: Path, reentrant: bool) -> No
         tmp_path, "train.py", steps=3, warmup=1, timing_steps=1, keep_going=True
     )
     assert recorded.info.status == "complete"
-    assert len(recorded.trace().replays) == 9
+    assert len(recorded.trace().recomputes) == 9
     assert plain.stdout.count("0x1.") > 9
     assert recorded.stdout == plain.stdout
 
@@ -159,11 +159,11 @@ def test_a_region_that_raises_leaves_the_marks_in_order(tmp_path: Path) -> None:
     recorded = record_script(tmp_path, script, steps=2)
     assert (recorded.status, recorded.stderr) == (0, "")
     trace = recorded.trace()
-    assert [mark.depth for mark in trace.regions] == [0] * 8
-    tried = [(mark.variant, mark.call) for mark in trace.regions]
+    assert [annotation.depth for annotation in trace.regions] == [0] * 8
+    tried = [(annotation.variant, annotation.call) for annotation in trace.regions]
     assert [variant for variant, _ in tried] == (["reentrant"] * 2 + ["non-reentrant"] * 2) * 2
-    # Of two attempts at a region the second came through, and it alone was replayed.
-    assert trace.replays == [call for _, call in tried[1::2]]
+    # Of two attempts at a region the second came through, and it alone was recomputed.
+    assert trace.recomputes == [call for _, call in tried[1::2]]
 
 
 def test_a_selective_checkpoint_never_sees_the_marks(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_selective_checkpoint_never_sees_the_marks(tmp_path: Path) -> None:
     )
     recorded = record_script(tmp_path, script, steps=2, keep_going=True)
     assert (recorded.status, recorded.stdout, recorded.stderr) == (0, "[] True\n", "")
-    assert len(recorded.trace().replays) == 2
+    assert len(recorded.trace().recomputes) == 2
 
 
 def test_compiled_regions_still_compile(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_compiled_regions_still_compile(tmp_path: Path) -> None:
     assert (recorded.status, recorded.stdout) == (0, "Counter()\n"), recorded.stderr
     assert recorded.info.environment["torch_compile"] == "used"
     # Only the checkpoint around the compiled layer is a call; the others are in the graph.
-    assert [mark.module_class for mark in recorded.trace().regions] == ["Linear"] * 2
+    assert [annotation.module_class for annotation in recorded.trace().regions] == ["Linear"] * 2
 
 
 def test_a_torch_without_the_patched_names_is_a_warning(

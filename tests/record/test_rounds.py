@@ -46,7 +46,7 @@ def ran(
         return with_fix(*scaled(fixed[number - 1])) if name == FIX else trial(*STEADY)
 
     monkeypatch.setattr(module, "_run", run)
-    write_run_info(tmp_path, trial(*STEADY).accounts[0])
+    write_run_info(tmp_path, trial(*STEADY).records[0])
     options = RunOptions("train.py", is_module=False, args=(), output=tmp_path, measure=True)
     recorded = doubled() if removed else replace(sample_results.doubled(), findings=())
     if plan is not None:

@@ -1,4 +1,4 @@
-"""Who asked for a checkpoint: mechanism, module, and the line that switched it on."""
+"""A checkpoint's call site: mechanism, module, and the line that switched it on."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_transformers_names_the_line_that_enabled_it(tmp_path: Path) -> None:
     line = HUGGING_FACE.splitlines().index(
         '    model.gradient_checkpointing_enable({"use_reentrant": True})'
     )
-    assert {mark.site for mark in recorded.trace().regions} == {f"train.py:{line + 1}"}
+    assert {annotation.site for annotation in recorded.trace().regions} == {f"train.py:{line + 1}"}
     assert recorded.info.sources[f"train.py:{line + 1}"].alone
 
 
@@ -168,16 +168,19 @@ def test_a_call_in_a_library_is_named_by_the_users_line(tmp_path: Path) -> None:
     )
     recorded = record_script(tmp_path, script, steps=1)
     line = script.splitlines().index("    run(model, torch.randn(4, 8)).sum().backward()") + 1
-    (mark,) = recorded.trace().regions
-    assert mark.site == f"train.py:{line}"
-    assert (mark.mechanism, mark.function) == ("library-checkpoint", "somelib.blocks.run")
-    source = recorded.info.sources[mark.site]
+    (annotation,) = recorded.trace().regions
+    assert annotation.site == f"train.py:{line}"
+    assert (annotation.mechanism, annotation.function) == (
+        "library-checkpoint",
+        "somelib.blocks.run",
+    )
+    source = recorded.info.sources[annotation.site]
     assert source.statement.startswith("run(model,")
     assert not source.installed
 
 
 @pytest.mark.slow
-def test_what_a_replay_calls_again_keeps_its_line(tmp_path: Path) -> None:
+def test_what_a_recompute_calls_again_keeps_its_line(tmp_path: Path) -> None:
     library = tmp_path / "site-packages" / "somelib"
     library.mkdir(parents=True)
     (library / "__init__.py").write_text(
@@ -205,9 +208,9 @@ def test_what_a_replay_calls_again_keeps_its_line(tmp_path: Path) -> None:
     )
     recorded = record_script(tmp_path, script, steps=1)
     assert recorded.status == 0, recorded.stderr
-    marks = recorded.trace().regions
-    assert len(marks) == 4  # three in the forward pass, one again in a replay
-    assert {(m.mechanism, m.site) for m in marks} == {
+    annotations = recorded.trace().regions
+    assert len(annotations) == 4  # three in the forward pass, one again in a recompute
+    assert {(m.mechanism, m.site) for m in annotations} == {
         ("library-checkpoint", lines_marked(script)["MODEL"])
     }
 

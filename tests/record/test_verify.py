@@ -102,7 +102,7 @@ def test_the_fix_is_applied_and_measured(tmp_path: Path) -> None:
     assert (done.status, done.stderr) == (0, "")
     section = done.verified
 
-    # What the script itself counted: the fix takes out one replay of each layer, no more.
+    # What the script itself counted: the fix takes out one recompute of each layer, no more.
     runs = {
         name: {count for count, _ in done.printed(name)}
         for name in ("unchanged-2", "with-the-fix-1", "with-the-fix-2", "without-checkpointing-1")

@@ -69,7 +69,7 @@ def large() -> Result:
             ordinal=layer,
             module=f"model.layers.{layer}",
             recompute_runs_per_backward=1.0 if layer == 199 else 1.8,
-            replays_by_step=tuple(
+            recomputes_by_step=tuple(
                 0.0 if step % 10 == 9 else 1.0 if layer == 199 else 2.0 for step in range(100)
             ),
         )

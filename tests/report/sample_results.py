@@ -100,18 +100,18 @@ def _lane(label: str, kind: str, start: float, **how: object) -> ProofLane:
     return ProofLane(label, kind, start, length, ops)  # type: ignore[arg-type]
 
 
-def proof(replays: int) -> Proof:
-    """One layer of step 2: forward, as many replays as asked for, backward."""
+def proof(recomputes: int) -> Proof:
+    """One layer of step 2: forward, as many recomputes as asked for, backward."""
     base = 1_700_000_598_213.4
     lanes = [_lane("forward", "forward", base)]
-    for number in range(replays):
-        kind = "replay" if number == 0 else "surplus"
-        lanes.append(_lane(f"replay {number + 1}", kind, base + 91_000.0 + 7_300.0 * number))
+    for number in range(recomputes):
+        kind = "recompute" if number == 0 else "redundant"
+        lanes.append(_lane(f"recompute {number + 1}", kind, base + 91_000.0 + 7_300.0 * number))
     lanes.append(_lane("backward", "backward", base + 106_500.0, slower=1.9, prefix="grad "))
     return Proof(region=3, step=2, lanes=tuple(lanes))
 
 
-def regions(number: int, replays: float, *checkpoints: Checkpoint) -> tuple[Region, ...]:
+def regions(number: int, recomputes: float, *checkpoints: Checkpoint) -> tuple[Region, ...]:
     """Llama decoder layers."""
     return tuple(
         Region(
@@ -120,35 +120,35 @@ def regions(number: int, replays: float, *checkpoints: Checkpoint) -> tuple[Regi
             module_class="LlamaDecoderLayer",
             signature="aten::mean,aten::mul,aten::linear",
             forward_runs_per_step=1.0,
-            recompute_runs_per_backward=replays,
-            mean_recompute=max(0.0, replays - 0.03),
+            recompute_runs_per_backward=recomputes,
+            mean_recompute=max(0.0, recomputes - 0.03),
             forward_ms_per_step=6.17,
-            recompute_ms_per_step=6.2 * replays,
-            surplus_ms_per_step=6.2 * max(0.0, replays - 1),
+            recompute_ms_per_step=6.2 * recomputes,
+            redundant_ms_per_step=6.2 * max(0.0, recomputes - 1),
             checkpoints=checkpoints,
         )
         for ordinal in range(number)
     )
 
 
-def cost(forward: float, recompute: float, surplus: float, saved: float) -> Cost:
+def cost(forward: float, recompute: float, redundant: float, saved: float) -> Cost:
     """A step whose backward is twice its forward."""
-    parts = Breakdown(forward, recompute, surplus, 2 * forward, 31.5, 12.2)
-    step = forward + recompute + surplus + 2 * forward + 31.5 + 12.2
+    parts = Breakdown(forward, recompute, redundant, 2 * forward, 31.5, 12.2)
+    step = forward + recompute + redundant + 2 * forward + 31.5 + 12.2
     return Cost(
         step_ms=step,
         step_source="timed",
         device="cpu",
-        recompute_ms=recompute + surplus,
-        surplus_recompute_ms=surplus,
+        recompute_ms=recompute + redundant,
+        redundant_recompute_ms=redundant,
         repeated_collectives_ms=None,
         predicted_step_ms=step - saved,
         predicted_low_ms=step - saved * 1.15,
         predicted_high_ms=step - saved * 0.8,
         saving_pct=100 * saved / step,
         breakdown=parts,
-        method="Median duration of the surplus replays on the thread that limits the step.",
-        assumptions=("The rest of the step takes as long without the surplus.",),
+        method="Median duration of the redundant recomputes on the thread that limits the step.",
+        assumptions=("The rest of the step takes as long without the redundant recomputes.",),
         step_low_ms=0.99 * step,
         step_high_ms=1.02 * step,
         steps=10,
@@ -178,7 +178,7 @@ FLOPS = Flops(
     forward_per_step=3.77e9,
     backward_per_step=7.68e9,
     recompute_per_step=7.01e9,
-    surplus_per_step=3.51e9,
+    redundant_per_step=3.51e9,
     hfu_over_mfu=1.612,
     mfu=0.238,
     hfu=0.384,
@@ -218,14 +218,14 @@ FINDING = Finding(
     name="doubled-checkpoint",
     severity="error",
     confidence="high",
-    title="Two checkpoints around the same 8 layers replay each of them twice",
+    title="Two checkpoints around the same 8 layers recompute each of them twice",
     detail=(
         "PyTorch's checkpoint_wrapper (train.py:31) stands around every decoder layer, and inside "
         "it Hugging Face's own checkpoint (train.py:24) stands around the same layer. The inner "
-        "one is reentrant, so each replay of the outer one replays the layer once more."
+        "one is reentrant, so each recompute of the outer one recomputes the layer once more."
     ),
     evidence=(
-        "8 of 8 decoder layers ran their forward pass 3 times: 1 original, 2 replays.",
+        "8 of 8 decoder layers ran their forward pass 3 times: 1 original, 2 recomputes.",
         "Attention ran forward 8 times per step and again 16 times in the backward pass.",
     ),
     fix=Fix(
@@ -255,7 +255,7 @@ ENVIRONMENT = {
 
 
 def doubled() -> Result:
-    """The reported case in small: 8 Llama layers, both checkpoints, 2 replays each."""
+    """The reported case in small: 8 Llama layers, both checkpoints, 2 recomputes each."""
     return Result(
         tool_version="0.1.0",
         verdict="doubled",
@@ -323,11 +323,11 @@ def verified() -> Result:
 
 
 def full() -> Result:
-    """The repaired twin: every layer replayed once."""
+    """The repaired twin: every layer recomputed once."""
     return dataclasses.replace(
         doubled(),
         verdict="full",
-        headline="Ordinary checkpointing: all 8 decoder layers are replayed exactly once.",
+        headline="Ordinary checkpointing: all 8 decoder layers are recomputed exactly once.",
         recompute_per_backward=1.0,
         mean_recompute=0.98,
         regions=regions(8, 1.0, OUTER),
@@ -367,7 +367,7 @@ def partial() -> Result:
             module_class=None,
             recompute_runs_per_backward=float(region.ordinal % 2),
             recompute_ms_per_step=6.2 * (region.ordinal % 2),
-            surplus_ms_per_step=0.0,
+            redundant_ms_per_step=0.0,
             checkpoints=(Checkpoint(0, None),) if region.ordinal % 2 else (),
         )
         for region in regions(8, 1.0)
@@ -377,7 +377,7 @@ def partial() -> Result:
         verdict="partial",
         evidence_level="autograd",
         confidence="medium",
-        headline="Selective checkpointing: 4 of 8 blocks are replayed, once each.",
+        headline="Selective checkpointing: 4 of 8 blocks are recomputed, once each.",
         mean_recompute=0.48,
         recomputed_share=0.48,
         regions=blocks,

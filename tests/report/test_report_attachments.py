@@ -39,7 +39,7 @@ def test_numbers_stay_numbers() -> None:
     assert (cell(-1.5), cell(3), cell(None)) == (-1.5, 3, "")
 
 
-def test_the_stretch_is_a_trace() -> None:
+def test_the_excerpt_is_a_trace() -> None:
     proof = doubled().proof
     assert isinstance(proof, Proof)
     events = json.loads(proof_trace(proof))["traceEvents"]

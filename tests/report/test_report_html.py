@@ -150,8 +150,8 @@ def test_proof_lanes_share_one_scale_and_start_at_the_left() -> None:
     lanes = [item for item in page.all("rect") if "lane-bed" in item.classes]
     assert [lane.classes[1] for lane in lanes] == [
         "l-forward",
-        "l-replay",
-        "l-surplus",
+        "l-recompute",
+        "l-redundant",
         "l-backward",
     ]
     widths = [float((lane.attributes["width"] or "").rstrip("%")) for lane in lanes]
@@ -175,7 +175,7 @@ def test_a_long_backward_lane_is_cut_and_says_so() -> None:
     assert all(0 <= box.x < 100 and box.x + box.width <= 100.11 for box in drawn.lanes[3].boxes)
 
 
-def test_surplus_that_does_not_matter_promises_nothing() -> None:
+def test_redundant_that_does_not_matter_promises_nothing() -> None:
     slight = dataclasses.replace(full(), cost=cost(51.0, 49.6, 0.4, 0.3))
     text = Page(render_html(slight)).one("main").text
     assert "more time than needed" not in text

@@ -19,10 +19,10 @@ from tests.report.pages import RESULTS, large, page, ranks, traced
 from tests.report.sample_results import doubled, full, inconclusive
 
 
-def with_replays(result: Result, *rows: tuple[float | None, ...]) -> Result:
+def with_recomputes(result: Result, *rows: tuple[float | None, ...]) -> Result:
     """The result with as many blocks as rows, one number for each of its steps."""
     regions = tuple(
-        dataclasses.replace(region, replays_by_step=row)
+        dataclasses.replace(region, recomputes_by_step=row)
         for region, row in zip(result.regions, rows, strict=False)
     )
     return dataclasses.replace(result, regions=regions)
@@ -40,7 +40,7 @@ def test_steps_that_agree_take_one_sentence() -> None:
 def test_blocks_and_steps_that_are_alike_share_rows_and_columns() -> None:
     # The last of the five steps is not whole.
     found = by_step(
-        with_replays(
+        with_recomputes(
             doubled(),
             (2.0, 2.0, 0.0, 2.0, 9.0),
             (1.0, 1.0, None, 1.0, 9.0),
@@ -73,7 +73,7 @@ def test_a_strip_that_has_no_pattern_is_cut_and_says_so() -> None:
     regions = tuple(
         dataclasses.replace(
             region,
-            replays_by_step=tuple(
+            recomputes_by_step=tuple(
                 float(region.ordinal if step == 99 else (region.ordinal * 7 + step * step) % 11)
                 for step in range(100)
             ),
@@ -89,7 +89,7 @@ def test_a_strip_that_has_no_pattern_is_cut_and_says_so() -> None:
 
 def test_ranks_that_are_alike_share_a_row() -> None:
     doubled_ranks, repaired = rank_groups(ranks(512))
-    assert (doubled_ranks.verdict, doubled_ranks.replays) == ("doubled", 2.0)
+    assert (doubled_ranks.verdict, doubled_ranks.recomputes) == ("doubled", 2.0)
     assert len(doubled_ranks.ranks) == len(repaired.ranks) == 256
     assert doubled_ranks.numbers == "0-3, 8-11, 16-19, …, 504-507"
     assert doubled_ranks.step == "138.7 ms (136.0 ms to 141.4 ms)"
@@ -126,7 +126,7 @@ def test_a_large_job_stays_within_the_limits_and_says_what_it_put_together() -> 
     for sentence in (
         "139 more blocks like those above",
         "Blocks that are alike in every step share a row",
-        "Ranks with the same verdict and as many replays share a row above.",
+        "Ranks with the same verdict and as many recomputes share a row above.",
         "Every rank by itself (512)",
     ):
         assert sentence in said
@@ -152,12 +152,12 @@ def test_what_the_headline_says_is_not_said_again() -> None:
     verdict = Page(page("inconclusive")).one("verdict").text
     assert "Why there is no clearer answer" not in verdict
     assert result.reason.rstrip(".")[1:] in verdict
-    assert "Surplus replays" not in Page(page("inconclusive")).one("device").text
+    assert "Redundant recomputes" not in Page(page("inconclusive")).one("device").text
 
 
 def test_two_steps_are_drawn_on_one_scale() -> None:
     before, after = step_bars(compare(doubled(), full()))
-    assert [part.kind for part in before.parts] == ["other", "recompute", "surplus"]
+    assert [part.kind for part in before.parts] == ["other", "recompute", "redundant"]
     assert [part.kind for part in after.parts] == ["other", "recompute"]
     ends = [bar.parts[-1].x + bar.parts[-1].width for bar in (before, after)]
     assert ends[0] == pytest.approx(100, abs=0.01)

@@ -36,7 +36,7 @@ def test_timeline_lanes_start_together() -> None:
     drawn = timeline_figure(doubled())
     assert len(drawn.data) == 6
     assert drawn.layout.title.text == (
-        "model.layers.3: one forward pass and 2 replays of it in step 2"
+        "model.layers.3: one forward pass and 2 recomputes of it in step 2"
     )
     gemm = drawn.data[0]
     assert gemm.name == "gemm"
@@ -58,8 +58,8 @@ def test_cost_bars_add_up_to_the_step() -> None:
     assert list(cost_figure(full()).data[0].y) == ["now"]
 
 
-def test_regions_show_the_surplus_apart() -> None:
-    needed, surplus = regions_figure(many(200)).data
+def test_regions_show_the_redundant_apart() -> None:
+    needed, redundant = regions_figure(many(200)).data
     assert list(needed.y) == [1.0] * 200
-    assert list(surplus.y) == [1.0] * 199 + [0.0]
+    assert list(redundant.y) == [1.0] * 199 + [0.0]
     assert list(regions_figure(clean()).data[0].y) == [0.0] * 8

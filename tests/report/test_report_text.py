@@ -54,7 +54,7 @@ def test_hostile_names_stay_on_their_line(name: str) -> None:
 
 
 def test_calls_in_the_backward_pass_that_never_ran_are_not_said_to_have_run() -> None:
-    """One linear layer in a checkpoint: its replay stops before the product is worked out."""
+    """One linear layer in a checkpoint: its recompute stops before the product is worked out."""
     counts = (PlainCount("aten::addmm", outside=6, inside=4, in_hooks=0, matched=4),)
     result = dataclasses.replace(clean(), cross_check=CrossCheck(True, counts))
     text = " ".join(render_text(result, color=False, report="report.html").split())
@@ -77,12 +77,12 @@ def test_doubled_says_it_all() -> None:
     for wanted in (
         "Verdict: doubled",
         doubled().headline,
-        "Replays per layer 2.0",
+        "Recomputes per layer 2.0",
         "Share of the step 16.3 %",
         "Step time after 247.7 ms 295.9 ms now; likely 240.5 ms to 257.3 ms after the fix",
         "19.5 % more time than needed (48.2 ms of it would go with the fix)",
         "as throughput, 16.3 % of it is lost",
-        "model.layers.0-7 (LlamaDecoderLayer): 2.0 replays each, 49.6 ms surplus per step",
+        "model.layers.0-7 (LlamaDecoderLayer): 2.0 recomputes each, 49.6 ms redundant per step",
         "train.py:31 apply_activation_checkpointing(",
         "train.py:24 model.gradient_checkpointing_enable(",
         "RS001 doubled-checkpoint (error, high confidence)",
@@ -160,15 +160,15 @@ def test_the_prediction_is_of_the_step_that_was_measured() -> None:
 
 def test_deep_models_take_a_line_a_kind() -> None:
     written = render_text(many(200), color=False)
-    assert "model.layers.0-198 (LlamaDecoderLayer): 2.0 replays each" in written
-    assert "model.layers.199 (LlamaDecoderLayer): 1.0 replays\n" in written
+    assert "model.layers.0-198 (LlamaDecoderLayer): 2.0 recomputes each" in written
+    assert "model.layers.199 (LlamaDecoderLayer): 1.0 recomputes\n" in written
     assert len(written.splitlines()) < 82
 
 
 def test_clean_result_is_calm() -> None:
     written = render_text(clean(), color=False)
     assert "Nothing is wasted" in " ".join(written.split())
-    assert "surplus per step" not in written
+    assert "redundant per step" not in written
     assert "more time" not in written
     assert "Finding" not in written
 

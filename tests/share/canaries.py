@@ -82,30 +82,30 @@ def planted(document: Json, *, names: bool = False) -> Json:
         if names:
             _rename(new, canary)
         elif str(new.get("name", "")).startswith(REGION):
-            mark = parse_region(new["name"])
-            assert mark is not None
-            site = f"/home/{WORD}/{WORD}-project/train.py:31" if mark.site else ""
-            new["name"] = region_name(_with(mark, site=site, mechanism=mark.mechanism))
+            annotation = parse_region(new["name"])
+            assert annotation is not None
+            site = f"/home/{WORD}/{WORD}-project/train.py:31" if annotation.site else ""
+            new["name"] = region_name(_with(annotation, site=site, mechanism=annotation.mechanism))
         events.append(new)
     events += list(_extra(events, canary, names))
     return {**out, "traceEvents": events}
 
 
-def _with(mark: Any, **fields: str) -> Any:
-    return replace(mark, **fields)
+def _with(annotation: Any, **fields: str) -> Any:
+    return replace(annotation, **fields)
 
 
 def _rename(event: Json, canary: Any) -> None:
     name = str(event.get("name", ""))
     if name.startswith(REGION):
-        mark = parse_region(name)
-        assert mark is not None
+        annotation = parse_region(name)
+        assert annotation is not None
         event["name"] = region_name(
             _with(
-                mark,
-                module=f"{WORD}_model.{mark.module}",
-                module_class=f"{WORD}{mark.module_class}",
-                site=f"{WORD}_project/{WORD}_train.py:31" if mark.site else "",
+                annotation,
+                module=f"{WORD}_model.{annotation.module}",
+                module_class=f"{WORD}{annotation.module_class}",
+                site=f"{WORD}_project/{WORD}_train.py:31" if annotation.site else "",
             )
         )
     elif event.get("cat") == "kernel":
@@ -132,7 +132,7 @@ def _extra(events: list[Json], canary: Any, names: bool) -> Iterator[Json]:
         "autograd::engine::evaluate_function: {} x",
         "Torch-Compiled Region: {}",
         "recompute_scan.region?call={}",
-        "recompute_scan.replay?call={}",
+        "recompute_scan.recompute?call={}",
         "cuda{}-x",
         "Memcpy {} (Device -> Device)",
     ]
@@ -162,8 +162,8 @@ def _extra(events: list[Json], canary: Any, names: bool) -> Iterator[Json]:
     yield {"ph": "M", "name": "process_labels", "pid": 0, "args": {"labels": canary()}}
 
 
-def planted_account(account: Json, *, names: bool = False) -> Json:
-    """An account of a run with a canary in every text."""
+def planted_run_record(account: Json, *, names: bool = False) -> Json:
+    """A run record of a run with a canary in every text."""
     del names
     environment = {key: f"{value}+{WORD}" for key, value in account["environment"].items()}
     return {

@@ -18,7 +18,7 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.bundle import Packed, pack
 from recompute_scan.cli import main
 from recompute_scan.result import Flops, Result
-from tests.share.canaries import WORD, as_json, found_in, planted, planted_account
+from tests.share.canaries import WORD, as_json, found_in, planted, planted_run_record
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = sorted(
@@ -123,7 +123,7 @@ def with_canaries(folder: Path, *, names: bool) -> Path:
     account = json.loads((DOUBLED / "run-rank0.json").read_bytes())
     trace = gzip.compress(as_json(planted(document, names=names)), 1)
     (source / "trace-rank0.json.gz").write_bytes(trace)
-    (source / "run-rank0.json").write_bytes(as_json(planted_account(account)))
+    (source / "run-rank0.json").write_bytes(as_json(planted_run_record(account)))
     return source
 
 
@@ -219,7 +219,7 @@ def test_it_lists_before_it_writes(tmp_path: Path, capsys: Output) -> None:
     printed = capsys.readouterr()
     for name in ("trace-rank0.json", "run-rank0.json", "result.json", "report.html", "issue.md"):
         assert name in printed.out
-    assert "Verdict of the archive: doubled, 2 replays" in printed.out
+    assert "Verdict of the archive: doubled, 2 recomputes" in printed.out
     assert f"wrote {target}" in printed.err
 
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import pytest
 
-from recompute_scan.annotations import RegionMark, parse_region, region_name
+from recompute_scan.annotations import RegionAnnotation, parse_region, region_name
 from recompute_scan.bundle.clean import clean_environment, device_name
 from recompute_scan.bundle.names import ATTENTION, Names
 from recompute_scan.bundle.paths import Places
@@ -109,13 +109,13 @@ def test_a_node_and_its_range_keep_to_each_other() -> None:
 
 
 def test_a_mark_is_written_anew() -> None:
-    mark = RegionMark(
+    annotation = RegionAnnotation(
         call=900, depth=0, variant="alice", module="net.3", module_class="Net", mechanism="alice",
         site="/home/alice/train.py:31",
     )  # fmt: skip
-    name = region_name(mark) + "&alice=1"
+    name = region_name(annotation) + "&alice=1"
     plain = parse_region(Names(strict=False).event(name, Kind.ANNOTATION))
-    assert plain == RegionMark(1, 0, "", "net.3", "Net", "", "train.py:31")
+    assert plain == RegionAnnotation(1, 0, "", "net.3", "Net", "", "train.py:31")
     strict = parse_region(Names(strict=True).event(name, Kind.ANNOTATION))
     assert strict is not None
     assert strict.module == "private_module_1.3"

@@ -126,7 +126,7 @@ def test_a_kernel_without_record_of_its_launch_belongs_to_nobody() -> None:
 
 def test_all_kernels_of_a_graph_belong_to_its_launch() -> None:
     # One `cudaGraphLaunch`, many kernels with its correlation, none with a launch of its own.
-    graphs = [launch("replayed"), launch("again")]
+    graphs = [launch("recomputed"), launch("again")]
     written = document(thread(op("forward", graphs[0]), op("backward", graphs[1])))
     events = written["traceEvents"]
     for kernel in [e for e in events if e["cat"] == "kernel"]:

@@ -26,7 +26,7 @@ from tests.versions.finetuning import LENGTH, VOCABULARY, small_llama
 
 
 def checkpointing() -> dict[str, Any]:
-    """The setting under its name of the day, with the variant that replays whatever is inside."""
+    """The setting under its name of the day, with the variant that recomputes all of it."""
     old = "gradient" if "gradient_checkpointing" in TrainingArguments.__dataclass_fields__ else ""
     name = f"{old or 'activation'}_checkpointing"
     return {name: True, f"{name}_kwargs": {"use_reentrant": True}}

@@ -41,7 +41,7 @@ def advise_removal(
 
     Args:
         checkpoints: All checkpoints around the block, outermost first.
-        sources: Source statements by call site, from the run's own account.
+        sources: Source statements by call site, from the run's own run record.
         alone: Switches that elsewhere are the only checkpoint of a block, which would lose it.
         run: What else is known of the run.
     """
@@ -151,7 +151,7 @@ def _worth(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint], sharded: b
 
 
 def _fits_fsdp(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint], sharded: bool) -> bool:
-    """Is it made for FSDP's units, and the only one inside them, or one that checks its replay?"""
+    """Is it made for FSDP's units, and the only one inside them, or one that checks itself?"""
     mechanism = mechanism_of(checkpoint)
     innermost = checkpoint.depth >= max(each.depth for each in checkpoints)
     made_for_it = mechanism is not None and mechanism.keep_sharded > 0
@@ -200,7 +200,7 @@ def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) ->
     mechanism = mechanism_of(kept)
     reasons = []
     if _fits_fsdp(kept, checkpoints, run.sharded):
-        reasons.append("inside the FSDP unit its replay needs no second all-gather")
+        reasons.append("inside the FSDP unit its recompute needs no second all-gather")
     if kept.variant == "non-reentrant" and any(c.variant == "reentrant" for c in checkpoints):
         early = "" if EARLY_STOP_OFF in kept.options else " and stops early"
         reasons.append(f"being non-reentrant it checks the recomputed tensors{early}")

@@ -20,7 +20,7 @@ from recompute_scan.cost.price import price, time_scale
 from recompute_scan.findings.base import Evidence, is_sharded
 from recompute_scan.findings.rules import check_all
 from recompute_scan.recompute.attention.evidence import KernelEvidence
-from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.families import attention_of, count_families, count_kernels
 from recompute_scan.recompute.proof import show_proof
 from recompute_scan.recompute.regions import list_regions
@@ -36,12 +36,12 @@ _SMALL_PASS = 0.1
 def result_of(
     trace: Trace, info: RunInfo | None = None, machine: Machine = UNKNOWN_MACHINE
 ) -> Result:
-    """The result for one loaded trace, with its run's account where there is one."""
+    """The result for one loaded trace, with its run's run record where there is one."""
     return result_from(study(trace, name_mechanism), info, machine)
 
 
 def result_from(
-    facts: Recompute,
+    facts: RecomputeFacts,
     info: RunInfo | None = None,
     machine: Machine = UNKNOWN_MACHINE,
     footprint: Footprint | None = None,
@@ -50,7 +50,7 @@ def result_from(
 
     Args:
         facts: What ran again.
-        info: The account of its run.
+        info: The run record of its run.
         machine: What is known of the device beside what the trace says.
         footprint: The memory of a step of the same run.
     """
@@ -141,7 +141,7 @@ def result_without_trace(info: RunInfo) -> Result:
     )
 
 
-def _cross_check(facts: Recompute) -> CrossCheck | None:
+def _cross_check(facts: RecomputeFacts) -> CrossCheck | None:
     """The plain count, where the answer is one of operators."""
     if facts.level == "kernels":
         return None
@@ -163,7 +163,7 @@ def _cross_check(facts: Recompute) -> CrossCheck | None:
 def _with_sources(
     regions: tuple[Region, ...], sources: Mapping[str, Source], functions: Mapping[str, str]
 ) -> tuple[Region, ...]:
-    """The regions, with what the run's account knows of their call sites."""
+    """The regions, with what the run's run record knows of their call sites."""
 
     def sourced(checkpoint: Checkpoint) -> Checkpoint:
         if checkpoint.call_site is None:
@@ -178,7 +178,7 @@ def _with_sources(
     )
 
 
-def _steps(facts: Recompute) -> tuple[Step, ...]:
+def _steps(facts: RecomputeFacts) -> tuple[Step, ...]:
     if facts.attention is not None and facts.level == "kernels":
         return _attention_steps(facts.attention)
     counts = facts.counts
@@ -226,7 +226,7 @@ def _attention_steps(evidence: KernelEvidence) -> tuple[Step, ...]:
     )
 
 
-def _health(facts: Recompute) -> dict[str, int]:
+def _health(facts: RecomputeFacts) -> dict[str, int]:
     health = dict(facts.trace.health)
     health["events"] = len(facts.trace)
     counters = {
@@ -254,7 +254,7 @@ def _environment(trace: Trace, info: RunInfo | None) -> dict[str, str]:
     return environment
 
 
-def _warnings(facts: Recompute, info: RunInfo | None) -> tuple[str, ...]:
+def _warnings(facts: RecomputeFacts, info: RunInfo | None) -> tuple[str, ...]:
     found = list(info.warnings) if info else []
     if info is not None and info.message:
         found.append(info.message)

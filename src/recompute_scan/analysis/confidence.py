@@ -5,7 +5,7 @@ in one sentence.
 from __future__ import annotations
 
 from recompute_scan.model import Calls
-from recompute_scan.recompute.facts import Recompute, disagreeing_steps
+from recompute_scan.recompute.facts import RecomputeFacts, disagreeing_steps
 from recompute_scan.result import MEASURED, Level, Result
 from recompute_scan.trace.health import lost_evidence, sentences
 from recompute_scan.units import ms
@@ -20,21 +20,25 @@ _MANY_UNLAUNCHED = 0.3
 _SOME_GUESSED, _MANY_GUESSED = 0.002, 0.02
 
 
-def confidence(facts: Recompute) -> Level:
+def confidence(facts: RecomputeFacts) -> Level:
     """How sure the counts are, by written rules (``docs/design.md``).
 
     ``low``: no verdict; over 30 % of the kernels without a record of their launch; over 2 % of
-    the calls in a place that is a guess; marks that disagree with more operators than were
-    replayed; or attention's kernels alone, and no launching thread tells replays apart, nothing
-    marks the steps, or steps differ. ``medium``: attention's kernels alone; only one complete
-    step; steps that differ; marks that disagree with the operators; a plain count that disagrees,
-    or is of nothing; over 0.2 % of the calls in a place that is a guess; part of the trace lost.
-    Else ``high``.
+    the calls in a place that is a guess; annotations that disagree with more operators than were
+    recomputed; or attention's kernels alone, and no launching thread tells recomputes apart,
+    nothing marks the steps, or steps differ. ``medium``: attention's kernels alone; only one
+    complete step; steps that differ; annotations that disagree with the operators; a plain count
+    that disagrees, or is of nothing; over 0.2 % of the calls in a place that is a guess; part of
+    the trace lost. Else ``high``.
     """
     attention = facts.attention if facts.level == "kernels" else None
     unsure = _many_unlaunched(facts) or places_guessed(facts, _MANY_GUESSED)
-    marks = facts.marks
-    unsure |= marks is not None and marks_disagree(facts) and marks.disagreeing > marks.replayed
+    annotations = facts.annotations
+    unsure |= (
+        annotations is not None
+        and annotations_disagree(facts)
+        and annotations.disagreeing > annotations.recomputed
+    )
     if facts.judgement.verdict == "inconclusive" or unsure:
         return "low"
     if attention is not None:
@@ -42,36 +46,36 @@ def confidence(facts: Recompute) -> Level:
         return "medium" if told else "low"
     lost = lost_evidence(facts.trace.health)
     alone = facts.plain.agrees is not True
-    doubtful = marks_disagree(facts) or facts.complete_count < 2 or disagreeing_steps(facts)
+    doubtful = annotations_disagree(facts) or facts.complete_count < 2 or disagreeing_steps(facts)
     return "medium" if lost or doubtful or alone or places_guessed(facts) else "high"
 
 
-def places_guessed(facts: Recompute, most: float = _SOME_GUESSED) -> bool:
+def places_guessed(facts: RecomputeFacts, most: float = _SOME_GUESSED) -> bool:
     """Is the place of more than this share of the calls a guess?"""
     return facts.calls.guessed + facts.calls.overruns > most * len(facts.calls)
 
 
-def marks_disagree(facts: Recompute) -> bool:
-    """Do the run wrapper's marks and the operators differ by more than a stray few?"""
-    marks = facts.marks
-    if marks is None:
+def annotations_disagree(facts: RecomputeFacts) -> bool:
+    """Do the run wrapper's annotations and the operators differ by more than a stray few?"""
+    annotations = facts.annotations
+    if annotations is None:
         return False
-    allowed = max(_DOUBTFUL_NUMBER, _DOUBTFUL_SHARE * marks.replayed)
-    return marks.disagreeing > allowed
+    allowed = max(_DOUBTFUL_NUMBER, _DOUBTFUL_SHARE * annotations.recomputed)
+    return annotations.disagreeing > allowed
 
 
-def _many_unlaunched(facts: Recompute) -> bool:
+def _many_unlaunched(facts: RecomputeFacts) -> bool:
     return facts.work.unlaunched > _MANY_UNLAUNCHED * max(1, len(facts.kernels.event))
 
 
-def doubts(facts: Recompute) -> tuple[str, ...]:
+def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
     """What the reader has to know of the evidence, one sentence each."""
     found = list(sentences(facts.trace.health, len(facts.trace)))
     if places_guessed(facts):
         found.extend(_guesses(facts.calls))
     if facts.framed:
         found.append(
-            "Who asked for the checkpoints was read off Python frames: a line is that where the "
+            "Checkpoint call sites were read off Python frames: a line is that where the "
             "function begins that makes the call, and who switched it on is not known."
         )
     if facts.attention is not None and facts.level == "kernels":
@@ -82,11 +86,11 @@ def doubts(facts: Recompute) -> tuple[str, ...]:
             for step, runs in differing.items()
         )
         found.append(f"Steps differ from the others in how often work runs again: {said}.")
-    if facts.marks is not None and marks_disagree(facts):
+    if facts.annotations is not None and annotations_disagree(facts):
         found.append(
-            f"The marks of the recorded checkpoints and the operators disagree on "
-            f"{facts.marks.disagreeing} of {facts.marks.replayed} replayed operators; the counts "
-            "are those of the operators."
+            f"The annotations of the recorded checkpoints and the operators disagree on "
+            f"{facts.annotations.disagreeing} of {facts.annotations.recomputed} recomputed "
+            "operators; the counts are those of the operators."
         )
     found.extend(_plain_doubts(facts))
     if unlaunched := facts.work.unlaunched:
@@ -116,7 +120,7 @@ def _guesses(calls: Calls) -> list[str]:
     return found
 
 
-def _plain_doubts(facts: Recompute) -> list[str]:
+def _plain_doubts(facts: RecomputeFacts) -> list[str]:
     """Why the plain count lowers the confidence, where it does."""
     if facts.level == "kernels" or facts.judgement.verdict == "inconclusive":
         return []

@@ -1,9 +1,9 @@
-"""The traces of a run with the accounts beside them, and which readings of a trace are needed.
+"""The traces of a run with the run records beside them, and which readings of a trace are needed.
 
 Frames are most of a trace that has them, and are passed over at first. Where they are few, all are
 read, for the names of modules. Where they are many, those of one step are, and only when work was
-replayed, no mark says by whose doing, and the trace, or the one with stacks that `run` writes
-beside it, has frames.
+recomputed, no annotation says by whose doing, and the trace, or the one with stacks that `run`
+writes beside it, has frames.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recompute_scan.annotations import REGION
 from recompute_scan.errors import InputError
 from recompute_scan.frameworks.known import recognise
 from recompute_scan.recompute.blocks import Block
-from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.frames import has_frames
 from recompute_scan.run_info import RunInfo, parse_run_info, run_info_name, so_far_name
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
@@ -32,7 +32,7 @@ class Loaded:
         name: The trace's own name, without folders.
         rank: The rank it is of.
         trace: The trace.
-        info: The account of its run, where there is one.
+        info: The run record of its run, where there is one.
         address: Where it was read from.
     """
 
@@ -74,7 +74,7 @@ def load_one(
     on_progress: Callable[[str], None] = lambda _: None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Loaded:
-    """One trace file with its account.
+    """One trace file with its run record.
 
     Args:
         address: The file, a member of an archive, or a remote address.
@@ -83,7 +83,7 @@ def load_one(
         limits: What is refused as too large.
 
     Raises:
-        InputError: It cannot be read (see :func:`recompute_scan.trace.load`), or its account is
+        InputError: It cannot be read (see :func:`recompute_scan.trace.load`), or its run record is
             damaged.
     """
     name = traces.name_of(address)
@@ -95,13 +95,13 @@ def load_one(
 
 
 def _info_beside(address: Address, limits: Limits) -> RunInfo | None:
-    """The account that `run` wrote beside ``trace-rank<N>.json.gz``, if there is one."""
+    """The run record that `run` wrote beside ``trace-rank<N>.json.gz``, if there is one."""
     if isinstance(address, str):
         return None
     rank = address.name.removeprefix("trace-rank").partition(".")[0]
     if not rank.isdigit():
         return None
-    # Of a rank that was killed there may be only what it had accounted for so far.
+    # Of a rank that was killed there may be only what it had recorded so far.
     for name in (run_info_name(int(rank)), so_far_name(int(rank))):
         data = traces.read_beside(address.with_name(name), limits)
         if data is not None:
@@ -118,7 +118,7 @@ _FEW_FRAMES = 500_000
 def with_module_frames(trace: Trace, address: Address, limits: Limits) -> Trace:
     """The trace again with all its Python frames, where it has some but few.
 
-    Frames name modules: they are read where no mark of the recording does.
+    Frames name modules: they are read where no annotation of the recording does.
 
     Raises:
         InputError: See :func:`recompute_scan.trace.load`.
@@ -131,22 +131,22 @@ def with_module_frames(trace: Trace, address: Address, limits: Limits) -> Trace:
 
 
 def with_stacks(
-    facts: Recompute,
+    facts: RecomputeFacts,
     address: Address,
     info: RunInfo | None,
     limits: Limits,
     on_progress: Callable[[str], None],
-) -> Recompute:
+) -> RecomputeFacts:
     """The facts, with call sites and mechanisms from Python frames where those are needed.
 
     Args:
         facts: What was found in the trace without its frames.
         address: Where the trace is; what lies elsewhere is not fetched a second time.
-        info: The account of its run.
+        info: The run record of its run.
         limits: Bounds on what is read.
         on_progress: Called with a line for the person.
     """
-    if facts.marks is not None or not facts.alignment.replays or isinstance(address, str):
+    if facts.annotations is not None or not facts.alignment.recomputes or isinstance(address, str):
         return facts
     if has_frames(facts.trace):
         return facts
@@ -173,7 +173,7 @@ def name_mechanism(place: str) -> str:
     return recognise(place).name
 
 
-def _carried_over(facts: Recompute, framed: Recompute) -> Recompute:
+def _carried_over(facts: RecomputeFacts, framed: RecomputeFacts) -> RecomputeFacts:
     """The facts, with the checkpoints of another step of the same run, block by block."""
     model = _first_pass(framed)
     passes = [list(blocks) for _, blocks in groupby(facts.blocks, lambda block: block.batch)]
@@ -193,7 +193,7 @@ def _carried_over(facts: Recompute, framed: Recompute) -> Recompute:
     return replace(facts, blocks=tuple(blocks), framed=True)
 
 
-def _first_pass(facts: Recompute) -> list[Block]:
+def _first_pass(facts: RecomputeFacts) -> list[Block]:
     return [block for block in facts.blocks if block.batch == facts.blocks[0].batch]
 
 

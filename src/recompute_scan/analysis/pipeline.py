@@ -15,7 +15,7 @@ from recompute_scan.cost.device import device_time
 from recompute_scan.cost.footprint import Footprint, measure_memory
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine
 from recompute_scan.errors import InputError, UsageError
-from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.result import Result, from_json
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
 from recompute_scan.trace.allocations import read_allocations
@@ -65,7 +65,7 @@ def analyse(
     pieces = [answer for answer in answers if isinstance(answer, Piece)]
     failures = [answer for answer in answers if isinstance(answer, InputError)]
     if not pieces and ends.failed:
-        return ends.with_crash(result_without_trace(ends.accounts[0]))
+        return ends.with_crash(result_without_trace(ends.records[0]))
     whole = merge(pieces, failures)
     return ends.with_crash(whole) if ends.failed else whole
 
@@ -160,7 +160,7 @@ def _left_out(error: Exception) -> str:
     return " ".join(said.split())
 
 
-def _footprint(facts: Recompute, one: Loaded, limits: Limits) -> Footprint | None:
+def _footprint(facts: RecomputeFacts, one: Loaded, limits: Limits) -> Footprint | None:
     """The memory that the trace itself tells of, or the step with stacks that `run` adds."""
     if isinstance(one.address, str):
         return None

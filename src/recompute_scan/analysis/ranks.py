@@ -14,7 +14,7 @@ from recompute_scan.diagnose.places import main_stack, user_frame
 from recompute_scan.errors import InputError
 from recompute_scan.findings.rules import check_ranks
 from recompute_scan.result import Checked, Rank, Result, Verdict
-from recompute_scan.run_info import RunInfo, accounts_in, stacks_text_name
+from recompute_scan.run_info import RunInfo, run_records_in, stacks_text_name
 from recompute_scan.trace import Address
 
 _LONGEST_STACKS = 1 << 20
@@ -23,9 +23,9 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Ends:
-    """The accounts of a run and the end of every rank that left word, both by rank."""
+    """The run records of a run and the end of every rank that left word, both by rank."""
 
-    accounts: tuple[RunInfo, ...] = ()
+    records: tuple[RunInfo, ...] = ()
     ranks: tuple[RankEnd, ...] = ()
 
     @property
@@ -35,7 +35,7 @@ class Ends:
         Not where somebody interrupted the run, and the rest followed from that.
         """
         failed = any(end.ending != "ended" for end in self.ranks)
-        interrupted = any(one.exit_status == INTERRUPTED for one in self.accounts)
+        interrupted = any(one.exit_status == INTERRUPTED for one in self.records)
         return failed and (not interrupted or own_failure(self.ranks))
 
     def with_crash(self, result: Result) -> Result:
@@ -55,16 +55,16 @@ def ends_in(addresses: Sequence[Address]) -> Ends:
     """The ends of the run in a folder that ``run`` wrote; empty for anything else."""
     if len(addresses) != 1 or not (folder := Path(addresses[0])).is_dir():
         return Ends()
-    accounts = accounts_in(folder)
-    world = max((info.world_size for info in accounts), default=0)
-    by_rank = {info.rank: info for info in accounts}
+    records = run_records_in(folder)
+    world = max((info.world_size for info in records), default=0)
+    by_rank = {info.rank: info for info in records}
     ends = [_end(folder, rank, by_rank.get(rank)) for rank in range(world)]
-    known = Ends(accounts, tuple(end for end in ends if end is not None))
+    known = Ends(records, tuple(end for end in ends if end is not None))
     if not known.failed:
         return known
     # In a run that failed, who left nothing did not end well either.
     told = (end or RankEnd(rank=rank, ending="killed") for rank, end in enumerate(ends))
-    return Ends(accounts, tuple(told))
+    return Ends(records, tuple(told))
 
 
 def _end(folder: Path, rank: int, info: RunInfo | None) -> RankEnd | None:
@@ -73,7 +73,7 @@ def _end(folder: Path, rank: int, info: RunInfo | None) -> RankEnd | None:
         end = info.end or RankEnd(rank=rank, ending="ended")
         if end.ending != "killed":
             return end
-    # A launcher ended it before it could write its account; its stacks may be there.
+    # A launcher ended it before it could write its run record; its stacks may be there.
     written = folder / stacks_text_name(rank)
     if not written.is_file():
         return end
@@ -138,12 +138,12 @@ def _rank(piece: Piece) -> Rank:
         trace=piece.name,
         verdict=piece.result.verdict,
         step_ms=cost.step_ms if cost else None,
-        replays_per_block=_replays_per_block(piece.result),
+        recomputes_per_block=_recomputes_per_block(piece.result),
         recompute_ms=cost.recompute_ms if cost else None,
     )
 
 
-def _replays_per_block(result: Result) -> float | None:
+def _recomputes_per_block(result: Result) -> float | None:
     if result.verdict == "inconclusive" or not result.regions:
         return None
     return float(np.mean([region.recompute_runs_per_backward for region in result.regions]))

@@ -36,19 +36,19 @@ REGIONS = (
     Column("module_class", "string", "", "class of the module"),
     Column("signature", "string", "", "what the block runs, in short: its operators' families"),
     Column("forward_runs_per_step", "float64", "runs", "forward passes through it in one step"),
-    Column("recompute_runs_per_backward", "float64", "runs", "replays in each backward pass"),
+    Column("recompute_runs_per_backward", "float64", "runs", "recomputes in each backward pass"),
     Column("mean_recompute", "float64", "runs", "the same, weighted by the time of its operators"),
     Column("forward_ms_per_step", "float64", "ms", "time of its forward passes"),
-    Column("recompute_ms_per_step", "float64", "ms", "time of all its replays"),
-    Column("surplus_ms_per_step", "float64", "ms", "time of the replays beyond the first"),
+    Column("recompute_ms_per_step", "float64", "ms", "time of all its recomputes"),
+    Column("redundant_ms_per_step", "float64", "ms", "time of the recomputes beyond the first"),
     Column("checkpoints", "string", "", "mechanism and variant of each, outermost first, by ` > `"),
 )
 FAMILIES = (
     Column("kind", "string", "", "`attention`, `gemm`, `norm`, …"),
     Column("forward_per_step", "float64", "calls", "calls in the forward pass"),
-    Column("recomputed_per_step", "float64", "calls", "calls in replays"),
+    Column("recomputed_per_step", "float64", "calls", "calls in recomputes"),
     Column("backward_per_step", "float64", "calls", "calls of the backward formula"),
-    Column("recompute_ms_per_step", "float64", "ms", "time of its replays"),
+    Column("recompute_ms_per_step", "float64", "ms", "time of its recomputes"),
 )
 EVENTS = (
     Column("name", "category", "", "as the profiler wrote it; not escaped"),

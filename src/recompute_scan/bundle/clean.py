@@ -1,7 +1,7 @@
-"""A trace and its run's account, built anew from the fields that a stranger may have.
+"""A trace and its run's run record, built anew from the fields that a stranger may have.
 
 Nothing is taken out of a file here. What comes in are the columns that the analysis reads;
-what goes out are columns and an account made of numbers that were counted anew and of names
+what goes out are columns and a run record made of numbers that were counted anew and of names
 that passed :class:`~recompute_scan.bundle.names.Names`. A field that nobody wrote down here
 does not exist in the archive.
 """
@@ -101,11 +101,11 @@ def clean_trace(trace: Trace, names: Names) -> Trace:
     )
 
 
-def clean_account(info: RunInfo, trace: str) -> RunInfo:
-    """The account of a run, without the script, its lines and what it said.
+def clean_run_record(info: RunInfo, trace: str) -> RunInfo:
+    """The run record of a run, without the script, its lines and what it said.
 
     Args:
-        info: The account.
+        info: The run record.
         trace: Name of its trace in the archive.
     """
     messages = {

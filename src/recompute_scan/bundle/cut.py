@@ -9,7 +9,7 @@ import numpy as np
 
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.regions import group_blocks
 from recompute_scan.recompute.structure import Role
 from recompute_scan.trace import Kind
@@ -23,7 +23,7 @@ class Cut:
     Attributes:
         steps: Number of complete steps; ``None`` for the whole recording.
         inner: Whether operators that others called go in.
-        blocks: Number of blocks with their replays; ``None`` for all that the steps hold.
+        blocks: Number of blocks with their recomputes; ``None`` for all that the steps hold.
         share: Share of the recording's time, for one without a complete step.
         all_ranks: Whether every rank's trace goes in, or only the one that the verdict is of.
     """
@@ -76,7 +76,7 @@ def smaller_and_smaller(complete: int, blocks: int, ranks: int) -> Iterator[Cut]
         yield Cut(1, inner=False, blocks=blocks, all_ranks=False)
 
 
-def rows_of(facts: Recompute, cut: Cut) -> Int64:
+def rows_of(facts: RecomputeFacts, cut: Cut) -> Int64:
     """Rows of the trace that go in, in file order."""
     if cut.steps is None or not facts.complete.any():
         start = facts.trace.ts
@@ -101,7 +101,7 @@ def rows_of(facts: Recompute, cut: Cut) -> Int64:
     return np.sort(np.concatenate((calls.event[host], kernels.event[mine])))
 
 
-def _spans(facts: Recompute, most: int) -> list[StepSpan]:
+def _spans(facts: RecomputeFacts, most: int) -> list[StepSpan]:
     """From the first to the last of ``most`` complete steps, the middle ones."""
     complete = np.flatnonzero(facts.complete)
     first = max(0, (len(complete) - most) // 2)
@@ -109,7 +109,7 @@ def _spans(facts: Recompute, most: int) -> list[StepSpan]:
     return list(facts.steps[int(chosen[0]) : int(chosen[-1]) + 1])
 
 
-def _outline(facts: Recompute) -> Bool:
+def _outline(facts: RecomputeFacts) -> Bool:
     """The calls by which roles, counts and times are told, without what is inside them."""
     calls, structure = facts.calls, facts.structure
     keep: Bool = structure.role != Role.INNER
@@ -126,8 +126,8 @@ def _outline(facts: Recompute) -> Bool:
     return keep
 
 
-def _belonging(facts: Recompute, blocks: int, begin: int, end: int) -> Bool:
-    """Calls of some blocks: forward, replays, backward, and all that these stand in."""
+def _belonging(facts: RecomputeFacts, blocks: int, begin: int, end: int) -> Bool:
+    """Calls of some blocks: forward, recomputes, backward, and all that these stand in."""
     calls, structure, counts = facts.calls, facts.structure, facts.counts
     layers = group_blocks(facts)
     most = max((counts.highest(facts.places(layer[0])) for layer in layers), default=0.0)
@@ -147,8 +147,8 @@ def _belonging(facts: Recompute, blocks: int, begin: int, end: int) -> Bool:
     chosen[forward] = True
     numbers = structure.number[forward]
     numbers = numbers[numbers >= 0]
-    for replay in facts.alignment.replays:
-        again = replay.again[np.isin(replay.original, forward)]
+    for recompute in facts.alignment.recomputes:
+        again = recompute.again[np.isin(recompute.original, forward)]
         chosen[again] = True
     engines = structure.rows(Role.BACKWARD)
     chosen[engines[np.isin(structure.number[engines], numbers)]] = True
@@ -161,7 +161,7 @@ def _belonging(facts: Recompute, blocks: int, begin: int, end: int) -> Bool:
     return inside
 
 
-def _with_all_inside(facts: Recompute, chosen: Bool) -> Bool:
+def _with_all_inside(facts: RecomputeFacts, chosen: Bool) -> Bool:
     rows = np.flatnonzero(chosen)
     edges = np.zeros(len(chosen) + 1, np.int64)
     np.add.at(edges, rows, 1)

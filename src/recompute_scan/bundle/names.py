@@ -18,12 +18,11 @@ from importlib.resources import files
 from recompute_scan.annotations import (
     OPTIONS,
     REGION,
-    REPLAY,
-    RegionMark,
+    RegionAnnotation,
+    parse_recompute,
     parse_region,
-    parse_replay,
+    recompute_name,
     region_name,
-    replay_name,
 )
 from recompute_scan.bundle.paths import Places
 from recompute_scan.bundle.runtime_calls import is_vendors_own
@@ -105,7 +104,7 @@ ATTENTION = {
 
 
 class Names:
-    """The same alias for the same name, over all traces and accounts of one archive.
+    """The same alias for the same name, over all traces and run records of one archive.
 
     Args:
         strict: Whether names of modules, classes, kernels, files, and of operators that are
@@ -134,10 +133,10 @@ class Names:
 
     def event(self, name: str, kind: Kind) -> str:
         """The name of an event, for the archive."""
-        if name.startswith(REGION) and (mark := parse_region(name)):
-            return region_name(self._mark(mark))
-        if name.startswith(REPLAY) and (call := parse_replay(name)) is not None:
-            return replay_name(self._call(call))
+        if name.startswith(REGION) and (annotation := parse_region(name)):
+            return region_name(self._mark(annotation))
+        if (call := parse_recompute(name)) is not None:
+            return recompute_name(self._call(call))
         if _ALIAS.fullmatch(name):
             return name
         if kind == Kind.OP:
@@ -167,18 +166,24 @@ class Names:
             return self._keep(name)
         return self._alias("Class", name)
 
-    def _mark(self, mark: RegionMark) -> RegionMark:
+    def _mark(self, annotation: RegionAnnotation) -> RegionAnnotation:
         return replace(
-            mark,
-            call=self._call(mark.call),
-            depth=min(mark.depth, 99),
-            variant=mark.variant if mark.variant in ("reentrant", "non-reentrant") else "",
-            module=self.module(mark.module),
-            module_class=self.module_class(mark.module_class),
-            mechanism=mark.mechanism if mark.mechanism in {m.name for m in MECHANISMS} else "",
-            site=self.places.site(mark.site),
-            options=",".join(o for o in mark.options.split(",") if o in OPTIONS),
-            function=self.module_class(mark.function) if "." not in mark.function else "",
+            annotation,
+            call=self._call(annotation.call),
+            depth=min(annotation.depth, 99),
+            variant=annotation.variant
+            if annotation.variant in ("reentrant", "non-reentrant")
+            else "",
+            module=self.module(annotation.module),
+            module_class=self.module_class(annotation.module_class),
+            mechanism=annotation.mechanism
+            if annotation.mechanism in {m.name for m in MECHANISMS}
+            else "",
+            site=self.places.site(annotation.site),
+            options=",".join(o for o in annotation.options.split(",") if o in OPTIONS),
+            function=self.module_class(annotation.function)
+            if "." not in annotation.function
+            else "",
         )
 
     def _call(self, number: int) -> int:

@@ -16,7 +16,7 @@ from typing import IO
 from recompute_scan.analysis.loading import load_each
 from recompute_scan.analysis.pipeline import analyse, answer_to
 from recompute_scan.analysis.ranks import Piece, merge, worst
-from recompute_scan.bundle.clean import clean_account, clean_trace
+from recompute_scan.bundle.clean import clean_run_record, clean_trace
 from recompute_scan.bundle.cut import Cut, rows_of, smaller_and_smaller
 from recompute_scan.bundle.issue import issue_text
 from recompute_scan.bundle.names import Names
@@ -24,7 +24,7 @@ from recompute_scan.bundle.same import differences, untold
 from recompute_scan.bundle.writing import trace_json
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE
 from recompute_scan.errors import InputError
-from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.report.html import render_html
 from recompute_scan.result import Result, to_json
 from recompute_scan.run_info import RunInfo, encode_run_info, run_info_name
@@ -75,7 +75,7 @@ class _Part:
     """One rank's share of the archive, clean."""
 
     rank: int
-    facts: Recompute
+    facts: RecomputeFacts
     info: RunInfo | None
 
     @property
@@ -121,7 +121,7 @@ def pack(
         taken = {part.rank for part in parts}
         rank = one.rank if one.rank not in taken else max(taken) + 1
         on_progress(f"building {one.name} anew")
-        info = clean_account(one.info, f"trace-rank{rank}.json") if one.info else None
+        info = clean_run_record(one.info, f"trace-rank{rank}.json") if one.info else None
         clean = replace(clean_trace(one.trace, names), rank=rank)
         parts.append(_Part(rank, study(clean), replace(info, rank=rank) if info else None))
     before = merge(pieces, failures)

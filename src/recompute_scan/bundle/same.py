@@ -29,7 +29,7 @@ _REGION = (
     "mean_recompute",
     "forward_ms_per_step",
     "recompute_ms_per_step",
-    "surplus_ms_per_step",
+    "redundant_ms_per_step",
 )
 _CHECKPOINT = ("depth", "variant")
 _RELATIVE = 1e-9
@@ -50,7 +50,7 @@ def differences(before: Result, after: Result) -> Iterator[str]:
 def untold(before: Result, after: Result) -> Iterator[str]:
     """What the original knows beside verdict, counts and cost, and the archive does not."""
     if _who(before) - _who(after):
-        yield "Who asked for the checkpoints was read from Python frames, which stay out."
+        yield "Checkpoint call sites were read from Python frames, which stay out."
     if before.memory is not None and after.memory is None:
         yield "The allocations that tell of memory stay out."
 

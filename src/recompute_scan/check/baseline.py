@@ -21,7 +21,7 @@ class Accepted:
     Attributes:
         code: Its code.
         fingerprint: See :func:`recompute_scan.check.sites.fingerprint`.
-        recompute_per_backward: Replays when it was accepted; more of them are news.
+        recompute_per_backward: Recomputes when it was accepted; more of them are news.
         title: What it said, for whoever reads the file.
         site: Where it was, for whoever reads the file.
     """

@@ -20,8 +20,8 @@ class Policy:
         doubled: Refuse forward work that runs again twice or more.
         any: Refuse every finding.
         codes: Refuse findings with these codes.
-        max_recompute: Highest number of replays per backward to let through.
-        max_cost: Highest share of the step to let replays waste, in percent.
+        max_recompute: Highest number of recomputes per backward to let through.
+        max_cost: Highest share of the step to let recomputes waste, in percent.
         max_cost_of: The same for single findings, by code; one below its threshold passes.
     """
 
@@ -111,8 +111,8 @@ def _refusals(result: Result, policy: Policy) -> list[Refusal]:
             found.append(
                 Refusal(
                     "max-cost",
-                    f"Surplus replays take {share:.1f} % of the step; {policy.max_cost:g} % is the "
-                    "most that is let through.",
+                    f"Redundant recomputes take {share:.1f} % of the step; {policy.max_cost:g} % "
+                    "is the most that is let through.",
                 )
             )
     return found
@@ -132,7 +132,7 @@ def _doubts(result: Result, policy: Policy) -> list[str]:
     if result.verdict == "inconclusive":
         found.append(result.reason or "There is no verdict.")
     if policy.max_cost is not None and result.cost is None:
-        found.append("The cost of the replays is not known.")
+        found.append("The cost of the recomputes is not known.")
     asked = policy.codes | set(policy.max_cost_of)
     for rule in result.checked:
         if rule.status == "error" or (rule.code in asked and rule.status == "not-applicable"):

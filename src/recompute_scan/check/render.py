@@ -176,9 +176,9 @@ def _closing(outcome: Ruling) -> str:
     numbers = [f"verdict {result.verdict}"]
     if result.recompute_per_backward is not None:
         runs = result.recompute_per_backward
-        numbers.append(f"{runs:g} {'replay' if runs == 1 else 'replays'} per backward")
+        numbers.append(f"{runs:g} {'recompute' if runs == 1 else 'recomputes'} per backward")
     if result.cost is not None:
-        numbers.append(f"{result.cost.saving_pct:.1f} % of the step is surplus")
+        numbers.append(f"{result.cost.saving_pct:.1f} % of the step is redundant")
     counted = ", ".join(
         f"{len(found)} {word}"
         for found, word in ((outcome.refused, "refused"), (outcome.accepted, "accepted"))

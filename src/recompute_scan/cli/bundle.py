@@ -101,7 +101,7 @@ def _listing(contents: Packed, *, every_name: bool) -> Iterator[str]:
         yield f"  {name:20} {packed:>12,} bytes packed {unpacked:>14,} unpacked"
     result = contents.after
     runs = result.recompute_per_backward
-    counted = "" if runs is None else f", {runs:g} replays per backward"
+    counted = "" if runs is None else f", {runs:g} recomputes per backward"
     yield f"Verdict of the archive: {result.verdict}{counted}"
     for sentence in contents.differences:
         yield f"  differs from the original: {visible(sentence, 300)}"

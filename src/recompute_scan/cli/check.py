@@ -33,14 +33,14 @@ _RESULT = b'"recompute-scan/'
 @click.option(
     "--max-recompute",
     type=click.FloatRange(0),
-    help="Refuse more replays per backward than this.",
+    help="Refuse more recomputes per backward than this.",
 )
 @click.option(
     "--max-cost",
     "costs",
     multiple=True,
     metavar="PCT|CODE=PCT",
-    help="Refuse surplus replays, or one finding, above this share of the step.",
+    help="Refuse redundant recomputes, or one finding, above this share of the step.",
 )
 @click.option(
     "--baseline",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from recompute_scan.result import Result
     from recompute_scan.run_info import RunInfo
 
-# How long rank 0 waits for the other ranks' accounts after its own script has ended.
+# How long rank 0 waits for the other ranks' run records after its own script has ended.
 _RANKS_TIMEOUT_S = 120.0
 _COMMANDS = "RECOMPUTE_SCAN_COMMANDS"
 
@@ -202,8 +202,8 @@ def run(
 
 
 def _see_that_some_took_part(folder: Path, began: float, status: int) -> None:
-    accounts = (*folder.glob("run-rank*.json"), *folder.glob("so-far-rank*.json"))
-    if any(account.stat().st_mtime >= began - 1 for account in accounts):
+    records = (*folder.glob("run-rank*.json"), *folder.glob("so-far-rank*.json"))
+    if any(record.stat().st_mtime >= began - 1 for record in records):
         return
     error = RunError(
         "E319",
@@ -242,10 +242,10 @@ def _verify(
         raise UsageError("E222", "--verify compares timed steps, and --timing-steps 0 times none.")
     folder = options.output
     status = run_trial(options, nproc_per_node, None)
-    account = folder / run_info_name(0)
-    if status == UsageError.exit_status and not account.exists():
+    record = folder / run_info_name(0)
+    if status == UsageError.exit_status and not record.exists():
         return status  # it has said why
-    info = read_run_info(account)
+    info = read_run_info(record)
     result = _result_of(folder, info, machine)
     if result is None:
         return info.exit_status
@@ -271,7 +271,7 @@ def _report_run(folder: Path, info: RunInfo, after: Sequence[str], machine: Mach
     if info.world_size > 1:
         there = wait_for_ranks(folder, info.world_size, _RANKS_TIMEOUT_S)
         if missing := sorted(set(range(info.world_size)) - set(there)):
-            tell(f"recompute-scan: no account from ranks {missing}; reporting on the others")
+            tell(f"recompute-scan: no run record from ranks {missing}; reporting on the others")
             accept_so_far(folder)
     if ends_in([folder]).failed:  # another rank failed, and not this one
         report_failure(folder, machine, launched=_COMMANDS in os.environ)
@@ -296,7 +296,7 @@ def _result_of(folder: Path, info: RunInfo, machine: Machine) -> Result | None:
     from recompute_scan.analysis.ranks import ends_in
 
     ends = ends_in([folder])
-    traced = info.trace or any(account.trace for account in ends.accounts)
+    traced = info.trace or any(record.trace for record in ends.records)
     if not traced and not ends.failed:
         error = RunError("E309", "The run gave no trace.", why=info.message)
         if info.exit_status == 0 and info.bug is None:  # a bug of ours is no failure of the script

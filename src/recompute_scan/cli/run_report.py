@@ -89,7 +89,7 @@ def report_failed_ranks(folder: Path, machine: Machine) -> None:
 
     accept_so_far(folder)
     ends = ends_in([folder])
-    if ends.failed or any(account.trace for account in ends.accounts):
+    if ends.failed or any(record.trace for record in ends.records):
         _report(folder, machine)
 
 

@@ -1,1 +1,1 @@
-"""What replays cost in time, arithmetic and memory, and what a change would give."""
+"""What recomputes cost in time, arithmetic and memory, and what a change would give."""

@@ -1,4 +1,4 @@
-"""How the host's time passes once stretches are taken out and the profiler's share with them."""
+"""How the host's time passes once intervals are taken out and the profiler's share with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recompute_scan.trace.columns import Bool, Int32, Int64
 
 @dataclass(frozen=True)
 class TimeEdit:
-    """One stretch of one host thread, with what becomes of it.
+    """One interval of one host thread, with what becomes of it.
 
     Attributes:
         thread: Code of the thread.
@@ -50,7 +50,7 @@ class Edits:
         )
 
     def removed(self, thread: Int32, time: Int64) -> Bool:
-        """For each (thread, time): does it lie in a stretch that goes?"""
+        """For each (thread, time): does it lie in an interval that goes?"""
         found = np.zeros(len(time), np.bool_)
         for code in np.unique(self.thread):
             edits = self.of(int(code))
@@ -100,7 +100,7 @@ NOTHING = join(())
 
 # The part of a name that differs between calls of one kind: numbers of steps and regions.
 _NUMBERED = re.compile(r"[?#].*", re.DOTALL)
-# Of the same stretch in at least this many steps, one that takes more than this many times the
+# Of the same interval in at least this many steps, one that takes more than this many times the
 # median, and this much more, was held up by something else.
 _ENOUGH = 3
 _HELD_UP = 2.0
@@ -109,7 +109,7 @@ _HELD_UP_NS = 5_000
 
 @dataclass(frozen=True)
 class HostThread:
-    """One thread of a stretch of the trace, cut at every beginning and end of a call.
+    """One thread of an interval of the trace, cut at every beginning and end of a call.
 
     Attributes:
         thread: Its code.
@@ -156,11 +156,11 @@ def host_threads(calls: Calls, steps: Sequence[StepSpan]) -> tuple[HostThread, .
 def _usual(length: Float64, before: Int64, after: Int64, step: Int64) -> Float64:
     """Lengths, with those held down that stand out among the same place in other steps.
 
-    The same place is the n-th stretch of a step between the same two kinds of cut.
+    The same place is the n-th interval of a step between the same two kinds of cut.
     """
     if not len(length):
         return length
-    # Numbers the stretches between the same two cuts anew in each step.
+    # Numbers the intervals between the same two cuts anew in each step.
     order = np.lexsort((np.arange(len(length)), step, after, before))
     new = _changes(before[order], after[order], step[order])
     begins = np.flatnonzero(new)
@@ -215,7 +215,7 @@ def clock(thread: HostThread, edits: Edits, overhead: float) -> Clock:
     Args:
         thread: The thread.
         edits: What changes on it (those of other threads are ignored).
-        overhead: What the profiler costs at each beginning or end of a call, ns. A stretch
+        overhead: What the profiler costs at each beginning or end of a call, ns. An interval
             between two cuts gives up that much for each, and never more than it has.
     """
     # Half of what a cut costs falls before it, half after.

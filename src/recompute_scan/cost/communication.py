@@ -20,7 +20,7 @@ from recompute_scan.cost.phases import covered
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.collectives import kernels_of
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.trace.columns import Bool, Int64, Kind
 
 # Bytes of one number, by torch's names of types in a trace's input types.
@@ -68,13 +68,13 @@ class Communication:
     exposed_ms: float | None
 
 
-def repeated_communication(facts: Recompute) -> Communication | None:
-    """Collectives inside replays; ``None`` without any collective in the trace."""
+def repeated_communication(facts: RecomputeFacts) -> Communication | None:
+    """Collectives inside recomputes; ``None`` without any collective in the trace."""
     collectives = facts.collectives
     return add_up(facts, collectives.repeated) if len(collectives.rows) else None
 
 
-def add_up(facts: Recompute, rows: Int64) -> Communication:
+def add_up(facts: RecomputeFacts, rows: Int64) -> Communication:
     """What these collectives come to (rows of :func:`find_collectives`)."""
     sizes = [_bytes(facts, row) for row in rows.tolist()]
     known = [size for size in sizes if size is not None]
@@ -85,7 +85,7 @@ def add_up(facts: Recompute, rows: Int64) -> Communication:
     )
 
 
-def _exposed_ms(facts: Recompute, rows: Int64) -> float | None:
+def _exposed_ms(facts: RecomputeFacts, rows: Int64) -> float | None:
     if not len(rows):
         return 0.0 if facts.work.on_gpu else None
     kernels = facts.kernels
@@ -99,7 +99,7 @@ def _exposed_ms(facts: Recompute, rows: Int64) -> float | None:
     return float(np.median(alone)) / _NS_PER_MS
 
 
-def _beyond(facts: Recompute, these: Bool, others: Bool) -> float:
+def _beyond(facts: RecomputeFacts, these: Bool, others: Bool) -> float:
     """How long some of these kernels run and none of the others, ns."""
     start, end = facts.kernels.start, facts.kernels.end
     if not these.any():
@@ -109,7 +109,7 @@ def _beyond(facts: Recompute, these: Bool, others: Bool) -> float:
     return covered(start[both], end[both]) - covered(start[beside], end[beside])
 
 
-def _computing(facts: Recompute) -> Bool:
+def _computing(facts: RecomputeFacts) -> Bool:
     """For each piece of device work: is it a kernel, and no communication?"""
     trace, event = facts.trace, facts.kernels.event
     talks = np.array([bool(words.TALKS.match(name)) for name in trace.names], np.bool_)
@@ -118,7 +118,7 @@ def _computing(facts: Recompute) -> Bool:
     return computing
 
 
-def _bytes(facts: Recompute, row: int) -> int | None:
+def _bytes(facts: RecomputeFacts, row: int) -> int | None:
     """Bytes of one collective, by shapes and types of what it was called with."""
     calls = facts.calls
     inside = [
@@ -138,7 +138,7 @@ def _bytes(facts: Recompute, row: int) -> int | None:
     return size if size < _MOST else None
 
 
-def _gloo_widths(facts: Recompute) -> set[int]:
+def _gloo_widths(facts: RecomputeFacts) -> set[int]:
     """Widths of the numbers of all gloo collectives, which run on threads of their own."""
     calls = facts.calls
     gloo = np.unique(calls.dims[calls.named(words.GLOO)])

@@ -1,4 +1,4 @@
-"""Kernels and copies of a stretch of trace: what each waited for, and how busy the device was.
+"""Kernels and copies of an interval of trace: what each waited for, and how busy the device was.
 
 A trace does not say on which stream an event was recorded. (``cuda_sync`` rows would, but they
 must be asked for, and CUDA 12.9 and newer leave them empty: pytorch/kineto#1552.) As torch
@@ -20,7 +20,7 @@ import numpy as np
 
 from recompute_scan.cost.phases import covered
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import DeviceTime
 from recompute_scan.trace.columns import Bool, Int32, Int64, Kind, Trace
 
@@ -66,7 +66,7 @@ _GAP_NS = 1_000
 
 @dataclass(frozen=True)
 class Device:
-    """Device work of a stretch of trace, in order of start.
+    """Device work of an interval of trace, in order of start.
 
     Attributes:
         rows: Row in ``Kernels``.
@@ -75,7 +75,7 @@ class Device:
         stream: Code of its stream.
         launched: Start of the launching call; its own start where that is unknown.
         thread: Code of the launching thread; -1 where it is unknown or the launch came before
-            the stretch.
+            the interval.
         before: Position of the one before on its stream, or -1.
         order: When it is over in any order that respects streams and launches, ns.
     """
@@ -115,7 +115,7 @@ class Waits:
     late: Int64
 
 
-def find_device(facts: Recompute, begin: int, end: int) -> Device:
+def find_device(facts: RecomputeFacts, begin: int, end: int) -> Device:
     """Device work launched before ``end`` and over after ``begin``."""
     calls, kernels = facts.calls, facts.kernels
     known = kernels.launch >= 0
@@ -134,7 +134,7 @@ def find_device(facts: Recompute, begin: int, end: int) -> Device:
     return Device(rows, start, finish, stream, launched, thread, before, order)
 
 
-def find_waits(facts: Recompute, device: Device) -> Waits:
+def find_waits(facts: RecomputeFacts, device: Device) -> Waits:
     """What each kernel waited for; see :class:`Waits`."""
     if not len(device):
         none = np.empty(0, np.int64)
@@ -172,7 +172,7 @@ def find_waits(facts: Recompute, device: Device) -> Waits:
     return Waits(launch, gap, source[order], target[order], lag[order], late)
 
 
-def _event_waits(facts: Recompute, device: Device) -> tuple[Int64, Int64]:
+def _event_waits(facts: RecomputeFacts, device: Device) -> tuple[Int64, Int64]:
     """Pairs of kernels, the second of which was made to wait for the first by an event."""
     calls = facts.calls
     waits = calls.named(_WAIT)

@@ -1,9 +1,9 @@
 """Arithmetic of a step: what the model needs, what ran, and how far that is from the peak.
 
-MFU counts the forward pass and the backward pass, HFU all that ran, replays included
+MFU counts the forward pass and the backward pass, HFU all that ran, recomputes included
 (Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Korthikanti et al. 2022, arXiv 2205.05198).
 Their ratio needs neither times nor a peak: 1 without checkpointing, about 4/3 where every layer is
-replayed once, 5/3 where it is replayed twice.
+recomputed once, 5/3 where it is recomputed twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recompute_scan.cost.formulas import count_call, has_formula, number_type, p
 from recompute_scan.cost.peaks import Peak, peak_of
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Flops
 from recompute_scan.trace.columns import Bool, Int64, Kind
@@ -42,7 +42,10 @@ class _Counted:
 
 
 def count_flops(
-    facts: Recompute, step_ms: float | None, device: str | None, peak_tflops: float | None = None
+    facts: RecomputeFacts,
+    step_ms: float | None,
+    device: str | None,
+    peak_tflops: float | None = None,
 ) -> Flops | None:
     """The arithmetic of one step, averaged over the complete ones; ``None`` without any.
 
@@ -70,13 +73,13 @@ def count_flops(
             uncounted=uncounted,
             reason=f"The trace does not say enough of most costly operators: {named}.",
         )
-    forward, backward, first, surplus = (
+    forward, backward, first, redundant = (
         float(counted.flops[part].sum()) / facts.complete_count
         for part in _parts(facts, counted.rows)
     )
-    model, whole = forward + backward, forward + backward + first + surplus
+    model, whole = forward + backward, forward + backward + first + redundant
     ideal_ms = _ideal_ms(facts, counted, device, peak_tflops)
-    # Without a verdict, part of what counts as backward work may be replays.
+    # Without a verdict, part of what counts as backward work may be recomputes.
     split = facts.judgement.verdict != "inconclusive"
     # Time at the peak over time taken, for numbers of all types together.
     hfu = ideal_ms / step_ms if ideal_ms and step_ms else None
@@ -84,8 +87,8 @@ def count_flops(
     return Flops(
         forward_per_step=forward,
         backward_per_step=backward,
-        recompute_per_step=first + surplus,
-        surplus_per_step=surplus,
+        recompute_per_step=first + redundant,
+        redundant_per_step=redundant,
         hfu_over_mfu=whole / model if model and split else None,
         mfu=hfu * model / whole if hfu and split else None,
         hfu=hfu,
@@ -96,11 +99,11 @@ def count_flops(
     )
 
 
-def _count(facts: Recompute) -> _Counted:
+def _count(facts: RecomputeFacts) -> _Counted:
     """Calls of the complete steps whose arithmetic counts, each piece of work once.
 
     Operators call each other (``linear`` calls ``addmm``): the innermost one that has a formula
-    counts. Those of a replay that were entered but did not run do not.
+    counts. Those of a recompute that were entered but did not run do not.
     """
     calls, trace = facts.calls, facts.trace
     costly = np.array([has_formula(name) or _is_heavy(name) for name in calls.names], np.bool_)
@@ -141,23 +144,23 @@ def _is_heavy(name: str) -> bool:
     return words.family_of(name)[1] == "attention" and "Backward" not in name
 
 
-def _idle(facts: Recompute) -> Bool:
-    """One entry per call: does it stand in a replayed operator that was entered only?"""
+def _idle(facts: RecomputeFacts) -> Bool:
+    """One entry per call: does it stand in a recomputed operator that was entered only?"""
     idle = np.zeros(len(facts.calls), np.bool_)
-    for replay in facts.alignment.replays:
-        idle[replay.again[~replay.ran]] = True
+    for recompute in facts.alignment.recomputes:
+        idle[recompute.again[~recompute.ran]] = True
     top = facts.structure.top
     return np.asarray((top >= 0) & idle[np.maximum(top, 0)], np.bool_)
 
 
-def _innermost(facts: Recompute, rows: Int64, can: Bool) -> Bool:
+def _innermost(facts: RecomputeFacts, rows: Int64, can: Bool) -> Bool:
     """Which of these (ascending) rows can be counted and hold no other that can."""
     counted = rows[can]
     inside = np.searchsorted(counted, rows + facts.calls.size[rows], side="right")
     return np.asarray(can & (inside == np.searchsorted(counted, rows, side="right")), np.bool_)
 
 
-def _touches(facts: Recompute, rows: Int64, counted: Int64) -> Bool:
+def _touches(facts: RecomputeFacts, rows: Int64, counted: Int64) -> Bool:
     """Which rows hold one of ``counted`` or stand in one (both ascending)."""
     size = facts.calls.size
     after = np.searchsorted(counted, rows, side="right")
@@ -167,23 +170,23 @@ def _touches(facts: Recompute, rows: Int64, counted: Int64) -> Bool:
     return np.asarray(holds | stands, np.bool_)
 
 
-def _parts(facts: Recompute, rows: Int64) -> tuple[Bool, Bool, Bool, Bool]:
-    """Which calls are forward work, backward work, a first replay, and a further one."""
+def _parts(facts: RecomputeFacts, rows: Int64) -> tuple[Bool, Bool, Bool, Bool]:
+    """Which calls are forward work, backward work, a first recompute, and a further one."""
     structure = facts.structure
     again = np.zeros(len(facts.calls), np.int8)
-    for replay in facts.alignment.replays:
-        again[replay.again] = 1
-    again[facts.counts.surplus_rows] = 2
+    for recompute in facts.alignment.recomputes:
+        again[recompute.again] = 1
+    again[facts.counts.redundant_rows] = 2
     top = structure.top[rows]
-    replayed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
+    recomputed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
     optimizer = (top >= 0) & (structure.role[np.maximum(top, 0)] == Role.OPTIMIZER)
-    model = (replayed == 0) & ~optimizer
+    model = (recomputed == 0) & ~optimizer
     backward = structure.engine[rows] >= 0
-    return model & ~backward, model & backward, replayed == 1, replayed == 2
+    return model & ~backward, model & backward, recomputed == 1, recomputed == 2
 
 
 def _ideal_ms(
-    facts: Recompute, counted: _Counted, device: str | None, peak_tflops: float | None
+    facts: RecomputeFacts, counted: _Counted, device: str | None, peak_tflops: float | None
 ) -> float | None:
     """Time that a step's arithmetic takes at the peak; ``None`` where the peak is not known."""
     peak = None if peak_tflops else peak_of(device)
@@ -201,7 +204,7 @@ def _ideal_ms(
     return total / facts.complete_count
 
 
-def _tflops(peak: Peak | None, kind: str, facts: Recompute) -> float | None:
+def _tflops(peak: Peak | None, kind: str, facts: RecomputeFacts) -> float | None:
     if peak is None:
         return None
     # Kernels on tensor cores say so in their names; the operators do not.

@@ -1,8 +1,8 @@
 """What checkpoints keep out of memory, seen from the allocations of a recorded step.
 
-A replay makes again what its checkpoint did not keep, and keeps it for the backward pass that
-follows at once. So what the device has more at the end of a replay than at its beginning is what
-the checkpoint saves between the forward pass and the replay. A reentrant replay holds its
+A recompute makes again what its checkpoint did not keep, and keeps it for the backward pass that
+follows at once. So what the device has more at the end of a recompute than at its beginning is what
+the checkpoint saves between the forward pass and the recompute. A reentrant recompute holds its
 region's result too, which the next region keeps in any case: there the figure is too high by it.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompute_scan.recompute.blocks import Block
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.regions import group_blocks
 from recompute_scan.trace.allocations import Allocations
 from recompute_scan.trace.columns import Int64
@@ -27,7 +27,7 @@ class Held:
         layer: Place of its region among all, in forward order.
         size: Bytes.
         start: End of its forward run, ns.
-        end: Start of its replay, from which on it holds them today too, ns.
+        end: Start of its recompute, from which on it holds them today too, ns.
     """
 
     layer: int
@@ -68,7 +68,7 @@ class Footprint:
         return int(np.median(sizes)) if sizes else None
 
 
-def measure_memory(facts: Recompute, allocations: Allocations) -> Footprint:
+def measure_memory(facts: RecomputeFacts, allocations: Allocations) -> Footprint:
     """The footprint of the device that the regions' tensors lie on.
 
     Args:
@@ -104,23 +104,23 @@ def measure_memory(facts: Recompute, allocations: Allocations) -> Footprint:
     )
 
 
-def _held(facts: Recompute, block: Block, layer: int, ts: Int64, total: Int64) -> Held | None:
-    """From the replay that keeps most: of nested checkpoints the outer one's keeps little."""
+def _held(facts: RecomputeFacts, block: Block, layer: int, ts: Int64, total: Int64) -> Held | None:
+    """From the recompute that keeps most: of nested checkpoints the outer one's keeps little."""
     calls = facts.calls
     rows = facts.counts.rows[facts.places(block)]
     size, first_start, done = 0, None, -1
-    for replay in facts.alignment.replays:
-        again = replay.again[np.isin(replay.original, rows)]
+    for recompute in facts.alignment.recomputes:
+        again = recompute.again[np.isin(recompute.original, rows)]
         if not len(again):
             continue
         first, last = int(again[0]), int(again[-1])
         begin = int(calls.start[first])
-        if first == replay.again[0] and replay.engine != done:
+        if first == recompute.again[0] and recompute.engine != done:
             # State of random numbers is put aside before the first operator, and back after.
-            begin = int(calls.start[replay.engine])
-        done = replay.engine
+            begin = int(calls.start[recompute.engine])
+        done = recompute.engine
         following = last + int(calls.size[last]) + 1
-        # What the replay's own frames held is released before the next operator begins.
+        # What the recompute's own frames held is released before the next operator begins.
         same = following < len(calls) and calls.thread[following] == calls.thread[last]
         end = int(calls.start[following]) if same else int(calls.end[last])
         at = np.searchsorted(ts, [begin, end])

@@ -30,7 +30,7 @@ from recompute_scan.cost.device import Device, find_device, find_waits
 from recompute_scan.cost.hosts import HostWait, gpu_waits, hand_overs, main_thread
 from recompute_scan.cost.phases import Float64
 from recompute_scan.model import StepSpan
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.trace.columns import Bool, Int64
 
 
@@ -77,7 +77,7 @@ class Graph:
     late: float
 
 
-def build_graph(facts: Recompute, steps: Sequence[StepSpan]) -> Graph:
+def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
     """The graph of steps that follow each other, in order of time."""
     begin, end = steps[0].start, steps[-1].end
     threads = host_threads(facts.calls, steps)

@@ -1,7 +1,7 @@
 """What it takes autograd to save a tensor, and a non-reentrant checkpoint to handle it.
 
 A non-reentrant checkpoint keeps a Python hook at every tensor that autograd saves: it runs in
-the forward pass (pack), again in the replay, and when the backward pass asks for the tensor
+the forward pass (pack), again in the recompute, and when the backward pass asks for the tensor
 (unpack) (``torch/utils/checkpoint.py``, ``_checkpoint_hook`` and ``_recomputation_hook``). Where
 operators are small this costs as much as the operators, and a trace that has no such checkpoint
 around its operators does not show it.
@@ -19,14 +19,14 @@ from recompute_scan.trace.columns import Int32, Int64
 
 @dataclass(frozen=True)
 class Hooks:
-    """Host time for each saved tensor, and for the end of a replay, ns.
+    """Host time for each saved tensor, and for the end of a recompute, ns.
 
     Attributes:
         gradient_ns: To record the operator that saves it.
         pack_ns: The hook in the forward pass.
-        repack_ns: The hook in a replay.
+        repack_ns: The hook in a recompute.
         unpack_ns: The hook in the backward pass.
-        stop_ns: To end one replay early, by an exception that every frame of it lets through.
+        stop_ns: To end one recompute early, by an exception that every frame of it lets through.
     """
 
     gradient_ns: float
@@ -122,7 +122,7 @@ def saved_tensors(calls: Calls) -> Int32:
 def stopped_at(calls: Calls, rows: Int64) -> int | None:
     """When early stop ends a run of these operators, ns; ``None`` where none saves a tensor.
 
-    A non-reentrant replay ends at the last tensor that its first run saved
+    A non-reentrant recompute ends at the last tensor that its first run saved
     (``torch/utils/checkpoint.py``, ``_StopRecomputationError``): in front of an operator of which
     only inputs are saved, else behind it.
 

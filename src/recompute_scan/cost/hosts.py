@@ -10,7 +10,7 @@ import numpy as np
 from recompute_scan.cost.clock import HostThread
 from recompute_scan.cost.device import Device
 from recompute_scan.model import StepSpan
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.trace.columns import Int32, Int64, Kind
 
 _SYNCHRONIZE = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize")
@@ -51,7 +51,7 @@ class HostWait:
     lag: int = 0
 
 
-def main_thread(facts: Recompute, step: StepSpan) -> int:
+def main_thread(facts: RecomputeFacts, step: StepSpan) -> int:
     """Code of the thread that runs the training loop: most of the forward pass is there."""
     rows = facts.counts.rows
     rows = rows if len(rows) else np.arange(len(facts.calls))
@@ -61,7 +61,7 @@ def main_thread(facts: Recompute, step: StepSpan) -> int:
     return int(codes[np.argmax(times)])
 
 
-def gpu_waits(facts: Recompute, device: Device, begin: int, end: int) -> list[HostWait]:
+def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> list[HostWait]:
     """Calls that ended because the GPU had come so far.
 
     A synchronisation with the device waits for all that was launched before; one with a stream
@@ -118,7 +118,7 @@ def _last_of_streams(device: Device, before: int) -> list[int]:
     return mine[::-1][last].tolist() if len(streams) else []
 
 
-def hand_overs(facts: Recompute, threads: tuple[HostThread, ...], main: int) -> list[HostWait]:
+def hand_overs(facts: RecomputeFacts, threads: tuple[HostThread, ...], main: int) -> list[HostWait]:
     """Backward passes that another thread than the main one ran, which waited for it.
 
     Autograd has a thread for each GPU; ``backward`` hands the graph to it and waits.

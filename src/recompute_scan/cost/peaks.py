@@ -36,7 +36,7 @@ def device_name(trace: Trace, environment: Mapping[str, str]) -> str | None:
 
     Args:
         trace: Its ``deviceProperties`` list every GPU of the host.
-        environment: The run's own account, which knows the device in use.
+        environment: The run's own run record, which knows the device in use.
     """
     if name := environment.get("device_name"):
         return name

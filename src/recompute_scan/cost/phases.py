@@ -1,4 +1,4 @@
-"""Where a step's time goes: forward, replays, backward, optimizer, and the rest."""
+"""Where a step's time goes: forward, recomputes, backward, optimizer, and the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recompute_scan.model import StepSpan
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.structure import Role
 from recompute_scan.trace.columns import Bool, Int64
 
@@ -19,51 +19,51 @@ Float64 = npt.NDArray[np.float64]
 class Phases:
     """One entry per complete step; ns on the device that limits the step.
 
-    ``recompute`` is the first replay of each operator, ``surplus`` the replays beyond it.
+    ``recompute`` is the first recompute of each operator, ``redundant`` the recomputes beyond it.
     All but ``step`` add up to ``step``.
     """
 
     step: Float64
     forward: Float64
     recompute: Float64
-    surplus: Float64
+    redundant: Float64
     backward: Float64
     optimizer: Float64
     other: Float64
 
 
-def host_phases(facts: Recompute) -> Phases:
+def host_phases(facts: RecomputeFacts) -> Phases:
     """Phases by the host's clock: what a step is made of where the host limits it."""
     calls, counts = facts.calls, facts.counts
-    surplus_of = np.zeros(len(calls), np.bool_)
-    surplus_of[counts.surplus_rows] = True
-    replays = np.zeros((len(facts.alignment.replays), 2))
+    redundant_of = np.zeros(len(calls), np.bool_)
+    redundant_of[counts.redundant_rows] = True
+    recomputes = np.zeros((len(facts.alignment.recomputes), 2))
     # Nanoseconds since 1970 do not fit into a double.
-    begins = np.zeros(len(facts.alignment.replays), np.int64)
-    for row, replay in enumerate(facts.alignment.replays):
-        length = float(calls.end[replay.again].max() - calls.start[replay.again].min())
-        time = calls.duration[replay.again]
-        beyond = float(time[surplus_of[replay.again]].sum() / max(1, time.sum()))
-        begins[row] = calls.start[replay.again[0]]
-        replays[row] = (length * (1 - beyond), length * beyond)
+    begins = np.zeros(len(facts.alignment.recomputes), np.int64)
+    for row, recompute in enumerate(facts.alignment.recomputes):
+        length = float(calls.end[recompute.again].max() - calls.start[recompute.again].min())
+        time = calls.duration[recompute.again]
+        beyond = float(time[redundant_of[recompute.again]].sum() / max(1, time.sum()))
+        begins[row] = calls.start[recompute.again[0]]
+        recomputes[row] = (length * (1 - beyond), length * beyond)
     optimizer = facts.structure.rows(Role.OPTIMIZER)
     passes = _passes(facts)
     rows: list[tuple[float, ...]] = []
     for span in _complete(facts):
         here = (begins >= span.start) & (begins < span.end)
-        needed, surplus = replays[here].sum(axis=0)
+        needed, redundant = recomputes[here].sum(axis=0)
         inside = (passes[:, 0] >= span.start) & (passes[:, 2] <= span.end)
         forward = (passes[inside, 1] - passes[inside, 0]).sum()
-        backward = (passes[inside, 2] - passes[inside, 1]).sum() - needed - surplus
+        backward = (passes[inside, 2] - passes[inside, 1]).sum() - needed - redundant
         within = optimizer[
             (calls.start[optimizer] >= span.start) & (calls.start[optimizer] < span.end)
         ]
         updates = calls.duration[within].sum()
-        rows.append((span.end - span.start, forward, needed, surplus, max(0, backward), updates))
+        rows.append((span.end - span.start, forward, needed, redundant, max(0, backward), updates))
     return _phases(rows)
 
 
-def device_phases(facts: Recompute) -> Phases:
+def device_phases(facts: RecomputeFacts) -> Phases:
     """Phases by kernel time; kernels belong to the step that launched them.
 
     Communication counts as the rest. Where kernels of several streams overlap, their sum can
@@ -71,14 +71,14 @@ def device_phases(facts: Recompute) -> Phases:
     """
     calls, structure, kernels = facts.calls, facts.structure, facts.kernels
     again = np.zeros(len(calls), np.int8)
-    for replay in facts.alignment.replays:
-        again[replay.again] = 1
-    again[facts.counts.surplus_rows] = 2
+    for recompute in facts.alignment.recomputes:
+        again[recompute.again] = 1
+    again[facts.counts.redundant_rows] = 2
     launched = kernels.launch >= 0
     launch, time = kernels.launch[launched], (kernels.end - kernels.start)[launched]
     top = structure.top[launch]
     role = np.where(top >= 0, structure.role[np.maximum(top, 0)], Role.RANGE)
-    replayed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
+    recomputed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
     in_backward = structure.engine[launch] >= 0
     rows: list[tuple[float, ...]] = []
     for span in _complete(facts):
@@ -91,16 +91,16 @@ def device_phases(facts: Recompute) -> Phases:
             (
                 span.end - span.start,
                 total((role == Role.FORWARD) & ~in_backward),
-                total(replayed == 1),
-                total(replayed == 2),
-                total(in_backward & (replayed == 0) & (role != Role.PLUMBING)),
+                total(recomputed == 1),
+                total(recomputed == 2),
+                total(in_backward & (recomputed == 0) & (role != Role.PLUMBING)),
                 total(role == Role.OPTIMIZER),
             )
         )
     return _phases(rows)
 
 
-def busy_share(facts: Recompute) -> float:
+def busy_share(facts: RecomputeFacts) -> float:
     """Share of the complete steps in which the GPU runs a kernel, 0..1; 0 without a GPU."""
     spans = _complete(facts)
     if not spans or not facts.work.on_gpu:
@@ -126,11 +126,11 @@ def covered(start: Int64, end: Int64) -> float:
     return float((end[lasts] - start[firsts]).sum())
 
 
-def _complete(facts: Recompute) -> list[StepSpan]:
+def _complete(facts: RecomputeFacts) -> list[StepSpan]:
     return [step for step, whole in zip(facts.steps, facts.complete, strict=True) if whole]
 
 
-def _passes(facts: Recompute) -> Int64:
+def _passes(facts: RecomputeFacts) -> Int64:
     """Forward and backward of each batch: forward's start, backward's start, backward's end."""
     calls, counts = facts.calls, facts.counts
     trained = facts.alignment.backwards > 0
@@ -153,6 +153,6 @@ def _phases(rows: list[tuple[float, ...]]) -> Phases:
     step, parts = table[:, 0], table[:, 1:]
     total = parts.sum(axis=1)
     parts = parts * np.where(total > step, step / np.maximum(total, 1), 1.0)[:, None]
-    forward, recompute, surplus, backward, optimizer = parts.T
+    forward, recompute, redundant, backward, optimizer = parts.T
     other = np.maximum(step - parts.sum(axis=1), 0)
-    return Phases(step, forward, recompute, surplus, backward, optimizer, other)
+    return Phases(step, forward, recompute, redundant, backward, optimizer, other)

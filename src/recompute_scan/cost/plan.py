@@ -1,7 +1,7 @@
 """Which regions to stop checkpointing: the most time for the memory that there is, exactly.
 
-Each region x (0 or 1) gives its replay time back and holds its tensors from its forward run to
-where its replay begins today. At every moment what is allocated today and what is held beside it
+Each region x (0 or 1) gives its recompute time back and holds its tensors from its forward run to
+where its recompute begins today. At every moment what is allocated today and what is held beside it
 must fit, which gives one linear constraint for each set of regions that hold something at once.
 HiGHS solves it (``docs/decisions/memory-plan.md``).
 """
@@ -181,7 +181,7 @@ def weigh_memory(
         footprint: The memory of a step of the same run.
         trace: The trace that it was recorded in.
         regions: One row per layer of the run.
-        cost: Price of the replays.
+        cost: Price of the recomputes.
         machine: What a person says of the device.
     """
     gpu = footprint.device >= 0
@@ -228,7 +228,7 @@ def _why_no_plan(
     if not gpu:
         return "The tensors lie in the host's memory, which other programs share."
     if not footprint.held:
-        return "No checkpointed region was replayed while memory was recorded."
+        return "No checkpointed region was recomputed while memory was recorded."
     if not same:
         return "The step that memory was recorded in has other regions than the trace."
     if budget is None:
@@ -248,13 +248,13 @@ def _plan(
 
 
 def _gains(regions: Sequence[Region], cost: Cost, footprint: Footprint) -> list[float]:
-    """What a step gains by each region, ms: its share in the replays that are needed today."""
+    """What a step gains by each region, ms: its share in the recomputes that are needed today."""
     needed = [
-        max(0.0, region.recompute_ms_per_step - region.surplus_ms_per_step)
+        max(0.0, region.recompute_ms_per_step - region.redundant_ms_per_step)
         if footprint.saved(place) is not None
         else 0.0
         for place, region in enumerate(regions)
     ]
-    everywhere = sum(r.recompute_ms_per_step - r.surplus_ms_per_step for r in regions)
+    everywhere = sum(r.recompute_ms_per_step - r.redundant_ms_per_step for r in regions)
     scale = cost.breakdown.recompute / everywhere if everywhere > 0 else 0.0
     return [scale * time for time in needed]

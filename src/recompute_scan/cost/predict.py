@@ -2,7 +2,7 @@
 
 The profiler slows the host: for every beginning and end of a call, and so more where operators
 are small. How much, the steps that were timed without it tell, as far as the machine was as fast
-then; beside them stands what it usually takes of the shortest stretches in a trace. The two are
+then; beside them stands what it usually takes of the shortest intervals in a trace. The two are
 weighed by how sure they are, and taken off before anything is taken out.
 """
 
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompute_scan.cost.clock import TimeEdit, join
-from recompute_scan.cost.entries import Surroundings, markings, surroundings
+from recompute_scan.cost.context import Context, annotation_edits, find_context
 from recompute_scan.cost.graph import Graph, build_graph
 from recompute_scan.cost.hooks import TYPICAL, Hooks, scaled
 from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.removal import removal
-from recompute_scan.cost.replay import replay, replay_unchanged
 from recompute_scan.cost.reruns import Keep, unevenness
+from recompute_scan.cost.simulation import simulate, simulate_unchanged
 from recompute_scan.model import StepSpan
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 
-# Steps that are replayed together, and calls in them; more tell little new and cost memory.
+# Steps that are simulated together, and calls in them; more tell little new and cost memory.
 _MOST_STEPS = 8
 _MOST_CALLS = 1_000_000
-# Up to this percentile of the stretches between two beginnings or ends of calls, little but the
+# Up to this percentile of the intervals between two beginnings or ends of calls, little but the
 # profiler's own work happens in them, so it can take no longer than that one does; a trace that is
 # slower yet was slowed by something else.
 _SHORT = 40
@@ -41,8 +41,8 @@ _DRIFT = 0.02
 _FEWEST = 3
 # That percentile, ns, in traces of the machine and the models that `TYPICAL` is of. It tells how
 # fast a host is.
-_PACE_NS = 465.0
-_PACES = 0.7, 2.0
+_REFERENCE_NS = 465.0
+_SPEEDS = 0.7, 2.0
 # Of the saving: what memory and caches make of a change, which no trace shows. From the measured
 # cases of `docs/prediction.md`.
 _CHANGE = 0.1
@@ -56,29 +56,29 @@ _DEVIATION = 1.4826  # of a normal distribution, in median absolute deviations
 
 @dataclass(frozen=True)
 class Base:
-    """Steps of a trace, ready to be replayed.
+    """Steps of a trace, ready to be simulated.
 
     Attributes:
         facts: What is known of the trace.
         graph: The steps.
         around: What a removal from them asks of the trace.
-        marks: The run wrapper's own time.
+        annotations: The run wrapper's own time.
         overhead: What the profiler costs at each beginning or end of a call, ns; 0 where no step
             was timed: the times are then those of the trace.
         supposed: The same, and what it usually costs where no step was timed.
-        pace: How much longer the host takes than the one whose times are assumed.
-        steps: Each step as replayed without that and without the marks, ns.
+        host_speed: How much longer the host takes than the one whose times are assumed.
+        steps: Each step as simulated without that and without the annotations, ns.
         unlike: How far these are from the timed ones, as a share of them; 0 where none was timed.
-        error: How far the unchanged replay is from the trace, as a share of it.
+        error: How far the unchanged simulation is from the trace, as a share of it.
     """
 
-    facts: Recompute
+    facts: RecomputeFacts
     graph: Graph
-    around: Surroundings
-    marks: tuple[TimeEdit, ...]
+    around: Context
+    annotations: tuple[TimeEdit, ...]
     overhead: float
     supposed: float
-    pace: float
+    host_speed: float
     steps: Float64
     unlike: float
     error: float
@@ -104,7 +104,7 @@ class Prediction:
         return float(np.sqrt(sum(value**2 for value in self.doubts.values())))
 
 
-def prepare(facts: Recompute, timed: Float64) -> Base | None:
+def prepare(facts: RecomputeFacts, timed: Float64) -> Base | None:
     """The complete steps of a trace; ``None`` where there are none.
 
     Args:
@@ -115,22 +115,22 @@ def prepare(facts: Recompute, timed: Float64) -> Base | None:
     if not spans:
         return None
     graph = build_graph(facts, spans)
-    whole = replay_unchanged(graph)
+    whole = simulate_unchanged(graph)
     if not whole.sum() or not graph.measured.sum():
         return None
-    marks = tuple(markings(facts))
+    annotations = tuple(annotation_edits(facts))
     short = _short(graph)
-    overhead = _overhead(facts, graph, marks, timed, short) if len(timed) else 0.0
+    overhead = _overhead(facts, graph, annotations, timed, short) if len(timed) else 0.0
     supposed = overhead if len(timed) else _USUAL * short
-    steps = replay(graph, facts, join(marks), overhead)
+    steps = simulate(graph, facts, join(annotations), overhead)
     return Base(
         facts=facts,
         graph=graph,
-        around=surroundings(facts, spans[0].start, spans[-1].end),
-        marks=marks,
+        around=find_context(facts, spans[0].start, spans[-1].end),
+        annotations=annotations,
         overhead=overhead,
         supposed=supposed,
-        pace=float(np.clip(short / _PACE_NS, *_PACES)),
+        host_speed=float(np.clip(short / _REFERENCE_NS, *_SPEEDS)),
         steps=steps,
         unlike=abs(float(np.median(steps) / np.median(timed)) - 1) if len(timed) else 0.0,
         error=float(abs(whole.sum() / graph.measured.sum() - 1)),
@@ -143,9 +143,9 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
     Args:
         base: The steps before.
         keep: Of the checkpoints around a block, the one that stays; ``None``: none stays.
-        hooks: What a saved tensor costs at the usual pace.
+        hooks: What a saved tensor costs at the usual host speed.
     """
-    hooks = scaled(hooks, base.pace)
+    hooks = scaled(hooks, base.host_speed)
     edits = removal(base.around, keep, hooks)
     free = removal(base.around, keep, scaled(hooks, 0.0))
     share = _shares(base, edits, base.overhead)
@@ -160,7 +160,7 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
     return Prediction(
         share=middle,
         doubts={
-            "replay": float(base.error),
+            "simulation": float(base.error),
             "steps": _steps_doubt(share[np.isfinite(share)], saved),
             "profiler": float(
                 np.hypot(_typical(other, base) - middle, base.unlike * saved),
@@ -194,8 +194,8 @@ def _shares(base: Base, edits: Sequence[TimeEdit], overhead: float) -> Float64:
     """Each step after the edits, as a share of itself before; not a number for an empty one."""
     before = base.steps
     if overhead != base.overhead:
-        before = replay(base.graph, base.facts, join(base.marks), overhead)
-    after = replay(base.graph, base.facts, join([*base.marks, *edits]), overhead)
+        before = simulate(base.graph, base.facts, join(base.annotations), overhead)
+    after = simulate(base.graph, base.facts, join([*base.annotations, *edits]), overhead)
     shares: Float64 = np.full(len(before), np.nan)
     return np.divide(after, before, out=shares, where=before > 0)
 
@@ -208,11 +208,15 @@ def _typical(shares: Float64, base: Base) -> float:
 
 
 def _overhead(
-    facts: Recompute, graph: Graph, marks: Sequence[TimeEdit], timed: Float64, most: float
+    facts: RecomputeFacts,
+    graph: Graph,
+    annotations: Sequence[TimeEdit],
+    timed: Float64,
+    most: float,
 ) -> float:
     """What the profiler takes at each beginning or end of a call, ns; see the module."""
-    edits = join(marks)
-    slow, fast = (replay(graph, facts, edits, overhead) for overhead in (0.0, most))
+    edits = join(annotations)
+    slow, fast = (simulate(graph, facts, edits, overhead) for overhead in (0.0, most))
     # Time of a step for each ns of it.
     slope = float(np.median(slow) - np.median(fast)) / most if most else 0.0
     if slope <= 0:
@@ -227,12 +231,12 @@ def _overhead(
 
 
 def _short(graph: Graph) -> float:
-    """What a stretch between two beginnings or ends of calls takes at ``_SHORT`` percent, ns."""
+    """What an interval between two beginnings or ends of calls takes at ``_SHORT`` percent, ns."""
     usual = np.concatenate([thread.usual for thread in graph.threads])
     return float(np.percentile(usual, _SHORT))
 
 
-def _chosen(facts: Recompute) -> list[StepSpan]:
+def _chosen(facts: RecomputeFacts) -> list[StepSpan]:
     """The longest row of complete steps without a hole, cut where it gets too long."""
     rows: list[list[StepSpan]] = [[]]
     for step, whole in zip(facts.steps, facts.complete, strict=True):

@@ -1,7 +1,7 @@
-"""What the replays cost, by replaying the recorded steps without them.
+"""What the recomputes cost, by simulating the recorded steps without them.
 
 The step time is that of unprofiled steps where the run wrapper timed some, else that of the
-recorded ones. What a change saves is replayed (:mod:`recompute_scan.cost.predict`) and applied to
+recorded ones. What a change saves is simulated (:mod:`recompute_scan.cost.predict`) and applied to
 the median of these.
 """
 
@@ -23,7 +23,7 @@ from recompute_scan.cost.predict import Base, Prediction, middle_doubt, predict,
 from recompute_scan.cost.reruns import Keep
 from recompute_scan.intervals import median_interval
 from recompute_scan.recompute.collectives import time_of
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Breakdown, Checkpoint, Cost
 
 # Below this share of busy time the host, not the GPU, limits the step.
@@ -32,12 +32,14 @@ _NS_PER_MS = 1e6
 
 
 def keep_last(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
-    """The innermost checkpoint, which asks for the last replay."""
+    """The innermost checkpoint, which asks for the last recompute."""
     return checkpoints[-1]
 
 
-def price(facts: Recompute, timed_steps_ms: Sequence[float], keep: Keep = keep_last) -> Cost | None:
-    """The cost of the replays; ``None`` when no step is complete.
+def price(
+    facts: RecomputeFacts, timed_steps_ms: Sequence[float], keep: Keep = keep_last
+) -> Cost | None:
+    """The cost of the recomputes; ``None`` when no step is complete.
 
     Args:
         facts: What ran again.
@@ -56,27 +58,27 @@ def price(facts: Recompute, timed_steps_ms: Sequence[float], keep: Keep = keep_l
     typical = float(np.median(steps))
     step_low, step_high = median_interval(steps.tolist()) if len(steps) > 1 else (None, None)
     breakdown = _breakdown(phases, typical)
-    wasteful = len(facts.counts.surplus_rows) > 0
+    wasteful = len(facts.counts.redundant_rows) > 0
     fixed = predict(base, keep) if wasteful else Prediction(1.0, {})
     low, high = _interval(fixed, steps) if wasteful else (typical, typical)
-    bare = predict(base, None) if facts.alignment.replays else None
+    bare = predict(base, None) if facts.alignment.recomputes else None
     bare_low, bare_high = _interval(bare, steps) if bare else (None, None)
     repeated = repeated_communication(facts)
     return Cost(
         step_ms=typical,
         step_source="timed" if len(timed) else "trace",
         device="gpu" if on_gpu else "cpu",
-        recompute_ms=breakdown.recompute + breakdown.surplus,
-        surplus_recompute_ms=breakdown.surplus,
+        recompute_ms=breakdown.recompute + breakdown.redundant,
+        redundant_recompute_ms=breakdown.redundant,
         repeated_collectives_ms=_repeated_collectives(facts, time_scale(facts, timed_steps_ms)),
         predicted_step_ms=typical * fixed.share,
         predicted_low_ms=low,
         predicted_high_ms=high,
         saving_pct=100 * (1 - fixed.share),
         breakdown=breakdown,
-        method="replay",
+        method="simulation",
         assumptions=_assumptions(base, on_gpu, len(timed), fixed),
-        replay_error_pct=100 * base.error,
+        simulation_error_pct=100 * base.error,
         doubt_ms={cause: typical * share for cause, share in fixed.doubts.items()},
         bare_step_ms=typical * bare.share if bare else None,
         bare_low_ms=bare_low,
@@ -98,7 +100,7 @@ def _interval(prediction: Prediction, steps: Float64) -> tuple[float, float]:
     return max(0.0, middle - doubt), middle + doubt
 
 
-def time_scale(facts: Recompute, timed_steps_ms: Sequence[float]) -> float:
+def time_scale(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> float:
     """What recorded host times are multiplied with to stand beside the timed step.
 
     The profiler slows the host down and leaves kernels as they are: 1 where times are kernel
@@ -121,15 +123,15 @@ def _breakdown(phases: Phases, step_ms: float) -> Breakdown:
     return Breakdown(
         forward=part(phases.forward),
         recompute=part(phases.recompute),
-        surplus=part(phases.surplus),
+        redundant=part(phases.redundant),
         backward=part(phases.backward),
         optimizer=part(phases.optimizer),
         other=part(phases.other),
     )
 
 
-def _repeated_collectives(facts: Recompute, scale: float) -> float | None:
-    """Time per step of collectives that stand inside a replay; ``None`` without any at all."""
+def _repeated_collectives(facts: RecomputeFacts, scale: float) -> float | None:
+    """Time per step of collectives that stand inside a recompute; ``None`` without any at all."""
     collectives = facts.collectives
     if not len(collectives.rows):
         return None
@@ -140,9 +142,9 @@ def _repeated_collectives(facts: Recompute, scale: float) -> float | None:
 def _assumptions(base: Base, on_gpu: bool, timed: int, fixed: Prediction) -> tuple[str, ...]:
     count = len(base.steps)
     found = [
-        f"{count} recorded {'step was' if count == 1 else 'steps were'} replayed as a graph of "
-        "host calls, launches, streams, events and synchronisation, with the surplus runs and all "
-        "they launched taken out.",
+        f"{count} recorded {'step was' if count == 1 else 'steps were'} simulated as a graph of "
+        "host calls, launches, streams, events and synchronisation, with the redundant runs and "
+        "all they launched taken out.",
     ]
     if timed:
         found.append(
@@ -165,7 +167,7 @@ def _assumptions(base: Base, on_gpu: bool, timed: int, fixed: Prediction) -> tup
         )
     if base.facts.work.on_gpu and not on_gpu:
         found.append("The GPU is idle for much of the step, so host time limits it.")
-    if base.facts.alignment.replays:
+    if base.facts.alignment.recomputes:
         found.append(
             "Other processes keep the times at which they reached each collective; memory, and "
             "what it changes, is left as it was."

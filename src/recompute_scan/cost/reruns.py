@@ -1,4 +1,4 @@
-"""Every run of every forward operator again: in which replay, by which checkpoint, how."""
+"""Every run of every forward operator again: in which recompute, by which checkpoint, how."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Int64
 
@@ -21,19 +21,19 @@ Keep = Callable[[Sequence[Checkpoint]], Checkpoint | None]
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Operators of one replay, in a row, that belong to the same kind of block.
+class OpSequence:
+    """Operators of one recompute, in a row, that belong to the same kind of block.
 
     Attributes:
-        replay: Position in ``Alignment.replays``.
-        first: Position of the first of them in that replay.
+        recompute: Position in ``Alignment.recomputes``.
+        first: Position of the first of them in that recompute.
         stop: Position behind the last.
         checkpoints: Those around their block, outermost first; empty where unknown.
         run: Which run again it is, from 0.
         runs: How many runs again these operators have.
     """
 
-    replay: int
+    recompute: int
     first: int
     stop: int
     checkpoints: tuple[Checkpoint, ...]
@@ -41,10 +41,10 @@ class Stretch:
     runs: int
 
 
-def find_stretches(facts: Recompute) -> list[Stretch]:
-    """All replays, cut where the block's checkpoints or the number of runs change."""
+def find_sequences(facts: RecomputeFacts) -> list[OpSequence]:
+    """All recomputes, cut where the block's checkpoints or the number of runs change."""
     alignment = facts.alignment
-    if not alignment.replays:
+    if not alignment.recomputes:
         return []
     stacks: dict[tuple[Checkpoint, ...], int] = {(): 0}
     stack = np.zeros(len(alignment.forward), np.int64)
@@ -58,7 +58,7 @@ def find_stretches(facts: Recompute) -> list[Stretch]:
     seen = np.zeros(len(alignment.forward), np.int64)
     passes = np.maximum(alignment.backwards, 1)
     runs = np.zeros(len(alignment.forward), np.int64)
-    places_of = [np.searchsorted(alignment.forward, r.original) for r in alignment.replays]
+    places_of = [np.searchsorted(alignment.forward, r.original) for r in alignment.recomputes]
     for places in places_of:
         np.add.at(runs, places, 1)
     runs = runs // passes
@@ -69,8 +69,8 @@ def find_stretches(facts: Recompute) -> list[Stretch]:
         for first, stop in _pieces(block[places], runs[places] * (run.max() + 1) + run):
             place = places[first]
             found.append(
-                Stretch(
-                    replay=number,
+                OpSequence(
+                    recompute=number,
                     first=int(first),
                     stop=int(stop),
                     checkpoints=kinds[stack[place]],
@@ -84,7 +84,7 @@ def find_stretches(facts: Recompute) -> list[Stretch]:
 def _pieces(block: Int64, kind: Int64) -> Iterator[tuple[int, int]]:
     """Cuts where the block changes, and inside one where the kind does for more than a few.
 
-    Early stop leaves out the last operators of a replay, so these run less often than the rest
+    Early stop leaves out the last operators of a recompute, so these run less often than the rest
     of their block without belonging to another checkpoint.
     """
     first = 0
@@ -97,12 +97,12 @@ def _pieces(block: Int64, kind: Int64) -> Iterator[tuple[int, int]]:
     yield first, len(block)
 
 
-def with_gradients(facts: Recompute, rows: Int64) -> bool:
+def with_gradients(facts: RecomputeFacts, rows: Int64) -> bool:
     """Were most of these operators recorded by autograd? Then they carry its numbers."""
     return bool(np.count_nonzero(facts.structure.number[rows] >= 0) * 2 > len(rows))
 
 
-def unevenness(facts: Recompute) -> float:
+def unevenness(facts: RecomputeFacts) -> float:
     """How differently the same operators take in one place and another, as a share.
 
     Between their first run and a run again: caches, memory to allocate, clocks. A prediction
@@ -110,8 +110,8 @@ def unevenness(facts: Recompute) -> float:
     """
     before = after = 0.0
     time = facts.work.time
-    for replay in facts.alignment.replays:
-        ran = replay.ran
-        before += float(time[replay.original[ran]].sum())
-        after += float(time[replay.again[ran]].sum())
+    for recompute in facts.alignment.recomputes:
+        ran = recompute.ran
+        before += float(time[recompute.original[ran]].sum())
+        after += float(time[recompute.again[ran]].sum())
     return abs(after - before) / max(after, before) if before and after else 0.0

@@ -1,6 +1,6 @@
 """What keeping the results of attention would give and take, layer by layer.
 
-A selective checkpoint keeps the results of chosen operators and replays the rest (Korthikanti et
+A selective checkpoint keeps the results of chosen operators and recomputes the rest (Korthikanti et
 al. 2022, arXiv 2205.05198). Attention is the usual choice: its result is as large as its query,
 and no other operator takes as long for so little.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from recompute_scan.cost.formulas import Inputs, count_call, number_type, parse_inputs
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Cost
 
 _ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4, "fp64": 8}
@@ -28,7 +28,7 @@ class KeptAttention:
 
     Attributes:
         operators: Names of the operators, as the profiler has them.
-        calls: Attention calls that are replayed in one micro-batch.
+        calls: Attention calls that are recomputed in one micro-batch.
         saving_ms: What a step would gain.
         added_bytes: What one micro-batch would hold beside what it holds today.
     """
@@ -39,26 +39,26 @@ class KeptAttention:
     added_bytes: int
 
 
-def keep_attention(facts: Recompute, cost: Cost) -> KeptAttention | None:
-    """The choice for this trace; ``None`` where no attention is replayed that could be kept.
+def keep_attention(facts: RecomputeFacts, cost: Cost) -> KeptAttention | None:
+    """The choice for this trace; ``None`` where no attention is recomputed that could be kept.
 
     Args:
         facts: What ran again.
-        cost: Price of the replays.
+        cost: Price of the recomputes.
     """
     counts = facts.counts
-    replayed = np.flatnonzero(counts.counted & (counts.runs > 0))
-    needed = (counts.again - counts.surplus)[counts.counted].sum()
-    if not len(replayed) or needed <= 0:
+    recomputed = np.flatnonzero(counts.counted & (counts.runs > 0))
+    needed = (counts.again - counts.redundant)[counts.counted].sum()
+    if not len(recomputed) or needed <= 0:
         return None
     time, size, calls, operators = 0.0, 0, 0, set()
-    batches = np.unique(counts.batch[replayed])
-    for place in replayed.tolist():
+    batches = np.unique(counts.batch[recomputed])
+    for place in recomputed.tolist():
         found = _attention(facts, int(counts.rows[place]))
         if found is None:
             continue
         operators.add(found[0])
-        time += float(counts.again[place] - counts.surplus[place])
+        time += float(counts.again[place] - counts.redundant[place])
         if counts.batch[place] == batches[0]:
             calls += 1
             size += found[1]
@@ -72,7 +72,7 @@ def keep_attention(facts: Recompute, cost: Cost) -> KeptAttention | None:
     )
 
 
-def _attention(facts: Recompute, row: int) -> tuple[str, int] | None:
+def _attention(facts: RecomputeFacts, row: int) -> tuple[str, int] | None:
     """Name of the outermost attention operator with known shapes in a call, bytes it returns."""
     calls = facts.calls
     if words.family_of(calls.names[calls.name[row]])[1] != "attention":

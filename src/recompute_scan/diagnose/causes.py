@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from recompute_scan.diagnose import checkpointing, hangs, out_of_memory, parallel, replays, saving
+from recompute_scan.diagnose import (
+    checkpointing,
+    hangs,
+    out_of_memory,
+    parallel,
+    recomputes,
+    saving,
+)
 from recompute_scan.diagnose.signature import Signature
 
 # Those that look at more come first: within a message the particular causes before the general
 # one, and "out of memory while saving" before "out of memory".
 SIGNATURES: tuple[Signature, ...] = (
-    *replays.SIGNATURES,
+    *recomputes.SIGNATURES,
     *checkpointing.SIGNATURES,
     *saving.SIGNATURES,
     *out_of_memory.SIGNATURES,

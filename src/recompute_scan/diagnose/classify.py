@@ -15,7 +15,7 @@ from recompute_scan.diagnose.hangs import (
     CRASHED,
     KILLED,
     NAMED,
-    REPLAYED_MESSAGE,
+    RECOMPUTED_MESSAGE,
     SAVE_HANG,
 )
 from recompute_scan.diagnose.log_lines import Ended
@@ -41,7 +41,7 @@ _LONGEST_SUMMARY = 240
 _MOST_SHOWN = 8
 # Lines between two exceptions of a process that show it to have outlived the first.
 _OUTLIVED = 30
-_IN_REPLAY = doing("replay")
+_IN_RECOMPUTE = doing("recompute")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _of_consequences(log: Log, failures: Sequence[Failure]) -> Diagnosis | None:
         return _of_timeouts(log, failures)
     if log.ended is not None and log.ended.signal in _SIGNALS:
         return _of_signal(log.ended)
-    alike = len(failures) > 1 and all(_replays(failure) for failure in failures)
+    alike = len(failures) > 1 and all(_recomputes(failure) for failure in failures)
     for failure in failures:
         found = diagnose(failure, log.lines, alike=alike)
         if found is not None:
@@ -126,8 +126,8 @@ def _of_consequences(log: Log, failures: Sequence[Failure]) -> Diagnosis | None:
     return None
 
 
-def _replays(failure: Failure) -> bool:
-    return any(one.frames and _IN_REPLAY(one.frames) is not None for one in failure.errors)
+def _recomputes(failure: Failure) -> bool:
+    return any(one.frames and _IN_RECOMPUTE(one.frames) is not None for one in failure.errors)
 
 
 def _of_timeouts(log: Log, failures: Sequence[Failure]) -> Diagnosis:
@@ -169,7 +169,7 @@ def diagnose(
         failure: The exceptions, the first raised first.
         beside: Other lines that may matter, such as warnings.
         models: The models alive then, where the run could look at them.
-        alike: Whether every rank was replaying, so that each had its partner.
+        alike: Whether every rank was recomputing, so that each had its partner.
     """
     for n, raised in enumerate(failure.errors):
         began = _began(failure, n)
@@ -186,8 +186,8 @@ def diagnose(
 
 
 def _of_hangs(raised: Raised, *, alike: bool) -> tuple[Signature, ...]:
-    replayed = raised.frames and not alike and _IN_REPLAY(raised.frames) is not None
-    return (REPLAYED_MESSAGE, *BY_EXCEPTION) if replayed else BY_EXCEPTION
+    recomputed = raised.frames and not alike and _IN_RECOMPUTE(raised.frames) is not None
+    return (RECOMPUTED_MESSAGE, *BY_EXCEPTION) if recomputed else BY_EXCEPTION
 
 
 def _began(failure: Failure, n: int) -> int:

@@ -197,10 +197,10 @@ ONE_BEHIND = replace(
         "(`--timeout`, and the process group's own timeout), or let all ranks share it."
     ),
 )
-REPLAYED_MESSAGE = Signature(
+RECOMPUTED_MESSAGE = Signature(
     code="RS214",
     name="message-in-checkpoint",
-    cause_name="replayed",
+    cause_name="recomputed",
     error=r"\w*Error",
     message=re.compile(r"Timed out waiting \d+ms for (?:recv|send) operation to complete"),
     title="A message between two ranks stands inside a checkpointed block, and is awaited again",
@@ -274,5 +274,5 @@ BUS = replace(
 BY_EXCEPTION: tuple[Signature, ...] = (FINGERPRINT, BARRIER, GLOO)
 ALL: tuple[Signature, ...] = (
     *(SAVE_HANG, DIVERGED, FINGERPRINT, COMPARED, TIMED_OUT, NAMED, UNCLEAR),
-    *(GLOO, BARRIER, NO_PROGRESS, ONE_BEHIND, REPLAYED_MESSAGE, KILLED, CRASHED, BUS),
+    *(GLOO, BARRIER, NO_PROGRESS, ONE_BEHIND, RECOMPUTED_MESSAGE, KILLED, CRASHED, BUS),
 )

@@ -1,7 +1,7 @@
-"""What torch says when a replay saved tensors of another shape or dtype than the original run.
+"""What torch says when a recompute saved tensors of another shape or dtype than the original run.
 
 The text is that of ``torch.utils.checkpoint`` (torch 2.1 to 2.13): a line for what was saved and
-one for what the replay made, for each tensor that differs.
+one for what the recompute made, for each tensor that differs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _FEW_ROWS = 0.2
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One tensor: shape and dtype as saved, and as the replay made it."""
+    """One tensor: shape and dtype as saved, and as the recompute made it."""
 
     saved: tuple[int, ...]
-    replayed: tuple[int, ...]
+    recomputed: tuple[int, ...]
     saved_dtype: str
-    replayed_dtype: str
+    recomputed_dtype: str
 
 
 def mismatches(message: str) -> list[Mismatch]:
@@ -52,7 +52,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def grew_twofold(raised: Raised) -> bool:
-    """Keys and values are twice as long in the replay, and nothing else is.
+    """Keys and values are twice as long in the recompute, and nothing else is.
 
     Every tensor differs in one dimension, which doubled. Either some tensor is a square of scores
     whose keys alone doubled, or all have the four dimensions of keys and values, and neither the
@@ -75,9 +75,9 @@ def grew_twofold(raised: Raised) -> bool:
 
 def _change(one: Mismatch, ratio: float) -> int | None:
     """The one dimension that became this many times as long; ``None`` where more changed."""
-    if len(one.saved) != len(one.replayed) or one.saved_dtype != one.replayed_dtype:
+    if len(one.saved) != len(one.recomputed) or one.saved_dtype != one.recomputed_dtype:
         return None
-    pairs = enumerate(zip(one.saved, one.replayed, strict=True))
+    pairs = enumerate(zip(one.saved, one.recomputed, strict=True))
     changed = [(n, old, new) for n, (old, new) in pairs if old != new]
     if len(changed) != 1 or changed[0][1] * ratio != changed[0][2]:
         return None
@@ -85,14 +85,14 @@ def _change(one: Mismatch, ratio: float) -> int | None:
 
 
 def came_back_empty(raised: Raised) -> bool:
-    """Some tensor is empty in the replay and was not when saved: its parameter was given away."""
+    """A tensor was not empty when saved and is in the recompute: its parameter was given away."""
     return any(
-        one.replayed == (0,) and one.saved not in ((0,), ()) for one in mismatches(raised.message)
+        one.recomputed == (0,) and one.saved not in ((0,), ()) for one in mismatches(raised.message)
     )
 
 
 def shrank_evenly(raised: Raised) -> bool:
-    """Of every tensor the sequence is shorter in the replay, by the same whole number of times.
+    """Of every tensor the sequence is shorter in the recompute, by the same whole number of times.
 
     The sequence is the longest dimension but the width, of a tensor that has a batch before it.
     """
@@ -102,13 +102,13 @@ def shrank_evenly(raised: Raised) -> bool:
 
 
 def _shortened(one: Mismatch) -> int | None:
-    if len(one.saved) != len(one.replayed) or len(one.saved) < _SEQUENCE_DIMENSIONS:
+    if len(one.saved) != len(one.recomputed) or len(one.saved) < _SEQUENCE_DIMENSIONS:
         return None
     inner = one.saved[1:-1]
     at = 1 + inner.index(max(inner))
-    old, new = one.saved[at], one.replayed[at]
-    rest = one.saved[:at] + one.saved[at + 1 :] == one.replayed[:at] + one.replayed[at + 1 :]
-    whole = new > 1 and old > new and old % new == 0 and one.saved_dtype == one.replayed_dtype
+    old, new = one.saved[at], one.recomputed[at]
+    rest = one.saved[:at] + one.saved[at + 1 :] == one.recomputed[:at] + one.recomputed[at + 1 :]
+    whole = new > 1 and old > new and old % new == 0 and one.saved_dtype == one.recomputed_dtype
     return old // new if rest and whole else None
 
 
@@ -116,7 +116,7 @@ def only_dtypes_differ(raised: Raised) -> bool:
     """Shapes are equal, dtypes are not."""
     found = mismatches(raised.message)
     return bool(found) and all(
-        one.saved == one.replayed and one.saved_dtype != one.replayed_dtype and _floats(one)
+        one.saved == one.recomputed and one.saved_dtype != one.recomputed_dtype and _floats(one)
         for one in found
     )
 
@@ -125,21 +125,21 @@ def rows_moved(raised: Raised) -> bool:
     """Only the rows of tables differ, by a few: tokens went to other experts."""
     found = mismatches(raised.message)
     return bool(found) and all(
-        0 < len(one.saved) == len(one.replayed) <= _TABLE_DIMENSIONS
-        and one.saved[1:] == one.replayed[1:]
-        and 0 < abs(one.saved[0] - one.replayed[0]) <= max(1, _FEW_ROWS * one.saved[0])
+        0 < len(one.saved) == len(one.recomputed) <= _TABLE_DIMENSIONS
+        and one.saved[1:] == one.recomputed[1:]
+        and 0 < abs(one.saved[0] - one.recomputed[0]) <= max(1, _FEW_ROWS * one.saved[0])
         for one in found
     )
 
 
 def _floats(one: Mismatch) -> bool:
-    return all("float" in dtype for dtype in (one.saved_dtype, one.replayed_dtype))
+    return all("float" in dtype for dtype in (one.saved_dtype, one.recomputed_dtype))
 
 
 def keys_twice_the_mask(message: str) -> bool:
     """Is the attention mask half as long as the keys, in any of the forms of :data:`MASK`?
 
-    transformers 4.40 makes the mask one longer than the sequence: 26 for 25, where the replay's
+    transformers 4.40 makes the mask one longer than the sequence: 26 for 25, where the recompute's
     keys are 50.
     """
     match = MASK.search(message)

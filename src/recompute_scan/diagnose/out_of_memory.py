@@ -194,7 +194,7 @@ SIGNATURES = (
         _DEVICE,
         cause_name="training",
         message=_FULL,
-        where=doing("replay", "backward", "optimizer"),
+        where=doing("recompute", "backward", "optimizer"),
         needs_frames=True,
         title="The GPU ran out of memory in a training step",
         cause=(

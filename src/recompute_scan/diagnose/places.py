@@ -11,7 +11,7 @@ from typing import Literal
 from recompute_scan.crash import Frame
 
 Activity = Literal[
-    "replay",
+    "recompute",
     "saving",
     "loading",
     "generation",
@@ -24,7 +24,7 @@ Activity = Literal[
 _INSTALLED = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages)/|^<|/lib/python3\.\d+/|/recompute_scan/"
 )
-_REPLAY = re.compile(
+_RECOMPUTE = re.compile(
     r"torch/utils/checkpoint\.py:(?:recompute_fn|unpack_hook\w*|backward|check_recomputed\w*)$"
     # Reentrant checkpoints of others: DeepSpeed, fairscale and fairseq, Megatron, Unsloth.
     r"|(?:/checkpointing|gradient_checkpointing|checkpoint_activations|tensor_parallel/random)"
@@ -63,7 +63,7 @@ _GATHERS = re.compile(
 _SAVE_CALL = re.compile(r"(?<![\w])(?:\w+\.)*save\w*\(")
 
 _WORDS: dict[Activity, str] = {
-    "replay": "while a checkpointed region was recomputed",
+    "recompute": "while a checkpointed region was recomputed",
     "saving": "while saving",
     "loading": "while loading",
     "generation": "while generating",
@@ -124,8 +124,8 @@ def _of_frame(
     frame: Frame, inner: Frame | None, *, forward: bool, gathers: bool
 ) -> Activity | None:
     where = site(frame)
-    if _REPLAY.search(where):
-        return "replay"
+    if _RECOMPUTE.search(where):
+        return "recompute"
     if _ENGINE.search(where) or (forward and _GENERATES.search(where)):
         return "generation"
     if _EVALUATION.search(where):

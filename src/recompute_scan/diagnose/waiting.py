@@ -13,7 +13,7 @@ from recompute_scan.diagnose.hangs import (
     DIVERGED,
     NO_PROGRESS,
     ONE_BEHIND,
-    REPLAYED_MESSAGE,
+    RECOMPUTED_MESSAGE,
     SAVE_HANG,
     TIMED_OUT,
     UNCLEAR,
@@ -187,10 +187,10 @@ def of_ranks(ranks: Sequence[RankEnd]) -> tuple[Signature, tuple[str, ...]]:
     if len(saving) < len(ranks) and any(collective(one.stack) for one in saving):
         return SAVE_HANG, evidence
     waits = any(collective(one.stack) for one in hung)
-    if any(_replays_a_message(one.stack) for one in hung) and not all(
-        _replays_a_message(one.stack) for one in hung
+    if any(_recomputes_a_message(one.stack) for one in hung) and not all(
+        _recomputes_a_message(one.stack) for one in hung
     ):
-        return REPLAYED_MESSAGE, evidence
+        return RECOMPUTED_MESSAGE, evidence
     if waits and len(hung) == len(ranks) and any(_by_itself(one.stack) for one in hung):
         return ONE_BEHIND, evidence
     return DIVERGED, evidence
@@ -223,11 +223,11 @@ def _by_itself(stack: Sequence[Frame]) -> bool:
     return "/torch/" not in where or _LOADS_ALONE.search(where) is not None
 
 
-def _replays_a_message(stack: Sequence[Frame]) -> bool:
+def _recomputes_a_message(stack: Sequence[Frame]) -> bool:
     found = activity(stack)
     call = collective(stack)
-    replays = found is not None and found[0] == "replay"
-    return replays and call is not None and _MESSAGES.match(call) is not None
+    recomputes = found is not None and found[0] == "recompute"
+    return recomputes and call is not None and _MESSAGES.match(call) is not None
 
 
 def _place(end: RankEnd) -> Standing:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from recompute_scan.advise import RunFacts, Switch, place, switch_of, title_of
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Checkpoint, Cost, Finding, Level, Memory, Rank, Region
 from recompute_scan.run_info import Source, SwitchedOn
 
@@ -19,16 +19,16 @@ class Evidence:
     Attributes:
         facts: What ran again.
         regions: One row per layer.
-        cost: Price of the replays, or ``None``.
+        cost: Price of the recomputes, or ``None``.
         confidence: How sure the counts are.
-        sources: Statements at call sites, from the run's own account.
+        sources: Statements at call sites, from the run's own run record.
         switched_on: What was switched on when a recorded run ended; empty without one.
         environment: Versions and settings of the recorded run; empty without one.
         memory: Memory of a recorded step, or ``None``.
         untrained: Modules whose trainable weights got no gradient; ``None`` where nobody looked.
     """
 
-    facts: Recompute
+    facts: RecomputeFacts
     regions: tuple[Region, ...]
     cost: Cost | None
     confidence: Level
@@ -73,7 +73,7 @@ class Rule:
     check_ranks: Callable[[Sequence[Rank]], list[Finding] | NotApplicable] | None = None
 
 
-def is_sharded(facts: Recompute) -> bool:
+def is_sharded(facts: RecomputeFacts) -> bool:
     """Whether the trace shows FSDP at work."""
     return bool(len(facts.calls.named(words.SHARDING)))
 
@@ -87,7 +87,7 @@ def describe(checkpoint: Checkpoint) -> str:
 
 
 def no_verdict(evidence: Evidence) -> NotApplicable | None:
-    """Why no rule on replays can look at this trace; ``None`` where one can."""
+    """Why no rule on recomputes can look at this trace; ``None`` where one can."""
     judgement = evidence.facts.judgement
     if judgement.verdict == "inconclusive":
         return NotApplicable(judgement.reason or "There is no verdict.")

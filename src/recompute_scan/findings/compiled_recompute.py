@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.structure import Role
 from recompute_scan.recompute.verdict import Compiled, compiled_backward
 from recompute_scan.recompute.vocabulary import COMPILED_CALL
@@ -35,7 +35,7 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
 
 def _finding(evidence: Evidence, compiled: Compiled) -> Finding:
     share = f"{100 * compiled.share:.0f} % of the backward pass is compiled"
-    again = _replayed_from_outside(evidence.facts)
+    again = _recomputed_from_outside(evidence.facts)
     if compiled.recomputes:
         title = f"{share} and runs forward work again that operators do not count"
         detail = (
@@ -52,7 +52,7 @@ def _finding(evidence: Evidence, compiled: Compiled) -> Finding:
         )
     if again:
         detail += (
-            " Replays of compiled code from outside, which checkpoints around it cause, are "
+            " Recomputes of compiled code from outside, which checkpoints around it cause, are "
             "counted; those inside come on top of them."
         )
     budget = evidence.environment.get("activation_memory_budget")
@@ -76,16 +76,16 @@ def _finding(evidence: Evidence, compiled: Compiled) -> Finding:
     )
 
 
-def _replayed_from_outside(facts: Recompute) -> int:
+def _recomputed_from_outside(facts: RecomputeFacts) -> int:
     """Compiled calls of the forward pass that a checkpoint around them ran again."""
     compiled = facts.calls.matching(COMPILED_CALL)
     return sum(
-        int(np.count_nonzero(compiled[facts.calls.name[replay.again[replay.ran]]]))
-        for replay in facts.alignment.replays
+        int(np.count_nonzero(compiled[facts.calls.name[recompute.again[recompute.ran]]]))
+        for recompute in facts.alignment.recomputes
     )
 
 
-def _attention(facts: Recompute) -> tuple[str, ...]:
+def _attention(facts: RecomputeFacts) -> tuple[str, ...]:
     """What attention's kernels say, where there are any."""
     passes = facts.attention.passes if facts.attention is not None else []
     if not passes:

@@ -9,7 +9,7 @@ from recompute_scan.findings.base import Evidence, NotApplicable, Rule, describe
 from recompute_scan.result import Checkpoint, Finding, Region
 
 DOUBLED = 2.0
-# A mean below this is one replay with noise; above, some passes of a layer ran twice.
+# A mean below this is one recompute with noise; above, some passes of a layer ran twice.
 _MORE_THAN_ONCE = 1.5
 
 _Checkpoints = tuple[Checkpoint, ...]
@@ -37,11 +37,11 @@ def _finding(evidence: Evidence, stack: _Checkpoints, regions: list[Region]) -> 
     whole = f"{len(regions)} of {len(evidence.regions)} blocks" if regions else "Some operators"
     times = f"{runs:g} times" if runs is not None else "more than once"
     title = f"{whole} run their forward again {times} in each backward pass; once is enough"
-    surplus = sum(region.surplus_ms_per_step for region in regions)
+    redundant = sum(region.redundant_ms_per_step for region in regions)
     share = 1.0
-    everything = sum(region.surplus_ms_per_step for region in evidence.regions)
+    everything = sum(region.redundant_ms_per_step for region in evidence.regions)
     if regions and everything:
-        share = surplus / everything
+        share = redundant / everything
     return Finding(
         code=RULE.code,
         name=RULE.name,
@@ -80,7 +80,7 @@ def _counted(region: Region) -> str:
     name = region.module or f"block {region.ordinal}"
     return (
         f"{name}: {region.forward_runs_per_step:g} forward runs per step, "
-        f"{region.recompute_runs_per_backward:g} replays per backward"
+        f"{region.recompute_runs_per_backward:g} recomputes per backward"
     )
 
 

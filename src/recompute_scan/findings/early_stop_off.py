@@ -1,4 +1,4 @@
-"""RS008: non-reentrant replays run to the end of their block, because early stop is off."""
+"""RS008: non-reentrant recomputes run to the end of their block, because early stop is off."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
     """One finding for each mechanism whose checkpoints are called with early stop off."""
     if unknown := no_verdict(evidence):
         return unknown
-    if evidence.facts.marks is None and evidence.facts.judgement.verdict != "none":
+    if evidence.facts.annotations is None and evidence.facts.judgement.verdict != "none":
         return NotApplicable(
             "Whether early stop was on shows only in a trace that `recompute-scan run` recorded."
         )
@@ -41,13 +41,14 @@ def _finding(evidence: Evidence, checkpoints: list[Checkpoint]) -> Finding:
         name=RULE.name,
         severity="warning" if nested else "info",
         confidence=evidence.confidence,
-        title=f"{len(regions)} of {len(evidence.regions)} blocks are replayed to their end: "
+        title=f"{len(regions)} of {len(evidence.regions)} blocks are recomputed to their end: "
         "early stop is off",
         detail=(
-            "A non-reentrant replay may stop as soon as it has the last tensor that the backward "
-            "pass needs, which leaves out a block's last operators. Here it goes on to the end."
+            "A non-reentrant recompute may stop as soon as it has the last tensor that the "
+            "backward pass needs, which leaves out a block's last operators. Here it goes on to "
+            "the end."
             + (
-                " Around another non-reentrant checkpoint that also makes it replay the block "
+                " Around another non-reentrant checkpoint that also makes it recompute the block "
                 "a second time."
                 if nested
                 else ""
@@ -69,7 +70,7 @@ def _finding(evidence: Evidence, checkpoints: list[Checkpoint]) -> Finding:
             docs=_DOCS,
             reason=(
                 "Some frameworks turn it off so that hooks and side effects at the end of a "
-                "block run in each replay."
+                "block run in each recompute."
             ),
         ),
         saving_ms=None,

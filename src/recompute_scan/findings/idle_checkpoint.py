@@ -1,4 +1,4 @@
-"""RS003: checkpointing is switched on and replays nothing."""
+"""RS003: checkpointing is switched on and recomputes nothing."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
     """One finding for each set of idle blocks, and for each switch that no call came from."""
     if unknown := no_verdict(evidence):
         return unknown
-    if evidence.facts.marks is None and not evidence.switched_on:
+    if evidence.facts.annotations is None and not evidence.switched_on:
         return NotApplicable(
-            "A checkpoint that replays nothing shows only in a trace that `recompute-scan run` "
+            "A checkpoint that recomputes nothing shows only in a trace that `recompute-scan run` "
             "recorded."
         )
     stacks: dict[tuple[Checkpoint, ...], list[Region]] = defaultdict(list)
@@ -49,7 +49,7 @@ def _idle(evidence: Evidence, stack: tuple[Checkpoint, ...], regions: list[Regio
         severity="info",
         confidence=evidence.confidence,
         title=f"{len(regions)} of {len(evidence.regions)} blocks are checkpointed and none of "
-        "their work is replayed",
+        "their work is recomputed",
         detail=(
             "The backward pass asked for nothing inside these blocks: all that they save is "
             "their own input, or something else takes their tensors first, such as "
@@ -86,7 +86,7 @@ def _unseen(evidence: Evidence, switched: SwitchedOn) -> bool:
     # Those too that were called in another checkpoint's recompute alone.
     calls = evidence.facts.calls
     found = (parse_region(calls.names[calls.name[row]]) for row in calls.named(_REGION))
-    seen |= {mark.mechanism for mark in found if mark is not None}
+    seen |= {annotation.mechanism for annotation in found if annotation is not None}
     return switched.mechanism not in seen
 
 

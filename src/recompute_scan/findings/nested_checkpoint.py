@@ -15,9 +15,9 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
     """One finding for each pair of checkpoints that is nested without being doubled."""
     if evidence.facts.judgement.verdict == "inconclusive":
         return NotApplicable(evidence.facts.judgement.reason or "There is no verdict.")
-    if evidence.facts.marks is None and evidence.facts.judgement.verdict != "none":
+    if evidence.facts.annotations is None and evidence.facts.judgement.verdict != "none":
         return NotApplicable(
-            "A nested checkpoint that replays nothing shows only in a trace that "
+            "A nested checkpoint that recomputes nothing shows only in a trace that "
             "`recompute-scan run` recorded."
         )
     stacks: dict[tuple[Checkpoint, ...], list[Region]] = defaultdict(list)
@@ -36,10 +36,10 @@ def _finding(evidence: Evidence, stack: tuple[Checkpoint, ...], regions: list[Re
         severity="info",
         confidence=evidence.confidence,
         title=f"{len(regions)} of {len(evidence.regions)} blocks have {len(stack)} checkpoints "
-        "around them, and replay once",
+        "around them, and recompute once",
         detail=(
             f"{outer} encloses {inner}. Both are non-reentrant and stop early, so the outer "
-            "replay ends before the inner work begins, and today the second one costs nothing. "
+            "recompute ends before the inner work begins, and today the second one costs nothing. "
             "With a reentrant variant, or with early stop off, every block would run twice."
         ),
         evidence=tuple(describe(checkpoint) for checkpoint in stack),

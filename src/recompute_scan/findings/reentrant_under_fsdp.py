@@ -39,7 +39,7 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
         title=f"{len(regions)} of {len(evidence.regions)} blocks are checkpointed reentrantly "
         "under FSDP",
         detail=(
-            "A reentrant replay runs the whole block, does not compare what it recomputed with "
+            "A reentrant recompute runs the whole block, does not compare what it recomputed with "
             "the original, and outside an FSDP unit gathers the parameters once more. With "
             "fully_shard its memory has been reported to grow (pytorch/pytorch issue 169349). "
             "PyTorch advises against the variant."
@@ -59,7 +59,7 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
             remove="use_reentrant=True, or a default that means it",
             docs=mechanism.docs if mechanism else _DOCS,
             reason=(
-                "A non-reentrant replay checks what it recomputes, and stops a block that does "
+                "A non-reentrant recompute checks what it recomputes, and stops a block that does "
                 "not compute the same twice; a reentrant one goes on with wrong gradients."
             ),
         ),

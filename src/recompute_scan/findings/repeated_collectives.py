@@ -1,4 +1,4 @@
-"""RS005: replays gather parameters, or communicate otherwise, once more."""
+"""RS005: recomputes gather parameters, or communicate otherwise, once more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from recompute_scan.advise import keep_and_drop, switch_of
-from recompute_scan.annotations import parse_replay
+from recompute_scan.annotations import parse_recompute
 from recompute_scan.cost.communication import add_up
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule, no_verdict
 from recompute_scan.recompute import vocabulary as words
@@ -16,7 +16,7 @@ from recompute_scan.recompute.collectives import (
     kernels_of,
     time_of,
 )
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Finding, Fix
 from recompute_scan.trace.columns import Int64
 from recompute_scan.units import ms, size
@@ -26,7 +26,7 @@ _DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 
 
 def check(evidence: Evidence) -> list[Finding] | NotApplicable:
-    """One finding for gathers of parameters inside replays, and one for other communication."""
+    """One finding for gathers of parameters inside recomputes, and one for other communication."""
     if unknown := no_verdict(evidence):
         return unknown
     facts = evidence.facts
@@ -47,16 +47,16 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
 def _gathers(evidence: Evidence, collectives: Collectives, gathers: Int64) -> Finding:
     facts = evidence.facts
     every = collectives.rows[_is_parameter_gather(facts, collectives.rows)]
-    goes = _goes_with_the_surplus(evidence, gathers)
+    goes = _goes_with_the_fix(evidence, gathers)
     per_step, total = len(gathers) / facts.complete_count, len(every) / facts.complete_count
     return Finding(
         code=RULE.code,
         name=RULE.name,
         severity="warning",
         confidence=evidence.confidence,
-        title=f"Replays gather parameters again: {per_step:g} of {total:g} all-gathers per step",
+        title=f"Recomputes gather parameters again: {per_step:g} of {total:g} all-gathers per step",
         detail=(
-            "The checkpoint stands outside the FSDP unit, so that its replay gathers the unit's "
+            "The checkpoint stands outside the FSDP unit, so that its recompute gathers the unit's "
             "parameters once more than the forward and the backward pass need. "
             f"{_time(facts, gathers)}{_GOES if goes else ''}"
         ),
@@ -80,18 +80,19 @@ def _gathers(evidence: Evidence, collectives: Collectives, gathers: Int64) -> Fi
     )
 
 
-def _goes_with_the_surplus(evidence: Evidence, gathers: Int64) -> bool:
-    """Do the checkpoints go, by the fix for doubled ones, in whose replays these gathers are?
+def _goes_with_the_fix(evidence: Evidence, gathers: Int64) -> bool:
+    """Do the checkpoints go, by the fix for doubled ones, in whose recomputes these gathers are?
 
-    Where no mark tells whose replays they are, the fix for doubled checkpoints comes first.
+    Where no annotation tells whose recomputes they are, the fix for doubled checkpoints comes
+    first.
     """
     facts = evidence.facts
     if facts.judgement.verdict != "doubled":
         return False
-    if facts.marks is None:
+    if facts.annotations is None:
         return True
     calls = facts.calls
-    marks = {call.mark.call: call.mark for call in facts.marks.calls}
+    annotations = {call.annotation.call: call.annotation for call in facts.annotations.calls}
     removed = {
         switch_of(keep_and_drop(region.checkpoints, evidence.alone, sharded=True)[1])
         for region in evidence.regions
@@ -99,10 +100,14 @@ def _goes_with_the_surplus(evidence: Evidence, gathers: Int64) -> bool:
     }
     for row in gathers:
         above = int(calls.parent[row])
-        while above >= 0 and parse_replay(calls.names[calls.name[above]]) is None:
+        while above >= 0 and parse_recompute(calls.names[calls.name[above]]) is None:
             above = int(calls.parent[above])
-        mark = marks.get(parse_replay(calls.names[calls.name[above]]) or 0) if above >= 0 else None
-        if mark is None or (mark.mechanism, mark.site or None) not in removed:
+        annotation = (
+            annotations.get(parse_recompute(calls.names[calls.name[above]]) or 0)
+            if above >= 0
+            else None
+        )
+        if annotation is None or (annotation.mechanism, annotation.site or None) not in removed:
             return False
     return True
 
@@ -115,11 +120,11 @@ def _others(evidence: Evidence, others: Int64) -> Finding:
         name=RULE.name,
         severity="info",
         confidence=evidence.confidence,
-        title=f"Replays repeat communication: {per_step:g} collectives per step",
+        title=f"Recomputes repeat communication: {per_step:g} collectives per step",
         detail=(
-            "The replayed blocks communicate in their forward, as tensor-parallel and expert "
-            f"layers do, and so does every replay. {_time(facts, others)} Selective checkpointing "
-            "that saves what is received avoids it, for memory."
+            "The recomputed blocks communicate in their forward, as tensor-parallel and expert "
+            f"layers do, and so does every recompute. {_time(facts, others)} Selective "
+            "checkpointing that saves what is received avoids it, for memory."
         ),
         evidence=_evidence(facts, others),
         fix=None,
@@ -129,7 +134,7 @@ def _others(evidence: Evidence, others: Int64) -> Finding:
 
 
 def _is_parameter_gather(
-    facts: Recompute, rows: Int64
+    facts: RecomputeFacts, rows: Int64
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """For each collective: is it a gather that FSDP started?"""
     calls = facts.calls
@@ -143,11 +148,11 @@ def _is_parameter_gather(
     return found
 
 
-def _evidence(facts: Recompute, rows: Int64) -> tuple[str, ...]:
+def _evidence(facts: RecomputeFacts, rows: Int64) -> tuple[str, ...]:
     calls = facts.calls
     names = Counter(calls.names[calls.name[row]] for row in rows)
     said = [
-        f"{name}: {number / facts.complete_count:g} per step inside replays"
+        f"{name}: {number / facts.complete_count:g} per step inside recomputes"
         for name, number in names.most_common()
     ]
     found = add_up(facts, rows)
@@ -158,7 +163,7 @@ def _evidence(facts: Recompute, rows: Int64) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _time(facts: Recompute, rows: Int64) -> str:
+def _time(facts: RecomputeFacts, rows: Int64) -> str:
     ms_a_step = time_of(facts.calls, facts.kernels, rows) / 1e6 / facts.complete_count
     taken = f"{ms_a_step:.3g} ms of a recorded step"
     if kernels_of(facts.calls, facts.kernels, rows).any():

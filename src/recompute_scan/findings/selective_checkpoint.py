@@ -1,4 +1,4 @@
-"""RS302: attention is replayed, whose results are small for the time that they take."""
+"""RS302: attention is recomputed, whose results are small for the time that they take."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def _finding(evidence: Evidence, kept: KeptAttention) -> Finding:
         title=f"Keeping the results of attention would save about {pct(share)} of the step for "
         f"{size(kept.added_bytes)}",
         detail=(
-            f"The replays run {plural(kept.calls, 'attention call')} again in each micro-batch. "
+            f"The recomputes run {plural(kept.calls, 'attention call')} again in each micro-batch. "
             f"Kept instead, their results take {size(kept.added_bytes)} of memory, and a step "
             f"takes about {ms(cost.predicted_step_ms - kept.saving_ms)} instead of "
             f"{ms(cost.predicted_step_ms)}. {_fits(evidence.memory, kept)}"
         ),
         evidence=(
-            f"replayed: {', '.join(kept.operators)}",
-            f"{ms(kept.saving_ms)} per step in these replays",
+            f"recomputed: {', '.join(kept.operators)}",
+            f"{ms(kept.saving_ms)} per step in these recomputes",
         ),
         fix=advise_selective(stack, kept.operators, evidence.run) if stack else None,
         saving_ms=kept.saving_ms,

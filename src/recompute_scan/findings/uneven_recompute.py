@@ -1,4 +1,4 @@
-"""RS004: some ranks replay more of their blocks than others."""
+"""RS004: some ranks recompute more of their blocks than others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.result import Finding, Rank
 
-# Replays per block; one more layer of eight replayed is more than this.
+# Recomputes per block; one more layer of eight recomputed is more than this.
 _UNEVEN = 0.1
 
 
@@ -17,18 +17,18 @@ def check(_: Evidence) -> list[Finding] | NotApplicable:
 
 
 def check_ranks(ranks: Sequence[Rank]) -> list[Finding] | NotApplicable:
-    """One finding where the ranks' replays per block differ."""
-    known = [rank for rank in ranks if rank.replays_per_block is not None]
+    """One finding where the ranks' recomputes per block differ."""
+    known = [rank for rank in ranks if rank.recomputes_per_block is not None]
     if len(known) < 2:
         return NotApplicable("The traces of two or more ranks with a verdict are needed.")
-    replays = [rank.replays_per_block or 0.0 for rank in known]
-    most, least = max(replays), min(replays)
+    recomputes = [rank.recomputes_per_block or 0.0 for rank in known]
+    most, least = max(recomputes), min(recomputes)
     if most - least < _UNEVEN:
         return []
-    busiest = [rank.rank for rank, value in zip(known, replays, strict=True) if value == most]
+    busiest = [rank.rank for rank, value in zip(known, recomputes, strict=True) if value == most]
     times = [rank.recompute_ms for rank in known if rank.recompute_ms is not None]
     spread = (
-        f" Replays take from {min(times):.1f} to {max(times):.1f} ms of a step." if times else ""
+        f" Recomputes take from {min(times):.1f} to {max(times):.1f} ms of a step." if times else ""
     )
     return [
         Finding(
@@ -36,22 +36,22 @@ def check_ranks(ranks: Sequence[Rank]) -> list[Finding] | NotApplicable:
             name=RULE.name,
             severity="warning",
             confidence="medium",
-            title=f"Ranks replay from {least:.2g} to {most:.2g} times per block; "
+            title=f"Ranks recompute from {least:.2g} to {most:.2g} times per block; "
             f"most on {_listed(busiest)}",
             detail=(
-                "Ranks that work on the same step wait for each other, so the one that replays "
+                "Ranks that work on the same step wait for each other, so the one that recomputes "
                 f"most sets the pace for all.{spread} Pipeline stages may differ on purpose: the "
                 "first holds the activations of more micro-batches. Otherwise look for a setting "
                 "that is not the same on all ranks."
             ),
             evidence=tuple(
-                f"rank {rank.rank}: {value:.3g} replays per block"
+                f"rank {rank.rank}: {value:.3g} recomputes per block"
                 + (
                     f", {rank.recompute_ms:.1f} ms per step"
                     if rank.recompute_ms is not None
                     else ""
                 )
-                for rank, value in zip(known, replays, strict=True)
+                for rank, value in zip(known, recomputes, strict=True)
             ),
             fix=None,
             saving_ms=None,

@@ -1,6 +1,6 @@
 """``torch.compile`` recomputing by itself, to stay within a memory budget.
 
-``torch._functorch.config.activation_memory_budget``. No checkpoint is called: the replay is part
+``torch._functorch.config.activation_memory_budget``. No checkpoint is called: the recompute is part
 of the compiled backward graph, and never more than one.
 """
 
@@ -15,7 +15,7 @@ MECHANISM = Mechanism(
     why_keep="the compiler recomputes what is cheapest, and fuses it with the backward",
     remove="set torch._functorch.config.activation_memory_budget = 1.0",
     docs="https://docs.pytorch.org/docs/stable/torch.compiler.html",
-    checked="ran here (torch 2.13.0): the setting is noted, replays are inside compiled code",
+    checked="ran here (torch 2.13.0): the setting is noted, recomputes are inside compiled code",
     variants=("torch >= 2.4: neither; part of the compiled backward",),
     caution=(
         "Every compiled function of the process goes by it. Below 1 gradients through dropout can "

@@ -31,8 +31,8 @@ MECHANISM = Mechanism(
         "transformers >= 5.0: non-reentrant",
     ),
     caution=(
-        "Keep use_cache=False: the removed switch turned the KV cache off, and a replay fails on "
-        "a cache that grew."
+        "Keep use_cache=False: the removed switch turned the KV cache off, and a recompute fails "
+        "on a cache that grew."
     ),
     asks=(
         "transformers/modeling_layers.py:*",

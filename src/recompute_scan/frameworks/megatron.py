@@ -1,7 +1,7 @@
 """Megatron-core's recomputation.
 
 ``megatron/core/tensor_parallel/random.py``: ``checkpoint`` for granularity ``full``, and
-``CheckpointWithoutOutput``, replayed by a gradient hook, for parts of ``selective``. With FP8 it
+``CheckpointWithoutOutput``, recomputed by a gradient hook, for parts of ``selective``. With FP8 it
 calls Transformer Engine's instead.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from recompute_scan.frameworks.mechanism import Mechanism
 
-# Its replay is started by a gradient hook, not by a node that asks for a saved tensor
+# Its recompute is started by a gradient hook, not by a node that asks for a saved tensor
 # (``discard_output_and_register_recompute``).
 SELECTIVE_FUNCTION = "CheckpointWithoutOutputFunction"
 

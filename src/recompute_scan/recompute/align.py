@@ -1,16 +1,16 @@
-"""Finding the forward pass again inside the backward pass: the proof that a call is a replay.
+"""Finding the forward pass again inside the backward pass: the proof that a call is a recompute.
 
-The operators that a backward pass runs where a replay can stand (candidates) form one stretch
-per node. Each stretch is cut, from its end, into the longest runs that stand just so (same
+The operators that a backward pass runs where a recompute can stand (candidates) form one sequence
+per node. Each sequence is cut, from its end, into the longest runs that stand just so (same
 names, shapes and types, in the same order) in the forward pass. Three facts say where:
 
 * a checkpoint function's node has the sequence number of the call in the forward pass, and
-  the replay lies within that call;
+  the recompute lies within that call;
 * any other node has the sequence number of the operator whose gradient it computes, and a
-  replay that it asked for ends there or close by;
+  recompute that it asked for ends there or close by;
 * identical layers are told apart by these two, never by their order alone.
 
-What stands nowhere in the forward pass is no replay and is returned as unexplained.
+What stands nowhere in the forward pass is no recompute and is returned as unexplained.
 """
 
 from __future__ import annotations
@@ -23,112 +23,114 @@ import numpy as np
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.matching import Matcher, Replay
+from recompute_scan.recompute.matching import Matcher, Recompute
 from recompute_scan.recompute.readings import Endings, Reading, correct
 from recompute_scan.recompute.structure import OperatorCodes, Role, Structure
 from recompute_scan.recompute.work import Work
 from recompute_scan.trace.columns import Bool, Int64
 
-# What sets some stretches right can show that others were read wrongly.
+# What sets some sequences right can show that others were read wrongly.
 _CORRECTIONS = 6
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Every replay of a trace, and the candidates that no part of the forward explains.
+    """Every recompute of a trace, and the candidates that no part of the forward explains.
 
     Attributes:
         forward: Rows of all forward operators, in order of (thread, time); costless ones left
             out.
         backwards: One entry per forward row: how many backward passes went through it; 0 for
             an operator without gradients, or whose backward is not in the trace.
-        replays: In order of time.
+        recomputes: In order of time.
         unexplained: Rows of candidates that match nothing.
     """
 
     forward: Int64
     backwards: Int64
-    replays: tuple[Replay, ...]
+    recomputes: tuple[Recompute, ...]
     unexplained: Int64
 
 
 def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alignment:
-    """Match every candidate stretch with the forward pass.
+    """Match every candidate sequence with the forward pass.
 
     Args:
         calls: The trace's calls.
         structure: Their roles.
         work: Their work on the device; tells operators that were entered but did nothing.
-        starts: Start of each step in ns, ascending; a replay repeats work of its own step.
+        starts: Start of each step in ns, ascending; a recompute repeats work of its own step.
     """
     neutral = calls.matching(words.NEUTRAL)[calls.name]
     forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
     candidates = np.flatnonzero((structure.role == Role.CANDIDATE) & ~neutral)
     matcher = Matcher(calls, structure, work, forward, neutral)
-    stretches = _stretches(calls, structure, candidates)
+    sequences = _op_sequences(calls, structure, candidates)
     endings = Endings({})
-    replays, unexplained = _match_all(matcher, stretches, starts, endings)
+    recomputes, unexplained = _match_all(matcher, sequences, starts, endings)
     for _ in range(_CORRECTIONS):
-        corrected = correct(endings, _readings(matcher, stretches, replays))
+        corrected = correct(endings, _readings(matcher, sequences, recomputes))
         if corrected == endings:
             break
         endings = corrected
-        replays, unexplained = _match_all(matcher, stretches, starts, endings)
+        recomputes, unexplained = _match_all(matcher, sequences, starts, endings)
     return Alignment(
         forward=forward,
         backwards=matcher.anchors.backwards,
-        replays=tuple(replays),
+        recomputes=tuple(recomputes),
         unexplained=np.concatenate([*unexplained, candidates[:0]]),
     )
 
 
 def _match_all(
-    matcher: Matcher, stretches: list[Int64], starts: Int64, endings: Endings
-) -> tuple[list[Replay], list[Int64]]:
-    """Replays of all stretches, in order of time, and what is left of each stretch."""
+    matcher: Matcher, sequences: list[Int64], starts: Int64, endings: Endings
+) -> tuple[list[Recompute], list[Int64]]:
+    """Recomputes of all sequences, in order of time, and what is left of each sequence."""
     calls, structure = matcher.calls, matcher.structure
-    replays: list[Replay] = []
+    recomputes: list[Recompute] = []
     unexplained: list[Int64] = []
-    for stretch in stretches:
-        engine = int(structure.engine[stretch[0]])
+    for sequence in sequences:
+        engine = int(structure.engine[sequence[0]])
         step = int(np.searchsorted(starts, calls.start[engine], side="right")) - 1
         begin = int(starts[step]) if step >= 0 else 0
-        found = matcher.match(stretch, engine, begin, endings)
-        matched = np.concatenate([replay.again for replay in found] or [stretch[:0]])
-        if 2 * len(matched) < len(stretch):
-            unexplained.append(stretch)
+        found = matcher.match(sequence, engine, begin, endings)
+        matched = np.concatenate([recompute.again for recompute in found] or [sequence[:0]])
+        if 2 * len(matched) < len(sequence):
+            unexplained.append(sequence)
             continue
-        for replay in found:
-            matcher.anchors.remember(replay.again, replay.original)
-        replays.extend(found)
-        unexplained.append(np.setdiff1d(stretch, matched, assume_unique=True))
-    return replays, unexplained
+        for recompute in found:
+            matcher.anchors.remember(recompute.again, recompute.original)
+        recomputes.extend(found)
+        unexplained.append(np.setdiff1d(sequence, matched, assume_unique=True))
+    return recomputes, unexplained
 
 
-def _readings(matcher: Matcher, stretches: list[Int64], replays: list[Replay]) -> list[Reading]:
-    """What stretches with an expected end were taken for."""
-    of_engine: dict[int, list[Replay]] = defaultdict(list)
-    for replay in replays:
-        of_engine[replay.engine].append(replay)
-    keeping = Keeping(matcher.calls, matcher.code, replays)
+def _readings(
+    matcher: Matcher, sequences: list[Int64], recomputes: list[Recompute]
+) -> list[Reading]:
+    """What sequences with an expected end were taken for."""
+    of_engine: dict[int, list[Recompute]] = defaultdict(list)
+    for recompute in recomputes:
+        of_engine[recompute.engine].append(recompute)
+    keeping = Keeping(matcher.calls, matcher.code, recomputes)
     later = np.zeros(len(matcher.forward), np.bool_)
     readings = []
-    for stretch in reversed(stretches):
-        engine = int(matcher.structure.engine[stretch[0]])
+    for sequence in reversed(sequences):
+        engine = int(matcher.structure.engine[sequence[0]])
         spans = []
         forgotten = []
-        for replay in reversed(of_engine[engine]):
-            places = np.searchsorted(matcher.forward, replay.original)
+        for recompute in reversed(of_engine[engine]):
+            places = np.searchsorted(matcher.forward, recompute.original)
             spans.append((int(places.min()), int(places.max())))
-            forgotten.append(keeping.forgotten(replay, places, later))
+            forgotten.append(keeping.forgotten(recompute, places, later))
             later[places] = True
         anchor = matcher.anchors.find(engine) if spans else None
         if anchor is not None:
             readings.append(
                 Reading(
-                    operators=matcher.code[stretch],
+                    operators=matcher.code[sequence],
                     expected=anchor.last,
-                    replays=tuple(reversed(spans)),
+                    recomputes=tuple(reversed(spans)),
                     asked=not matcher.structure.checkpoint_node[engine],
                     forgotten=max((p for p in forgotten if p is not None), default=None),
                 )
@@ -136,7 +138,7 @@ def _readings(matcher: Matcher, stretches: list[Int64], replays: list[Replay]) -
     return readings[::-1]
 
 
-def _stretches(calls: Calls, structure: Structure, candidates: Int64) -> list[Int64]:
+def _op_sequences(calls: Calls, structure: Structure, candidates: Int64) -> list[Int64]:
     """Candidates by the engine range they ran in, in order of time."""
     engines = structure.engine[candidates]
     order = np.lexsort((candidates, calls.start[engines]))
@@ -146,35 +148,37 @@ def _stretches(calls: Calls, structure: Structure, candidates: Int64) -> list[In
 
 
 class Keeping:
-    """Tells which operators of a replay gave up what they save.
+    """Tells which operators of a recompute gave up what they save.
 
-    A non-reentrant checkpoint that is replayed keeps each tensor that an operator saves, detached
+    A non-reentrant checkpoint that is recomputed keeps each tensor that an operator saves, detached
     inside that operator; not those of operators in a further checkpoint within, which keeps
-    nothing but its inputs until it is replayed itself (``torch/utils/checkpoint.py``,
+    nothing but its inputs until it is recomputed itself (``torch/utils/checkpoint.py``,
     ``_recomputation_hook``). Operators that save nothing tell nothing.
     """
 
-    def __init__(self, calls: Calls, code: OperatorCodes, replays: Sequence[Replay]) -> None:
+    def __init__(self, calls: Calls, code: OperatorCodes, recomputes: Sequence[Recompute]) -> None:
         detach = np.array([name == words.DETACH for name in calls.names], np.bool_)[calls.name]
         self._before = np.concatenate(([0], np.cumsum(detach, dtype=np.int32)))
         self._size = calls.size
-        again = np.concatenate([*(replay.again for replay in replays), np.zeros(0, np.int64)])
+        again = np.concatenate(
+            [*(recompute.again for recompute in recomputes), np.zeros(0, np.int64)]
+        )
         codes = code[again]
         self._saving = np.zeros(len(calls), np.bool_)
         self._saving[again] = np.isin(codes, codes[self._detaches(again)])
 
-    def forgotten(self, replay: Replay, places: Int64, later: Bool) -> int | None:
-        """The last place that a replay gave up for good, ``None`` for none.
+    def forgotten(self, recompute: Recompute, places: Int64, later: Bool) -> int | None:
+        """The last place that a recompute gave up for good, ``None`` for none.
 
         Operators that save nothing share the fate of the one before them.
 
         Args:
-            replay: The replay.
+            recompute: The recompute.
             places: Places of its operators in the forward pass.
-            later: For each place: was it replayed after this one?
+            later: For each place: was it recomputed after this one?
         """
-        saving = self._saving[replay.again]
-        lost = np.flatnonzero(saving & ~self._detaches(replay.again) & ~later[places])
+        saving = self._saving[recompute.again]
+        lost = np.flatnonzero(saving & ~self._detaches(recompute.again) & ~later[places])
         if not len(lost):
             return None
         behind = np.flatnonzero(saving[lost[-1] + 1 :])

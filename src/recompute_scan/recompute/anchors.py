@@ -1,8 +1,8 @@
-"""Where in the forward pass a stretch of replayed operators is expected: by autograd's numbers.
+"""Where in the forward pass a sequence of recomputed operators is expected: by autograd's numbers.
 
 A node carries the sequence number that autograd gave out when the operator of the forward pass
 ran, so it leads from a place in the backward pass to one in the forward pass. Inside a
-reentrant replay the numbers are those of the replayed operators, which lead on to theirs.
+reentrant recompute the numbers are those of the recomputed operators, which lead on to theirs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recompute_scan.trace.columns import Int64, Ints
 
 @dataclass(frozen=True)
 class Anchor:
-    """Where a stretch is expected: places in the forward sequence.
+    """Where a sequence is expected: places in the forward sequence.
 
     ``first`` and ``last`` bound the checkpointed call; ``first`` is -1 where only the expected
     end is known.
@@ -53,11 +53,11 @@ class Anchors:
         self._run_ends, self._run_over = self._descents()
 
     def remember(self, again: Int64, original: Int64) -> None:
-        """Keep which forward operator each replayed one repeats, for stretches inside it."""
+        """Keep which forward operator each recomputed one repeats, for sequences inside it."""
         self._origin[again] = original
 
     def find(self, engine: int) -> Anchor | None:
-        """Where the replays of an engine range are expected to end, and to begin if known."""
+        """Where the recomputes of an engine range are expected to end, and to begin if known."""
         if engine not in self._asker:
             self._asker[engine] = self._find_asker(engine)
         row = self._asker[engine]
@@ -81,7 +81,7 @@ class Anchors:
                 & ((role == Role.CANDIDATE) | (role == Role.RANGE))
                 & (calls.start[rows] < calls.start[engine])
             ]
-            # The nodes of a nested backward belong to the replay that started it, no other.
+            # The nodes of a nested backward belong to the recompute that started it, no other.
             if not len(inside):
                 return None
             # What makes no node bears the number of the next that does: the last one is it.

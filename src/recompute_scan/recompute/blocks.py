@@ -1,8 +1,8 @@
 """The blocks of the forward pass: what a person calls a layer, checkpointed or not.
 
-A block is a checkpointed stretch, or a stretch of the same forward pass that looks like one
-and was not replayed. Where checkpoints nest with different boundaries (the whole model round
-its layers, a layer around its halves), the blocks are the outermost stretches that repeat.
+A block is a checkpointed sequence, or a sequence of the same forward pass that looks like one
+and was not recomputed. Where checkpoints nest with different boundaries (the whole model round
+its layers, a layer around its halves), the blocks are the outermost sequences that repeat.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recompute_scan.recompute.structure import OperatorCodes
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int64
 
-# Stretches shorter than this look like too much else.
+# Sequences shorter than this look like too much else.
 SHORTEST_LOOKALIKE = 3
 # Two layers of one kind differ at most by this in their number of operators.
 LIKE = 0.2
@@ -55,10 +55,10 @@ def find_blocks(calls: Calls, counts: Counts, spans: Sequence[Span]) -> list[Blo
         batch: _blocks_of(forest(spans_of[batch]), code, batch) for batch in sorted(passes)
     }
     blocks = [block for found in blocks_of.values() for block in found]
-    replayed = bool(blocks)
+    recomputed = bool(blocks)
     patterns = _patterns(blocks, code)
     for batch, here in passes.items():
-        if replayed:
+        if recomputed:
             blocks += _lookalikes(patterns, blocks_of[batch], code, counts.counted, here, batch)
         else:
             blocks += _repeats(code, here, batch)
@@ -114,7 +114,7 @@ def _patterns(blocks: list[Block], code: Int64) -> list[Int64]:
         pattern = code[block.span.first : block.span.last + 1]
         if len(pattern) >= SHORTEST_LOOKALIKE:
             distinct.setdefault(pattern.tobytes(), pattern)
-    # The longest first, so that a stretch is claimed whole.
+    # The longest first, so that a sequence is claimed whole.
     return sorted(distinct.values(), key=len, reverse=True)
 
 
@@ -126,7 +126,7 @@ def _lookalikes(
     here: Int64,
     batch: int,
 ) -> list[Block]:
-    """Stretches of one forward pass that look like a block, lie in none and have a backward."""
+    """Sequences of one forward pass that look like a block, lie in none and have a backward."""
     taken = np.zeros(len(code), np.bool_)
     for block in blocks:
         taken[block.span.first : block.span.last + 1] = True

@@ -1,4 +1,4 @@
-"""Communication that a replay does again: parameters gathered once more, activations reduced."""
+"""Communication that a recompute does again: parameters gathered once more, activations reduced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from recompute_scan.model import Calls, Kernels, StepSpan, step_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.matching import Replay
+from recompute_scan.recompute.matching import Recompute
 from recompute_scan.recompute.structure import Structure
 from recompute_scan.trace.columns import Bool, Int64
 
@@ -21,7 +21,7 @@ class Collectives:
 
     Attributes:
         rows: All of them in complete steps, in order of rows.
-        repeated: Those inside a replay.
+        repeated: Those inside a recompute.
     """
 
     rows: Int64
@@ -42,7 +42,7 @@ def find_collectives(
         calls: The trace's calls.
         structure: Their roles.
         kernels: Device work with its launches.
-        alignment: The replays.
+        alignment: The recomputes.
         steps: Steps, in order.
         complete: For each step: does it count?
     """
@@ -53,7 +53,7 @@ def find_collectives(
     step = step_of(list(steps), calls.start[rows])
     counted = (step >= 0) & np.append(complete, False)[step]
     rows = rows[counted & ~_only_waits(calls, kernels, rows)]
-    inside = [_inside(calls, structure, replay, rows) for replay in alignment.replays]
+    inside = [_inside(calls, structure, recompute, rows) for recompute in alignment.recomputes]
     return Collectives(rows, np.unique(np.concatenate([rows[:0], *inside])))
 
 
@@ -98,16 +98,16 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     return bare
 
 
-def _inside(calls: Calls, structure: Structure, replay: Replay, rows: Int64) -> Int64:
-    """Those of ``rows`` that this replay does, gathers before its first operator included."""
+def _inside(calls: Calls, structure: Structure, recompute: Recompute, rows: Int64) -> Int64:
+    """Those of ``rows`` that this recompute does, gathers before its first operator included."""
     mine: Int64
-    node = _node(calls, replay.engine)
+    node = _node(calls, recompute.engine)
     mine = rows[(rows > node) & (rows <= node + calls.size[node])]
-    mine = mine[structure.engine[mine] == replay.engine]
-    if structure.checkpoint_node[replay.engine]:
-        return mine  # all that the node runs itself is the replay
+    mine = mine[structure.engine[mine] == recompute.engine]
+    if structure.checkpoint_node[recompute.engine]:
+        return mine  # all that the node runs itself is the recompute
     # What comes later belongs to the formula of the node that asked.
-    mine = mine[calls.start[mine] <= calls.end[replay.again].max()]
+    mine = mine[calls.start[mine] <= calls.end[recompute.again].max()]
     return mine
 
 

@@ -1,4 +1,4 @@
-"""Multiplicity of every forward operator, with what its replays took."""
+"""Multiplicity of every forward operator, with what its recomputes took."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Counts:
         weight: Time that it typically takes, ns (on the device; see ``Work.time``): the median
             over forward operators of the same name, shapes and types. A single run can be
             slow for reasons of its own: a page fault, a lazy start, another process.
-        again: Time of all its replays, ns, gaps between replayed operators included on a CPU.
-        surplus: The part of ``again`` beyond the first replay per backward pass, ns.
+        again: Time of all its recomputes, ns, gaps between recomputed operators included on a CPU.
+        redundant: The part of ``again`` beyond the first recompute per backward pass, ns.
         counted: It has a backward, in a complete step.
         step: Position of its step in the list of steps, -1 outside any.
         batch: Number of its forward pass: one more after each backward pass.
-        surplus_rows: Rows of the replayed operators beyond the first per backward pass.
+        redundant_rows: Rows of the recomputed operators beyond the first per backward pass.
     """
 
     rows: Int64
@@ -43,11 +43,11 @@ class Counts:
     runs: Int64
     weight: Float64
     again: Float64
-    surplus: Float64
+    redundant: Float64
     counted: Bool
     step: Int64
     batch: Int64
-    surplus_rows: Int64
+    redundant_rows: Int64
 
     def highest(self, among: Bool | Int64, matters: float = MATTERS) -> float:
         """The highest m that at least the share ``matters`` of these operators' time has."""
@@ -76,13 +76,13 @@ def count(
     steps: list[StepSpan],
     complete: Bool,
 ) -> Counts:
-    """Count the replays of each forward operator.
+    """Count the recomputes of each forward operator.
 
     Args:
         calls: The trace's calls.
         structure: Their roles.
         work: Their work.
-        alignment: The replays found.
+        alignment: The recomputes found.
         steps: The steps of the trace.
         complete: For each step: was it recorded whole?
     """
@@ -91,17 +91,17 @@ def count(
     seen = np.zeros(len(rows), np.int64)
     runs = np.zeros(len(rows), np.int64)
     again = np.zeros(len(rows), np.float64)
-    surplus = np.zeros(len(rows), np.float64)
-    surplus_rows = [rows[:0]]
-    for replay in alignment.replays:
-        shares = _shares(calls, work, replay.again)
-        places = np.searchsorted(rows, replay.original)
+    redundant = np.zeros(len(rows), np.float64)
+    redundant_rows = [rows[:0]]
+    for recompute in alignment.recomputes:
+        shares = _shares(calls, work, recompute.again)
+        places = np.searchsorted(rows, recompute.original)
         beyond = seen[places] >= backwards[places]
         np.add.at(seen, places, 1)
-        np.add.at(runs, places[replay.ran], 1)
+        np.add.at(runs, places[recompute.ran], 1)
         np.add.at(again, places, shares)
-        np.add.at(surplus, places[beyond], shares[beyond])
-        surplus_rows.append(replay.again[beyond])
+        np.add.at(redundant, places[beyond], shares[beyond])
+        redundant_rows.append(recompute.again[beyond])
     step = step_of(steps, calls.start[rows])
     inside = step >= 0
     inside[inside] = complete[step[inside]]
@@ -111,11 +111,11 @@ def count(
         runs=runs,
         weight=_typical(work.time[rows], calls.name[rows], calls.dims[rows]),
         again=again,
-        surplus=surplus,
+        redundant=redundant,
         counted=(alignment.backwards > 0) & inside,
         step=step,
         batch=_batches(calls, structure, alignment),
-        surplus_rows=np.sort(np.concatenate(surplus_rows)),
+        redundant_rows=np.sort(np.concatenate(redundant_rows)),
     )
 
 
@@ -188,7 +188,7 @@ def _typical(time: Int64, name: Int32, dims: Int32) -> Float64:
 
 
 def _shares(calls: Calls, work: Work, again: Int64) -> Float64:
-    """Time of each operator of one replay; on a CPU the gaps between them are shared out."""
+    """Time of each operator of one recompute; on a CPU the gaps between them are shared out."""
     time = work.time[again].astype(np.float64)
     if work.on_gpu or not time.sum():
         return time

@@ -1,4 +1,4 @@
-"""Everything about replays in one trace: the fact that cost, findings and report build on."""
+"""Everything about recomputes in one trace: the fact that cost, findings and report build on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, link_kernels, nest
 from recompute_scan.recompute.align import Alignment, align
+from recompute_scan.recompute.annotated import Annotations, read_annotations
 from recompute_scan.recompute.attention.evidence import (
     KernelEvidence,
     hides_backward,
@@ -26,9 +27,8 @@ from recompute_scan.recompute.frames import (
     spans_from_frames,
     with_frames,
 )
-from recompute_scan.recompute.marks import Marks, read_marks
 from recompute_scan.recompute.soundness import check_soundness, check_steps
-from recompute_scan.recompute.spans import spans_from_marks, spans_from_replays
+from recompute_scan.recompute.spans import spans_from_annotations, spans_from_recomputes
 from recompute_scan.recompute.structure import Role, Structure, classify
 from recompute_scan.recompute.verdict import Judgement, judge
 from recompute_scan.recompute.work import Work, measure
@@ -37,7 +37,7 @@ from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 
 @dataclass(frozen=True)
-class Recompute:
+class RecomputeFacts:
     """What ran again in one trace.
 
     Attributes:
@@ -48,16 +48,16 @@ class Recompute:
         work: Time of each call on the device that it kept busy.
         steps: Steps, in order.
         complete: For each step: does it hold a forward pass with its backward?
-        alignment: The replays.
+        alignment: The recomputes.
         counts: Multiplicity per forward operator.
-        marks: The run wrapper's annotations, or ``None``.
+        annotations: The run wrapper's annotations, or ``None``.
         blocks: Blocks of every forward pass, in forward order.
         plain: Forward operators by name, counted without the match.
         judgement: The verdict.
         level: What the verdict rests on.
         attention: What attention's kernels say, where operators alone could not answer; the
             verdict rests on it only where ``level`` is ``kernels``.
-        framed: Whether Python frames told who asked for checkpoints.
+        framed: Whether Python frames told the checkpoint call sites.
     """
 
     trace: Trace
@@ -69,7 +69,7 @@ class Recompute:
     complete: Bool
     alignment: Alignment
     counts: Counts
-    marks: Marks | None
+    annotations: Annotations | None
     blocks: tuple[Block, ...]
     plain: PlainCounts
     judgement: Judgement
@@ -84,7 +84,7 @@ class Recompute:
 
     @cached_property
     def collectives(self) -> Collectives:
-        """The collectives of complete steps, and those that replays repeat."""
+        """The collectives of complete steps, and those that recomputes repeat."""
         return find_collectives(
             self.calls, self.structure, self.kernels, self.alignment, self.steps, self.complete
         )
@@ -94,13 +94,13 @@ class Recompute:
         return np.arange(block.span.first, block.span.last + 1)
 
 
-def study(trace: Trace, recognise: Recognise | None = None) -> Recompute:
-    """Find the replays of a trace and judge them.
+def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
+    """Find the recomputes of a trace and judge them.
 
     Args:
         trace: The trace.
         recognise: Names the mechanism that asks from a place in code; with it, Python frames in
-            a trace without marks tell who asked for each checkpoint.
+            a trace without annotations tell each checkpoint's call site.
     """
     calls = nest(trace)
     structure = classify(calls)
@@ -113,13 +113,13 @@ def study(trace: Trace, recognise: Recognise | None = None) -> Recompute:
     complete = complete_steps(calls, alignment, steps, trace.cut_at)
     counts = count(calls, structure, work, alignment, steps, complete)
     trace = replace(trace, health=trace.health | check_steps(calls, counts))
-    marks = read_marks(calls, structure, alignment)
-    if marks is not None:
-        spans = spans_from_marks(calls, structure, marks)
+    annotations = read_annotations(calls, structure, alignment)
+    if annotations is not None:
+        spans = spans_from_annotations(calls, structure, annotations)
     else:
-        spans = spans_from_replays(calls, structure, alignment)
+        spans = spans_from_recomputes(calls, structure, alignment)
     framed = []
-    if marks is None and recognise is not None and has_frames(trace):
+    if annotations is None and recognise is not None and has_frames(trace):
         framed = spans_from_frames(trace, calls, alignment, recognise)
         spans = with_frames(spans, framed)
     blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
@@ -129,9 +129,9 @@ def study(trace: Trace, recognise: Recognise | None = None) -> Recompute:
     attention = None
     if hidden or judgement.verdict == "inconclusive":
         attention = read_kernels(trace, calls, kernels)
-    by_operators: EvidenceLevel = "annotated" if marks is not None else "autograd"
+    by_operators: EvidenceLevel = "annotated" if annotations is not None else "autograd"
     level, judgement = _weigh(by_operators, judgement, attention, hidden, calls, structure)
-    return Recompute(
+    return RecomputeFacts(
         trace=trace,
         calls=calls,
         structure=structure,
@@ -141,7 +141,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> Recompute:
         complete=complete,
         alignment=alignment,
         counts=counts,
-        marks=marks,
+        annotations=annotations,
         blocks=blocks,
         plain=plain,
         judgement=judgement,
@@ -182,7 +182,7 @@ def _weigh(
     return by_operators, judgement
 
 
-def highest_of_steps(facts: Recompute) -> dict[int, float | None]:
+def highest_of_steps(facts: RecomputeFacts) -> dict[int, float | None]:
     """Highest multiplicity that matters, by the number of each complete step.
 
     ``None`` where a step's attention kernels cannot be read.
@@ -199,7 +199,7 @@ def highest_of_steps(facts: Recompute) -> dict[int, float | None]:
     return highest
 
 
-def disagreeing_steps(facts: Recompute) -> dict[int, float | None]:
+def disagreeing_steps(facts: RecomputeFacts) -> dict[int, float | None]:
     """The steps whose highest multiplicity is not the commonest one, with theirs."""
     found = highest_of_steps(facts)
     if not found:

@@ -10,7 +10,7 @@ import numpy as np
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.attention.evidence import KernelEvidence
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Attention, Family
 from recompute_scan.trace.columns import Int64
@@ -24,10 +24,10 @@ class _Tally:
     time_ms: float = 0.0
 
 
-def count_families(facts: Recompute, scale: float = 1.0) -> tuple[Family, ...]:
+def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, ...]:
     """Families of the forward operators that have a backward, per complete step.
 
-    Those whose replays take longest come first. ``backward_per_step`` counts autograd nodes.
+    Those whose recomputes take longest come first. ``backward_per_step`` counts autograd nodes.
 
     Args:
         facts: What ran again.
@@ -90,7 +90,7 @@ def count_kernels(evidence: KernelEvidence) -> tuple[Family, ...]:
     )
 
 
-def _families_of_rows(facts: Recompute, rows: Int64) -> list[tuple[str, str]]:
+def _families_of_rows(facts: RecomputeFacts, rows: Int64) -> list[tuple[str, str]]:
     """Family of each operator; attention by the kernel-level operator inside the wrapper."""
     calls = facts.calls
     by_name = [words.family_of(name) for name in calls.names]
@@ -105,7 +105,7 @@ def _families_of_rows(facts: Recompute, rows: Int64) -> list[tuple[str, str]]:
     return found
 
 
-def _backward_nodes(facts: Recompute) -> dict[tuple[str, str], int]:
+def _backward_nodes(facts: RecomputeFacts) -> dict[tuple[str, str], int]:
     calls, structure = facts.calls, facts.structure
     engines = structure.rows(Role.BACKWARD)
     step = step_of(list(facts.steps), calls.start[engines])

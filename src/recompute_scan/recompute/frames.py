@@ -1,9 +1,9 @@
-"""What the Python frames of a trace tell: the names of blocks, and who asked for checkpoints.
+"""What the Python frames of a trace tell: the names of blocks, and checkpoint call sites.
 
 The profiler records each Python call as a range named ``file(line): function``, where the line is
 that of the function's ``def``, or ``nn.Module: Class_number`` for a module's call
 (``with_stack=True`` or ``with_modules=True``). The frame of a checkpoint function holds the call's
-first run; the frames around it tell who asked.
+first run; the frames around it tell the call site.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def spans_from_frames(
         held = int(frames.parent[row])
         place = places[frames.name[row]]
         holds = _outer(frames, places, held) if place and _is_hook(place) else int(row)
-        stretch = starts.inside(frames, holds)
-        if stretch is None:
+        sequence = starts.inside(frames, holds)
+        if sequence is None:
             continue
         asking, depth = _asking(frames, places, int(row), boundaries)
         checkpoint = Checkpoint(
@@ -118,24 +118,24 @@ def spans_from_frames(
             mechanism=recognise(asking.text) if asking else None,
             call_site=_site(frames, places, int(row)),
         )
-        spans.append(Span(*stretch, (checkpoint,)))
+        spans.append(Span(*sequence, (checkpoint,)))
     return merge(spans)
 
 
-def with_frames(replayed: list[Span], framed: list[Span]) -> list[Span]:
-    """The spans of frames, and of replays where no frame was recorded for them.
+def with_frames(recomputed: list[Span], framed: list[Span]) -> list[Span]:
+    """The spans of frames, and of recomputes where no frame was recorded for them.
 
-    A frame also holds what the checkpoint itself does before the module runs; where a replay shows
-    where the module begins, the span begins there.
+    A frame also holds what the checkpoint itself does before the module runs; where a recompute
+    shows where the module begins, the span begins there.
     """
     ends: dict[int, list[int]] = {}
-    for span in replayed:
+    for span in recomputed:
         ends.setdefault(span.last, []).append(span.first)
     framed = [_without_preparation(span, ends.get(span.last, [])) for span in framed]
     known = {span.first: span for span in framed}
     left = [
         span
-        for span in replayed
+        for span in recomputed
         if not any(
             same_boundary((span.first, span.last), (other.first, other.last))
             or (other.first == span.first and span.last <= other.last)

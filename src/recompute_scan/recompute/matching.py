@@ -1,4 +1,4 @@
-"""One stretch at a time: which parts of the forward pass the operators of one node repeat.
+"""One sequence at a time: which parts of the forward pass the operators of one node repeat.
 
 Where checkpointed calls begin and end in the trace bounds what may belong together.
 """
@@ -57,14 +57,14 @@ class Boundaries:
 
 
 @dataclass(frozen=True)
-class Replay:
-    """One stretch of the forward pass, run again.
+class Recompute:
+    """One sequence of the forward pass, run again.
 
     Attributes:
         engine: Row of the engine range in which it ran.
         original: Rows of the forward operators, in order.
         again: Rows of the same operators' second run; same length.
-        ran: Whether each really ran. Where early stop cuts a replay short, its last operator
+        ran: Whether each really ran. Where early stop cuts a recompute short, its last operator
             is entered but does no work; selective checkpointing returns saved results.
         inner_function: It ran inside a checkpoint function's forward: an outer checkpoint
             re-running a reentrant inner one.
@@ -78,7 +78,7 @@ class Replay:
 
 
 class Matcher:
-    """What every stretch of one trace is matched with."""
+    """What every sequence of one trace is matched with."""
 
     def __init__(
         self, calls: Calls, structure: Structure, work: Work, forward: Int64, neutral: Bool
@@ -100,33 +100,33 @@ class Matcher:
         self._formula_ends = _have_unnumbered_formula(structure)
         self._one_thread = len(np.unique(calls.thread[forward])) <= 1
 
-    def match(self, stretch: Int64, engine: int, begin: int, endings: Endings) -> list[Replay]:
-        """The replays that one stretch consists of, in order of time.
+    def match(self, sequence: Int64, engine: int, begin: int, endings: Endings) -> list[Recompute]:
+        """The recomputes that one sequence consists of, in order of time.
 
         Args:
-            stretch: Rows of its candidates.
+            sequence: Rows of its candidates.
             engine: Row of its engine range.
             begin: Start of its step, ns.
             endings: What is known of some; it counts unless it explains less.
         """
-        ending = endings.of(self.code[stretch])
-        stretch = stretch[self._unpacking(stretch, engine) :]
+        ending = endings.of(self.code[sequence])
+        sequence = sequence[self._unpacking(sequence, engine) :]
         anchor = self.anchors.find(engine)
         lowest, highest = 0, len(self.forward)
         if self._one_thread:  # then forward operators stand in order of time
             times = begin, int(self.calls.start[engine])
             lowest, highest = np.searchsorted(self._starts, times).tolist()
         wanted = Sequence(
-            self.code[stretch],
-            self._boundaries.before(stretch, engine),
-            self.structure.function[stretch],
+            self.code[sequence],
+            self._boundaries.before(sequence, engine),
+            self.structure.function[sequence],
         )
         runs: list[Run] = []
         for floor, known in self._ways(engine, anchor, lowest, ending):
             found = self._runs(wanted, anchor, floor, highest, known)
             if _explained(found) > _explained(runs):
                 runs = found
-            if _explained(runs) == len(stretch):
+            if _explained(runs) == len(sequence):
                 break
         parts = passes_of(runs)
         if not self._formula_ends[engine] and not self.structure.checkpoint_node[engine]:
@@ -135,16 +135,16 @@ class Matcher:
             parts = [[run for run in part if run.length > SHORT_RUN] for part in parts]
             parts = [part for part in parts if part]
         if self.structure.checkpoint_node[engine]:
-            # The node's own replay comes last, after that of an outer checkpoint, which runs
+            # The node's own recompute comes last, after that of an outer checkpoint, which runs
             # its function; a few operators outside that unpack the node's inputs.
             own = parts[-1:]
-            parts = [part for part in parts[:-1] if not self._unpacks(stretch, part)] + own
-        return [self._replay(stretch, engine, part) for part in parts]
+            parts = [part for part in parts[:-1] if not self._unpacks(sequence, part)] + own
+        return [self._recompute(sequence, engine, part) for part in parts]
 
     def _ways(
         self, engine: int, anchor: Anchor | None, lowest: int, ending: Ending | None
     ) -> list[tuple[int, Ending | None]]:
-        """How far down a stretch may reach, and its ending; what comes later must explain more."""
+        """How far down a sequence may reach, and its ending; what comes later must explain more."""
         if anchor is None:
             return [(lowest, None)]
         ways: list[tuple[int, Ending | None]] = [(lowest, None)]
@@ -154,19 +154,21 @@ class Matcher:
             ways.insert(0, (ways[0][0], ending))
         return ways
 
-    def _unpacking(self, stretch: Int64, engine: int) -> int:
+    def _unpacking(self, sequence: Int64, engine: int) -> int:
         """How many operators at the beginning bring back what a checkpoint inside offloading saved.
 
         They look like those that took it away in the forward pass, but have no gradient.
         """
         if self.structure.checkpoint_node[engine]:
             return 0
-        copies = self._brings_back[self.calls.name[stretch]] & (self.structure.number[stretch] < 0)
+        copies = self._brings_back[self.calls.name[sequence]] & (
+            self.structure.number[sequence] < 0
+        )
         others = np.flatnonzero(~copies)
         return int(others[0]) if len(others) else 0
 
-    def _unpacks(self, stretch: Int64, part: list[Run]) -> bool:
-        function = int(self.structure.function[stretch[part[0].start]])
+    def _unpacks(self, sequence: Int64, part: list[Run]) -> bool:
+        function = int(self.structure.function[sequence[part[0].start]])
         return function < 0 and _explained(part) < SHORT_RUN
 
     def _runs(
@@ -182,7 +184,7 @@ class Matcher:
         end = len(wanted)
         last = anchor.last if anchor is not None else highest - 1
         if anchor is not None and anchor.first >= 0:
-            # The checkpointed call's own replay ends the stretch and lies within the call.
+            # The checkpointed call's own recompute ends the sequence and lies within the call.
             own = until_jump(self._sequence.cut(wanted, end, anchor.first, last + 1, last))
             end = min((run.start for run in own), default=end)
         if ending is not None:
@@ -194,14 +196,14 @@ class Matcher:
         ceiling = min(highest, last + len(wanted) + NEAR)
         return own + self._sequence.cut(wanted, end, lowest, ceiling, last, behind=known)
 
-    def _replay(self, stretch: Int64, engine: int, runs: list[Run]) -> Replay:
-        again = np.concatenate([stretch[run.start : run.start + run.length] for run in runs])
+    def _recompute(self, sequence: Int64, engine: int, runs: list[Run]) -> Recompute:
+        again = np.concatenate([sequence[run.start : run.start + run.length] for run in runs])
         original = np.concatenate([self.forward[run.place : run.stop] for run in runs])
         functions = self.structure.function[again]
         inner_function = bool(np.count_nonzero(functions >= 0) * 2 > len(again))
-        # Only a non-reentrant replay stops early, and not inside a function that it runs again.
+        # Only a non-reentrant recompute stops early, and not inside a function that it runs again.
         whole = inner_function or bool(self.structure.checkpoint_node[engine])
-        return Replay(
+        return Recompute(
             engine=engine,
             original=original,
             again=again,

@@ -27,7 +27,7 @@ def numbers_of(calls: Calls, operators: Bool, engine: Int32, nodes: Int64) -> tu
 
     Args:
         calls: The calls.
-        operators: For each: is it an outermost operator of forward work, or of a replay?
+        operators: For each: is it an outermost operator of forward work, or of a recompute?
         engine: Row of the engine range that holds each, or -1.
         nodes: Rows of the nodes.
     """

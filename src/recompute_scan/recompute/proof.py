@@ -1,11 +1,11 @@
-"""One block enlarged: the same operators in the forward pass and in each replay."""
+"""One block enlarged: the same operators in the forward pass and in each recompute."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.families import family_of_node
 from recompute_scan.recompute.regions import group_blocks
 from recompute_scan.recompute.structure import Role
@@ -15,10 +15,10 @@ from recompute_scan.trace.columns import Int64
 MOST_OPERATORS = 400
 
 
-def show_proof(facts: Recompute, regions: tuple[Region, ...]) -> Proof | None:
-    """The block that shows the verdict best: of the most replayed layers, the middle one.
+def show_proof(facts: RecomputeFacts, regions: tuple[Region, ...]) -> Proof | None:
+    """The block that shows the verdict best: of the most recomputed layers, the middle one.
 
-    ``None`` when nothing was replayed or the trace has no blocks.
+    ``None`` when nothing was recomputed or the trace has no blocks.
     """
     if not regions:
         return None
@@ -28,10 +28,10 @@ def show_proof(facts: Recompute, regions: tuple[Region, ...]) -> Proof | None:
     block = group_blocks(facts)[region.ordinal][-1]
     rows = facts.counts.rows[facts.places(block)]
     lanes = [_lane(facts, "forward", "forward", rows)]
-    runs = _replays(facts, rows)
+    runs = _recomputes(facts, rows)
     for number, again in enumerate(runs, 1):
-        label = "replay" if len(runs) == 1 else f"replay {number}"
-        lanes.append(_lane(facts, label, "replay" if number == 1 else "surplus", again))
+        label = "recompute" if len(runs) == 1 else f"recompute {number}"
+        lanes.append(_lane(facts, label, "recompute" if number == 1 else "redundant", again))
     backward = _backward(facts, rows, runs)
     if len(backward):
         lanes.append(_lane(facts, "backward", "backward", backward))
@@ -39,7 +39,7 @@ def show_proof(facts: Recompute, regions: tuple[Region, ...]) -> Proof | None:
     return Proof(region=region.ordinal, step=facts.steps[step].index, lanes=tuple(lanes))
 
 
-def _lane(facts: Recompute, label: str, kind: str, rows: Int64) -> ProofLane:
+def _lane(facts: RecomputeFacts, label: str, kind: str, rows: Int64) -> ProofLane:
     calls = facts.calls
     start, end = int(calls.start[rows].min()), int(calls.end[rows].max())
     return ProofLane(
@@ -68,23 +68,23 @@ def _shown_name(name: str) -> str:
     return name.removeprefix(words.ENGINE).removeprefix("aten::")
 
 
-def _replays(facts: Recompute, rows: Int64) -> list[Int64]:
-    """The second runs of these operators, one array per replay, in order of time."""
+def _recomputes(facts: RecomputeFacts, rows: Int64) -> list[Int64]:
+    """The second runs of these operators, one array per recompute, in order of time."""
     found = []
     first, last = rows.min(), rows.max()
-    for replay in facts.alignment.replays:
-        if replay.original.max() < first or replay.original.min() > last:
+    for recompute in facts.alignment.recomputes:
+        if recompute.original.max() < first or recompute.original.min() > last:
             continue
-        mine = np.isin(replay.original, rows)
+        mine = np.isin(recompute.original, rows)
         if mine.any():
-            found.append(replay.again[mine])
+            found.append(recompute.again[mine])
     return found
 
 
-def _backward(facts: Recompute, rows: Int64, runs: list[Int64]) -> Int64:
-    """Engine ranges that compute this block's gradients, without those that hold replays.
+def _backward(facts: RecomputeFacts, rows: Int64, runs: list[Int64]) -> Int64:
+    """Engine ranges that compute this block's gradients, without those that hold recomputes.
 
-    After the last replay of a block comes its backward, up to the first replay of another.
+    After the last recompute of a block comes its backward, up to the first recompute of another.
     """
     calls, structure = facts.calls, facts.structure
     engines = structure.rows(Role.BACKWARD)
@@ -101,9 +101,9 @@ def _backward(facts: Recompute, rows: Int64, runs: list[Int64]) -> Int64:
         return np.asarray(engines[mine])
     last = int(calls.end[runs[-1]].max())
     others = [
-        int(calls.start[replay.again].min())
-        for replay in facts.alignment.replays
-        if calls.start[replay.again].min() > last
+        int(calls.start[recompute.again].min())
+        for recompute in facts.alignment.recomputes
+        if calls.start[recompute.again].min() > last
     ]
     until = min([*others, _step_end(facts, rows)])
     leaf = np.ones(len(engines), np.bool_)
@@ -113,6 +113,6 @@ def _backward(facts: Recompute, rows: Int64, runs: list[Int64]) -> Int64:
     return np.asarray(engines[mine])
 
 
-def _step_end(facts: Recompute, rows: Int64) -> int:
+def _step_end(facts: RecomputeFacts, rows: Int64) -> int:
     start = int(facts.calls.start[rows[0]])
     return next((step.end for step in facts.steps if step.start <= start < step.end), 2**62)

@@ -1,16 +1,16 @@
-"""Stretches that were read wrongly at first, by what all of them say together.
+"""Sequences that were read wrongly at first, by what all of them say together.
 
-Where layers are equal, a stretch alone can be one replay of two layers or two replays of one.
-Four facts tell, once every stretch has been read:
+Where layers are equal, a sequence alone can be one recompute of two layers or two recomputes of
+one. Four facts tell, once every sequence has been read:
 
-* stretches of the same operators were made by checkpoints of the same kind. What is the first
+* sequences of the same operators were made by checkpoints of the same kind. What is the first
   of its layers can be read in one way alone, and the others are read likewise; so is what ends
-  like it, where a further checkpoint around all layers put its own replay before;
-* checkpoints around one operator are replayed from the outermost to the innermost, so none of a
-  stretch's replays begins before the one that ran before it;
-* an operator whose results a replay did not keep lies in a further checkpoint within, which has
-  to replay it again later;
-* checkpointed calls nest or are disjoint, so replays that overlap in part cannot both be right.
+  like it, where a further checkpoint around all layers put its own recompute before;
+* checkpoints around one operator are recomputed from the outermost to the innermost, so none of a
+  sequence's recomputes begins before the one that ran before it;
+* an operator whose results a recompute did not keep lies in a further checkpoint within, which has
+  to recompute it again later;
+* checkpointed calls nest or are disjoint, so recomputes that overlap in part cannot both be right.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recompute_scan.trace.columns import Int64
 
 @dataclass(frozen=True)
 class Ending:
-    """How far below its expected end a stretch may reach with its last ``count`` operators.
+    """How far below its expected end a sequence may reach with its last ``count`` operators.
 
     ``longer``: so may any that ends with these operators.
     """
@@ -36,12 +36,12 @@ class Ending:
 
 @dataclass(frozen=True)
 class Endings:
-    """What is known of stretches of certain operators (bytes of their codes)."""
+    """What is known of sequences of certain operators (bytes of their codes)."""
 
     known: dict[bytes, Ending]
 
     def of(self, operators: Int64) -> Ending | None:
-        """What is known of this stretch, or of the longest ending of it."""
+        """What is known of this sequence, or of the longest ending of it."""
         text = operators.tobytes() if self.known else b""
         if text in self.known:
             return self.known[text]
@@ -51,19 +51,19 @@ class Endings:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one stretch was taken for.
+    """What one sequence was taken for.
 
     Attributes:
         operators: Codes of its operators.
-        expected: Place in the forward pass where its replays are expected to end.
-        replays: First and last place of each, in order of time.
+        expected: Place in the forward pass where its recomputes are expected to end.
+        recomputes: First and last place of each, in order of time.
         asked: A node asked for a saved tensor; else it is a checkpoint function's own.
-        forgotten: The last place whose results were not kept, and that is not replayed again.
+        forgotten: The last place whose results were not kept, and that is not recomputed again.
     """
 
     operators: Int64
     expected: int
-    replays: tuple[tuple[int, int], ...]
+    recomputes: tuple[tuple[int, int], ...]
     asked: bool
     forgotten: int | None
 
@@ -74,13 +74,13 @@ class Reading:
 
     @property
     def whole(self) -> Ending:
-        """That all of such a stretch may reach as far down as this one."""
+        """That all of such a sequence may reach as far down as this one."""
         return Ending(len(self.operators), self.expected - min(self.begins))
 
     @property
     def begins(self) -> list[int]:
-        """First place of each replay, in order of time."""
-        return [first for first, _ in self.replays]
+        """First place of each recompute, in order of time."""
+        return [first for first, _ in self.recomputes]
 
     @property
     def in_order(self) -> bool:
@@ -89,7 +89,7 @@ class Reading:
 
 
 def correct(endings: Endings, readings: list[Reading]) -> Endings:
-    """What else is known, now that all stretches have been read.
+    """What else is known, now that all sequences have been read.
 
     The first fact that is violated counts alone: what it sets right can be what violates others.
     """
@@ -104,11 +104,11 @@ def correct(endings: Endings, readings: list[Reading]) -> Endings:
 
 
 def _surest(readings: Iterable[Reading]) -> dict[bytes, Reading]:
-    """Of equal stretches the one that was read as most replays."""
+    """Of equal sequences the one that was read as most recomputes."""
     surest: dict[bytes, Reading] = {}
     for reading in readings:
         known = surest.get(reading.key)
-        if reading.in_order and (known is None or len(reading.replays) > len(known.replays)):
+        if reading.in_order and (known is None or len(reading.recomputes) > len(known.recomputes)):
             surest[reading.key] = reading
     return surest
 
@@ -118,7 +118,7 @@ def _by_likeness(readings: list[Reading]) -> dict[bytes, Ending]:
     return {
         reading.key: surest[reading.key].whole
         for reading in readings
-        if reading.key in surest and len(reading.replays) < len(surest[reading.key].replays)
+        if reading.key in surest and len(reading.recomputes) < len(surest[reading.key].recomputes)
     }
 
 
@@ -127,7 +127,7 @@ def _by_longer(readings: list[Reading]) -> dict[bytes, Ending]:
     return {
         key: replace(reading.whole, longer=True)
         for key, reading in _surest(readings).items()
-        if len(reading.replays) > 1
+        if len(reading.recomputes) > 1
         and any(len(other) > len(key) and other.endswith(key) for other in keys)
     }
 
@@ -136,8 +136,8 @@ def _by_order(readings: Iterable[Reading]) -> dict[bytes, Ending]:
     endings = {}
     for reading in readings:
         count = 0
-        for at in reversed(range(1, len(reading.replays))):
-            first, last = reading.replays[at]
+        for at in reversed(range(1, len(reading.recomputes))):
+            first, last = reading.recomputes[at]
             floor = max(reading.begins[:at])
             if first < floor:
                 count += last - floor + 1
@@ -156,13 +156,13 @@ def _by_keeping(readings: Iterable[Reading]) -> dict[bytes, Ending]:
 
 
 def _by_crossings(readings: Iterable[Reading]) -> dict[bytes, Ending]:
-    spans = [(first, last, reading) for reading in readings for first, last in reading.replays]
+    spans = [(first, last, reading) for reading in readings for first, last in reading.recomputes]
     endings: dict[bytes, Ending] = {}
     open_ends: list[int] = []
     for first, last, reading in sorted(spans, key=lambda span: (span[0], -span[1])):
         while open_ends and open_ends[-1] < first:
             open_ends.pop()
-        # A few operators may be counted to the end of one replay or to the begin of the next.
+        # A few operators may be counted to the end of one recompute or to the begin of the next.
         if reading.asked and open_ends and open_ends[-1] + SHORT_RUN < last:
             height = reading.expected - open_ends[-1] - 1
             endings[reading.key] = Ending(len(reading.operators), height)

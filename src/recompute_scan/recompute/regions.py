@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from recompute_scan.recompute.blocks import Block
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Checkpoint, Region
 from recompute_scan.trace.columns import Int64
 
@@ -18,7 +18,7 @@ _SHOWN_OPERATORS = 4
 _Key = tuple[str, int]
 
 
-def group_blocks(facts: Recompute) -> list[list[Block]]:
+def group_blocks(facts: RecomputeFacts) -> list[list[Block]]:
     """The blocks of all forward passes, grouped into layers, in forward order.
 
     The same layer in another pass is the block with the same module name, else with the same
@@ -39,7 +39,7 @@ def group_blocks(facts: Recompute) -> list[list[Block]]:
     return [part for key in in_order for part in _one_layer_each(facts, groups[key])]
 
 
-def _one_layer_each(facts: Recompute, blocks: list[Block]) -> list[list[Block]]:
+def _one_layer_each(facts: RecomputeFacts, blocks: list[Block]) -> list[list[Block]]:
     """The blocks apart where one step shows them to be those of several layers.
 
     Two models can have modules of one name: their checkpoints were asked for elsewhere, or run
@@ -58,7 +58,7 @@ def _one_layer_each(facts: Recompute, blocks: list[Block]) -> list[list[Block]]:
     return list(kinds.values()) if apart else [blocks]
 
 
-def list_regions(facts: Recompute, scale: float = 1.0) -> tuple[Region, ...]:
+def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...]:
     """One row per layer, averaged over the complete steps, in forward order.
 
     Args:
@@ -71,7 +71,7 @@ def list_regions(facts: Recompute, scale: float = 1.0) -> tuple[Region, ...]:
     regions = []
     for ordinal, blocks in enumerate(group_blocks(facts)):
         places = [facts.places(block) for block in blocks]
-        replays = [counts.highest(p, MATTERS_IN_BLOCK) for p in places]
+        recomputes = [counts.highest(p, MATTERS_IN_BLOCK) for p in places]
         everywhere = np.concatenate(places)
         first = blocks[0]
         regions.append(
@@ -81,23 +81,23 @@ def list_regions(facts: Recompute, scale: float = 1.0) -> tuple[Region, ...]:
                 module_class=first.span.module_class,
                 signature=_signature(facts, first),
                 forward_runs_per_step=len(blocks) / steps,
-                recompute_runs_per_backward=float(np.mean(replays)),
+                recompute_runs_per_backward=float(np.mean(recomputes)),
                 mean_recompute=counts.mean(everywhere),
                 forward_ms_per_step=float(counts.weight[everywhere].sum()) * per_step_ms,
                 recompute_ms_per_step=float(counts.again[everywhere].sum()) * per_step_ms,
-                surplus_ms_per_step=float(counts.surplus[everywhere].sum()) * per_step_ms,
+                redundant_ms_per_step=float(counts.redundant[everywhere].sum()) * per_step_ms,
                 checkpoints=_commonest(blocks),
-                replays_by_step=_by_step(facts, places, replays),
+                recomputes_by_step=_by_step(facts, places, recomputes),
             )
         )
     return tuple(regions)
 
 
 def _by_step(
-    facts: Recompute, places: list[Int64], replays: list[float]
+    facts: RecomputeFacts, places: list[Int64], recomputes: list[float]
 ) -> tuple[float | None, ...]:
     found: list[list[float]] = [[] for _ in facts.steps]
-    for place, number in zip(places, replays, strict=True):
+    for place, number in zip(places, recomputes, strict=True):
         # operators in no step have -1; a block has some in a complete one
         found[int(facts.counts.step[place].max())].append(number)
     return tuple(float(np.mean(numbers)) if numbers else None for numbers in found)
@@ -107,12 +107,12 @@ def _commonest(blocks: list[Block]) -> tuple[Checkpoint, ...]:
     return Counter(block.checkpoints for block in blocks).most_common(1)[0][0]
 
 
-def _operators(facts: Recompute, block: Block) -> str:
+def _operators(facts: RecomputeFacts, block: Block) -> str:
     calls = facts.calls
     return "\n".join(calls.names[calls.name[row]] for row in facts.counts.rows[facts.places(block)])
 
 
-def _signature(facts: Recompute, block: Block) -> str:
+def _signature(facts: RecomputeFacts, block: Block) -> str:
     names = [name.removeprefix("aten::") for name in _operators(facts, block).split("\n")]
     shown = list(dict.fromkeys(names))
     more = ", …" if len(shown) > _SHOWN_OPERATORS else ""

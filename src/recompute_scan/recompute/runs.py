@@ -1,10 +1,10 @@
 """Cutting one sequence of operators into runs that stand just so in another.
 
-A replay walks through the forward pass from its first operator to its last. It may leave some
+A recompute walks through the forward pass from its first operator to its last. It may leave some
 out, but it crosses every boundary of a checkpointed call that the first run crossed on the way:
-where the forward pass crossed one and the stretch did not, one replay ends and another begins.
+where the forward pass crossed one and the sequence did not, one recompute ends and another begins.
 (The other way about proves nothing: within a reentrant checkpoint, code that checkpoints only
-where gradients are on does so in the replay alone.)
+where gradients are on does so in the recompute alone.)
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from recompute_scan.trace.columns import Int64, Ints
 SHORT_RUN = 3
 # How far, in operators, from its expected end a short run may stand.
 NEAR = 8
-# Going back within one stretch starts a second replay; it must explain more than it assumes.
+# Going back within one sequence starts a second recompute; it must explain more than it assumes.
 _JUMP = 2.0
-# What a replay leaves out, such as casts that autocast has cached, are single operators.
+# What a recompute leaves out, such as casts that autocast has cached, are single operators.
 _PER_GAP = 0.5
 
 
@@ -46,9 +46,9 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Run:
-    """``length`` operators from ``start`` of a stretch, found at ``place`` in the forward pass.
+    """``length`` operators from ``start`` of a sequence, found at ``place`` in the forward pass.
 
-    ``last`` where its replay ends with it: the run after it, if any, belongs to another.
+    ``last`` where its recompute ends with it: the run after it, if any, belongs to another.
     """
 
     start: int
@@ -90,13 +90,13 @@ class ForwardSequence:
         that nearest to where it is expected. What fits nowhere is passed over.
 
         Args:
-            wanted: The stretch.
+            wanted: The sequence.
             end: Behind the last operator to cut.
             low: First place allowed.
             high: Place behind the last allowed.
             expected: Where the last operator is expected.
             begin: The first operator to cut.
-            behind: Runs that have been cut from the same stretch; they are part of the answer.
+            behind: Runs that have been cut from the same sequence; they are part of the answer.
         """
         runs = list(behind)
         while end > begin:
@@ -112,7 +112,7 @@ class ForwardSequence:
         return runs
 
     def _shared_out(self, wanted: Sequence, run: Run, after: Run, stop: int) -> list[Run]:
-        """Two replays, the later first; what could be of either goes to the end of the former.
+        """Two recomputes, the later first; what could be of either goes to the end of the former.
 
         Both end where the node that asked for them wants them to: ``stop``.
         """
@@ -148,7 +148,7 @@ class ForwardSequence:
         places = places[slice(*np.searchsorted(places, (low, high)))]
         after = runs[-1] if runs else None
         on = expected if after is None else after.place - 1
-        # All replays of one stretch were asked for by one node, and end near it.
+        # All recomputes of one sequence were asked for by one node, and end near it.
         again = expected if after is None else runs[0].stop - 1
         best: tuple[float, Run] | None = None
         for position in places[np.argsort(np.abs(places - on), kind="stable")].tolist():
@@ -160,7 +160,7 @@ class ForwardSequence:
             gap = abs(position - (again if last else on))
             if length < SHORT_RUN and (gap > NEAR or (jumps and length < end - begin)):
                 continue
-            # A replay ends at the operator that asked for it, but for a few behind it that save
+            # A recompute ends at the operator that asked for it, but for a few behind it that save
             # nothing: ending elsewhere costs as much as it explains.
             score = length - (gap if last else _PER_GAP * gap) - (_JUMP if jumps else 0.0)
             if best is None or score > best[0]:
@@ -170,7 +170,7 @@ class ForwardSequence:
         return None if best is None else best[1]
 
     def _goes_on(self, wanted: Sequence, end: int, position: int, after: Run) -> bool:
-        """Can the replay that ran the operator at ``position`` have gone on to ``after``?"""
+        """Can the recompute that ran the operator at ``position`` have gone on to ``after``?"""
         if position >= after.place:
             return False
         between = int(self._crossed[position + 1 : after.place + 1].sum())
@@ -189,14 +189,14 @@ class ForwardSequence:
         length = longest - 1 - last
         function = wanted.function[first + last : end]
         if crosses[last : last + 1].any() and function[0] == function[1] >= 0:
-            # A function that the stretch entered is run from its begin: not from here.
+            # A function that the sequence entered is run from its begin: not from here.
             others = np.flatnonzero(function != function[0])
             return len(others) and len(function) - int(others[0])
         return length
 
 
 def until_jump(runs: list[Run]) -> list[Run]:
-    """The runs of one replay, the last of a stretch. Latest first, as cut."""
+    """The runs of one recompute, the last of a sequence. Latest first, as cut."""
     return passes_of(runs)[-1][::-1] if runs else []
 
 

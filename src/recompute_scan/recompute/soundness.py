@@ -71,19 +71,19 @@ def check_soundness(calls: Calls, structure: Structure) -> dict[str, int]:
 
 
 def check_steps(calls: Calls, counts: Counts) -> dict[str, int]:
-    """Counter of steps that replay other operators than most that run the same forward pass.
+    """Counter of steps that recompute other operators than most that run the same forward pass.
 
-    ``replays_uneven``, and with ``_of`` behind it how many steps there are; empty where none do.
+    ``recomputes_uneven``, and with ``_of`` behind it how many steps there are; empty where none do.
     """
-    replays: dict[int, list[int]] = {}
+    recomputes: dict[int, list[int]] = {}
     names = _mixed(calls.name[counts.rows])
     for step in np.unique(counts.step[counts.counted]):
         mine = counts.counted & (counts.step == step)
         again = names[mine] * counts.runs[mine].astype(np.uint64)
-        replays.setdefault(int(names[mine].sum()), []).append(int(again.sum()))
-    uneven = sum(len(alike) - Counter(alike).most_common(1)[0][1] for alike in replays.values())
-    of = sum(map(len, replays.values()))
-    return {"replays_uneven": uneven, "replays_uneven_of": of} if uneven else {}
+        recomputes.setdefault(int(names[mine].sum()), []).append(int(again.sum()))
+    uneven = sum(len(alike) - Counter(alike).most_common(1)[0][1] for alike in recomputes.values())
+    of = sum(map(len, recomputes.values()))
+    return {"recomputes_uneven": uneven, "recomputes_uneven_of": of} if uneven else {}
 
 
 def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Checkpointed stretches of the forward pass, from marks or from replays, as a forest."""
+"""Checkpointed sequences of the forward pass, from annotations or from recomputes, as a forest."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.marks import MarkedCall, Marks
-from recompute_scan.recompute.matching import Replay
+from recompute_scan.recompute.annotated import AnnotatedCall, Annotations
+from recompute_scan.recompute.matching import Recompute
 from recompute_scan.recompute.structure import Structure
 from recompute_scan.result import Checkpoint, Variant
 
-# Two stretches that share this much of their union have the same boundary: early stop leaves
+# Two sequences that share this much of their union have the same boundary: early stop leaves
 # out the last operators of one, and not of the other.
 SAME_BOUNDARY = 0.75
 
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of the forward pass that one or more checkpoints enclose.
+    """A sequence of the forward pass that one or more checkpoints enclose.
 
     ``first`` and ``last`` are positions in ``Alignment.forward``; ``checkpoints`` are those
     with this boundary, outermost first.
@@ -48,11 +48,15 @@ class Node:
     children: tuple[Node, ...]
 
 
-def spans_from_marks(calls: Calls, structure: Structure, marks: Marks) -> list[Span]:
-    """One span per marked boundary, and per call of a function without marks, in forward order."""
-    spans = [(call.row, _marked(call)) for call in marks.calls]
-    for row in _unmarked(calls, structure, marks):
-        first, last = np.searchsorted(marks.forward, (row, row + int(calls.size[row]) + 1)).tolist()
+def spans_from_annotations(
+    calls: Calls, structure: Structure, annotations: Annotations
+) -> list[Span]:
+    """One span per annotated boundary, and per call of a function without one, in forward order."""
+    spans = [(call.row, _marked(call)) for call in annotations.calls]
+    for row in _unmarked(calls, structure, annotations):
+        first, last = np.searchsorted(
+            annotations.forward, (row, row + int(calls.size[row]) + 1)
+        ).tolist()
         if last > first:
             own = _of_function(Checkpoint(0, "reentrant"), calls.names[calls.name[row]])
             spans.append((row, Span(first, last - 1, (own,))))
@@ -66,43 +70,46 @@ def _of_function(checkpoint: Checkpoint, name: str) -> Checkpoint:
     return replace(checkpoint, mechanism=words.OWN_FUNCTION, function=name)
 
 
-def _marked(call: MarkedCall) -> Span:
+def _marked(call: AnnotatedCall) -> Span:
     checkpoint = Checkpoint(
-        depth=call.mark.depth,
-        variant=_variant(call.mark.variant),
-        mechanism=call.mark.mechanism or None,
-        call_site=call.mark.site or None,
-        options=tuple(filter(None, call.mark.options.split(","))),
-        function=call.mark.function or None,
+        depth=call.annotation.depth,
+        variant=_variant(call.annotation.variant),
+        mechanism=call.annotation.mechanism or None,
+        call_site=call.annotation.site or None,
+        options=tuple(filter(None, call.annotation.options.split(","))),
+        function=call.annotation.function or None,
     )
     return Span(
         first=call.first,
         last=call.last,
         checkpoints=(checkpoint,),
-        module=call.mark.module or None,
-        module_class=call.mark.module_class or None,
+        module=call.annotation.module or None,
+        module_class=call.annotation.module_class or None,
     )
 
 
-def _unmarked(calls: Calls, structure: Structure, marks: Marks) -> list[int]:
-    """Rows of the calls of checkpoint functions in the forward pass that bear no mark of their own.
+def _unmarked(calls: Calls, structure: Structure, annotations: Annotations) -> list[int]:
+    """Rows of the calls of checkpoint functions in the forward pass that bear no annotation of
+    their own.
 
-    A function's mark stands directly in its call.
+    A function's annotation stands directly in its call.
     """
     own = (structure.function == np.arange(len(calls))) & (structure.engine < 0)
     own &= np.array([name != words.TORCHS_FUNCTION for name in calls.names])[calls.name]
-    marked = {int(calls.parent[c.row]) for c in marks.calls if c.mark.variant == "reentrant"}
+    marked = {
+        int(calls.parent[c.row]) for c in annotations.calls if c.annotation.variant == "reentrant"
+    }
     return [row for row in np.flatnonzero(own).tolist() if row not in marked]
 
 
-def spans_from_replays(calls: Calls, structure: Structure, alignment: Alignment) -> list[Span]:
-    """One span per replayed boundary, in forward order, with what the ranges tell of it."""
+def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignment) -> list[Span]:
+    """One span per recomputed boundary, in forward order, with what the ranges tell of it."""
     intervals = []
-    for replay in alignment.replays:
-        places = np.searchsorted(alignment.forward, replay.original)
-        intervals.append((int(places.min()), int(places.max()), replay))
+    for recompute in alignment.recomputes:
+        places = np.searchsorted(alignment.forward, recompute.original)
+        intervals.append((int(places.min()), int(places.max()), recompute))
     intervals.sort(key=lambda item: (item[0], -item[1]))
-    groups: list[list[tuple[int, int, Replay]]] = []
+    groups: list[list[tuple[int, int, Recompute]]] = []
     for interval in intervals:
         for group in reversed(groups[-8:]):
             if same_boundary(group[0][:2], interval[:2]):
@@ -112,13 +119,13 @@ def spans_from_replays(calls: Calls, structure: Structure, alignment: Alignment)
             groups.append([interval])
     spans = []
     for group in groups:
-        replays = [replay for _, _, replay in group]
+        recomputes = [recompute for _, _, recompute in group]
         checkpoints = [
             Checkpoint(depth=depth, variant=variant)
-            for depth, variant in enumerate(_variants(calls, structure, replays))
+            for depth, variant in enumerate(_variants(calls, structure, recomputes))
         ]
         own = [c.depth for c in checkpoints if c.variant == "reentrant"] or [-1]
-        if function := _function(calls, structure, replays):
+        if function := _function(calls, structure, recomputes):
             checkpoints[own[-1]] = _of_function(checkpoints[own[-1]], function)
         spans.append(
             Span(
@@ -166,7 +173,7 @@ def merge(spans: list[Span]) -> list[Span]:
 
 
 def same_boundary(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Are two stretches, as (first, last), the same but for what early stop leaves out?"""
+    """Are two sequences, as (first, last), the same but for what early stop leaves out?"""
     shared = min(one[1], other[1]) - max(one[0], other[0]) + 1
     union = max(one[1], other[1]) - min(one[0], other[0]) + 1
     return shared >= SAME_BOUNDARY * union
@@ -181,46 +188,46 @@ def _variant(text: str) -> Variant | None:
 
 
 def _variants(
-    calls: Calls, structure: Structure, replays: list[Replay]
+    calls: Calls, structure: Structure, recomputes: list[Recompute]
 ) -> tuple[Variant | None, ...]:
-    """Variants of the checkpoints of one boundary, outermost first, from where replays ran.
+    """Variants of the checkpoints of one boundary, outermost first, from where recomputes ran.
 
-    R stands for reentrant, N for non-reentrant, as measured for every pair: R round N replays
+    R stands for reentrant, N for non-reentrant, as measured for every pair: R round N recomputes
     directly in the function's node and again in a node of the nested backward; N round R and
-    R round R replay the inner function's forward, then its own replay, which for R round R
+    R round R recompute the inner function's forward, then its own recompute, which for R round R
     stands in the nested backward of the outer one.
     """
-    reentrant = [bool(structure.checkpoint_node[replay.engine]) for replay in replays]
-    if len(replays) == 1:
+    reentrant = [bool(structure.checkpoint_node[recompute.engine]) for recompute in recomputes]
+    if len(recomputes) == 1:
         own: Variant | None = "reentrant" if reentrant[0] else "non-reentrant"
-        return (None if replays[0].inner_function else own,)
-    if len(replays) != 2:
-        return tuple(None for _ in replays)
-    inner = [replay.inner_function for replay in replays]
+        return (None if recomputes[0].inner_function else own,)
+    if len(recomputes) != 2:
+        return tuple(None for _ in recomputes)
+    inner = [recompute.inner_function for recompute in recomputes]
     if any(inner):
-        other = replays[inner.index(False)] if not all(inner) else None
+        other = recomputes[inner.index(False)] if not all(inner) else None
         if other is None:
             return (None, "reentrant")
-        holder = replays[inner.index(True)].engine
+        holder = recomputes[inner.index(True)].engine
         parent = int(calls.parent[other.engine])
         nested = parent >= 0 and int(structure.engine[parent]) == holder
         return ("reentrant" if nested else "non-reentrant", "reentrant")
     if all(reentrant):
         return ("reentrant",)  # one function, two backward passes through it
     if not any(reentrant):
-        same_pass = replays[0].engine == replays[1].engine or _close(calls, replays)
+        same_pass = recomputes[0].engine == recomputes[1].engine or _close(calls, recomputes)
         return ("non-reentrant", "non-reentrant") if same_pass else ("non-reentrant",)
     return ("reentrant", "non-reentrant")
 
 
-def _function(calls: Calls, structure: Structure, replays: list[Replay]) -> str | None:
+def _function(calls: Calls, structure: Structure, recomputes: list[Recompute]) -> str | None:
     """The function that holds the first run, where its name is not that of torch's own."""
-    functions = np.unique(np.concatenate([structure.function[r.original] for r in replays]))
+    functions = np.unique(np.concatenate([structure.function[r.original] for r in recomputes]))
     names = (calls.names[calls.name[row]] for row in functions[functions >= 0])
     return next((name for name in names if name != words.TORCHS_FUNCTION), None)
 
 
-def _close(calls: Calls, replays: list[Replay]) -> bool:
+def _close(calls: Calls, recomputes: list[Recompute]) -> bool:
     """Were both asked for by one backward pass: no forward number repeats between them?"""
-    first, second = (int(calls.sequence[replay.engine]) for replay in replays)
+    first, second = (int(calls.sequence[recompute.engine]) for recompute in recomputes)
     return first != second

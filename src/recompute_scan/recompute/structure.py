@@ -1,17 +1,17 @@
-"""Which calls are forward work, which could be a replay, which are backward work.
+"""Which calls are forward work, which could be a recompute, which are backward work.
 
-Nothing here decides that a call *is* a replay: that takes the match with the forward pass in
-:mod:`recompute_scan.recompute.align`. Structure says where replays can stand:
+Nothing here decides that a call *is* a recompute: that takes the match with the forward pass in
+:mod:`recompute_scan.recompute.align`. Structure says where recomputes can stand:
 
-* A reentrant replay stands inside its checkpoint function's node, whatever that is called
+* A reentrant recompute stands inside its checkpoint function's node, whatever that is called
   (``evaluate_function: CheckpointFunctionBackward`` > ``CheckpointFunctionBackward``), before
   the nested backward pass that it starts.
-* A non-reentrant replay stands inside whichever node first asked for a saved tensor, before
-  that node's own formula. The replay runs with gradients on, so its operators carry sequence
+* A non-reentrant recompute stands inside whichever node first asked for a saved tensor, before
+  that node's own formula. The recompute runs with gradients on, so its operators carry sequence
   numbers; a formula's operators do not, unless gradients of gradients are wanted.
 * Gradient hooks run inside the engine's range but outside the node, or in the node that adds
-  a gradient to its parameter. Neither asks for a saved tensor, so what they run is no replay,
-  with one exception: Megatron-core's selective checkpoint replays in a hook.
+  a gradient to its parameter. Neither asks for a saved tensor, so what they run is no recompute,
+  with one exception: Megatron-core's selective checkpoint recomputes in a hook.
 
 Source: ``torch/utils/checkpoint.py`` (``CheckpointFunction.backward``, ``unpack_hook``) and
 ``torch/csrc/autograd/engine.cpp``.
@@ -37,7 +37,7 @@ class Role(IntEnum):
 
     INNER = 0  # inside a call that has a role
     FORWARD = 1  # outermost operator of forward work
-    CANDIDATE = 2  # outermost operator where a replay can stand
+    CANDIDATE = 2  # outermost operator where a recompute can stand
     RANGE = 3  # looked through: annotations, checkpoint functions
     BACKWARD = 4  # the engine's range around one node
     FORMULA = 5  # the node itself, or an operator of its own formula
@@ -52,7 +52,7 @@ def _table(*roles: Role) -> Bool:
 
 _LOOKED_THROUGH = _table(Role.RANGE, Role.BACKWARD)
 _OPERATORS = _table(Role.FORWARD, Role.CANDIDATE)
-_REPLAYED = _table(Role.CANDIDATE, Role.RANGE)
+_RECOMPUTED = _table(Role.CANDIDATE, Role.RANGE)
 _KEEPS_OWNER = _table(Role.RANGE, Role.CANDIDATE, Role.INNER)
 
 
@@ -109,7 +109,7 @@ def classify(calls: Calls) -> Structure:
     role = np.full(size, Role.INNER, np.int8)
     engine = np.full(size, -1, np.int32)
     function = np.full(size, -1, np.int32)
-    # The engine range or node whose own formula this call could belong to; -1 in a replay or
+    # The engine range or node whose own formula this call could belong to; -1 in a recompute or
     # in the forward pass.
     owner = np.full(size, -1, np.int32)
     node = np.zeros(size, np.bool_)
@@ -157,14 +157,14 @@ def classify(calls: Calls) -> Structure:
         owner[rows] = np.where(_KEEPS_OWNER[new], above_owner, -1)
         owns = (starts_engine | is_node) & ~is_checkpoint_node[rows]
         owner[rows] = np.where(owns, rows, owner[rows])
-        # A checkpoint function's node is looked through: all it runs itself is the replay.
+        # A checkpoint function's node is looked through: all it runs itself is the recompute.
         role[rows[is_node & is_checkpoint_node[rows]]] = Role.RANGE
         in_function = (new == Role.RANGE) & classes.function[name] & is_op
         function[rows] = np.where(
             starts_engine | is_node, -1, np.where(in_function, rows, above_function)
         )
     _settle_updates(calls, role, closures)
-    if words.REPLAYED_BY_HOOK not in calls.names:
+    if words.RECOMPUTED_BY_HOOK not in calls.names:
         _settle_hooks(calls, role, engine, owner, node)
     number, told = numbers_of(calls, _OPERATORS[role], engine, np.flatnonzero(node))
     _settle_formulas(calls, role, owner, number, told)
@@ -261,19 +261,19 @@ def _settle_hooks(calls: Calls, role: Int8, engine: Int32, owner: Int32, node: B
 def _settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints, told: Int64) -> None:
     """Turn candidates that belong to a node's own formula into FORMULA, in place.
 
-    A replay comes before the formula that asked for it, so whatever starts after the last
+    A recompute comes before the formula that asked for it, so whatever starts after the last
     operator with a sequence number of its own is formula. Where a dispatch mode left the operators
     of the forward pass without one, it is the last operator under such a mode.
     """
     candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
     numbered = np.flatnonzero(
-        _REPLAYED[role] & (owner >= 0) & (number >= 0) & (calls.kind == Kind.OP)
+        _RECOMPUTED[role] & (owner >= 0) & (number >= 0) & (calls.kind == Kind.OP)
     )
     moded = candidates[np.isin(number[owner[candidates]], number[told])]
     numbered = np.append(numbered, moded[under_a_mode(calls, moded)])
-    replay_end = np.full(len(calls), -1, np.int64)
-    np.maximum.at(replay_end, owner[numbered], calls.end[numbered])
-    late = candidates[calls.start[candidates] >= replay_end[owner[candidates]]]
+    recompute_end = np.full(len(calls), -1, np.int64)
+    np.maximum.at(recompute_end, owner[numbered], calls.end[numbered])
+    late = candidates[calls.start[candidates] >= recompute_end[owner[candidates]]]
     role[late] = Role.FORMULA
 
 

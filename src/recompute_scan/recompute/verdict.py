@@ -24,7 +24,7 @@ class Compiled:
 
     Attributes:
         nodes: How many ran.
-        share: Their share of the host time of the backward pass, 0..1, without replays in them.
+        share: Their share of the host time of the backward pass, 0..1, without recomputes in them.
         recomputes: Whether operators stand in them that no gradient's formula has: attention's
             forward, a convolution, ``linear``. (``addmm`` proves nothing: Inductor makes it of a
             product and a sum, ``torch/_inductor/fx_passes/post_grad.py``.)
@@ -42,7 +42,7 @@ def compiled_backward(calls: Calls, structure: Structure) -> Compiled | None:
     mine = engines[named[calls.name[engines]]]
     if not len(mine):
         return None
-    # A node can hold the replay that it asked for: that is not compiled into it.
+    # A node can hold the recompute that it asked for: that is not compiled into it.
     asked = np.isin(structure.engine, mine) & (structure.role == Role.CANDIDATE)
     time = int(calls.duration[mine].sum()) - int(calls.duration[asked].sum())
     whole = int(calls.duration[structure.roots].sum())
@@ -59,9 +59,9 @@ def compiled_backward(calls: Calls, structure: Structure) -> Compiled | None:
 
 
 # A block keeps some of its operators (selective checkpointing) when operators that stand
-# before its last replayed one, with this share of its time, do not run again.
+# before its last recomputed one, with this share of its time, do not run again.
 HOLES = 0.05
-# A backward pass that is compiled for at least this share of its time hides its replays.
+# A backward pass that is compiled for at least this share of its time hides its recomputes.
 MOSTLY_COMPILED = 0.5
 
 
@@ -94,10 +94,10 @@ def judge(
 ) -> Judgement:
     """The verdict on a whole trace."""
     counted = counts.counted
-    replayed = bool((counts.runs[counted] > 0).any())
+    recomputed = bool((counts.runs[counted] > 0).any())
     compiled = compiled_backward(calls, structure)
-    reason = _reason(calls, structure, counts, replayed, compiled)
-    if reason is None and not replayed:
+    reason = _reason(calls, structure, counts, recomputed, compiled)
+    if reason is None and not recomputed:
         reason = _lost(structure, alignment.unexplained)
     highest, mean = counts.highest(counted), counts.mean(counted)
     if reason is None and highest < 2 and compiled is not None and compiled.recomputes:
@@ -113,7 +113,7 @@ def judge(
     again = counts.multiplicity[counted] > 0
     share = float(weight[again].sum() / weight.sum()) if weight.sum() else float(again.mean())
     verdict: Verdict
-    if not replayed:
+    if not recomputed:
         verdict = "none"
     elif highest >= 2:
         verdict = "doubled"
@@ -140,12 +140,12 @@ def _whole(counts: Counts, block: Block) -> bool:
 def _by_design(calls: Calls, structure: Structure, alignment: Alignment) -> bool:
     """Did nothing run again but what functions do in parts, as their models are made?"""
     nodes = words.nodes_of(structure.functions.in_parts)
-    ran_in = (calls.names[calls.name[replay.engine]] for replay in alignment.replays)
+    ran_in = (calls.names[calls.name[recompute.engine]] for recompute in alignment.recomputes)
     return all(name.removeprefix(words.ENGINE) in nodes for name in ran_in)
 
 
 def _lost(structure: Structure, unexplained: Int64) -> str | None:
-    """The reason not to say `none`: a checkpoint function's node exists to replay."""
+    """The reason not to say `none`: a checkpoint function's node exists to recompute."""
     if structure.checkpoint_node[structure.engine[unexplained]].any():
         return (
             "A checkpoint ran work in the backward pass that could not be found in the forward "
@@ -167,7 +167,7 @@ def _contradiction(plain: PlainCounts) -> str | None:
 
 
 def _reason(
-    calls: Calls, structure: Structure, counts: Counts, replayed: bool, compiled: Compiled | None
+    calls: Calls, structure: Structure, counts: Counts, recomputed: bool, compiled: Compiled | None
 ) -> str | None:
     if not (calls.kind == Kind.OP).any():
         return (
@@ -180,7 +180,7 @@ def _reason(
         return "No forward pass in the trace has its own backward pass in it."
     if 2 * counts.runs[~counts.counted].sum() > counts.runs.sum():
         return "Most of what runs again repeats forward work without a backward pass in the trace."
-    if compiled is not None and compiled.share >= MOSTLY_COMPILED and not replayed:
+    if compiled is not None and compiled.share >= MOSTLY_COMPILED and not recomputed:
         return (
             "The backward pass is compiled: what the compiler recomputes inside it cannot be "
             "told from operators."

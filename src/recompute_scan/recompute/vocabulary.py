@@ -36,7 +36,7 @@ def nodes_of(functions: Iterable[str]) -> frozenset[str]:
 
 CHECKPOINT_NODES = nodes_of(CHECKPOINT_FUNCTIONS)
 
-REPLAYED_BY_HOOK = megatron.SELECTIVE_FUNCTION
+RECOMPUTED_BY_HOOK = megatron.SELECTIVE_FUNCTION
 
 # Python frames, `path:function`, that hold the first run of what they checkpoint; and, of the
 # composable checkpoint, the hook before it.
@@ -67,7 +67,7 @@ DISPATCH_MODE = "PythonDispatchMode"
 OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#")
 
 # Gathering, scattering and resharding parameters and gradients. FSDP's forward and its backward
-# do the same gathers, so they would look like replayed work.
+# do the same gathers, so they would look like recomputed work.
 PLUMBING = re.compile(
     r"c10d::|_c10d_functional::|record_param_comms|nccl:|gloo:|mpi:|ucc:"
     r"|FSDP::|FullyShardedDataParallel\._(pre|post|root_pre)_"
@@ -111,14 +111,14 @@ NEUTRAL = re.compile(
 # 2.1 to 2.12), when its function is about to run; not when it runs again.
 INPUT_SAVER = "_NoopSaveInputs"
 
-# By it a non-reentrant checkpoint that is replayed keeps what operators save.
+# By it a non-reentrant checkpoint that is recomputed keeps what operators save.
 DETACH = "aten::detach"
 
 # What brings a saved tensor back to its device (`torch.autograd.graph.save_on_cpu`).
 BRINGS_BACK = re.compile(r"aten::(to|_to_copy|copy_)$")
 
 # Compiled code number `frame/version`. A reentrant checkpoint runs its block without gradients
-# first and with them in the replay: two versions of one frame.
+# first and with them in the recompute: two versions of one frame.
 COMPILED_REGION = re.compile(r"(Torch-Compiled Region: \d+)/\d+$")
 
 # A compiled graph's forward, by dynamo's range or by its autograd function.

@@ -1,4 +1,4 @@
-"""How long each call kept its device busy, and which replayed operators really ran."""
+"""How long each call kept its device busy, and which recomputed operators really ran."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def measure(calls: Calls, structure: Structure, kernels: Kernels) -> Work:
 
 
 class Ran:
-    """Tells whether an operator of a replay did the work of its first run.
+    """Tells whether an operator of a recompute did the work of its first run.
 
-    Early stop interrupts the last operator of a replay; selective checkpointing returns saved
+    Early stop interrupts the last operator of a recompute; selective checkpointing returns saved
     results.
 
     Args:
@@ -76,7 +76,7 @@ class Ran:
         Args:
             original: Rows of first runs.
             again: Rows of the same operators' second runs.
-            whole: Early stop cannot have cut this replay.
+            whole: Early stop cannot have cut this recompute.
         """
         ran = self._twins(again) >= self._twins(original)
         if self._work.on_gpu:
@@ -94,7 +94,7 @@ class Ran:
         return ran
 
     def _operators_inside(self, row: int) -> int:
-        """A replay detaches, inside of its operators, what it recomputed: that does not count."""
+        """A recompute detaches, inside its operators, what it recomputed: that does not count."""
         within = slice(row + 1, row + 1 + int(self._calls.size[row]))
         return int(np.count_nonzero(~self._neutral[within]))
 
@@ -119,7 +119,7 @@ def _twins_before(calls: Calls, neutral: Bool) -> Int32:
 
     A dispatch mode, which selective checkpointing uses, records each operator twice, one in
     the other (since torch 2.13 with a range between); one whose saved result is returned has
-    no inner one. Bookkeeping differs between first run and replay and is left out.
+    no inner one. Bookkeeping differs between first run and recompute and is left out.
     """
     mode = np.array([name == words.DISPATCH_MODE for name in calls.names], np.bool_)[calls.name]
     above = np.maximum(calls.parent, 0)

@@ -145,7 +145,7 @@ class CallSites:
     def _nearest(self, frame: FrameType | None) -> tuple[Owner, FrameType, FrameType] | None:
         """The highest owner on the stack, its innermost frame, and the outermost of a library.
 
-        Beyond the start of a backward pass nobody asked for what a replay calls again.
+        Beyond the start of a backward pass nobody asked for what a recompute calls again.
         """
         best: tuple[Owner, FrameType] | None = None
         outermost = None

@@ -1,4 +1,4 @@
-"""One process under observation: step hooks, checkpoint probe, watchdog, and its account."""
+"""One process under observation: step hooks, checkpoint probe, watchdog, and its run record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import torch
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
 from recompute_scan.record import selftest
-from recompute_scan.record.account import account_of
 from recompute_scan.record.execute import Exit
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.collect import receive, send
@@ -29,6 +28,7 @@ from recompute_scan.record.postmortem import end_of
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.run_folder import cannot_write
+from recompute_scan.record.run_record import make_run_record
 from recompute_scan.record.scope import DEFAULT, Plan
 from recompute_scan.record.steps import StepCounter, StepHooks
 from recompute_scan.record.unstepped import Unstepped
@@ -53,7 +53,7 @@ class RunOptions:
         target: Path of the script, or name of the module.
         is_module: Whether ``target`` is a module, as with ``python -m``.
         args: The script's own arguments.
-        output: Folder for the traces and the account; made when missing.
+        output: Folder for the traces and the run record; made when missing.
         steps: Steps profiled without stacks, at least 1; where steps are measured, 0 will do.
         warmup: Steps before anything is recorded, at least 1.
         timing_steps: Steps timed without the profiler; 0 for none.
@@ -98,10 +98,10 @@ def observe(
     guard: Guard | None = None,
     removes: Callable[[], None] = lambda: None,
 ) -> RunInfo:
-    """This process's account of the program, which it runs.
+    """This process's run record of the program, which it runs.
 
-    Traces are written as soon as they are recorded, and with each of them the account so far,
-    which is taken for the account where the process is killed.
+    Traces are written as soon as they are recorded, and with each of them the run record so far,
+    which is taken for the run record where the process is killed.
 
     Args:
         options: How much to record.
@@ -109,13 +109,13 @@ def observe(
         program: Runs the script; gets what to call with an exception that ends it.
         on_hang: As for :func:`recompute_scan.record.launch.runner.record`.
         on_exit: Likewise.
-        keep: Whether to write this account.
+        keep: Whether to write this run record.
         waits: Whether the program may stand still now, because others work for it.
         guard: What stands between the script and what is installed around this.
         removes: What takes that out again, in a process that the script forks.
 
     Raises:
-        UsageError: The account cannot be written (``E206``).
+        UsageError: The run record cannot be written (``E206``).
         SystemExit: In a process that the script forked and that has come to the program's end: it
             ends as it would without us.
     """
@@ -128,15 +128,15 @@ def observe(
 
     target = f"-m {options.target}" if options.is_module else options.target
 
-    def account(outcome: Exit, end: RankEnd | None) -> RunInfo:
+    def run_record(outcome: Exit, end: RankEnd | None) -> RunInfo:
         failure = _how_it_failed(outcome) if outcome.exit_status else None
-        return account_of(
+        return make_run_record(
             recorder, probe, plan, target, failure=failure, status=outcome.exit_status, end=end
         )
 
     def so_far() -> None:
         end = RankEnd(rank=None, ending="killed", steps=counter.steps)
-        info = account(Exit("killed", KILLED), end)
+        info = run_record(Exit("killed", KILLED), end)
         with suppress(OSError):
             write_so_far(folder, info)
 
@@ -146,7 +146,7 @@ def observe(
         device=options.device,
         keep_going=options.keep_going,
         counter=counter,
-        begin_marking=probe.begin,
+        begin_annotating=probe.begin,
         memory=gauges.memory if gauges else None,
         recording_ranks=options.ranks,
         on_kept=so_far,
@@ -174,7 +174,7 @@ def observe(
     def hung(end: RankEnd) -> None:
         recorder.abandon()
         end = replace(end, regions=dict(probe.entered))
-        info = account(Exit("hung", HUNG), end)
+        info = run_record(Exit("hung", HUNG), end)
         _leave(folder, info, watchdog.patience_s, on_hang)
 
     def close() -> None:
@@ -186,7 +186,7 @@ def observe(
             _ACTIVE.remove(active)
 
     def conclude(outcome: Exit) -> RunInfo:
-        info = account(outcome, ends[0] if ends else None)
+        info = run_record(outcome, ends[0] if ends else None)
         if gauges is not None:
             info = replace(info, measured=gauges.measurements(bypass.calls))
         if outcome.ending == "stopped":
@@ -319,7 +319,7 @@ class _Boundaries:
 def _leave(
     folder: Path, info: RunInfo, patience_s: float, on_hang: Callable[[RunInfo], None]
 ) -> None:
-    """End this process, which hangs, once the account is written and the others' are there."""
+    """End this process, which hangs, once the run record is written and the others' are there."""
     try:
         write_run_info(folder, info)
         # The first process that ends makes a launcher end the others.

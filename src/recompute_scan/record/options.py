@@ -1,4 +1,4 @@
-"""How a checkpoint is called, as far as it bears on what its replay costs."""
+"""How a checkpoint is called, as far as it bears on what its recompute costs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Arguments:
 
 
 def counts_runs(modules: Sequence[nn.Module]) -> bool:
-    """Does a module in here keep running statistics, to which every replay adds?"""
+    """Does a module in here keep running statistics, to which every recompute adds?"""
     return any(
         part.training and _has_running_statistics(part)
         for module in modules

@@ -26,7 +26,7 @@ from recompute_scan.record.switches import COMPOSABLE_MODULE, NOWHERE, WRAPPER_M
 
 _CHECKPOINT_MODULE = "torch.utils.checkpoint"
 _SEQUENTIAL = "torch/utils/checkpoint.py:checkpoint_sequential"
-_REPLAYING = ("backward", "recompute_fn")  # the reentrant and the non-reentrant variant
+_RECOMPUTING = ("backward", "recompute_fn")  # the reentrant and the non-reentrant variant
 _ASKING = (WRAPPER_MODULE, COMPOSABLE_MODULE)  # torch's own code that asks for checkpoints
 
 
@@ -134,7 +134,7 @@ class Origins:
 
     def _line(self, caller: FrameType | None, covered: list[nn.Module]) -> str:
         """The user's line that led to the call; of a library's call the line of its first run,
-        which a replay does not show.
+        which a recompute does not show.
         """
         if caller is None or not covered or self._sites.is_users(caller):
             return self._sites.called_at(caller)
@@ -148,14 +148,14 @@ class Origins:
 def _caller(frame: FrameType | None) -> tuple[bool, FrameType | None]:
     """Whether ``checkpoint_sequential`` made the call, and the frame that asked for it.
 
-    ``None`` where that frame cannot be told: a replay calls again what the forward pass called,
+    ``None`` where that frame cannot be told: a recompute calls again what the forward pass called,
     and the frames beyond it are those of the backward pass.
     """
     sequential = False
     while frame is not None:
         name = str(frame.f_globals.get("__name__") or "")
         if name == _CHECKPOINT_MODULE:
-            if frame.f_code.co_name in _REPLAYING:
+            if frame.f_code.co_name in _RECOMPUTING:
                 return sequential, None
             sequential |= frame.f_code.co_name == "checkpoint_sequential"
         elif name in _ASKING or top_package(frame) not in ("torch", "recompute_scan"):

@@ -1,4 +1,4 @@
-"""Marks checkpointed regions and their replays in the trace.
+"""Marks checkpointed regions and their recomputes in the trace.
 
 Checkpoints are caught where :mod:`recompute_scan.record.caught` says, and those of other
 libraries like torch's own reentrant one. Ranges are opened only while a
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import wrapt
 
-from recompute_scan.annotations import MARKING, RegionMark, region_name, replay_name
+from recompute_scan.annotations import ANNOTATING, RegionAnnotation, recompute_name, region_name
 from recompute_scan.frameworks.known import MECHANISMS
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.caught import (
@@ -50,7 +50,7 @@ _UNNAMED = "Checkpoint calls could not be named"
 
 
 class Probe:
-    """The marks of one process.
+    """The annotations of one process.
 
     Attributes:
         sites: Source lines of the call sites that were named.
@@ -169,7 +169,7 @@ class Probe:
         """Mark what an autograd function of the reentrant kind runs.
 
         Its forward takes the checkpointed function as the first argument that can be called,
-        and keeps it for the replay. A function of the script's own may do anything else with it
+        and keeps it for the recompute. A function of the script's own may do anything else with it
         too: what stands in its place there looks like it in every other respect, and a module,
         which is compared, searched and trained, stays.
         """
@@ -188,9 +188,11 @@ class Probe:
                 if not (known or isinstance(args[place], _FUNCTIONS)):
                     self._note(function.__name__, sys._getframe(1))
                 elif _recording():
-                    with _marking():
-                        mark = self._mark("reentrant", args[place], args[place + 1 :], own=own)
-                        both = self._both_runs(args[place], mark)
+                    with _annotating():
+                        annotation = self._mark(
+                            "reentrant", args[place], args[place + 1 :], own=own
+                        )
+                        both = self._both_runs(args[place], annotation)
                         if not known:
                             both = _disguised(both, args[place])
                     args = (*args[:place], both, *args[place + 1 :])
@@ -205,8 +207,8 @@ class Probe:
     def _watch_call(self, module: ModuleType, name: str, original: Any) -> None:
         """Mark what a function of the non-reentrant kind runs; it is its first argument.
 
-        The mark is made when that runs first, inside the library's function, so that its frame
-        is among those that tell who asked.
+        The annotation is made when that runs first, inside the library's function, so that its
+        frame is among those that tell the call site.
         """
 
         def checkpoint(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -228,19 +230,19 @@ class Probe:
             self._count("non-reentrant")
             if not _recording():
                 return call(function, *args, **kwargs)
-            with _marking():
+            with _annotating():
                 options = arguments.options((function, *args), kwargs)
-                mark = self._mark("non-reentrant", function, inputs(args), options)
-                name, replay = region_name(mark), self._replay(function, mark)
-            inner = call(replay, *args, **kwargs)
-            return within(inner, Sheltered(self._guard, self._range(name, mark.depth)))
+                annotation = self._mark("non-reentrant", function, inputs(args), options)
+                name, recompute = region_name(annotation), self._recompute(function, annotation)
+            inner = call(recompute, *args, **kwargs)
+            return within(inner, Sheltered(self._guard, self._range(name, annotation.depth)))
 
         replace_generator(self._guard.around(original, generator), self._patches)
 
     def _cannot_watch(self, variant: Variant) -> None:
         self._warn(
             f"This version of torch ({torch.__version__}) has no {variant} checkpoint where it is "
-            "looked for, so its regions carry no marks in the trace."
+            "looked for, so its regions carry no annotations in the trace."
         )
 
     def _warn(self, text: str) -> None:
@@ -254,13 +256,13 @@ class Probe:
         args: tuple[object, ...],
         options: Sequence[str] = (),
         own: str = "",
-    ) -> RegionMark:
+    ) -> RegionAnnotation:
         depth = getattr(self._thread, "depth", 0)
         call = next(self._calls)
         origin = Origin()
         with self._guard.part(_UNNAMED):
             origin = self._origins.of(function, args, sys._getframe(2), options, own)
-        return RegionMark(
+        return RegionAnnotation(
             call=call,
             depth=depth,
             variant=variant,
@@ -292,39 +294,39 @@ class Probe:
         with unseen, torch._C.DisableTorchFunction():
             self.untrained.entered(function, args)
 
-    def _both_runs(self, function: Any, mark: RegionMark) -> Callable[..., Any]:
-        """The function, marked as the region in its first run and as a replay in later ones."""
-        name = region_name(mark)
+    def _both_runs(self, function: Any, annotation: RegionAnnotation) -> Callable[..., Any]:
+        """The function, marked as the region in its first run and as a recompute in later ones."""
+        name = region_name(annotation)
 
         def run(call: Call, *args: Any, **kwargs: Any) -> Any:
             nonlocal name
-            current, name = name, replay_name(mark.call)
-            with self._range(current, mark.depth):
+            current, name = name, recompute_name(annotation.call)
+            with self._range(current, annotation.depth):
                 return call(*args, **kwargs)
 
         return self._guard.around(function, run, named=False)
 
     def _marked_when_run(self, variant: Variant, function: Any) -> Callable[..., Any]:
-        """The function, given a mark in its first run."""
+        """The function, given an annotation in its first run."""
         both: Callable[..., Any] | None = None
 
         def run(call: Call, *args: Any, **kwargs: Any) -> Any:
             nonlocal both
             if both is None:
-                with _marking():
+                with _annotating():
                     both = self._both_runs(function, self._mark(variant, function, args))
             return call.instead(both, *args, **kwargs)
 
         return self._guard.around(function, run, named=False)
 
-    def _replay(self, function: Any, mark: RegionMark) -> Callable[..., Any]:
-        name = replay_name(mark.call)
+    def _recompute(self, function: Any, annotation: RegionAnnotation) -> Callable[..., Any]:
+        name = recompute_name(annotation.call)
 
-        def replay(call: Call, *args: Any, **kwargs: Any) -> Any:
-            with self._range(name, mark.depth):
+        def recompute(call: Call, *args: Any, **kwargs: Any) -> Any:
+            with self._range(name, annotation.depth):
                 return call(*args, **kwargs)
 
-        return self._guard.around(function, replay, named=False)
+        return self._guard.around(function, recompute, named=False)
 
     @contextmanager
     def _range(self, name: str, depth: int) -> Iterator[None]:
@@ -356,9 +358,9 @@ def _needs_gradient(args: tuple[Any, ...]) -> bool:
 
 
 @contextmanager
-def _marking() -> Iterator[None]:
-    """Marks the time that the marks themselves take, which is no part of the step."""
-    opened = _open_range(MARKING)
+def _annotating() -> Iterator[None]:
+    """Marks the time that the annotations themselves take, which is no part of the step."""
+    opened = _open_range(ANNOTATING)
     try:
         yield
     finally:

@@ -67,7 +67,7 @@ class Recorder:
         device: Literal["auto", "cpu", "cuda"],
         keep_going: bool,
         counter: StepCounter,
-        begin_marking: Callable[[], None],
+        begin_annotating: Callable[[], None],
         memory: PeakMemory | None = None,
         recording_ranks: str = DEFAULT,
         on_kept: Callable[[], None] = lambda: None,
@@ -80,7 +80,7 @@ class Recorder:
         self._wanted_device = device
         self._keep_going = keep_going
         self._counter = counter
-        self._begin_marking = begin_marking
+        self._begin_annotating = begin_annotating
         self._memory = memory
         self._recording_ranks = recording_ranks
         self._on_kept = on_kept
@@ -315,7 +315,7 @@ class Recorder:
         self._last_step.settle(self._counter.steps, 1 if stacks else lead + self._plan.steps + 1)
         if not lead:
             self._counter.freeze()
-        self._begin_marking()
+        self._begin_annotating()
         window = ProfilerWindow(
             lead=0 if stacks else lead,
             steps=1 if stacks else self._plan.steps,

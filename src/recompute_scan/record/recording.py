@@ -1,4 +1,5 @@
-"""Record a training loop from inside: the same marks, timed steps and traces as ``run`` makes.
+"""Record a training loop from inside: the same annotations, timed steps and traces as ``run``
+makes.
 
 The loop says where its steps end. With the last one that is recorded everything of ours is taken
 out of the process again, and the loop goes on as if nothing had been there.
@@ -24,19 +25,19 @@ from recompute_scan.api import Scan
 from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
 from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.record import selftest
-from recompute_scan.record.account import account_of
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.launcher import wait_for_ranks
 from recompute_scan.record.postmortem import end_of
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.run_folder import cannot_write, check_device, check_plan, prepare
+from recompute_scan.record.run_record import make_run_record
 from recompute_scan.record.scope import Plan, Wording
 from recompute_scan.record.steps import EXPLICIT, StepCounter
 from recompute_scan.report.folder import write_report
 from recompute_scan.run_info import RunInfo, write_run_info
 
-# How long rank 0 waits for the accounts of the others, which end with the same step.
+# How long rank 0 waits for the run records of the others, which end with the same step.
 _RANKS_TIMEOUT_S = 30.0
 _INTERRUPTED = 130
 _WORDING = Wording(
@@ -92,7 +93,7 @@ class Recording:
     """A recording of a training loop; made by :func:`record`, and used in a ``with`` statement.
 
     Attributes:
-        info: This rank's account, once recording is over; ``None`` before.
+        info: This rank's run record, once recording is over; ``None`` before.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class Recording:
             device=self._device,
             keep_going=True,
             counter=counter,
-            begin_marking=probe.begin,
+            begin_annotating=probe.begin,
             guard=guard,
         )
         guard.on_failure, guard.settle = recorder.give_up, recorder.settle
@@ -243,7 +244,7 @@ class Recording:
                 warnings.warn(f"recompute-scan: {said}", RuntimeWarning, stacklevel=3)
 
     def _leave(self, live: _Live, error: BaseException | None = None) -> None:
-        """Take everything out of the process, and write the account."""
+        """Take everything out of the process, and write the run record."""
         global _current
         try:
             live.remove()
@@ -257,7 +258,7 @@ class Recording:
             failure, status = f"The loop raised {type(error).__name__}: {error}.", 1
         elif isinstance(error, KeyboardInterrupt):
             failure, status = "The loop was interrupted.", _INTERRUPTED
-        self.info = account_of(
+        self.info = make_run_record(
             live.recorder,
             live.probe,
             live.plan,
@@ -306,8 +307,8 @@ def record(
         steps: Steps to profile, 1 or more.
         warmup: Steps before anything is recorded, 1 or more.
         timing_steps: Steps to time without the profiler; 0 for none.
-        folder: Where traces, the account, the result and its page go, one folder for all ranks of
-            a run; ``None`` for a temporary one that lives as long as the scan does.
+        folder: Where traces, the run record, the result and its page go, one folder for all ranks
+            of a run; ``None`` for a temporary one that lives as long as the scan does.
         device: What to record; ``auto`` takes the GPU where the loop uses one.
 
     Raises:

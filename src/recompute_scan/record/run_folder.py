@@ -56,7 +56,7 @@ def prepare(folder: Path) -> None:
         if facts.rank == 0:
             _take_out(folder, (CLAIM, STOPPED, WORD))
             rank = facts.world_size
-            while any((folder / name).exists() for name in _accounts(rank)):
+            while any((folder / name).exists() for name in _run_records(rank)):
                 _take_out(folder, _files(rank))
                 rank += 1
         if not os.access(folder, os.W_OK):
@@ -75,7 +75,7 @@ def _take_out(folder: Path, names: tuple[str, ...]) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _accounts(rank: int) -> tuple[str, ...]:
+def _run_records(rank: int) -> tuple[str, ...]:
     return run_info_name(rank), so_far_name(rank)
 
 
@@ -85,5 +85,5 @@ def _files(rank: int) -> tuple[str, ...]:
         f"stacks-rank{rank}.json.gz",
         f"flight-rank{rank}.json",
         stacks_text_name(rank),
-        *_accounts(rank),
+        *_run_records(rank),
     )

@@ -1,9 +1,9 @@
 """Whether the checkpoints of this torch are caught, seen before the script runs.
 
 What is replaced in torch are private names. A version that keeps such a name and calls another
-would leave its checkpoints without marks, and marks that are missing tell a false story: of
-switches that do nothing, and of recompute that nobody asked for. Where a kind is not caught
-nothing is marked at all, and the trace is read as any other is.
+would leave its checkpoints without annotations, and annotations that are missing tell a false
+story: of switches that do nothing, and of recompute that nobody asked for. Where a kind is not
+caught nothing is marked at all, and the trace is read as any other is.
 
 So torch is asked for one checkpoint of each kind, which ends where ours would begin: no operator
 runs, no random number is drawn, no thread is started, and no device is looked for.
@@ -109,8 +109,8 @@ def _wait_for(ours: object, patches: Patches) -> None:
 def _leave_out(probe: Probe, missed: tuple[str, ...]) -> None:
     probe.leave_out(
         f"In this version of torch ({torch.__version__}) checkpoints of this kind cannot be seen "
-        f"when they are called: {', '.join(missed)}. So none bears a mark: what runs again is "
-        "read off the operators, and who asked for it is not known."
+        f"when they are called: {', '.join(missed)}. So none bears an annotation: what runs again "
+        "is read off the operators, and the call sites are not known."
     )
 
 

@@ -1,4 +1,4 @@
-"""What a reader may take out of the page: a table for a spreadsheet, a stretch for Perfetto."""
+"""What a reader may take out of the page: a table for a spreadsheet, an excerpt for Perfetto."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = (
     "mean_recompute",
     "forward_ms_per_step",
     "recompute_ms_per_step",
-    "surplus_ms_per_step",
+    "redundant_ms_per_step",
 )
 
 

@@ -12,7 +12,7 @@ from recompute_scan.report.words import PART_WORDS
 from recompute_scan.result import Cost, Result
 from recompute_scan.units import ms, share
 
-PARTS = ("forward", "recompute", "surplus", "backward", "optimizer", "other")
+PARTS = ("forward", "recompute", "redundant", "backward", "optimizer", "other")
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,13 @@ def cost_bars(result: Result) -> CostBars | None:
 
 
 def _after(now: dict[str, float], step_ms: float) -> dict[str, float]:
-    """The parts without the surplus; what they differ by from that step goes to "other".
+    """The parts without the redundant recomputes; what they differ by from that step goes to
+    "other".
 
-    The fix may save less than the surplus (overlap) or more (collectives), so parts
+    The fix may save less than the redundant recomputes (overlap) or more (collectives), so parts
     that do not fit into it at all are left undrawn rather than invented.
     """
-    kept = {kind: value for kind, value in now.items() if kind not in ("surplus", "other")}
+    kept = {kind: value for kind, value in now.items() if kind not in ("redundant", "other")}
     rest = step_ms - sum(kept.values())
     return {**kept, "other": rest} if rest >= 0 else {}
 
@@ -130,18 +131,18 @@ def stacked(values: dict[str, float], scale: float) -> tuple[Part, ...]:
 
 def _summary(cost: Cost, step: StepAfter, whole: float, *, saves: bool) -> str:
     parts = cost.breakdown
-    if parts.surplus > 0 and saves:
+    if parts.redundant > 0 and saves:
         return (
-            f"Of a step of {ms(cost.step_ms)}, {ms(parts.surplus)} "
-            f"({share(parts.surplus / whole) if whole > 0 else share(None)}) repeat forward work "
+            f"Of a step of {ms(cost.step_ms)}, {ms(parts.redundant)} "
+            f"({share(parts.redundant / whole) if whole > 0 else share(None)}) repeat forward work "
             f"that had been repeated already; without it a step "
             f"{'was measured at' if step.measured else 'is predicted to take'} "
             f"{ms(step.after_ms)}."
         )
-    replays = parts.recompute + parts.surplus
-    if replays > 0:
+    recomputes = parts.recompute + parts.redundant
+    if recomputes > 0:
         return (
-            f"Of a step of {ms(cost.step_ms)}, {ms(replays)} are replays that "
+            f"Of a step of {ms(cost.step_ms)}, {ms(recomputes)} are recomputes that "
             f"checkpointing needs to save memory."
         )
-    return f"A step takes {ms(cost.step_ms)}; no replay was counted in it."
+    return f"A step takes {ms(cost.step_ms)}; no recompute was counted in it."

@@ -1,4 +1,4 @@
-"""A scan in a notebook: the verdict, three numbers, who asked for it and what to change."""
+"""A scan in a notebook: verdict, three numbers, checkpoint call sites and what to change."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def cautions(comparison: Comparison) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Bar:
-    """One step, drawn as its replays and the rest."""
+    """One step, drawn as its recomputes and the rest."""
 
     name: str
     total: str
@@ -71,7 +71,7 @@ class Bar:
 
 
 def step_bars(comparison: Comparison) -> tuple[Bar, ...]:
-    """The two steps on one scale; empty where what replays take is not known of both, or where
+    """The two steps on one scale; empty where what recomputes take is not known of both, or where
     they cannot be compared.
     """
     if comparison.obstacles:
@@ -80,10 +80,14 @@ def step_bars(comparison: Comparison) -> tuple[Bar, ...]:
     scale = max(side.step_ms or 0.0 for _, side in sides)
     bars = []
     for name, side in sides:
-        step, replays, surplus = side.step_ms, side.recompute_ms, side.surplus_recompute_ms
-        if not step or replays is None or surplus is None or replays > step:
+        step, recomputes, redundant = side.step_ms, side.recompute_ms, side.redundant_recompute_ms
+        if not step or recomputes is None or redundant is None or recomputes > step:
             return ()
-        values = {"other": step - replays, "recompute": replays - surplus, "surplus": surplus}
+        values = {
+            "other": step - recomputes,
+            "recompute": recomputes - redundant,
+            "redundant": redundant,
+        }
         bars.append(Bar(name, ms(step), stacked(values, scale)))
     return tuple(bars)
 
@@ -97,13 +101,13 @@ def rows(comparison: Comparison) -> list[tuple[str, str, str]]:
     sides = comparison.before, comparison.after
     return [
         row("Verdict", *(side.verdict for side in sides)),
-        row("Replays per layer", *(times(side.recompute_per_backward) for side in sides)),
+        row("Recomputes per layer", *(times(side.recompute_per_backward) for side in sides)),
         row("Mean over all work", *(times(side.mean_recompute) for side in sides)),
         row("Step time", *(ms(side.step_ms) for side in sides)),
         row("Likely", *(span(side) for side in sides)),
         row("Step time from", *(_source(side) for side in sides)),
-        row("Replays per step", *(ms(side.recompute_ms) for side in sides)),
-        row("Surplus among them", *(ms(side.surplus_recompute_ms) for side in sides)),
+        row("Recomputes per step", *(ms(side.recompute_ms) for side in sides)),
+        row("Redundant among them", *(ms(side.redundant_recompute_ms) for side in sides)),
     ]
 
 

@@ -28,13 +28,13 @@ class BlockGroup:
 
     @property
     def recompute_ms(self) -> float:
-        """All their replays in one step, in ms."""
+        """All their recomputes in one step, in ms."""
         return sum(region.recompute_ms_per_step for region in self.regions)
 
     @property
-    def surplus_ms(self) -> float:
-        """Their surplus replays in one step, in ms."""
-        return sum(region.surplus_ms_per_step for region in self.regions)
+    def redundant_ms(self) -> float:
+        """Their redundant recomputes in one step, in ms."""
+        return sum(region.redundant_ms_per_step for region in self.regions)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Stack:
 
     label: str
     blocks: int
-    replays: float
+    recomputes: float
     checkpoints: tuple[Checkpoint, ...]
 
 
@@ -53,7 +53,7 @@ def block_label(region: Region) -> str:
 
 
 def block_groups(regions: Iterable[Region]) -> list[BlockGroup]:
-    """Blocks gathered by name pattern, class, replays and checkpoints, in forward order."""
+    """Blocks gathered by name pattern, class, recomputes and checkpoints, in forward order."""
     groups: dict[object, list[Region]] = {}
     for region in regions:
         key = (
@@ -105,7 +105,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def checkpoint_stacks(regions: Iterable[Region]) -> list[Stack]:
-    """Who asked for it: each arrangement of checkpoints once, those with most replays first."""
+    """Checkpoint call sites: each arrangement of checkpoints once, most recomputes first."""
     stacks: dict[tuple[Checkpoint, ...], list[Region]] = {}
     for region in regions:
         if region.checkpoints:
@@ -114,12 +114,12 @@ def checkpoint_stacks(regions: Iterable[Region]) -> list[Stack]:
         Stack(
             label=", ".join(group.label for group in block_groups(members)[:3]),
             blocks=len(members),
-            replays=max(region.recompute_runs_per_backward for region in members),
+            recomputes=max(region.recompute_runs_per_backward for region in members),
             checkpoints=checkpoints,
         )
         for checkpoints, members in stacks.items()
     ]
-    return sorted(found, key=lambda stack: -stack.replays)
+    return sorted(found, key=lambda stack: -stack.recomputes)
 
 
 MOST_ROWS = 60
@@ -147,9 +147,9 @@ def by_step(result: Result) -> ByStep | None:
     places = [place for place, step in enumerate(result.steps) if step.complete]
     if not regions or not places:
         return None
-    if any(len(region.replays_by_step) != len(result.steps) for region in regions):
+    if any(len(region.recomputes_by_step) != len(result.steps) for region in regions):
         return None
-    shown = [tuple(_rounded(r.replays_by_step[place]) for place in places) for r in regions]
+    shown = [tuple(_rounded(r.recomputes_by_step[place]) for place in places) for r in regions]
     whole = plural(len(places), "whole step")
     if all(len(set(values)) == 1 for values in shown):
         if len(places) == 1:

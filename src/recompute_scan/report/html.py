@@ -109,7 +109,7 @@ def render_html(result: Result) -> str:
         own_command=summary.run_again(result) is not None,
         markdown=render_markdown(result),
         csv=regions_csv(result),
-        stretch=proof_trace(result.proof) if result.proof else "",
+        excerpt=proof_trace(result.proof) if result.proof else "",
         hta_rows=utilization.hta_rows(result.hta) if result.hta else [],
         hta_title=utilization.hta_title(result),
         hta_columns=utilization.HTA_COLUMNS,

@@ -122,10 +122,10 @@ def _blocks(result: Result) -> str:
     rows = [
         f"| {code(group.label, 80)} | {len(group.regions)} "
         f"| **{units.times(group.first.recompute_runs_per_backward)}** "
-        f"| {units.ms(group.recompute_ms)} | {units.ms(group.surplus_ms)} |"
+        f"| {units.ms(group.recompute_ms)} | {units.ms(group.redundant_ms)} |"
         for group in groups[:_MOST_GROUPS]
     ]
-    head = ["| Block | Number | Replays each | Replays per step | Surplus per step |"]
+    head = ["| Block | Number | Recomputes each | Recomputes per step | Redundant per step |"]
     table = "\n".join([*head, "| --- | ---: | ---: | ---: | ---: |", *rows])
     more = len(groups) - _MOST_GROUPS
     return table + (f"\n\n{units.plural(more, 'more kind')} of block left out." if more > 0 else "")
@@ -135,7 +135,7 @@ def _who(result: Result) -> str:
     stacks = checkpoint_stacks(result.regions)
     if not stacks:
         return ""
-    written = ["#### Who asked for it, outer to inner"]
+    written = ["#### Checkpoint call sites, outer to inner"]
     for stack in stacks[:_MOST_STACKS]:
         items = [
             f"{number}. {_checkpoint(checkpoint)}"

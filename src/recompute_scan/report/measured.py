@@ -45,7 +45,7 @@ def measured_table(result: Result) -> MeasuredTable | None:
         _bytes("GPU memory, allocated", measured, lambda arm: arm.peak_allocated_bytes),
         _bytes("GPU memory, reserved", measured, lambda arm: arm.peak_reserved_bytes),
         _bytes("Process memory", measured, lambda arm: arm.peak_rss_bytes),
-        _row("Replays per layer", measured, lambda arm: times(arm.recompute_per_backward)),
+        _row("Recomputes per layer", measured, lambda arm: times(arm.recompute_per_backward)),
     ]
     return MeasuredTable(tuple(name for name, _ in arms), tuple(row for row in rows if row))
 

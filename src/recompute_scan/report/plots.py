@@ -21,7 +21,7 @@ from recompute_scan.result import Result
 PART_COLOURS = {
     "forward": "#2c62bd",
     "recompute": "#c98e00",
-    "surplus": "#b3261e",
+    "redundant": "#b3261e",
     "backward": "#6a569f",
     "optimizer": "#2d7a58",
     "other": "#78808c",
@@ -37,7 +37,7 @@ def label(name: str, limit: int = 60) -> str:
 
 
 def timeline_figure(result: Result) -> go.Figure:
-    """One block, run by run: its operators in the forward pass, each replay and the backward.
+    """One block, run by run: its operators in the forward pass, each recompute and the backward.
 
     Every lane starts at 0 on one scale in ms. An empty figure that says so where the result
     holds no proof.
@@ -71,12 +71,12 @@ def timeline_figure(result: Result) -> go.Figure:
                 "line": {"color": "white", "width": 0.5},
             },
         )
-    again = sum(lane.kind in ("replay", "surplus") for lane in proof.lanes)
+    again = sum(lane.kind in ("recompute", "redundant") for lane in proof.lanes)
     region = next((item for item in result.regions if item.ordinal == proof.region), None)
     name = label(block_label(region)) if region else f"block {proof.region}"
     figure.update_layout(barmode="overlay", height=180 + 2 * _HEIGHT_OF_ROW * len(lanes))
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=lanes[::-1])
-    title = f"{name}: one forward pass and {units.plural(again, 'replay')} of it in step"
+    title = f"{name}: one forward pass and {units.plural(again, 'recompute')} of it in step"
     return _finish(figure, f"{title} {proof.step}", "ms since the start of each run")
 
 
@@ -117,21 +117,21 @@ def regions_figure(result: Result) -> go.Figure:
         return _empty("No block was found in this trace")
     figure = go.Figure()
     places = list(range(len(result.regions)))
-    replays = [region.recompute_runs_per_backward for region in result.regions]
-    needed = [min(value, 1.0) for value in replays]
+    recomputes = [region.recompute_runs_per_backward for region in result.regions]
+    needed = [min(value, 1.0) for value in recomputes]
     rows = [
         [
             label(block_label(region), 100),
             units.times(region.recompute_runs_per_backward),
             units.ms(region.recompute_ms_per_step),
-            units.ms(region.surplus_ms_per_step),
+            units.ms(region.redundant_ms_per_step),
         ]
         for region in result.regions
     ]
-    surplus = [value - first for value, first in zip(replays, needed, strict=True)]
+    redundant = [value - first for value, first in zip(recomputes, needed, strict=True)]
     for name, kind, values in (
-        ("first replay", "recompute", needed),
-        ("surplus", "surplus", surplus),
+        ("first recompute", "recompute", needed),
+        ("redundant", "redundant", redundant),
     ):
         figure.add_bar(
             name=name,
@@ -139,16 +139,17 @@ def regions_figure(result: Result) -> go.Figure:
             y=values,
             customdata=rows,
             marker_color=PART_COLOURS[kind],
-            hovertemplate="%{customdata[0]}<br>%{customdata[1]} replays a backward pass"
-            "<br>%{customdata[2]} in replays, %{customdata[3]} surplus per step<extra></extra>",
+            hovertemplate="%{customdata[0]}<br>%{customdata[1]} recomputes a backward pass"
+            "<br>%{customdata[2]} in recomputes, %{customdata[3]} redundant per "
+            "step<extra></extra>",
         )
     figure.update_layout(barmode="stack", height=360, bargap=0.15)
-    figure.update_yaxes(title_text="replays a backward pass", rangemode="tozero")
+    figure.update_yaxes(title_text="recomputes a backward pass", rangemode="tozero")
     if len(places) <= 40:
         texts = [label(block_label(region), 30) for region in result.regions]
         figure.update_xaxes(tickmode="array", tickvals=places, ticktext=texts)
-    highest = units.times(max(replays))
-    return _finish(figure, f"Replays of each block: up to {highest}", "block, in forward order")
+    highest = units.times(max(recomputes))
+    return _finish(figure, f"Recomputes of each block: up to {highest}", "block, in forward order")
 
 
 def _finish(figure: go.Figure, title: str, across: str) -> go.Figure:

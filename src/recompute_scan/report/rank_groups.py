@@ -17,10 +17,10 @@ MOST_RANKS = 2048
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks with the same verdict and the same number of replays a block."""
+    """Ranks with the same verdict and the same number of recomputes a block."""
 
     verdict: Verdict
-    replays: float | None
+    recomputes: float | None
     ranks: tuple[Rank, ...]
 
     @property
@@ -43,11 +43,12 @@ def rank_groups(result: Result) -> tuple[RankGroup, ...]:
     """The groups, in order of their first rank."""
     groups: dict[tuple[Verdict, float | None], list[Rank]] = {}
     for rank in result.ranks:
-        replays = rank.replays_per_block
-        key = (rank.verdict, None if replays is None else round(replays, 2))
+        recomputes = rank.recomputes_per_block
+        key = (rank.verdict, None if recomputes is None else round(recomputes, 2))
         groups.setdefault(key, []).append(rank)
     return tuple(
-        RankGroup(verdict, replays, tuple(ranks)) for (verdict, replays), ranks in groups.items()
+        RankGroup(verdict, recomputes, tuple(ranks))
+        for (verdict, recomputes), ranks in groups.items()
     )
 
 

@@ -28,8 +28,8 @@ _THINNEST = 0.1  # per cent of the width
 _CHARACTER = 0.72
 _LANE_WORDS = {
     "forward": "The forward pass",
-    "replay": "Run again: the one replay that checkpointing needs",
-    "surplus": "Run again: surplus, the same work for nothing",
+    "recompute": "Run again: the one recompute that checkpointing needs",
+    "redundant": "Run again: redundant, the same work for nothing",
     "backward": "The gradients",
 }
 
@@ -116,7 +116,7 @@ def timeline(result: Result) -> Timeline | None:
 def _scale(proof: Proof) -> float:
     """How many µs the drawing is wide.
 
-    A backward lane may be far longer than the runs to compare (it can enclose the replays);
+    A backward lane may be far longer than the runs to compare (it can enclose the recomputes);
     it is cut rather than let it press them into a corner.
     """
     longest = max(1e-3, *(lane.duration_us for lane in proof.lanes))
@@ -198,7 +198,7 @@ def _box(op: ProofOp, lane: ProofLane, y: int, longest: float, colours: dict[str
 
 
 def _summary(block: str, proof: Proof) -> str:
-    again = [lane for lane in proof.lanes if lane.kind in ("replay", "surplus")]
+    again = [lane for lane in proof.lanes if lane.kind in ("recompute", "redundant")]
     original = next((lane for lane in proof.lanes if lane.kind == "forward"), None)
     name = visible(block, 60)
     if original is None:
@@ -211,8 +211,8 @@ def _summary(block: str, proof: Proof) -> str:
     if len(again) == 1:
         return f"{head}, and {counts} of them once more in the backward pass."
     text = f"{head}, and {len(again)} times more in the backward pass ({counts} of them)"
-    if any(lane.kind == "surplus" for lane in again):
-        return f"{text}: one replay is needed, the rest is surplus."
+    if any(lane.kind == "redundant" for lane in again):
+        return f"{text}: one recompute is needed, the rest is redundant."
     return f"{text}."
 
 

@@ -30,7 +30,7 @@ class KeyNumber:
 
 @dataclass(frozen=True)
 class Waste:
-    """What the surplus costs a step, in two ways that must never be mixed.
+    """What redundant recomputes cost per step, in two ways that must never be mixed.
 
     ``more_time_pct`` compares with the step after the fix, ``throughput_pct`` with today's:
     a step of 134.5 where 100 is enough takes 34.5 % more time and loses 25.7 % of throughput.
@@ -93,7 +93,7 @@ def predicted_beside(result: Result) -> StepAfter | None:
 
 
 def saving(result: Result) -> Waste | None:
-    """What the surplus costs, where the verdict says that it matters and the fix saves time."""
+    """The price of what is redundant, where the verdict says so and the fix saves time."""
     step = step_after(result)
     if result.verdict != "doubled" or step is None or step.now_ms <= 0 or step.after_ms <= 0:
         return None
@@ -112,7 +112,7 @@ def total(breakdown: Breakdown) -> float:
     return (
         breakdown.forward
         + breakdown.recompute
-        + breakdown.surplus
+        + breakdown.redundant
         + breakdown.backward
         + breakdown.optimizer
         + breakdown.other
@@ -120,22 +120,22 @@ def total(breakdown: Breakdown) -> float:
 
 
 def key_numbers(result: Result) -> tuple[KeyNumber, KeyNumber, KeyNumber]:
-    """Replays per layer, share of the step, step time after: in that order."""
-    return (_replays(result), _share(result), _step_after(result))
+    """Recomputes per layer, share of the step, step time after: in that order."""
+    return (_recomputes(result), _share(result), _step_after(result))
 
 
-def _replays(result: Result) -> KeyNumber:
+def _recomputes(result: Result) -> KeyNumber:
     value = result.recompute_per_backward
     doubled = result.verdict == "doubled"
     if value is None:
         note = "the trace cannot tell"
     elif doubled:
-        note = "ordinary checkpointing needs 1; every further one is surplus"
+        note = "ordinary checkpointing needs 1; every further one is redundant"
     elif value == 0:
         note = "no forward work ran again in the backward pass"
     else:
         note = "what ordinary checkpointing needs"
-    return KeyNumber("Replays per layer", times(value), note, doubled)
+    return KeyNumber("Recomputes per layer", times(value), note, doubled)
 
 
 def _share(result: Result) -> KeyNumber:
@@ -150,12 +150,12 @@ def _share(result: Result) -> KeyNumber:
         note = "would go with the fix, as predicted"
         return KeyNumber("Share of the step", pct(found.throughput_pct), note, True)
     if result.verdict == "doubled":
-        value = parts.surplus / whole if parts and whole > 0 else None
-        return KeyNumber("Share of the step", share(value), "spent on surplus replays", True)
-    value = (parts.recompute + parts.surplus) / whole if parts and whole > 0 else None
+        value = parts.redundant / whole if parts and whole > 0 else None
+        return KeyNumber("Share of the step", share(value), "spent on redundant recomputes", True)
+    value = (parts.recompute + parts.redundant) / whole if parts and whole > 0 else None
     if value is None or result.verdict == "inconclusive":
         return KeyNumber("Share of the step", UNKNOWN, "the trace cannot tell")
-    note = "spent on replays that save memory" if value else "spent on replays"
+    note = "spent on recomputes that save memory" if value else "spent on recomputes"
     return KeyNumber("Share of the step", share(value), note)
 
 
@@ -171,7 +171,7 @@ def _step_after(result: Result) -> KeyNumber:
             f"{ms(step.now_ms)} now; likely {ms(step.low_ms)} to {ms(step.high_ms)} after the fix"
         )
         return KeyNumber(label, ms(step.after_ms), note)
-    note = "stays as it is: there is no surplus to remove"
+    note = "stays as it is: there is no redundant to remove"
     if result.verdict == "doubled":
         note = "the same as now: no saving is predicted"
     elif result.verdict == "inconclusive":
@@ -194,7 +194,7 @@ def further_reason(result: Result) -> str | None:
 
 
 def waste_sentences(result: Result) -> list[str]:
-    """What the surplus is predicted to cost, in whole sentences: time first, throughput apart.
+    """What is redundant and its predicted cost, in whole sentences: time first, throughput apart.
 
     None where the fix was measured: :mod:`recompute_scan.report.measured` has better ones.
     """

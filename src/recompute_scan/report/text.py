@@ -144,16 +144,18 @@ def _blocks(page: Page, result: Result) -> None:
         return
     page.title("Blocks")
     for group in groups[:_MOST_GROUPS]:
-        replays = group.first.recompute_runs_per_backward
+        recomputes = group.first.recompute_runs_per_backward
         each = " each" if len(group.regions) > 1 else ""
         kind = f" ({visible(group.first.module_class, 30)})" if group.first.module_class else ""
-        surplus = f", {units.ms(group.surplus_ms)} surplus per step" if replays >= 1.005 else ""
-        text = f"{units.times(replays)} replays{each}{surplus}"
+        redundant = (
+            f", {units.ms(group.redundant_ms)} redundant per step" if recomputes >= 1.005 else ""
+        )
+        text = f"{units.times(recomputes)} recomputes{each}{redundant}"
         page.prose(
             f"{visible(group.label, 60)}{kind}: {text}",
             "    ",
             "  ",
-            **({"fg": "red"} if replays >= 1.005 else {}),
+            **({"fg": "red"} if recomputes >= 1.005 else {}),
         )
     if len(groups) > _MOST_GROUPS:
         page.prose(f"and {len(groups) - _MOST_GROUPS} more kinds of block (see the report)")
@@ -163,7 +165,7 @@ def _who(page: Page, result: Result) -> None:
     stacks = checkpoint_stacks(result.regions)
     if not stacks:
         return
-    page.title("Who asked for it, outer to inner")
+    page.title("Checkpoint call sites, outer to inner")
     for stack in stacks[:_MOST_STACKS]:
         page.prose(f"{visible(stack.label, 60)}:")
         for number, checkpoint in enumerate(stack.checkpoints, start=1):

@@ -13,7 +13,7 @@ HTA_COLUMNS = ("HTA", "recompute-scan")
 HTA_SAYS = (
     "Over all recorded steps; every kernel that is no communication and no copy is computing."
 )
-_HEALTHY = "1.00 without checkpointing, about 1.33 with every layer replayed once, 1.67 twice"
+_HEALTHY = "1.00 without checkpointing, about 1.33 with every layer recomputed once, 1.67 twice"
 # The drawing of time against memory: height in pixels, and what is left free of the width, in %.
 _TOP, _BOTTOM = 24, 176
 _LEFT, _RIGHT = 4.0, 96.0
@@ -110,7 +110,7 @@ def ratio_row(result: Result) -> tuple[str, str] | None:
 def flops_table(flops: Flops, *, told_apart: bool = True) -> list[tuple[str, str, str]]:
     """Part of the step, its operations, and their share of all that ran.
 
-    Replays have no row unless they could be ``told_apart`` from the backward pass.
+    Recomputes have no row unless they could be ``told_apart`` from the backward pass.
     """
     parts = [
         ("Forward pass", flops.forward_per_step),
@@ -118,8 +118,8 @@ def flops_table(flops: Flops, *, told_apart: bool = True) -> list[tuple[str, str
     ]
     if told_apart:
         parts += [
-            ("First replays", _less(flops.recompute_per_step, flops.surplus_per_step)),
-            ("Surplus replays", flops.surplus_per_step),
+            ("First recomputes", _less(flops.recompute_per_step, flops.redundant_per_step)),
+            ("Redundant recomputes", flops.redundant_per_step),
         ]
     known = [value for _, value in parts if value is not None]
     whole = sum(known)

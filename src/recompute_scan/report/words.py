@@ -31,8 +31,8 @@ VERDICT_MEANING: dict[Verdict, str] = {
         "price of ordinary activation checkpointing, paid once. Nothing is wasted."
     ),
     "doubled": (
-        "Activation checkpointing needs one replay of a block in the backward pass. Here the "
-        "same work ran again more often than that. The replays after the first take time, and "
+        "Activation checkpointing needs one recompute of a block in the backward pass. Here the "
+        "same work ran again more often than that. The recomputes after the first take time, and "
         "around the same block they free no further memory."
     ),
     "inconclusive": (
@@ -51,14 +51,14 @@ HOW_TO_RECORD = (
 
 EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
     "annotated": "the run marked every checkpointed call in the trace",
-    "autograd": "operators and autograd nodes in the trace were matched; no marks were needed",
+    "autograd": "operators and autograd nodes in the trace were matched, without annotations",
     "kernels": "attention was counted by the names of its kernels; operators do not show the model",
 }
 
 PART_WORDS = {
     "forward": "Forward pass",
-    "recompute": "Needed replays",
-    "surplus": "Surplus replays",
+    "recompute": "Needed recomputes",
+    "redundant": "Redundant recomputes",
     "backward": "Backward pass",
     "optimizer": "Optimizer",
     "other": "Everything else",

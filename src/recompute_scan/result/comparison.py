@@ -28,7 +28,7 @@ class Side:
 
     ``step_ms`` is the median of ``steps``, with its interval of 95 %: of steps timed without the
     profiler, of recorded ones, or ``measured`` by `--verify` (the unchanged script), as the
-    headline says then. The replays' times are of that step too.
+    headline says then. The recomputes' times are of that step too.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Side:
     step_ms: float | None
     step_source: Literal["timed", "trace", "measured"] | None
     recompute_ms: float | None
-    surplus_recompute_ms: float | None
+    redundant_recompute_ms: float | None
     step_low_ms: float | None = None
     step_high_ms: float | None = None
     steps: int = 0
@@ -165,21 +165,21 @@ def _side(name: str, result: Result) -> Side:
         step_ms=cost.step_ms if cost else None,
         step_source=cost.step_source if cost else None,
         recompute_ms=cost.recompute_ms if cost else None,
-        surplus_recompute_ms=cost.surplus_recompute_ms if cost else None,
+        redundant_recompute_ms=cost.redundant_recompute_ms if cost else None,
         step_low_ms=cost.step_low_ms if cost else None,
         step_high_ms=cost.step_high_ms if cost else None,
         steps=cost.steps if cost else 0,
     )
     if verified is None or verified.outcome not in MEASURED or not verified.before_step_ms:
         return side
-    # The headline is of this step then; of a slower hour, the replays took longer with it.
+    # The headline is of this step then; of a slower hour, the recomputes took longer with it.
     scale = verified.before_step_ms / cost.step_ms if cost and cost.step_ms > 0 else None
     return replace(
         side,
         step_ms=verified.before_step_ms,
         step_source="measured",
         recompute_ms=scale * cost.recompute_ms if cost and scale else None,
-        surplus_recompute_ms=scale * cost.surplus_recompute_ms if cost and scale else None,
+        redundant_recompute_ms=scale * cost.redundant_recompute_ms if cost and scale else None,
         step_low_ms=verified.before.step_low_ms,
         step_high_ms=verified.before.step_high_ms,
         steps=verified.before.timed_steps,

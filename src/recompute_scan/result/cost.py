@@ -14,7 +14,7 @@ class Breakdown:
 
     forward: float
     recompute: float
-    surplus: float
+    redundant: float
     backward: float
     optimizer: float
     other: float
@@ -22,7 +22,7 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the replays cost. ``step_ms`` is a median over ``steps``; see ``method``.
+    """What the recomputes cost. ``step_ms`` is a median over ``steps``; see ``method``.
 
     ``step_low_ms`` and ``step_high_ms`` hold that median with 95 %, below six steps less surely:
     then they are the shortest and the longest. ``None`` with a single step, and in results of
@@ -35,17 +35,17 @@ class Cost:
     ``doubt_ms`` says what the prediction could be off by, by cause (95 %); the interval holds all
     of them and the spread of the steps. ``bare_step_ms`` is the step without any recompute.
 
-    ``repeated_collectives_*`` are those inside replays, per step: their time (on the GPU, or of the
-    host that starts them), their number, their bytes (of each the larger of what a process puts in
-    and gets out) where the trace tells those of all, and the part of their time on the GPU beside
-    which no kernel computes.
+    ``repeated_collectives_*`` are those inside recomputes, per step: their time (on the GPU, or of
+    the host that starts them), their number, their bytes (of each the larger of what a process puts
+    in and gets out) where the trace tells those of all, and the part of their time on the GPU
+    beside which no kernel computes.
     """
 
     step_ms: float
     step_source: Literal["timed", "trace"]
     device: Literal["cpu", "gpu"]
     recompute_ms: float
-    surplus_recompute_ms: float
+    redundant_recompute_ms: float
     repeated_collectives_ms: float | None
     predicted_step_ms: float
     predicted_low_ms: float
@@ -54,7 +54,7 @@ class Cost:
     breakdown: Breakdown
     method: str
     assumptions: tuple[str, ...] = ()
-    replay_error_pct: float | None = None
+    simulation_error_pct: float | None = None
     doubt_ms: dict[str, float] | None = None
     bare_step_ms: float | None = None
     bare_low_ms: float | None = None
@@ -71,9 +71,9 @@ class Cost:
 class Flops:
     """Floating-point operations of one step, and what share of the device's peak they reach.
 
-    Matrix products, convolutions and attention are counted. ``recompute`` holds all replays,
-    ``surplus`` those beyond the first; the optimizer's own are in none. ``mfu`` and ``hfu`` are
-    shares of ``peak_tflops``, without and with the replays. ``uncounted`` names costly operators
+    Matrix products, convolutions and attention are counted. ``recompute`` holds all recomputes,
+    ``redundant`` those beyond the first; the optimizer's own are in none. ``mfu`` and ``hfu`` are
+    shares of ``peak_tflops``, without and with the recomputes. ``uncounted`` names costly operators
     that could not be counted, so that the figures are lower bounds; ``reason`` says why there
     are none.
     """
@@ -81,7 +81,7 @@ class Flops:
     forward_per_step: float | None = None
     backward_per_step: float | None = None
     recompute_per_step: float | None = None
-    surplus_per_step: float | None = None
+    redundant_per_step: float | None = None
     hfu_over_mfu: float | None = None
     mfu: float | None = None
     hfu: float | None = None
@@ -96,7 +96,7 @@ class RegionMemory:
     """What the checkpoint of one region keeps out of memory between forward and backward.
 
     ``ordinal`` is the region's; ``saved_bytes`` is for one micro-batch, ``None`` where the region
-    was not replayed while memory was recorded.
+    was not recomputed while memory was recorded.
     """
 
     ordinal: int
@@ -118,7 +118,7 @@ class Memory:
 
     ``budget_bytes`` is what torch may allocate at most: the capacity without ``reserve_bytes``
     and without what it reserved beyond what it allocated. ``plans`` are the fastest for their
-    memory, from the step as it is (surplus replays taken out) to none checkpointed; ``chosen``
+    memory, from the step as it is (redundant recomputes taken out) to none checkpointed; ``chosen``
     is the place of the fastest that fits. ``reason`` says why there are no plans.
     """
 

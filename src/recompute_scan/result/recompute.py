@@ -62,7 +62,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Family:
-    """One family of operators (attention, gemm, …): calls and replay time in one step."""
+    """One family of operators (attention, gemm, …): calls and recompute time in one step."""
 
     family: str
     kind: str
@@ -98,8 +98,8 @@ class Region:
     """One block of the forward pass, in forward order: how often it ran again, at what price.
 
     ``checkpoints`` stand outermost first and are empty for a block that is not checkpointed.
-    ``replays_by_step`` has a number for each of the result's steps, in their order: ``None`` where
-    the step is not whole or the block did not run in it.
+    ``recomputes_by_step`` has a number for each of the result's steps, in their order: ``None``
+    where the step is not whole or the block did not run in it.
     """
 
     ordinal: int
@@ -111,9 +111,9 @@ class Region:
     mean_recompute: float
     forward_ms_per_step: float
     recompute_ms_per_step: float
-    surplus_ms_per_step: float
+    redundant_ms_per_step: float
     checkpoints: tuple[Checkpoint, ...] = ()
-    replays_by_step: tuple[float | None, ...] = ()
+    recomputes_by_step: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,10 @@ class ProofOp:
 
 @dataclass(frozen=True)
 class ProofLane:
-    """One run of the same block: the original, a replay, or its backward."""
+    """One run of the same block: the original, a recompute, or its backward."""
 
     label: str
-    kind: Literal["forward", "replay", "surplus", "backward"]
+    kind: Literal["forward", "recompute", "redundant", "backward"]
     start_us: float
     duration_us: float
     ops: tuple[ProofOp, ...]
@@ -139,7 +139,7 @@ class ProofLane:
 
 @dataclass(frozen=True)
 class Proof:
-    """One block enlarged: the same operators in the forward pass and in each replay."""
+    """One block enlarged: the same operators in the forward pass and in each recompute."""
 
     region: int
     step: int
@@ -150,7 +150,7 @@ class Proof:
 class Rank:
     """One rank's own answer.
 
-    ``replays_per_block`` is the mean over its blocks, ``recompute_ms`` what replays take of a
+    ``recomputes_per_block`` is the mean over its blocks, ``recompute_ms`` what recomputes take of a
     step; ``None`` without a verdict.
     """
 
@@ -158,7 +158,7 @@ class Rank:
     trace: str
     verdict: Verdict
     step_ms: float | None
-    replays_per_block: float | None = None
+    recomputes_per_block: float | None = None
     recompute_ms: float | None = None
 
 

@@ -64,8 +64,8 @@ SENTENCES: dict[str, str] = {
         "{n} of {of} operators run inside what hardly another of their kind runs: events are "
         "missing, or their times, threads or names are wrong."
     ),
-    "replays_uneven": (
-        "{n} of {of} steps run the forward pass of the others and replay other parts of it: "
+    "recomputes_uneven": (
+        "{n} of {of} steps run the forward pass of the others and recompute other parts of it: "
         "something of them is missing or wrong."
     ),
     "shapes_missing": "{n} of {of} operators have no shapes, while others of their name have.",
@@ -78,7 +78,7 @@ _LOSSES = (
     *("events_without_time", "events_without_duration", "negative_durations"),
     *("events_without_name", "events_without_thread", "events_without_category"),
     *("events_without_args", "numbers_out_of_range", "names_shortened"),
-    *("nodes_apart", "numbers_astray", "operators_unlike", "shapes_missing", "replays_uneven"),
+    *("nodes_apart", "numbers_astray", "operators_unlike", "shapes_missing", "recomputes_uneven"),
 )
 
 

@@ -46,7 +46,7 @@ def load(
     Args:
         address: A file, a member of an archive, or a remote address.
         python: Whether ``python_function`` events are kept.
-        within: Only what overlaps this stretch of time is kept, ns on the trace's clock; all of
+        within: Only what overlaps this span of time is kept, ns on the trace's clock; all of
             a database, or of what lies elsewhere.
         limits: What is refused.
 

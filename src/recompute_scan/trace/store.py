@@ -39,7 +39,7 @@ def load(
         path: The file; a member of an archive is named as if the archive were a folder, and
             may be left out where the archive holds one trace.
         python: Whether ``python_function`` events are kept.
-        within: Only what overlaps this stretch of time is kept, ns on the trace's clock.
+        within: Only what overlaps this span of time is kept, ns on the trace's clock.
         limits: What is refused.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A checkpoint wrapper around decoder layers that append to a cache: the replay appends again."""
+"""A checkpoint wrapper around decoder layers that append to a cache: recomputes append again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block that receives a message is checkpointed: its replay waits for the message once more."""
+"""A block that receives a message is checkpointed: its recompute waits for it once more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block that does more in its replay, with early stop off: more tensors than the first time."""
+"""A block that does more in its recompute, with early stop off: more tensors than at first."""
 
 from __future__ import annotations
 

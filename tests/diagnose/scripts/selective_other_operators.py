@@ -1,4 +1,4 @@
-"""A block under a selective checkpoint that runs other operators in its replay."""
+"""A block under a selective checkpoint that runs other operators in its recompute."""
 
 from __future__ import annotations
 

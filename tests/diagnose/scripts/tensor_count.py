@@ -1,4 +1,4 @@
-"""A checkpointed block that does more the first time it runs: fewer tensors saved in the replay."""
+"""A checkpointed block that does more the first time: fewer tensors saved in its recompute."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ now = {"number": 0}
 class Failing(torch.nn.Module):
     def forward(self, x):
         if now["number"] in (5, 7) and torch._C._current_graph_task_id() != -1:
-            raise FloatingPointError("in a replay") from LookupError("the cause")
+            raise FloatingPointError("in a recompute") from LookupError("the cause")
         return x
 
 

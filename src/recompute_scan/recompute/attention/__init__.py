@@ -1,1 +1,1 @@
-"""Replays of attention, from its kernels alone: where a trace has no operators or hides them."""
+"""Recomputes of attention, from its kernels alone: where a trace has no operators or hides them."""

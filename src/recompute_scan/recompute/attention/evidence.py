@@ -3,9 +3,9 @@
 Traces of device activity alone, Nsight exports without operator ranges, CUDA graphs, and compiled
 code have this in common: nothing links a kernel to an operator of the model. Attention kernels
 still tell forward from backward by name (:mod:`recompute_scan.recompute.attention.kernels`), and
-their order tells replays (:mod:`recompute_scan.recompute.attention.passes`). Of everything else
-that ran they say nothing: a checkpoint that keeps attention's results, or replays attention alone,
-looks like none or like a whole one.
+their order tells recomputes (:mod:`recompute_scan.recompute.attention.passes`). Of everything else
+that ran they say nothing: a checkpoint that keeps attention's results, or recomputes attention
+alone, looks like none or like a whole one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recompute_scan.recompute.attention.kernels import Direction, attention_role
 from recompute_scan.recompute.attention.passes import (
     BACKWARD,
     FORWARD,
-    REPLAY,
+    RECOMPUTE,
     Pass,
     passes_by_order,
     passes_by_thread,
@@ -37,9 +37,9 @@ NAMED_STEP = re.compile(r"(train(ing)?[ _]?)?(step|iter|iteration)[ _#:=]*(\d+)$
 
 @dataclass(frozen=True)
 class FamilyCount:
-    """Main kernels of one family in all steps: of the forward pass, replayed, backward.
+    """Main kernels of one family in all steps: of the forward pass, recomputed, backward.
 
-    Where threads do not tell replays from the forward pass, each backward is taken to have had
+    Where threads do not tell recomputes from the forward pass, each backward is taken to have had
     one forward, and the forwards beyond those to have run again.
 
     Attributes:
@@ -86,7 +86,7 @@ class KernelEvidence:
         families: Families that ran in the counted steps.
         steps: Steps that hold an attention backward.
         steps_marked: Whether the trace marks its steps.
-        by_thread: Whether replays were told from the forward pass by the thread that launched
+        by_thread: Whether recomputes were told from the forward pass by the thread that launched
             them, and not by their order alone.
         judgement: The verdict on attention.
     """
@@ -117,7 +117,7 @@ class KernelEvidence:
         ]
         if not self.by_thread:
             found.append(
-                "No launching thread tells the forward pass from the backward pass: replays are "
+                "No launching thread tells the forward pass from the backward pass: recomputes are "
                 "read off the order of the kernels."
             )
         if not self.steps_marked:
@@ -241,7 +241,7 @@ def _spelled(backward: Bool, forward_pass: Bool | None) -> list[str]:
     if forward_pass is None:
         return [BACKWARD if one else FORWARD for one in backward]
     both = zip(backward, forward_pass, strict=True)
-    return [BACKWARD if b else FORWARD if f else REPLAY for b, f in both]
+    return [BACKWARD if b else FORWARD if f else RECOMPUTE for b, f in both]
 
 
 def _read_step(span: StepSpan, events: list[str], by_thread: bool, marked: bool) -> KernelStep:
@@ -264,8 +264,8 @@ def _count_families(
         spent[name, event] += time
     found = []
     for name in sorted(set(names)):
-        forward, again, backward = (counts[name, event] for event in (FORWARD, REPLAY, BACKWARD))
-        again_ns = float(spent[name, REPLAY])
+        forward, again, backward = (counts[name, event] for event in (FORWARD, RECOMPUTE, BACKWARD))
+        again_ns = float(spent[name, RECOMPUTE])
         if not by_thread and forward > backward > 0:
             again = forward - backward
             again_ns = spent[name, FORWARD] * again / forward
@@ -279,7 +279,7 @@ def _judge(steps: tuple[KernelStep, ...]) -> Judgement:
     if not passes or any(step.passes is None for step in steps):
         return Judgement(
             "inconclusive",
-            "Attention's kernels run in an order from which replays cannot be told from further "
+            "Attention's kernels run in an order from which recomputes cannot be told from further "
             "forward passes.",
         )
     highest = max(each.highest for each in passes)

@@ -1,7 +1,7 @@
-"""Replays of attention read off the order in which its forward and backward kernels ran.
+"""Recomputes of attention read off the order in which its forward and backward kernels ran.
 
 Within one backward pass, each attention backward (B) may have attention forwards (F) right
-before it: the replay of its layer, or of a stretch of layers that ends with it. Between the
+before it: the recompute of its layer, or of a group of layers that ends with it. Between the
 forward and the backward pass stand the originals. So a pass through four layers reads::
 
     F F F F   B B B B           m = 0
@@ -9,7 +9,7 @@ forward and the backward pass stand the originals. So a pass through four layers
     F F F F   F F B B F F B B   m = 1, a checkpoint around two layers
     F F F F   F F B F F B …     m = 2
 
-What ran in the forward pass is told from replays by the launching thread where it can be: on a
+What ran in the forward pass is told from recomputes by the launching thread where it can be: on a
 GPU, autograd launches from threads of its own. Without that, by the period alone.
 """
 
@@ -19,8 +19,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FORWARD, REPLAY, BACKWARD = "F", "R", "B"
-# One layer per pass has no order to go by: F F B is a replay, or another forward pass.
+FORWARD, RECOMPUTE, BACKWARD = "F", "R", "B"
+# One layer per pass has no order to go by: F F B is a recompute, or another forward pass.
 _FEWEST_LAYERS = 2
 
 
@@ -28,35 +28,37 @@ _FEWEST_LAYERS = 2
 class Pass:
     """One backward pass: how many attention forwards ran again right before each backward.
 
-    ``replays`` has one entry per layer, in the order of the backward pass: last layer first.
+    ``recomputes`` has one entry per layer, in the order of the backward pass: last layer first.
     """
 
-    replays: tuple[int, ...]
+    recomputes: tuple[int, ...]
 
     @property
     def layers(self) -> int:
         """How many attention backwards ran."""
-        return len(self.replays)
+        return len(self.recomputes)
 
     @property
     def again(self) -> int:
         """How many attention forwards ran again."""
-        return sum(self.replays)
+        return sum(self.recomputes)
 
     @property
     def highest(self) -> int:
-        """The lowest number that the most replayed layer can have run again.
+        """The lowest number that the most recomputed layer can have run again.
 
-        Replays before a layer's backward are of that layer, and maybe of those before it in the
+        Recomputes before a layer's backward are of that layer, and maybe of those before it in the
         model; two checkpoints nest or are disjoint. As many as fit between two such places are
-        read as one replay of a stretch of layers.
+        read as one recompute of a group of layers.
         """
         if not self.again:
             return 0
         if self._once():
             return 1
         behind, densest = 0, 0.0
-        for number, layers in zip(reversed(self.replays), range(1, self.layers + 1), strict=False):
+        for number, layers in zip(
+            reversed(self.recomputes), range(1, self.layers + 1), strict=False
+        ):
             behind += number
             densest = max(densest, behind / layers)
         return max(2, math.ceil(densest))
@@ -67,30 +69,31 @@ class Pass:
         return self.again >= self.layers and (not self._once() or self.again == self.layers)
 
     def _once(self) -> bool:
-        starts = [place for place, number in enumerate(self.replays) if number]
+        starts = [place for place, number in enumerate(self.recomputes) if number]
         stops = [*starts[1:], self.layers]
         return all(
-            self.replays[start] <= stop - start for start, stop in zip(starts, stops, strict=True)
+            self.recomputes[start] <= stop - start
+            for start, stop in zip(starts, stops, strict=True)
         )
 
 
 def passes_by_thread(events: Sequence[str]) -> list[Pass]:
-    """The backward passes in a sequence of ``F`` (forward pass), ``R`` (replay) and ``B``.
+    """The backward passes in a sequence of ``F`` (forward pass), ``R`` (recompute) and ``B``.
 
     A new pass begins with the first B behind an F.
     """
     passes: list[list[int]] = []
-    replays, forward = 0, True
+    recomputes, forward = 0, True
     for event in events:
         if event == FORWARD:
             forward = True
-        elif event == REPLAY:
-            replays += 1
+        elif event == RECOMPUTE:
+            recomputes += 1
         else:
             if forward:
                 passes.append([])
-            passes[-1].append(replays)
-            replays, forward = 0, False
+            passes[-1].append(recomputes)
+            recomputes, forward = 0, False
     return [Pass(tuple(each)) for each in passes]
 
 
@@ -99,8 +102,8 @@ def passes_by_order(events: Sequence[str], cut: bool = False) -> list[Pass] | No
 
     The length is the shortest that repeats: every so many B, the longest run of F returns, of at
     least that many, and between these runs the same numbers of F. ``None`` as well where more F
-    come before the first B of a pass than that pass needs with the replays seen in it: a further
-    forward pass, and a replay of the whole model, look alike.
+    come before the first B of a pass than that pass needs with the recomputes seen in it: a further
+    forward pass, and a recompute of the whole model, look alike.
 
     Args:
         events: In order of time.
@@ -115,7 +118,7 @@ def passes_by_order(events: Sequence[str], cut: bool = False) -> list[Pass] | No
         else:
             waiting += 1
     if len(set(before)) == 1 and before[0]:
-        return None  # every backward stands alone: one layer, or one layer's worth of replays
+        return None  # every backward stands alone: one layer, or one layer's worth of recomputes
     for layers in range(_FEWEST_LAYERS, len(before) + 1):
         for first in range(layers + 1) if cut else (0,):
             found = _periodic(before[first:], layers, cut)

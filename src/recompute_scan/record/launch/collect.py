@@ -42,7 +42,7 @@ def send(folder: Path, store: Any, info: RunInfo) -> None:
     Args:
         folder: This rank's folder.
         store: The store of the process group, as it was during the run.
-        info: This rank's account.
+        info: This rank's run record.
     """
     key = f"rank{info.rank}"
     with suppress(OSError, *_GONE):
@@ -68,7 +68,7 @@ def send(folder: Path, store: Any, info: RunInfo) -> None:
 def receive(folder: Path, store: Any, world_size: int) -> tuple[str, ...]:
     """What rank 0 does at its end: take what the others sent into its folder.
 
-    Waits for each rank's word, or its account in this folder, for a minute at most.
+    Waits for each rank's word, or its run record in this folder, for a minute at most.
 
     Returns:
         A sentence for each rank whose traces were too large to send.

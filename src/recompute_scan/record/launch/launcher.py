@@ -130,7 +130,7 @@ def _wait(launcher: subprocess.Popen[bytes]) -> int:
 
 
 def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> list[int]:
-    """Ranks whose account lies complete in the folder, ascending; all of them, or those there
+    """Ranks whose run record lies complete in the folder, ascending; all of them, or those there
     after the timeout. Only files are looked at: a rank that died must not hang the others.
     """
     missing = set(range(world_size))

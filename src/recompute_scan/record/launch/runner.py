@@ -13,7 +13,7 @@ from recompute_scan.record.launch.children import Children, trained
 from recompute_scan.record.observe import RunOptions, observe
 from recompute_scan.record.run_folder import check_device, check_plan, prepare
 from recompute_scan.record.scope import Plan, chosen
-from recompute_scan.run_info import RunInfo, accept_so_far, accounts_in
+from recompute_scan.run_info import RunInfo, accept_so_far, run_records_in
 
 __all__ = ["RunOptions", "record"]
 
@@ -23,15 +23,15 @@ def record(
     on_hang: Callable[[RunInfo], None] = lambda _: None,
     on_exit: Callable[[RunInfo], None] = lambda _: None,
 ) -> RunInfo:
-    """This rank's account of the run, as it was also written to ``run-rank<N>.json``.
+    """This rank's run record of the run, as it was also written to ``run-rank<N>.json``.
 
-    Where the script trains only in processes that it starts itself, those leave the accounts, and
-    what is returned tells how the script ended and how many ranks there are.
+    Where the script trains only in processes that it starts itself, those leave the run records,
+    and what is returned tells how the script ended and how many ranks there are.
 
     Returns normally whatever the script does: its failure is in ``exit_status`` and ``end``. Only
-    a script that hangs cannot be returned from: then the account is written, ``on_hang`` is called
-    with it in another thread, and the process ends with status 124; and one that calls
-    ``os._exit``: then ``on_exit`` is called with the account.
+    a script that hangs cannot be returned from: then the run record is written, ``on_hang`` is
+    called with it in another thread, and the process ends with status 124; and one that calls
+    ``os._exit``: then ``on_exit`` is called with the run record.
 
     Raises:
         UsageError: No such script (``E202``) or module (``E203``), impossible step counts
@@ -54,7 +54,7 @@ def record(
             partial(run_program, options.target, options.is_module, options.args),
             on_hang=on_hang,
             on_exit=on_exit,
-            keep=lambda info: trained(info) or not _accounts_of_children(folder),
+            keep=lambda info: trained(info) or not _records_of_children(folder),
             waits=children.running,
             guard=guard,
             removes=children.remove,
@@ -63,10 +63,10 @@ def record(
         children.remove()
     if trained(info) or info.bug is not None:
         return info
-    worlds = [one.world_size for one in _accounts_of_children(folder)]
+    worlds = [one.world_size for one in _records_of_children(folder)]
     return replace(info, world_size=max([1, *worlds]))
 
 
-def _accounts_of_children(folder: Path) -> tuple[RunInfo, ...]:
+def _records_of_children(folder: Path) -> tuple[RunInfo, ...]:
     accept_so_far(folder)
-    return accounts_in(folder)
+    return run_records_in(folder)

@@ -39,7 +39,7 @@ class Removal:
     all modules or some.
 
     Attributes:
-        mechanism: As written into the marks.
+        mechanism: As written into the annotations.
         site: ``file:line``; empty where it is not known.
         variant: ``reentrant`` or ``non-reentrant``.
         depth: Number of checkpoints around it, only where one of the same mechanism, site and
@@ -80,7 +80,7 @@ class Bypass:
     """Takes out what it is told to, from :meth:`install` on.
 
     Attributes:
-        calls: How many checkpoint calls were taken out, those in replays of others included.
+        calls: How many checkpoint calls were taken out, those in recomputes of others included.
         active: Whether any is taken out now; to be changed between steps only.
     """
 
@@ -102,7 +102,7 @@ class Bypass:
         self.active = True
 
     def install(self) -> None:
-        """Begin; after the probe, whose marks then show only what stays."""
+        """Begin; after the probe, whose annotations then show only what stays."""
         if reentrant_function() is not None:
             self._catch_reentrant(reentrant_function())
         if generator_function() is not None:
@@ -141,8 +141,8 @@ class Bypass:
     def _asker(
         self, function: object, args: tuple[object, ...], options: Sequence[str] = ()
     ) -> Origin:
-        """Module, mechanism and site of a call; in a replay mechanism and site may be those of
-        what is replayed.
+        """Module, mechanism and site of a call; in a recompute mechanism and site may be those of
+        what is recomputed.
         """
         if self._everything:
             return _NOBODY
@@ -166,7 +166,7 @@ class Bypass:
             yield
 
     def _always_inside(self, function: Callable[..., Any], asker: Origin) -> Callable[..., Any]:
-        """The function of a checkpoint that stays, which knows in replays too whose it is."""
+        """The function of a checkpoint that stays, which knows in recomputes too whose it is."""
 
         def run(call: Call, *args: Any, **kwargs: Any) -> Any:
             with self._inside(asker):

@@ -83,7 +83,7 @@ class LossWatch:
         real = torch.autograd.backward
 
         def backward(call: Call, tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-            # A reentrant replay calls it too, inside the backward pass that it serves.
+            # A reentrant recompute calls it too, inside the backward pass that it serves.
             if torch._C._current_graph_task_id() == -1:
                 self._keep(tensors)
             return call(tensors, *args, **kwargs)

@@ -16,7 +16,7 @@ from recompute_scan.record.launch.runner import RunOptions
 from recompute_scan.record.verify.bypass import Removal
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.result import Checkpoint, Region, Result
-from recompute_scan.run_info import accounts_in
+from recompute_scan.run_info import run_records_in
 from recompute_scan.verification import Trial, verified
 
 # While the times leave the outcome open, runs follow that switch the fix on and off; where the
@@ -43,7 +43,7 @@ def verify(
     other way round. While that leaves the outcome open, the script is run with the fix switched on
     and off from step to step; where that fails or times no steps, unchanged and with the fix again.
     The first run of each way but that leaves a trace too. What the runs print goes to
-    ``output.txt`` beside their accounts, in ``verify/…`` below the run's folder.
+    ``output.txt`` beside their run records, in ``verify/…`` below the run's folder.
 
     Args:
         result: What the recorded run showed.
@@ -101,7 +101,7 @@ class _Runs:
         self._nproc_per_node = nproc_per_node
         self._on_progress = on_progress
         self._trials: defaultdict[str, list[Trial]] = defaultdict(list)
-        first = Trial(accounts_in(ways[_UNCHANGED].output), result=result)
+        first = Trial(run_records_in(ways[_UNCHANGED].output), result=result)
         self._trials[_UNCHANGED].append(first)
         self.so_far = self._together()
 
@@ -212,11 +212,11 @@ def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None
         options, output=folder, steps=options.steps if traced else 0, keep_going=False
     )
     status = run_trial(options, nproc_per_node, folder / "output.txt")
-    accounts = accounts_in(folder)
+    records = run_records_in(folder)
     result = None
-    if traced and any(account.trace is not None for account in accounts):
+    if traced and any(record.trace is not None for record in records):
         result = _analysed(folder)
-    return Trial(accounts, status, result)
+    return Trial(records, status, result)
 
 
 def _analysed(folder: Path) -> Result | None:

@@ -28,7 +28,7 @@ _GRACE_S = 20.0
 
 
 def run_trial(options: RunOptions, nproc_per_node: int | None, output: Path | None) -> int:
-    """Exit status of the script, run with these options; its traces and accounts lie in
+    """Exit status of the script, run with these options; its traces and run records lie in
     ``options.output``.
 
     Args:

@@ -94,7 +94,7 @@ class Packer:
     Args:
         python: Whether to keep ``python_function`` events.
         health: Counters to add to.
-        within: Keep only what overlaps this stretch of time, ns.
+        within: Keep only what overlaps this span of time, ns.
 
     Attributes:
         names: Code of each distinct name so far; threads and signatures are the same.

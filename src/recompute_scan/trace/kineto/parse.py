@@ -44,7 +44,7 @@ def read(
         source: Their name, for messages.
         python: Whether ``python_function`` events are kept; they are most of a trace with
             stacks, and passing over them costs nearly nothing.
-        within: Only what overlaps this stretch of time is kept, ns on the trace's clock.
+        within: Only what overlaps this span of time is kept, ns on the trace's clock.
         limits: What is refused.
         health: Counters that the raw stream adds to while it is read.
         path: Where the same bytes lie; a large plain file is then read by two processes.

@@ -59,7 +59,7 @@ class Reader:
         limits: What is refused.
         python: Whether ``python_function`` events are kept.
         health: Counters to add to.
-        within: Only what overlaps this stretch of time is kept, ns.
+        within: Only what overlaps this span of time is kept, ns.
         chunk: Bytes to decode at once; larger ones cost more in page faults.
     """
 
@@ -188,7 +188,7 @@ class Reader:
         return True
 
     def _is_later(self, separator: Separator, comma: int) -> bool:
-        """Whether the chunk begins and ends behind the stretch of time that is wanted."""
+        """Whether the chunk begins and ends behind the span of time that is wanted."""
         if self._within is None:
             return False
         data, first = self._window.data, self._window.FIRST

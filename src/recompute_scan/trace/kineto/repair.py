@@ -160,7 +160,7 @@ _SAMPLE = 50
 
 
 class Mender:
-    """Takes damaged stretches of events apart; whatever is lost or repaired is counted.
+    """Takes damaged runs of events apart; whatever is lost or repaired is counted.
 
     Args:
         source: The file's name, for messages.

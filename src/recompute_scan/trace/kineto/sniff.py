@@ -38,7 +38,7 @@ _DOCUMENTS = tuple(
     (re.compile(pattern), what)
     for pattern, what in (
         (rb'"schema"\s*:\s*"recompute-scan/', "it is a result of recompute-scan, for `report`"),
-        (rb'"schema"\s*:\s*"recompute-scan-run/', "it is a run's account, not its trace"),
+        (rb'"schema"\s*:\s*"recompute-scan-run/', "it is a run's run record, not its trace"),
         (rb'"nbformat"', "it is a notebook"),
         (rb'"segments"|"device_traces"', "it is a memory snapshot"),
     )

@@ -1,4 +1,4 @@
-"""A stretch of a large plain file's events, packed by whichever process it falls to.
+"""A part of a large plain file's events, packed by whichever process it falls to.
 
 A file is cut into stripes of equal size, one for this process, the next for a second one, and
 so on. A stripe ends between two events, at the first separator behind its nominal end, where

@@ -1,4 +1,4 @@
-"""A stretch of a stream in one buffer, so that events are decoded where they lie."""
+"""A part of a stream in one buffer, so that events are decoded where they lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank's account of its recording, with what it ran on, once that is over."""
+"""One rank's run record of its recording, with what it ran on, once that is over."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _compiled_something() -> bool:
     return bool(counters and counters.get("stats"))
 
 
-def account_of(
+def make_run_record(
     recorder: Recorder,
     probe: Probe,
     plan: Plan,
@@ -82,7 +82,7 @@ def account_of(
     end: RankEnd | None = None,
     wording: Wording = COMMAND,
 ) -> RunInfo:
-    """The account.
+    """The run record.
 
     Args:
         recorder: What was recorded.

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recompute_scan.annotations import REGION, REPLAY, RegionMark, parse_region, parse_replay
+from recompute_scan.annotations import (
+    ANY_RECOMPUTE,
+    REGION,
+    RegionAnnotation,
+    parse_recompute,
+    parse_region,
+)
 from recompute_scan.model import Calls
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.structure import Role, Structure
@@ -15,90 +21,95 @@ from recompute_scan.trace.columns import Bool, Int32, Int64
 
 
 @dataclass(frozen=True)
-class MarkedCall:
+class AnnotatedCall:
     """One checkpointed call of the forward pass.
 
     Attributes:
-        mark: What the wrapper wrote.
+        annotation: What the wrapper wrote.
         row: Row of the mark.
         first: Position of its first operator in ``Alignment.forward``.
         last: Position of its last operator.
-        replays: How many replays of this call were marked.
+        recomputes: How many recomputes of this call were marked.
     """
 
-    mark: RegionMark
+    annotation: RegionAnnotation
     row: int
     first: int
     last: int
-    replays: int
+    recomputes: int
 
 
 @dataclass(frozen=True)
-class Marks:
-    """All marks of a trace.
+class Annotations:
+    """All annotations of a trace.
 
     Attributes:
         calls: Checkpointed calls of the forward pass that hold an operator, outermost first.
         forward: The rows that their positions count: ``Alignment.forward``.
-        disagreeing: Replayed operators outside every marked replay, and operators inside one
-            that the forward pass does not explain. 0 when both views agree.
-        replayed: Replayed operators found by structure and alignment, for comparison.
+        disagreeing: Recomputed operators outside every annotated recompute, and operators inside
+            one that the forward pass does not explain. 0 when both views agree.
+        recomputed: Recomputed operators found by structure and alignment, for comparison.
     """
 
-    calls: tuple[MarkedCall, ...]
+    calls: tuple[AnnotatedCall, ...]
     forward: Int64
     disagreeing: int
-    replayed: int
+    recomputed: int
 
 
-def read_marks(calls: Calls, structure: Structure, alignment: Alignment) -> Marks | None:
-    """The marks of the trace, or ``None`` where the run wrapper left none."""
+def read_annotations(
+    calls: Calls, structure: Structure, alignment: Alignment
+) -> Annotations | None:
+    """The annotations of the trace, or ``None`` where the run wrapper left none."""
     regions = calls.named(re.compile(re.escape(REGION)))
-    replays = calls.named(re.compile(re.escape(REPLAY)))
+    recomputes = calls.named(ANY_RECOMPUTE)
     if not len(regions):
         return None
     times: dict[int, int] = {}
-    for row in replays:
-        call = parse_replay(calls.names[calls.name[row]])
+    for row in recomputes:
+        call = parse_recompute(calls.names[calls.name[row]])
         if call is not None:
             times[call] = times.get(call, 0) + 1
     marked = []
     for row in regions[structure.engine[regions] < 0]:
-        mark = parse_region(calls.names[calls.name[row]])
+        annotation = parse_region(calls.names[calls.name[row]])
         first = int(np.searchsorted(alignment.forward, row))
         last = int(np.searchsorted(alignment.forward, row + calls.size[row], side="right")) - 1
-        if mark is not None and last >= first:
-            marked.append(MarkedCall(mark, int(row), first, last, times.get(mark.call, 0)))
+        if annotation is not None and last >= first:
+            marked.append(
+                AnnotatedCall(annotation, int(row), first, last, times.get(annotation.call, 0))
+            )
     none = alignment.forward[:0]
-    matched = np.concatenate([r.again for r in alignment.replays] or [none])
-    original = np.concatenate([r.original for r in alignment.replays] or [none])
-    inside = _inside(calls, replays)
-    # A function's mark is around what it was given to run, and not around what it does itself.
+    matched = np.concatenate([r.again for r in alignment.recomputes] or [none])
+    original = np.concatenate([r.original for r in alignment.recomputes] or [none])
+    inside = _inside(calls, recomputes)
+    # A function's annotation is around what it was given to run, and not around what it does
+    # itself.
     beside = structure.function[original] > _innermost(calls, regions)[original]
     unexplained = alignment.unexplained[inside[alignment.unexplained]]
     unexplained = unexplained[structure.role[unexplained] == Role.CANDIDATE]
     unexplained = unexplained[~_prepares(structure, unexplained, np.sort(matched))]
-    return Marks(
+    return Annotations(
         calls=tuple(marked),
         forward=alignment.forward,
         disagreeing=int((~inside[matched] & ~beside).sum()) + len(unexplained),
-        replayed=len(matched),
+        recomputed=len(matched),
     )
 
 
 def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:
-    """For each row: does it stand before a checkpoint function, no replayed operator between?
+    """For each row: does it stand before a checkpoint function, no recomputed operator between?
 
     Within a reentrant checkpoint, whose first run has gradients off, some functions are called
-    in the replay alone, and so is what makes their arguments (fairscale).
+    in the recompute alone, and so is what makes their arguments (fairscale).
     """
     functions = np.flatnonzero(structure.function == np.arange(len(structure.function)))
     end = len(structure.function)
-    function, replayed = (
+    function, recomputed = (
         np.append(after, end)[np.searchsorted(after, rows)] for after in (functions, matched)
     )
     same = structure.engine[np.minimum(function, end - 1)] == structure.engine[rows]
-    return np.asarray((function < replayed) & same)
+    return np.asarray((function < recomputed) & same)
 
 
 def _innermost(calls: Calls, rows: Int64) -> Int32:

@@ -13,7 +13,7 @@ from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.findings.base import Evidence
 from recompute_scan.findings.rules import check_all, check_ranks
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Finding, Rank, Result
 from recompute_scan.run_info import SwitchedOn
@@ -43,22 +43,24 @@ from tests.trace_builder import (
 N, R = "non-reentrant", "reentrant"
 
 
-def looked(facts: Recompute, code: str, **more: object) -> tuple[str, list[Finding]]:
+def looked(facts: RecomputeFacts, code: str, **more: object) -> tuple[str, list[Finding]]:
     evidence = Evidence(facts, list_regions(facts), None, confidence(facts), {}, **more)  # type: ignore[arg-type]
     findings, checked = check_all(evidence)
     (status,) = [one.status for one in checked if one.code == code]
     return status, [finding for finding in findings if finding.code == code]
 
 
-def only(facts: Recompute, code: str, **more: object) -> Finding:
+def only(facts: RecomputeFacts, code: str, **more: object) -> Finding:
     status, findings = looked(facts, code, **more)
     assert status == "found"
     (finding,) = findings
     return finding
 
 
-def marked(replays: int, variants: tuple[str, str] = (N, N), options: str = "") -> Recompute:
-    return studied(thread(marked_step(0, replays, variants, options=options)))
+def marked(
+    recomputes: int, variants: tuple[str, str] = (N, N), options: str = ""
+) -> RecomputeFacts:
+    return studied(thread(marked_step(0, recomputes, variants, options=options)))
 
 
 # RS003
@@ -66,7 +68,7 @@ def marked(replays: int, variants: tuple[str, str] = (N, N), options: str = "") 
 ON = (SwitchedOn("hf-gradient-checkpointing", "train.py:24"),)
 
 
-def test_a_marked_block_without_a_replay_is_idle() -> None:
+def test_a_marked_block_without_a_recompute_is_idle() -> None:
     finding = only(marked(0), "RS003")
     assert finding.title.startswith("3 of 3 blocks are checkpointed and none")
 
@@ -94,7 +96,7 @@ def test_a_switch_that_no_call_came_from_is_idle() -> None:
     ],
 )
 def test_a_checkpoint_that_works_is_not_idle(
-    facts: Recompute, more: dict[str, object], status: str
+    facts: RecomputeFacts, more: dict[str, object], status: str
 ) -> None:
     assert looked(facts, "RS003", **more)[0] == status
 
@@ -102,10 +104,11 @@ def test_a_checkpoint_that_works_is_not_idle(
 # RS004
 
 
-def together(*replays: float | None) -> Result:
+def together(*recomputes: float | None) -> Result:
     result = result_of(loaded(thread(checkpointed_step(0))))
     ranks = tuple(
-        Rank(rank, f"{rank}.json", "full", 10.0, value, 2.0) for rank, value in enumerate(replays)
+        Rank(rank, f"{rank}.json", "full", 10.0, value, 2.0)
+        for rank, value in enumerate(recomputes)
     )
     return check_ranks(replace(result, ranks=ranks))
 
@@ -115,15 +118,15 @@ def uneven(result: Result) -> tuple[str, list[Finding]]:
     return status, [finding for finding in result.findings if finding.code == "RS004"]
 
 
-def test_ranks_that_replay_more_are_named() -> None:
+def test_ranks_that_recompute_more_are_named() -> None:
     status, (finding,) = uneven(together(1.0, 1.0, 0.5, 1.0))
     assert status == "found"
-    assert finding.title == "Ranks replay from 0.5 to 1 times per block; most on ranks 0, 1, 3"
-    assert finding.evidence[2] == "rank 2: 0.5 replays per block, 2.0 ms per step"
+    assert finding.title == "Ranks recompute from 0.5 to 1 times per block; most on ranks 0, 1, 3"
+    assert finding.evidence[2] == "rank 2: 0.5 recomputes per block, 2.0 ms per step"
 
 
 @pytest.mark.parametrize(
-    ("replays", "status"),
+    ("recomputes", "status"),
     [
         ((1.0, 1.0), "clean"),
         ((1.0, 0.95), "clean"),
@@ -131,13 +134,13 @@ def test_ranks_that_replay_more_are_named() -> None:
         ((1.0, None), "not-applicable"),
     ],
 )
-def test_even_ranks_are_not_uneven(replays: tuple[float | None, ...], status: str) -> None:
-    assert uneven(together(*replays))[0] == status
+def test_even_ranks_are_not_uneven(recomputes: tuple[float | None, ...], status: str) -> None:
+    assert uneven(together(*recomputes))[0] == status
 
 
 def test_two_traces_of_one_run_are_compared(tmp_path: Path) -> None:
     names = []
-    for rank, calls in enumerate((checkpointed_step(0), checkpointed_step(0, replays={0: 0}))):
+    for rank, calls in enumerate((checkpointed_step(0), checkpointed_step(0, recomputes={0: 0}))):
         names.append(tmp_path / f"rank{rank}.json")
         write(names[-1], calls)
     assert uneven(analyse([tmp_path]))[0] == "found"
@@ -160,10 +163,10 @@ REDUCE = op("c10d::allreduce_", op("record_param_comms"))
 
 def sharded_step(
     *first: Call,
-    in_replay: tuple[Call, ...] = (),
+    in_recompute: tuple[Call, ...] = (),
     in_hook: tuple[Call, ...] = (),
     reentrantly: bool = True,
-) -> Recompute:
+) -> RecomputeFacts:
     """Three layers under FSDP, with communication where it is asked for."""
     forward: list[Call] = []
     backward: list[Call] = []
@@ -174,7 +177,7 @@ def sharded_step(
             nodes = [
                 node(
                     "CheckpointFunctionBackward",
-                    *in_replay,
+                    *in_recompute,
                     *again,
                     *in_hook,
                     *gradients(again),
@@ -187,7 +190,7 @@ def sharded_step(
             forward.append(annotation("FullyShardedDataParallel.forward", inside))
         else:
             forward += [*first, *own]
-            nodes = gradients(own, [*in_replay, *again])
+            nodes = gradients(own, [*in_recompute, *again])
             if in_hook:
                 nodes[0] = replace(nodes[0], inside=(*in_hook, *nodes[0].inside))
         backward = [*nodes, *backward]
@@ -195,25 +198,25 @@ def sharded_step(
 
 
 @pytest.mark.parametrize("reentrantly", [True, False])
-def test_gathers_in_replays_are_counted_and_timed(reentrantly: bool) -> None:
-    facts = sharded_step(GATHER, in_replay=(GATHER,), reentrantly=reentrantly)
+def test_gathers_in_recomputes_are_counted_and_timed(reentrantly: bool) -> None:
+    facts = sharded_step(GATHER, in_recompute=(GATHER,), reentrantly=reentrantly)
     assert facts.judgement.verdict == "full"
     finding = only(facts, "RS005")
-    assert finding.title == "Replays gather parameters again: 3 of 6 all-gathers per step"
+    assert finding.title == "Recomputes gather parameters again: 3 of 6 all-gathers per step"
     assert finding.evidence == (
-        "c10d::allgather_: 3 per step inside replays",
+        "c10d::allgather_: 3 per step inside recomputes",
         "0.12 ms per step with no computation beside them",
     )
     assert "0.12 ms of a recorded step" in finding.detail
 
 
-def test_other_communication_in_replays_is_told_apart() -> None:
-    finding = only(sharded_step(REDUCE, in_replay=(REDUCE,)), "RS005")
-    assert finding.title == "Replays repeat communication: 3 collectives per step"
+def test_other_communication_in_recomputes_is_told_apart() -> None:
+    finding = only(sharded_step(REDUCE, in_recompute=(REDUCE,)), "RS005")
+    assert finding.title == "Recomputes repeat communication: 3 collectives per step"
     assert finding.severity == "info"
 
 
-def test_a_gather_in_a_hook_of_the_backward_pass_is_no_replays() -> None:
+def test_a_gather_in_a_hook_of_the_backward_pass_is_no_recomputes() -> None:
     hook = annotation("FullyShardedDataParallel._pre_backward_hook", op("c10d::allgather_"))
     facts = sharded_step(GATHER, in_hook=(hook,), reentrantly=False)
     assert looked(facts, "RS005")[0] == "clean"
@@ -252,7 +255,7 @@ def test_what_the_advice_on_doubling_takes_out_is_not_reported_again(
 
 @pytest.mark.slow
 def test_real_ranks_gather_again_for_a_reentrant_checkpoint_outside(tmp_path: Path) -> None:
-    """Counted by hand in these traces: 13 gathers per step, 4 of them for the replays."""
+    """Counted by hand in these traces: 13 gathers per step, 4 of them for the recomputes."""
     for name, statuses in (
         ("fsdp1_wrapper_outside_r", ("found", "found")),
         ("fsdp1_wrapper_outside", ("clean", "clean")),
@@ -266,7 +269,7 @@ def test_real_ranks_gather_again_for_a_reentrant_checkpoint_outside(tmp_path: Pa
         assert checked["RS004"] == "clean"
         titles = [finding.title for finding in result.findings if finding.code == "RS005"]
         if titles:
-            assert titles == ["Replays gather parameters again: 4 of 13 all-gathers per step"]
+            assert titles == ["Recomputes gather parameters again: 4 of 13 all-gathers per step"]
 
 
 # RS008
@@ -274,8 +277,8 @@ def test_real_ranks_gather_again_for_a_reentrant_checkpoint_outside(tmp_path: Pa
 
 def test_early_stop_off_is_named() -> None:
     finding = only(marked(1, options="early-stop-off"), "RS008")
-    assert finding.title == "3 of 3 blocks are replayed to their end: early stop is off"
-    assert finding.severity == "warning"  # another checkpoint inside it is replayed too
+    assert finding.title == "3 of 3 blocks are recomputed to their end: early stop is off"
+    assert finding.severity == "warning"  # another checkpoint inside it is recomputed too
     assert (
         "depth 0: FSDP's checkpoint wrapper, non-reentrant, early stop off" in (finding.evidence[0])
     )
@@ -290,7 +293,7 @@ def test_early_stop_off_is_named() -> None:
         (studied(thread(plain_step(0))), "clean"),
     ],
 )
-def test_early_stop_on_is_silent(facts: Recompute, status: str) -> None:
+def test_early_stop_on_is_silent(facts: RecomputeFacts, status: str) -> None:
     assert looked(facts, "RS008")[0] == status
 
 

@@ -1,4 +1,4 @@
-"""Running the steps of a graph through again, as they were or with stretches taken out."""
+"""Running the steps of a graph through again, as they were or with intervals taken out."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from recompute_scan.cost.clock import NOTHING, Clock, Edits, clock, recorded
 from recompute_scan.cost.graph import Graph
 from recompute_scan.cost.phases import Float64
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.trace.columns import Bool
 
 _NEVER = -np.inf
 
 
-def replay_unchanged(graph: Graph) -> Float64:
+def simulate_unchanged(graph: Graph) -> Float64:
     """How long each step takes as recorded, ns: to be held against ``Graph.measured``."""
     clocks = [recorded(thread) for thread in graph.threads]
     return _steps(graph, _with_host_time(graph, graph.delay.copy(), clocks))
 
 
-def replay(
-    graph: Graph, facts: Recompute, edits: Edits = NOTHING, overhead: float = 0.0
+def simulate(
+    graph: Graph, facts: RecomputeFacts, edits: Edits = NOTHING, overhead: float = 0.0
 ) -> Float64:
     """How long each step takes with changes, ns.
 
@@ -32,7 +32,7 @@ def replay(
     Args:
         graph: The steps.
         facts: The trace that they come from.
-        edits: What becomes of stretches of the host's time.
+        edits: What becomes of intervals of the host's time.
         overhead: What the profiler costs at each beginning or end of a call, ns.
     """
     delay = graph.delay.copy()
@@ -57,8 +57,8 @@ def _steps(graph: Graph, delay: Float64) -> Float64:
     return np.diff(over, prepend=0.0)
 
 
-def _gone(graph: Graph, facts: Recompute, edits: Edits) -> Bool:
-    """For each node: was it launched, or waited for, in a stretch that goes?"""
+def _gone(graph: Graph, facts: RecomputeFacts, edits: Edits) -> Bool:
+    """For each node: was it launched, or waited for, in an interval that goes?"""
     calls, launches = facts.calls, facts.kernels.launch
     row = graph.call.copy()
     kernels = graph.kernel >= 0

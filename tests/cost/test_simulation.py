@@ -1,4 +1,4 @@
-"""Replayed steps against a small simulator: unchanged, and with surplus work taken out."""
+"""Recomputed steps against a small simulator: unchanged, and with redundant work taken out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from recompute_scan.cost.clock import Edits, TimeEdit, join
 from recompute_scan.cost.graph import build_graph
-from recompute_scan.cost.replay import replay, replay_unchanged
-from recompute_scan.recompute.facts import Recompute, study
+from recompute_scan.cost.simulation import simulate, simulate_unchanged
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace import load
 from recompute_scan.trace.kineto.parse import parse
 from tests.cost.simulator import (
@@ -34,11 +34,11 @@ PUBLIC = Path(__file__).parents[2] / "traces" / "public"
 COMPUTE, COMMUNICATION = 7, 20
 
 
-def facts_of(machine: Machine) -> Recompute:
+def facts_of(machine: Machine) -> RecomputeFacts:
     return study(parse(json.dumps({"traceEvents": machine.events}).encode(), "simulated"))
 
 
-def edits_of(facts: Recompute, machine: Machine) -> Edits:
+def edits_of(facts: RecomputeFacts, machine: Machine) -> Edits:
     threads = {tid: code for code, (_, tid) in enumerate(facts.trace.threads)}
     return join(
         [
@@ -54,20 +54,20 @@ def periods(machine: Machine) -> list[float]:
     return times
 
 
-def replayed(program: Sequence[Do]) -> tuple[list[float], list[float], list[float]]:
-    """Step times in µs: unchanged, predicted without the surplus, and true without it."""
+def recomputed(program: Sequence[Do]) -> tuple[list[float], list[float], list[float]]:
+    """Step times in µs: unchanged, predicted without what is redundant, and true without it."""
     machine = run(program)
     facts = facts_of(machine)
     graph = build_graph(facts, facts.steps)
-    unchanged = (replay_unchanged(graph) / 1000).tolist()
+    unchanged = (simulate_unchanged(graph) / 1000).tolist()
     assert unchanged == pytest.approx(periods(machine), abs=0.01)
-    predicted = (replay(graph, facts, edits_of(facts, machine)) / 1000).tolist()
+    predicted = (simulate(graph, facts, edits_of(facts, machine)) / 1000).tolist()
     return unchanged, predicted, periods(run(repaired(program)))
 
 
 def assert_predicted(program: Sequence[Do]) -> tuple[float, float]:
     """The prediction is true to 5 µs per step; the last step before and after."""
-    unchanged, predicted, truth = replayed(program)
+    unchanged, predicted, truth = recomputed(program)
     assert predicted == pytest.approx(truth, abs=5.0)
     return unchanged[-1], predicted[-1]
 
@@ -75,39 +75,39 @@ def assert_predicted(program: Sequence[Do]) -> tuple[float, float]:
 def test_a_step_that_launches_limit() -> None:
     """Kernels of 2 µs behind operators of 20 µs: what the host saves is saved."""
     layer = [host(20), launch(2)]
-    surplus = [host(20, surplus=True), launch(2, surplus=True)]
-    before, after = assert_predicted([*layer * 10, *surplus * 5, synchronize()])
+    redundant = [host(20, redundant=True), launch(2, redundant=True)]
+    before, after = assert_predicted([*layer * 10, *redundant * 5, synchronize()])
     assert before - after == pytest.approx(5 * (20 + 4 + 2), abs=1)
 
 
 def test_a_step_that_kernels_limit() -> None:
-    """Kernels of 500 µs: the GPU is busy throughout, and saves the surplus kernels."""
+    """Kernels of 500 µs: the GPU is busy throughout, and saves the redundant recomputes kernels."""
     layer = [host(10), launch(500)]
-    surplus = [host(10, surplus=True), launch(500, surplus=True)]
-    before, after = assert_predicted([*layer * 10, *surplus * 4, synchronize()])
+    redundant = [host(10, redundant=True), launch(500, redundant=True)]
+    before, after = assert_predicted([*layer * 10, *redundant * 4, synchronize()])
     assert before - after == pytest.approx(4 * 501, abs=1)
 
 
 def test_a_host_that_runs_ahead_without_synchronising() -> None:
     layer = [host(10), launch(300)]
-    surplus = [host(10, surplus=True), launch(300, surplus=True)]
-    assert_predicted([*layer * 6, *surplus * 3])
+    redundant = [host(10, redundant=True), launch(300, redundant=True)]
+    assert_predicted([*layer * 6, *redundant * 3])
 
 
 def test_taking_kernels_out_can_leave_the_host_to_limit() -> None:
     """Ten kernels of 300 µs hide 1 ms of host time; without them it shows."""
-    surplus = [launch(300, surplus=True)] * 10
-    before, after = assert_predicted([*surplus, *[host(100)] * 10, launch(5), synchronize()])
+    redundant = [launch(300, redundant=True)] * 10
+    before, after = assert_predicted([*redundant, *[host(100)] * 10, launch(5), synchronize()])
     assert after == pytest.approx(1050, abs=50)
     assert before > 3000
 
 
-def test_a_gather_that_the_surplus_hid_becomes_visible() -> None:
-    """Compute waits for a gather of 800 µs on another stream; 1000 µs of surplus hid it."""
+def test_a_gather_that_the_redundant_hid_becomes_visible() -> None:
+    """Compute waits for a gather of 800 µs on another stream; 1000 µs of redundant hid it."""
     program = [
         *wait_stream(COMMUNICATION, COMPUTE),
         launch(800, COMMUNICATION),
-        launch(1000, COMPUTE, surplus=True),
+        launch(1000, COMPUTE, redundant=True),
         *wait_stream(COMPUTE, COMMUNICATION),
         launch(500, COMPUTE),
         synchronize(),
@@ -117,13 +117,13 @@ def test_a_gather_that_the_surplus_hid_becomes_visible() -> None:
     assert after == pytest.approx(1300, abs=60)
 
 
-def test_gathers_that_the_surplus_repeats_go_with_it() -> None:
+def test_gathers_that_the_redundant_repeats_go_with_it() -> None:
     program = [
         launch(200),
-        *wait_stream(COMMUNICATION, COMPUTE, surplus=True),
-        launch(900, COMMUNICATION, surplus=True),
-        *wait_stream(COMPUTE, COMMUNICATION, surplus=True),
-        launch(100, COMPUTE, surplus=True),
+        *wait_stream(COMMUNICATION, COMPUTE, redundant=True),
+        launch(900, COMMUNICATION, redundant=True),
+        *wait_stream(COMPUTE, COMMUNICATION, redundant=True),
+        launch(100, COMPUTE, redundant=True),
         launch(200),
         synchronize(),
     ]
@@ -131,10 +131,10 @@ def test_gathers_that_the_surplus_repeats_go_with_it() -> None:
     assert before - after == pytest.approx(1000, abs=20)
 
 
-def test_surplus_behind_another_stream_costs_nothing() -> None:
+def test_redundant_behind_another_stream_costs_nothing() -> None:
     program = [
         launch(3000, COMMUNICATION),
-        launch(500, COMPUTE, surplus=True),
+        launch(500, COMPUTE, redundant=True),
         launch(500, COMPUTE),
         synchronize(),
     ]
@@ -145,7 +145,7 @@ def test_surplus_behind_another_stream_costs_nothing() -> None:
 def test_a_synchronisation_in_the_middle_waits_for_less() -> None:
     program = [
         launch(400),
-        launch(600, surplus=True),
+        launch(600, redundant=True),
         synchronize(),
         host(50),
         launch(300),
@@ -156,26 +156,26 @@ def test_a_synchronisation_in_the_middle_waits_for_less() -> None:
 
 
 def test_a_backward_pass_on_a_thread_of_its_own() -> None:
-    inside = [host(30), launch(10), host(40, surplus=True), launch(10, surplus=True), host(30)]
+    inside = [host(30), launch(10), host(40, redundant=True), launch(10, redundant=True), host(30)]
     program = [host(100), launch(10), backward(*inside * 3), host(60), launch(10), synchronize()]
     before, after = assert_predicted(program)
     assert before - after == pytest.approx(3 * (40 + 4 + 2), abs=1)
 
 
 def test_nothing_taken_out_changes_nothing() -> None:
-    unchanged, predicted, _ = replayed([host(20), launch(50), synchronize()])
+    unchanged, predicted, _ = recomputed([host(20), launch(50), synchronize()])
     assert predicted == pytest.approx(unchanged)
 
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[Do]:
-    """Forward work, waits between two streams, surplus anywhere, at times a synchronisation."""
+    """Forward work, waits between two streams, redundant anywhere, at times a synchronisation."""
     program: list[Do] = []
     for _ in range(draw(st.integers(2, 8))):
-        surplus = draw(st.booleans())
+        redundant = draw(st.booleans())
         stream = draw(st.sampled_from((COMPUTE, COMMUNICATION)))
-        program.append(host(draw(st.integers(1, 60)), surplus=surplus))
-        program.append(launch(draw(st.integers(1, 900)), stream, surplus=surplus))
+        program.append(host(draw(st.integers(1, 60)), redundant=redundant))
+        program.append(launch(draw(st.integers(1, 900)), stream, redundant=redundant))
         if draw(st.booleans()):
             other = COMMUNICATION if stream == COMPUTE else COMPUTE
             program += wait_stream(other, stream)
@@ -187,8 +187,8 @@ def programs(draw: st.DrawFn) -> list[Do]:
 
 @settings(deadline=None, max_examples=150)
 @given(programs())
-def test_any_program_is_replayed_and_repaired(program: list[Do]) -> None:
-    unchanged, predicted, truth = replayed(program)
+def test_any_program_is_recomputed_and_repaired(program: list[Do]) -> None:
+    unchanged, predicted, truth = recomputed(program)
     for was, said, true in zip(unchanged, predicted, truth, strict=True):
         assert said <= was + 0.01
         # How long a launch, gap or wait takes that held nothing up in the trace is not known but
@@ -212,15 +212,15 @@ def test_more_taken_out_is_never_less_saved(program: list[Do], data: st.DataObje
             if kept[i]
         ]
     )
-    assert replay(graph, facts, every).sum() <= replay(graph, facts, some).sum() + 1
+    assert simulate(graph, facts, every).sum() <= simulate(graph, facts, some).sum() + 1
 
 
 @pytest.mark.parametrize("trace", sorted(PUBLIC.glob("*.json.gz")), ids=lambda path: path.name)
-def test_real_traces_replay_to_their_own_times(trace: Path) -> None:
+def test_real_traces_recompute_to_their_own_times(trace: Path) -> None:
     """Within 1 % asked; within 0.01 % held."""
     facts = study(load(trace))
     graph = build_graph(facts, facts.steps)
-    assert replay_unchanged(graph) == pytest.approx(graph.measured, rel=1e-4)
+    assert simulate_unchanged(graph) == pytest.approx(graph.measured, rel=1e-4)
 
 
 def test_a_hundred_thousand_operators_take_about_a_second() -> None:
@@ -230,6 +230,6 @@ def test_a_hundred_thousand_operators_take_about_a_second() -> None:
     facts = facts_of(machine)
     begin = time.process_time()
     graph = build_graph(facts, facts.steps)
-    replay(graph, facts)
+    simulate(graph, facts)
     assert len(facts.calls) > 100_000
     assert time.process_time() - begin < 2.0

@@ -246,11 +246,11 @@ SIGNATURES = (
     ),
     Signature(
         code="RS110",
-        name="cache-grown-in-replay",
+        name="cache-grown-in-recompute",
         cause_name="kv-cache",
         error="RuntimeError|ValueError",
         message=metadata.MASK,
-        where=doing("replay"),
+        where=doing("recompute"),
         needs_frames=True,
         fits=lambda raised: metadata.keys_twice_the_mask(raised.message),
         title="The key-value cache grew a second time while a checkpointed layer was recomputed",

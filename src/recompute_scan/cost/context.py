@@ -1,8 +1,8 @@
 """What a checkpoint does before and behind a run of the operators that it checkpoints.
 
 It shows as time between operators: preparing, keeping inputs and the state of random numbers. Where
-``recompute-scan run`` recorded, marks say which of that time is the checkpointed function's own.
-What every removal asks of a trace's steps is found once (:class:`Surroundings`).
+``recompute-scan run`` recorded, annotations say which of that time is the checkpointed function's
+own. What every removal asks of a trace's steps is found once (:class:`Context`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recompute_scan.annotations import MARKING, REGION
+from recompute_scan.annotations import ANNOTATING, REGION
 from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.hooks import saved_tensors
-from recompute_scan.cost.reruns import Stretch, find_stretches
+from recompute_scan.cost.reruns import OpSequence, find_sequences
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.facts import Recompute
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int32, Int64
@@ -61,7 +61,7 @@ class Moments:
         return int(self._times[thread][place]), int(self._rows[thread][place])
 
 
-class Entries:
+class CheckpointOverhead:
     """The time that goes with a checkpoint beside its operators.
 
     Args:
@@ -70,7 +70,7 @@ class Entries:
         operators: The operators.
     """
 
-    def __init__(self, facts: Recompute, done: Bool, operators: Bool) -> None:
+    def __init__(self, facts: RecomputeFacts, done: Bool, operators: Bool) -> None:
         calls = facts.calls
         self._facts = facts
         self._done = Moments(calls.thread, ((done, calls.end),))
@@ -90,19 +90,19 @@ class Entries:
         calls = self._facts.calls
         if any(c.variant == "reentrant" for c in checkpoints if c is not kept):
             yield from self._function(rows)
-        marks = self.marks_round(int(rows[0]))
+        annotations = self.annotations_around(int(rows[0]))
         thread, first = int(calls.thread[rows[0]]), int(calls.start[rows[0]])
-        for checkpoint, mark in zip(reversed(checkpoints), marks, strict=False):
-            start = int(calls.start[mark])
+        for checkpoint, annotation in zip(reversed(checkpoints), annotations, strict=False):
+            start = int(calls.start[annotation])
             if checkpoint is kept or self._operators.next(thread, start, otherwise=-1)[0] != first:
                 continue
-            parent = int(calls.parent[mark])
+            parent = int(calls.parent[annotation])
             begin, _ = self._done.last(thread, start, otherwise=start)
             if parent >= 0 and self._facts.structure.role[parent] == Role.RANGE:
                 begin = max(begin, int(calls.start[parent]))
             yield TimeEdit(thread, begin, start, gone=True, add=self._gap)
 
-    def marks_round(self, row: int) -> list[int]:
+    def annotations_around(self, row: int) -> list[int]:
         """Rows of the calls that begin the checkpointed regions around an operator, inside first.
 
         A region's range, or the checkpoint function that it stands in.
@@ -121,7 +121,7 @@ class Entries:
     def _function(self, rows: Int64) -> Iterator[TimeEdit]:
         """What a checkpoint function does before and behind its operators, which goes with it.
 
-        Where a mark says what of it is the function that it runs, that stays.
+        Where an annotation says what of it is the function that it runs, that stays.
         """
         calls = self._facts.calls
         function = int(self._facts.structure.function[rows[0]])
@@ -149,7 +149,7 @@ class Entries:
         return above if above > function and role[above] == Role.RANGE else None
 
 
-def typical_gap(facts: Recompute, rows: Int64) -> float:
+def typical_gap(facts: RecomputeFacts, rows: Int64) -> float:
     """The usual time from one of these calls to the next on its thread, ns."""
     calls = facts.calls
     if len(rows) < 2:
@@ -160,60 +160,60 @@ def typical_gap(facts: Recompute, rows: Int64) -> float:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Context:
     """What surrounds the operators that ran again.
 
     Attributes:
         facts: What ran again.
-        stretches: All replays, in pieces of a kind.
+        sequences: All recomputes, in pieces of a kind.
         here: For each call: does it touch the steps that matter?
-        replayed: For each call: is it an operator that ran again?
+        recomputed: For each call: is it an operator that ran again?
         saved: For each operator, how many tensors autograd saves.
         checkpoint_node: For each call: is it the node of a reentrant checkpoint?
-        marking: For each call: is it the run wrapper's own?
+        annotating: For each call: is it the run wrapper's own?
         behind: What the time between operators can begin behind.
         before: What it can end before.
-        entries: What checkpoints do before and behind operators.
+        checkpoint_overhead: What checkpoints do before and behind operators.
         gap: The usual time between two nodes of the backward pass, ns.
     """
 
-    facts: Recompute
-    stretches: Sequence[Stretch]
+    facts: RecomputeFacts
+    sequences: Sequence[OpSequence]
     here: Bool
-    replayed: Bool
+    recomputed: Bool
     saved: Int32
     checkpoint_node: Bool
-    marking: Bool
+    annotating: Bool
     behind: Moments
     before: Moments
-    entries: Entries
+    checkpoint_overhead: CheckpointOverhead
     gap: float
 
 
-def surroundings(facts: Recompute, begin: int, end: int) -> Surroundings:
+def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
     """What removals from the steps between these two times, in ns, ask of the trace."""
     calls, role = facts.calls, facts.structure.role
     here = (calls.start < end) & (calls.end > begin)
-    replayed = np.zeros(len(calls), np.bool_)
-    for replay in facts.alignment.replays:
-        replayed[replay.again] = True
+    recomputed = np.zeros(len(calls), np.bool_)
+    for recompute in facts.alignment.recomputes:
+        recomputed[recompute.again] = True
     above = np.maximum(calls.parent, 0)
     node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
     nodes = words.nodes_of(facts.structure.functions.names)
     checkpoint_node = _named(facts, nodes)
-    marking = _named(facts, frozenset({MARKING}))
-    work = replayed | np.isin(role, (Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD))
-    ranges = (role == Role.RANGE) & ~marking & ~checkpoint_node
+    annotating = _named(facts, frozenset({ANNOTATING}))
+    work = recomputed | np.isin(role, (Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD))
+    ranges = (role == Role.RANGE) & ~annotating & ~checkpoint_node
     done = here & (work | ranges | (role == Role.PLUMBING))
-    operators = here & (replayed | (role == Role.FORWARD))
-    return Surroundings(
+    operators = here & (recomputed | (role == Role.FORWARD))
+    return Context(
         facts=facts,
-        stretches=find_stretches(facts),
+        sequences=find_sequences(facts),
         here=here,
-        replayed=replayed,
+        recomputed=recomputed,
         saved=saved_tensors(calls),
         checkpoint_node=checkpoint_node,
-        marking=marking,
+        annotating=annotating,
         behind=Moments(
             calls.thread,
             (
@@ -222,21 +222,21 @@ def surroundings(facts: Recompute, begin: int, end: int) -> Surroundings:
             ),
         ),
         before=Moments(calls.thread, ((here & work, calls.start),)),
-        entries=Entries(facts, done, operators),
+        checkpoint_overhead=CheckpointOverhead(facts, done, operators),
         gap=typical_gap(facts, facts.structure.roots),
     )
 
 
-def markings(facts: Recompute) -> list[TimeEdit]:
+def annotation_edits(facts: RecomputeFacts) -> list[TimeEdit]:
     """The time that the run wrapper itself took to name checkpoints: never part of a step."""
     calls = facts.calls
-    rows = np.flatnonzero(_named(facts, frozenset({MARKING})))
+    rows = np.flatnonzero(_named(facts, frozenset({ANNOTATING})))
     return [
         TimeEdit(int(calls.thread[row]), int(calls.start[row]), int(calls.end[row]), gone=True)
         for row in rows
     ]
 
 
-def _named(facts: Recompute, names: frozenset[str]) -> Bool:
+def _named(facts: RecomputeFacts, names: frozenset[str]) -> Bool:
     known = np.array([name in names for name in facts.calls.names], np.bool_)
     return known[facts.calls.name]
