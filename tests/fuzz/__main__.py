@@ -28,7 +28,7 @@ _SEEDS = {
     "whole": seeds.traces,
     "result": seeds.results,
     "baseline": seeds.baselines,
-    "run record": seeds.run_records,
+    "run_record": seeds.run_records,
     "archive": seeds.archives,
     "log": seeds.logs,
 }

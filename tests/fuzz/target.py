@@ -97,7 +97,7 @@ TARGETS: dict[str, Target] = {
     "whole": whole,
     "result": result,
     "baseline": baseline,
-    "run record": run_record,
+    "run_record": run_record,
     "archive": archive,
     "log": log,
 }
