@@ -141,7 +141,7 @@ def test_code_in_a_sentence_is_set_as_code() -> None:
         doubled(), warnings=("Call `step(<b>)` or --peak-tflops 9; a--b is none",)
     )
     found = Page(render_html(result))
-    (item,) = (item for item in found.all("li") if item.text.startswith("Call"))
+    (item,) = (item for item in found.all("li") if item.text.startswith("Call step"))
     assert item.text == "Call step(<b>) or --peak-tflops 9; a--b is none"
     assert [child.text for child in item.children] == ["step(<b>)", "--peak-tflops"]
 
