@@ -165,7 +165,7 @@ class Context:
 
     Attributes:
         facts: What ran again.
-        sequences: All recomputes, in pieces of a kind.
+        sequences: The recomputes in them, in pieces of a kind.
         here: For each call: does it touch the steps that matter?
         recomputed: For each call: is it an operator that ran again?
         saved: For each operator, how many tensors autograd saves.
@@ -208,7 +208,7 @@ def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
     operators = here & (recomputed | (role == Role.FORWARD))
     return Context(
         facts=facts,
-        sequences=find_sequences(facts),
+        sequences=find_sequences(facts, here),
         here=here,
         recomputed=recomputed,
         saved=saved_tensors(calls),

@@ -58,7 +58,7 @@ class _Removal:
     def edits(self) -> Iterator[TimeEdit]:
         sequences = self._around.sequences
         goes = [self._goes(sequence) for sequence in sequences]
-        staying = self._around.recomputed.copy()
+        staying = self._around.recomputed & self._around.here
         for sequence, going in zip(sequences, goes, strict=True):
             if going:
                 staying[self._rows(sequence)] = False
