@@ -61,10 +61,9 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
     stack = np.zeros(len(alignment.forward), np.int64)
     block = np.full(len(alignment.forward), -1, np.int64)
     for number, one in enumerate(facts.blocks):
-        places = facts.places(one)
         kind = tuple(one.checkpoints)
-        stack[places] = stacks.setdefault(kind, len(stacks))
-        block[places] = number
+        stack[one.places] = stacks.setdefault(kind, len(stacks))
+        block[one.places] = number
     kinds = list(stacks)
     seen = np.zeros(len(alignment.forward), np.int64)
     passes = np.maximum(alignment.backwards, 1)

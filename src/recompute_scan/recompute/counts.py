@@ -49,12 +49,13 @@ class Counts:
     batch: Int64
     redundant_rows: Int64
 
-    def highest(self, among: Bool | Int64, matters: float = MATTERS) -> float:
+    def highest(self, among: Bool | Int64 | slice, matters: float = MATTERS) -> float:
         """The highest m that at least the share ``matters`` of these operators' time has."""
         multiplicity, weight = self.multiplicity[among], self.weight[among]
         total = weight.sum()
-        if not total:
-            return float(multiplicity.max(initial=0.0))
+        most = multiplicity.max(initial=0.0)
+        if not total or most == multiplicity.min(initial=most):
+            return float(most)
         for value in np.unique(multiplicity)[::-1]:
             if weight[multiplicity >= value].sum() >= matters * total:
                 return float(value)

@@ -27,13 +27,14 @@ from recompute_scan.recompute.frames import (
     spans_from_frames,
     with_frames,
 )
+from recompute_scan.recompute.layers import group_blocks
 from recompute_scan.recompute.soundness import check_soundness, check_steps
 from recompute_scan.recompute.spans import spans_from_annotations, spans_from_recomputes
 from recompute_scan.recompute.structure import Role, Structure, classify
 from recompute_scan.recompute.verdict import Judgement, judge
 from recompute_scan.recompute.work import Work, measure
 from recompute_scan.result import EvidenceLevel
-from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+from recompute_scan.trace.columns import Bool, Kind, Trace
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,10 @@ class RecomputeFacts:
             self.calls, self.structure, self.kernels, self.alignment, self.steps, self.complete
         )
 
-    def places(self, block: Block) -> Int64:
-        """Positions of a block's operators in ``counts``."""
-        return np.arange(block.span.first, block.span.last + 1)
+    @cached_property
+    def layers(self) -> list[list[Block]]:
+        """The blocks of all forward passes, grouped into layers, in forward order."""
+        return group_blocks(self.calls, self.counts, self.blocks)
 
 
 def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
