@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from recompute_scan.cost.phases import covered
+from recompute_scan.cost.phases import sum_covered
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.collectives import kernels_of
@@ -106,7 +106,7 @@ def _beyond(facts: RecomputeFacts, these: Bool, others: Bool) -> float:
         return 0.0
     beside = others & (start < end[these].max()) & (end > start[these].min())
     both = these | beside
-    return covered(start[both], end[both]) - covered(start[beside], end[beside])
+    return sum_covered(start[both], end[both]) - sum_covered(start[beside], end[beside])
 
 
 def _computing(facts: RecomputeFacts) -> Bool:

@@ -7,7 +7,7 @@ import numpy as np
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.structure import Role
-from recompute_scan.recompute.verdict import Compiled, compiled_backward
+from recompute_scan.recompute.verdict import Compiled, find_compiled_backward
 from recompute_scan.recompute.vocabulary import COMPILED_CALL
 from recompute_scan.result import Finding
 
@@ -29,7 +29,7 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
     facts = evidence.facts
     if not len(facts.structure.rows(Role.BACKWARD)):
         return NotApplicable("The trace shows no autograd nodes, so none that is compiled.")
-    compiled = compiled_backward(facts.calls, facts.structure)
+    compiled = find_compiled_backward(facts.calls, facts.structure)
     return [] if compiled is None else [_finding(evidence, compiled)]
 
 

@@ -35,7 +35,7 @@ class Compiled:
     recomputes: bool
 
 
-def compiled_backward(calls: Calls, structure: Structure) -> Compiled | None:
+def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | None:
     """The compiled part of the backward pass; ``None`` where nothing of it is compiled."""
     named = calls.matching(words.COMPILED_NODE)
     engines = structure.rows(Role.BACKWARD)
@@ -95,7 +95,7 @@ def judge(
     """The verdict on a whole trace."""
     counted = counts.counted
     recomputed = bool((counts.runs[counted] > 0).any())
-    compiled = compiled_backward(calls, structure)
+    compiled = find_compiled_backward(calls, structure)
     reason = _reason(calls, structure, counts, recomputed, compiled)
     if reason is None and not recomputed:
         reason = _lost(structure, alignment.unexplained)

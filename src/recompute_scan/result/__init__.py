@@ -25,9 +25,9 @@ from recompute_scan.result.cost import (
 from recompute_scan.result.document import (
     SCHEMA,
     Result,
-    closed_schema,
     from_json,
     json_schema,
+    make_schema,
     to_json,
 )
 from recompute_scan.result.recompute import (
@@ -86,8 +86,8 @@ __all__ = [
     "Verdict",
     "Verified",
     "WithPlan",
-    "closed_schema",
     "from_json",
     "json_schema",
+    "make_schema",
     "to_json",
 ]

@@ -160,7 +160,7 @@ _LOOKED_AT = 256
 CountOf = Callable[[bytearray, bytes, int, int], int]
 
 
-def decoded(data: bytearray, first: int, comma: int, decode: Decode) -> list[Event]:
+def decode_chunk(data: bytearray, first: int, comma: int, decode: Decode) -> list[Event]:
     """The events from ``first`` to the comma that follows them, decoded as an array.
 
     The byte before ``first`` and the comma are an array's brackets meanwhile. They decode only

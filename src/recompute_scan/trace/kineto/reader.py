@@ -21,7 +21,7 @@ from recompute_scan.trace.kineto.layout import (
     BOM,
     CHUNK,
     Separator,
-    decoded,
+    decode_chunk,
     find_head,
     find_separator,
     loose_cut,
@@ -207,9 +207,9 @@ class Reader:
         """
         data, first = self._window.data, self._window.FIRST
         try:
-            events = decoded(data, first, comma, self._decode)
+            events = decode_chunk(data, first, comma, self._decode)
             if self._needs_text(events):
-                events = decoded(data, first, comma, self._decode)
+                events = decode_chunk(data, first, comma, self._decode)
         except UNREADABLE:
             return self._repair(comma, separator)
         self._builder.add(events)
