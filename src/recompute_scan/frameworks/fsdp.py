@@ -6,9 +6,12 @@ module of class ``CheckpointWrapper``; a second application wraps again, nothing
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from recompute_scan.frameworks.mechanism import Edit, Mechanism
 
-MECHANISM = Mechanism(
+# What all share that apply it.
+BASE = Mechanism(
     name="fsdp-wrapper",
     title="FSDP's checkpoint wrapper",
     keep=55,
@@ -20,4 +23,10 @@ MECHANISM = Mechanism(
     variants=("torch < 2.2: reentrant", "torch >= 2.2: non-reentrant"),
     asks=("torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py:*",),
     edits=(Edit("apply_activation_checkpointing", "delete"), Edit("checkpoint_wrapper", "unwrap")),
+)
+MECHANISM = replace(
+    BASE,
+    fewer="let the check_fn of apply_activation_checkpointing refuse {layers}",
+    selectively="pass context_fn={context} to checkpoint_wrapper",
+    engines=(("FullyShardedDataParallel", "FSDP"),),
 )

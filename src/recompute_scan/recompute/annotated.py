@@ -49,12 +49,14 @@ class Annotations:
         disagreeing: Recomputed operators outside every annotated recompute, and operators inside
             one that the forward pass does not explain. 0 when both views agree.
         recomputed: Recomputed operators found by structure and alignment, for comparison.
+        mechanisms: Those of all checkpointed calls, of calls in another's recompute too.
     """
 
     calls: tuple[AnnotatedCall, ...]
     forward: Int64
     disagreeing: int
     recomputed: int
+    mechanisms: frozenset[str] = frozenset()
 
 
 def read_annotations(
@@ -94,7 +96,29 @@ def read_annotations(
         forward=alignment.forward,
         disagreeing=int((~inside[matched] & ~beside).sum()) + len(unexplained),
         recomputed=len(matched),
+        mechanisms=frozenset(
+            annotation.mechanism
+            for row in regions
+            if (annotation := parse_region(calls.names[calls.name[row]])) is not None
+        ),
     )
+
+
+def recomputed_calls(
+    calls: Calls, annotations: Annotations | None, rows: Int64
+) -> list[RegionAnnotation | None]:
+    """For each row: the checkpointed call in whose recompute it stands; ``None`` if unknown."""
+    known = annotations.calls if annotations is not None else ()
+    by_number = {call.annotation.call: call.annotation for call in known}
+    found = []
+    for row in rows:
+        above = int(calls.parent[row])
+        number = None
+        while above >= 0 and number is None:
+            number = parse_recompute(calls.names[calls.name[above]])
+            above = int(calls.parent[above])
+        found.append(by_number.get(number or 0))
+    return found
 
 
 def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:

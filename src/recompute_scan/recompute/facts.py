@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, link_kernels, nest
+from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment, align
 from recompute_scan.recompute.annotated import Annotations, read_annotations
 from recompute_scan.recompute.attention.evidence import (
@@ -94,6 +96,16 @@ class RecomputeFacts:
     def layers(self) -> list[list[Block]]:
         """The blocks of all forward passes, grouped into layers, in forward order."""
         return group_blocks(self.calls, self.counts, self.blocks)
+
+    @cached_property
+    def sharded(self) -> bool:
+        """Whether FSDP is at work."""
+        return bool(len(self.calls.named(words.SHARDING)))
+
+    def ran_again(self, pattern: re.Pattern[str]) -> int:
+        """How many calls whose name matches from its beginning were recomputed."""
+        named = self.calls.matching(pattern)[self.calls.name]
+        return sum(int(named[each.again[each.ran]].sum()) for each in self.alignment.recomputes)
 
 
 def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:

@@ -164,7 +164,7 @@ def classify(calls: Calls) -> Structure:
             starts_engine | is_node, -1, np.where(in_function, rows, above_function)
         )
     _settle_updates(calls, role, closures)
-    if words.RECOMPUTED_BY_HOOK not in calls.names:
+    if words.RECOMPUTED_BY_HOOK.isdisjoint(calls.names):
         _settle_hooks(calls, role, engine, owner, node)
     number, told = numbers_of(calls, _OPERATORS[role], engine, np.flatnonzero(node))
     _settle_formulas(calls, role, owner, number, told)

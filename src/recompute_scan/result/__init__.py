@@ -31,6 +31,7 @@ from recompute_scan.result.document import (
     to_json,
 )
 from recompute_scan.result.recompute import (
+    DOUBLED,
     Attention,
     Checked,
     Checkpoint,
@@ -52,6 +53,7 @@ from recompute_scan.result.recompute import (
 )
 
 __all__ = [
+    "DOUBLED",
     "MEASURED",
     "SCHEMA",
     "Arm",
