@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import dataclass
 
 import msgspec
 
@@ -24,6 +25,15 @@ _COLUMNS = (
     "recompute_ms_per_step",
     "redundant_ms_per_step",
 )
+
+
+@dataclass(frozen=True)
+class Attachments:
+    """The result in the forms that the page hands out; ``json`` is ``None`` where too large."""
+
+    markdown: str
+    csv: str
+    json: str | None
 
 
 def regions_csv(result: Result) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from recompute_scan.frameworks.known import find_title
 from recompute_scan.report.bars import Part, stacked
 from recompute_scan.report.escape import visible
-from recompute_scan.report.html import fill
 from recompute_scan.report.page import wrap
+from recompute_scan.report.templating import fill
 from recompute_scan.result.comparison import Comparison, FamilyCalls, Mark, Side, Switch
 from recompute_scan.units import UNKNOWN, count, ms, pct, plural, times
 

@@ -67,6 +67,8 @@ PART_WORDS = {
 _SAFE = "safe; the results of training cannot change"
 _REVIEW = "look before you apply it"
 
+KIND_WORDS = {"raised": "failed", "exited": "failed", "hung": "hung", "killed": "killed"}
+
 STATUS_WORDS = {
     "found": "found",
     "clean": "clean",
