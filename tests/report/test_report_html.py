@@ -230,7 +230,7 @@ def test_a_huge_result_is_left_to_its_own_file() -> None:
     assert len(text.encode()) < 8_000_000
     page = Page(text)
     assert "too large to be carried" in page.one("raw").text
-    assert "further ones stand only in the result's JSON" in page.one("modules").text
+    assert "further ones are only in the result's JSON" in page.one("modules").text
 
 
 def test_the_patch_command_fits_the_diff() -> None:

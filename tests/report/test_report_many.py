@@ -131,7 +131,7 @@ def test_a_large_job_stays_within_the_limits_and_says_what_it_put_together() -> 
     for sentence in (
         "139 more blocks like those above",
         "Blocks that are alike in every step share a row",
-        "Ranks with the same verdict and as many recomputes share a row above.",
+        "Ranks with the same verdict and the same number of recomputes share a row above.",
         "Every rank by itself (512)",
     ):
         assert sentence in said

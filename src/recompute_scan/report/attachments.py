@@ -39,7 +39,7 @@ class Attachments:
 def regions_csv(result: Result) -> str:
     """The table of blocks as CSV, a header line first; text can start no formula.
 
-    Numbers stand as the result has them (ms, runs); ``checkpoints`` are ``variant call site``,
+    Numbers are as the result has them (ms, runs); ``checkpoints`` are ``variant call site``,
     outermost first, separated by `` > ``.
     """
     written = io.StringIO()

@@ -153,7 +153,7 @@ def _switch(switch: Switch, side: str) -> str:
         blocks = plural(before if side == "before" else after, "block")
     else:
         blocks = f"{plural(after, 'block')} instead of {count(before)}"
-    return f"{name}{variant}{place}, round {blocks}"
+    return f"{name}{variant}{place}, around {blocks}"
 
 
 def span(side: Side) -> str:

@@ -46,7 +46,7 @@ def finding_text(page: Page, finding: Finding) -> None:
         parts.append(("Risk:", words.risk_words(fix)))
     for label, said in parts:
         if said:
-            page.prose(f"{label:<7} {said}", " " * 15, " " * 7)
+            page.prose(f"{label} {said}", " " * (len(label) + 8), " " * 7)
     if fix.diff:
         page.written.append("")
         for line in lines(fix.diff.rstrip("\n")):

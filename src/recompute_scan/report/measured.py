@@ -72,15 +72,15 @@ def _outcome(verified: Verified) -> str:
         return f"The script did not run to its end with the fix applied.{why}"
     if verified.outcome == "losses-differ":
         return (
-            "With the fix applied the losses are others than without it, so it is no mere saving: "
-            "look into that before you apply it."
+            "With the fix applied the losses differ from those without it, so it changes more than "
+            "the time: find out why before you apply it."
         )
     likely = f"likely {range_words(verified.saving_low_ms, verified.saving_high_ms)}"
     if verified.outcome == "unclear":
         return (
             f"The step times vary too much to tell what the fix saves ({likely} per step). Measure "
-            "again on a quiet machine, or with more --timing-steps. Until then the prediction "
-            "stands."
+            "again on a quiet machine, or with more --timing-steps. Until then, the prediction "
+            "counts."
         )
     if verified.outcome == "no-gain":
         return f"The fix does not help measurably: it saves {ms(verified.saving_ms)} ({likely})."
@@ -133,14 +133,14 @@ def _against_prediction(result: Result, verified: Verified) -> list[str]:
     assert cost is not None
     likely = range_words(predicted.low_ms, predicted.high_ms)
     less = 100 * (1 - cost.predicted_step_ms / cost.step_ms)
-    share = f"{pct(abs(less))} {'less' if less >= 0 else 'more'} time"
     made = (
-        f"The prediction was {share}; of the {ms(predicted.now_ms)} measured unchanged that "
-        f"leaves {ms(predicted.after_ms)}, likely {likely}."
+        f"A step was predicted to take {pct(abs(less))} {'less' if less >= 0 else 'more'} time: "
+        f"{ms(predicted.after_ms)} instead of the {ms(predicted.now_ms)} measured unchanged, "
+        f"likely {likely}."
     )
     if predicted.low_ms <= after <= predicted.high_ms:
-        return [f"{made} The measured step lies in that range."]
-    return [f"{made} The measured step lies outside that range; the measurement stands."]
+        return [f"{made} The measured step is in that range."]
+    return [f"{made} The measured step is outside that range; the measurement counts."]
 
 
 def _plan(result: Result, verified: Verified, plan: WithPlan) -> str:

@@ -12,7 +12,7 @@ from recompute_scan.report.words import KIND_WORDS
 from recompute_scan.result import MEASURED, Breakdown, Result
 from recompute_scan.units import UNKNOWN, ms, pct, plural, share, times
 
-_HEALTHY = "1.00 without checkpointing, about 1.33 with every layer recomputed once, 1.67 twice"
+_TYPICAL = "typical: 1.00 without checkpointing, 1.33 with each layer recomputed once, 1.67 twice"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def step_after(result: Result) -> StepAfter | None:
 
 
 def predicted_beside(result: Result) -> StepAfter | None:
-    """What was predicted, to stand beside what was measured.
+    """What was predicted, for comparison with what was measured.
 
     A prediction is a share of the step. The step that is measured later, unchanged, is seldom to
     the digit the one that it was made from, and may be of a slower hour: it is applied to that,
@@ -145,11 +145,11 @@ def _share(result: Result) -> KeyNumber:
     whole = total(parts) if parts else 0.0
     verified = result.verified
     if verified is not None and verified.outcome == "helps":
-        note = "goes with the fix, measured"
+        note = "saved by the fix (measured)"
         return KeyNumber("Share of the step", pct(verified.saving_pct), note, True)
     found = saving(result)
     if found is not None:
-        note = "would go with the fix, as predicted"
+        note = "would be saved by the fix (predicted)"
         return KeyNumber("Share of the step", pct(found.throughput_pct), note, True)
     if result.verdict == "doubled":
         value = parts.redundant / whole if parts and whole > 0 else None
@@ -195,7 +195,7 @@ def ratio_row(result: Result) -> tuple[str, str] | None:
     reached = ""
     if flops.hfu is not None and flops.mfu is not None:
         reached = f"HFU {share(flops.hfu)}, MFU {share(flops.mfu)} of the peak; "
-    return times(flops.hfu_over_mfu), reached + _HEALTHY
+    return times(flops.hfu_over_mfu), reached + _TYPICAL
 
 
 def rank_words(result: Result) -> str:

@@ -1,6 +1,6 @@
 """Templates filled: every value escaped, and a page that may run nothing but our own.
 
-Style and script stand in the page and are allowed by their hashes only; everything else is
+Style and script are in the page and allowed by their hashes only; everything else is
 refused by the content policy, so that even a name that slipped through could do nothing.
 """
 

@@ -94,7 +94,7 @@ def by_step(result: Result) -> ByStep | None:
     if len(rows) > MOST_KINDS or len(steps) > MOST_COLUMNS:
         sentence += (
             f" {plural(max(0, len(rows) - MOST_KINDS), 'row')} and "
-            f"{plural(max(0, len(steps) - MOST_COLUMNS), 'column')} more stand in the JSON."
+            f"{plural(max(0, len(steps) - MOST_COLUMNS), 'column')} more are in the JSON."
         )
     steps = steps[:MOST_COLUMNS]
     return ByStep(

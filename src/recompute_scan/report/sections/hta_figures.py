@@ -12,7 +12,10 @@ from recompute_scan.result import Hta, Result
 from recompute_scan.units import ms, pct
 
 _COLUMNS = ("HTA", "recompute-scan")
-_SAYS = "Over all recorded steps; every kernel that is no communication and no copy is computing."
+_SAYS = (
+    "Over all recorded steps. Every kernel that is neither communication nor a copy counts as "
+    "computing."
+)
 # A table's first column on a terminal; two of 16 are beside it.
 _WIDEST_LABEL = 46
 

@@ -12,9 +12,9 @@ from recompute_scan.report.section import Section
 from recompute_scan.report.summary import saving, step_after
 from recompute_scan.report.words import device_words
 from recompute_scan.result import Cost, Result
-from recompute_scan.units import ms, pct
+from recompute_scan.units import ms, pct, plural
 
-_TOO_WIDE = "The step times vary too much for a figure to rest on them"
+_TOO_WIDE = "The step times vary too much to rely on"
 
 
 def _waste_sentences(result: Result) -> list[str]:
@@ -27,7 +27,7 @@ def _waste_sentences(result: Result) -> list[str]:
         return []
     return [
         f"A step takes {pct(found.more_time_pct)} more time than needed "
-        f"({ms(found.saved_ms)} of it would go with the fix).",
+        f"(the fix would save {ms(found.saved_ms)}).",
         f"Put as throughput, {pct(found.throughput_pct)} of it is lost.",
     ]
 
@@ -37,19 +37,24 @@ def step_time_sentences(result: Result) -> list[str]:
     cost = result.cost
     if cost is None:
         return []
-    head = f"Step times on {device_words(result)}"
+    head = f"Step time on {device_words(result)}"
     timed = cost.step_source == "timed"
     if not cost.steps:  # a result of a version that did not count them
         return [f"{head}, {'timed without the profiler' if timed else 'as recorded'}."]
-    source = "timed without the profiler" if timed else "recorded, which the profiler slows down"
+    if timed:
+        source = f"{plural(cost.steps, 'step')} timed without the profiler"
+    else:
+        source = f"{plural(cost.steps, 'recorded step')}, slowed down by the profiler"
     if cost.steps == 1:
-        return [f"{head}: a single one {source}; how far they vary is not known."]
+        return [f"{head}: {source}; how far step times vary is not known."]
     if cost.step_low_ms is None or cost.step_high_ms is None:
-        return [f"{head}: median of {cost.steps} {source}."]
+        return [f"{head}: median of {source}."]
     likely = "likely between" if is_sure(cost.steps) else "all between"
-    found = [f"{head}: median of {cost.steps} {source}, {likely} {_between(cost)}."]
+    found = [f"{head}: median of {source}; {likely} {_between(cost)}."]
     if too_wide(cost.step_ms, cost.step_low_ms, cost.step_high_ms):
-        more = "time more with --timing-steps" if timed else "time some with `recompute-scan run`"
+        more = (
+            "time more of them with --timing-steps" if timed else "time with `recompute-scan run`"
+        )
         found.append(f"{_TOO_WIDE}: {more}, on a machine that does nothing else.")
     return found
 
