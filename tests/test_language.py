@@ -21,7 +21,7 @@ NOT_OURS = {
     r"\bc[ao]mes? through\b",
 }
 PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")]
-TEMPLATES = list((ROOT / "src").glob("**/templates/*.html"))
+TEMPLATES = list((ROOT / "src").glob("**/*.html"))
 MODULES = list((ROOT / "src").glob("**/*.py"))
 
 

@@ -1,14 +1,17 @@
-"""Many ranks in few rows: those whose answers are alike stand together."""
+"""Rank by rank: many ranks in few rows, those whose answers are alike together."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from recompute_scan.report.groups import ranges
+from recompute_scan.report.section import Section, analysed
+from recompute_scan.report.summary import ranks_sentence
 from recompute_scan.result import Rank, Result, Verdict
-from recompute_scan.units import UNKNOWN, ms, plural
+from recompute_scan.units import UNKNOWN, ms
 
 # From here on the rows of single ranks are folded away under those of their groups.
 MANY_RANKS = 16
@@ -52,24 +55,20 @@ def rank_groups(result: Result) -> tuple[RankGroup, ...]:
     )
 
 
-def rank_words(result: Result) -> str:
-    """``3 doubled, 1 full``: the ranks' own verdicts, the commonest first."""
-    counts = Counter(rank.verdict for rank in result.ranks)
-    return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
+def _html(result: Result) -> Mapping[str, Any]:
+    return {
+        "groups": rank_groups(result),
+        "sentence": ranks_sentence(result),
+        "many_ranks": MANY_RANKS,
+        "most_ranks": MOST_RANKS,
+    }
 
 
-def ranks_sentence(result: Result) -> str | None:
-    """How many ranks there are, whether they agree, and whose numbers the page shows.
-
-    ``None`` for a single rank. The result is that of the first rank with the worst verdict.
-    """
-    if len(result.ranks) < 2:
-        return None
-    number = plural(len(result.ranks), "rank")
-    shown = next((r.rank for r in result.ranks if r.verdict == result.verdict), None)
-    whose = "" if shown is None else f" The numbers of this page are those of rank {shown}"
-    if len({rank.verdict for rank in result.ranks}) == 1:
-        said = f"{number}, all {result.ranks[0].verdict}."
-        return said + (f"{whose}." if whose else "")
-    said = f"{number} that differ: {rank_words(result)}."
-    return said + (f"{whose}, the first with the worst verdict." if whose else "")
+SECTION = Section(
+    anchor="ranks",
+    title="Rank by rank",
+    template="rank_by_rank.html",
+    present=lambda result: analysed(result) and len(result.ranks) > 1,
+    html=_html,
+    link="Ranks",
+)

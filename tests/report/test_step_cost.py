@@ -8,7 +8,7 @@ from typing import Literal
 
 from recompute_scan.report.html import render_html
 from recompute_scan.report.markdown import render_markdown
-from recompute_scan.report.spread import step_time_sentences
+from recompute_scan.report.sections.step_cost import step_time_sentences
 from recompute_scan.report.text import render_text
 from recompute_scan.result import from_json, to_json
 from tests.report.sample_results import doubled, verified
@@ -37,17 +37,17 @@ def spread(
 
 
 def test_a_step_time_says_how_many_steps_it_is_of_and_how_far_they_lie_apart() -> None:
-    head = "Step times on the CPU"
+    head = "Step time on the CPU"
     assert spread(99.0, 102.5, 10) == (
-        f"{head}: median of 10 timed without the profiler, likely between 99.0 and 102.5 ms."
+        f"{head}: median of 10 steps timed without the profiler; likely between 99.0 and 102.5 ms."
     )
     # The range of five times holds their median less surely than with 95 %.
     assert spread(99.0, 102.5, 5, "trace") == (
-        f"{head}: median of 5 recorded, which the profiler slows down, all between 99.0 and "
+        f"{head}: median of 5 recorded steps, slowed down by the profiler; all between 99.0 and "
         "102.5 ms."
     )
     assert spread(None, None, 1) == (
-        f"{head}: a single one timed without the profiler; how far they vary is not known."
+        f"{head}: 1 step timed without the profiler; how far step times vary is not known."
     )
     # A result of an older version.
     assert spread(None, None, 0) == f"{head}, timed without the profiler."
@@ -55,7 +55,7 @@ def test_a_step_time_says_how_many_steps_it_is_of_and_how_far_they_lie_apart() -
 
 def test_step_times_that_vary_too_much_are_said_to() -> None:
     assert "vary too much" not in spread(90.0, 115.0, 10)
-    assert "The step times vary too much for a figure to rest on them" in spread(90.0, 115.1, 10)
+    assert "The step times vary too much to rely on" in spread(90.0, 115.1, 10)
 
 
 def test_results_of_older_versions_are_still_read() -> None:
@@ -68,5 +68,5 @@ def test_results_of_older_versions_are_still_read() -> None:
 
 
 def test_what_was_measured_has_a_table_of_its_own() -> None:
-    assert "Step times on" not in render_text(verified(), color=False)
-    assert "Step times on" not in render_markdown(verified())
+    assert "Step time on" not in render_text(verified(), color=False)
+    assert "Step time on" not in render_markdown(verified())

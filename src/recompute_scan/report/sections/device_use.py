@@ -1,19 +1,18 @@
-"""How well the device is used: its arithmetic and its memory, in words for every rendering."""
+"""How well the device is used: arithmetic, memory, and what fewer checkpoints would take."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from recompute_scan.report.escape import visible
-from recompute_scan.result import Flops, Hta, Memory, MemoryPlan, Result
-from recompute_scan.units import UNKNOWN, ms, pct, plural, share, size, times
+from recompute_scan.report.escape import markdown_prose, visible
+from recompute_scan.report.section import Section
+from recompute_scan.report.summary import ratio_row
+from recompute_scan.result import Flops, Memory, MemoryPlan, Result
+from recompute_scan.units import UNKNOWN, ms, plural, share, size
 
 _PREFIXES = ("", "K", "M", "G", "T", "P", "E")
-HTA_COLUMNS = ("HTA", "recompute-scan")
-HTA_SAYS = (
-    "Over all recorded steps; every kernel that is no communication and no copy is computing."
-)
-_HEALTHY = "1.00 without checkpointing, about 1.33 with every layer recomputed once, 1.67 twice"
 # The drawing of time against memory: height in pixels, and what is left free of the width, in %.
 _TOP, _BOTTOM = 24, 176
 _LEFT, _RIGHT = 4.0, 96.0
@@ -38,7 +37,7 @@ class PlanChart:
     summary: str
 
 
-def plan_chart(memory: Memory) -> PlanChart | None:
+def _plan_chart(memory: Memory) -> PlanChart | None:
     """The drawing; ``None`` with fewer than two plans."""
     plans = memory.plans
     if len(plans) < 2:
@@ -72,7 +71,7 @@ def _plan_words(plan: MemoryPlan) -> str:
     return f"{which} without checkpoint: {ms(plan.step_ms)} per step, {size(plan.peak_bytes)}"
 
 
-def memory_sentences(memory: Memory) -> list[str]:
+def _memory_sentences(memory: Memory) -> list[str]:
     """What the device's memory held, what checkpoints kept out of it, what is free."""
     said = []
     if memory.peak_allocated_bytes is not None:
@@ -96,18 +95,7 @@ def memory_sentences(memory: Memory) -> list[str]:
     return said
 
 
-def ratio_row(result: Result) -> tuple[str, str] | None:
-    """HFU over MFU as a number and what to hold beside it; ``None`` where it is not known."""
-    flops = result.flops
-    if flops is None or flops.hfu_over_mfu is None:
-        return None
-    reached = ""
-    if flops.hfu is not None and flops.mfu is not None:
-        reached = f"HFU {share(flops.hfu)}, MFU {share(flops.mfu)} of the peak; "
-    return times(flops.hfu_over_mfu), reached + _HEALTHY
-
-
-def flops_table(flops: Flops, *, told_apart: bool = True) -> list[tuple[str, str, str]]:
+def _flops_table(flops: Flops, *, told_apart: bool) -> list[tuple[str, str, str]]:
     """Part of the step, its operations, and their share of all that ran.
 
     Recomputes have no row unless they could be ``told_apart`` from the backward pass.
@@ -125,11 +113,11 @@ def flops_table(flops: Flops, *, told_apart: bool = True) -> list[tuple[str, str
     whole = sum(known)
     if not whole:
         return []
-    rows = [(name, operations(value), share((value or 0.0) / whole)) for name, value in parts]
-    return [*rows, ("All that ran", operations(whole), "")]
+    rows = [(name, _operations(value), share((value or 0.0) / whole)) for name, value in parts]
+    return [*rows, ("All that ran", _operations(whole), "")]
 
 
-def flops_sentences(flops: Flops) -> list[str]:
+def _flops_sentences(flops: Flops) -> list[str]:
     """What the figures say, and what they leave out."""
     said = []
     if flops.hfu is not None and flops.peak_tflops is not None:
@@ -150,7 +138,7 @@ def flops_sentences(flops: Flops) -> list[str]:
     return said
 
 
-def operations(value: float | None) -> str:
+def _operations(value: float | None) -> str:
     """``3.77 TFLOP``: floating-point operations with three significant digits."""
     if value is None:
         return UNKNOWN
@@ -165,28 +153,27 @@ def _less(whole: float | None, part: float | None) -> float | None:
     return None if whole is None or part is None else whole - part
 
 
-def hta_rows(hta: Hta) -> list[tuple[str, str, str]]:
-    """What Holistic Trace Analysis found, and what recompute-scan counts of the same."""
-    own = hta.own
-    parts = [
-        ("Idle", hta.idle_pct, own.idle_pct if own else None),
-        ("Computing", hta.compute_pct, own.compute_pct if own else None),
-        ("Busy without computing", hta.non_compute_pct, own.non_compute_pct if own else None),
-        ("Communication beside computation", hta.overlap_pct, own.overlap_pct if own else None),
-    ]
-    whole = ms(own.kernel_time_ms) if own else ""
-    return [
-        ("GPU time, first kernel to last", ms(hta.kernel_time_ms), whole),
-        *((name, pct(theirs), pct(ours) if own else "") for name, theirs, ours in parts),
-        *(
-            (f"Kernels: {visible(kind, 60)}", pct(part), "")
-            for kind, part in list(hta.kernel_types.items())[:20]
-        ),
-    ]
+def _html(result: Result) -> Mapping[str, Any]:
+    flops, memory = result.flops, result.memory
+    told_apart = result.verdict != "inconclusive"
+    return {
+        "ratio": ratio_row(result),
+        "flops_rows": _flops_table(flops, told_apart=told_apart) if flops else [],
+        "flops_sentences": _flops_sentences(flops) if flops else [],
+        "memory_sentences": _memory_sentences(memory) if memory else [],
+        "plans": _plan_chart(memory) if memory else None,
+    }
 
 
-def hta_title(result: Result) -> str:
-    """``Holistic Trace Analysis``, with whose breakdown it is where there are several."""
-    if result.hta is None or result.hta.rank is None or len(result.ranks) < 2:
-        return "Holistic Trace Analysis"
-    return f"Holistic Trace Analysis of rank {result.hta.rank}"
+def _markdown(result: Result) -> str:
+    return markdown_prose(" ".join(_memory_sentences(result.memory))) if result.memory else ""
+
+
+SECTION = Section(
+    anchor="device",
+    title="How well the device is used",
+    template="device_use.html",
+    html=_html,
+    markdown=_markdown,
+    link="Device",
+)
