@@ -117,7 +117,7 @@ def test_a_trace_source(copy: Path, tmp_path: Path) -> None:
     trace.write_text(EVENTS, encoding="utf-8")
     printed = python(copy, "-m", "recompute_scan", "analyze", "--format", "json", str(trace))
     result = json.loads(printed)
-    assert result["trace"]["events"] == 3
+    assert result["health"]["events"] == 3
     assert result["verdict"] == "inconclusive"
     assert "backward" in result["reason"]
 
@@ -126,12 +126,11 @@ def test_a_launcher(copy: Path) -> None:
     asks = (
         "from recompute_scan.joining import joined\n"
         "from recompute_scan.record.launch.launcher import rank_facts\n"
-        "print(joined(['python', '-m', 'toylauncher', 'train.py'], [], []) is None)\n"
+        "for module in ('toylauncher', 'train'):\n"
+        "    print(joined(['python', '-m', module], [], []) is None)\n"
         "facts = rank_facts()\n"
         "print(facts.rank, facts.world_size)"
     )
-    ranks = {"TOY_RANK": "1", "TOY_SIZE": "2"}
-    assert python(copy, "-c", asks, **ranks).split() == ["False", "0", "1"]
     text = recipe("A launcher")
     for name, line in {
         "_TOOLS": '    "toylauncher",\n',
@@ -143,4 +142,5 @@ def test_a_launcher(copy: Path) -> None:
         source = path.read_text(encoding="utf-8")
         assert source.count(f"{name} = (\n") == 1
         path.write_text(source.replace(f"{name} = (\n", f"{name} = (\n{line}"), encoding="utf-8")
-    assert python(copy, "-c", asks, **ranks).split() == ["True", "1", "2"]
+    printed = python(copy, "-c", asks, TOY_RANK="1", TOY_SIZE="2")
+    assert printed.split() == ["True", "False", "1", "2"]

@@ -127,7 +127,7 @@ def _outline(facts: RecomputeFacts) -> Bool:
 
 
 def _belonging(facts: RecomputeFacts, blocks: int, begin: int, end: int) -> Bool:
-    """Calls of some blocks: forward, recomputes, backward, and all that these stand in."""
+    """Calls of some blocks: forward, recomputes, backward, and all that these are in."""
     calls, structure, counts = facts.calls, facts.structure, facts.counts
     layers = group_blocks(facts)
     most = max((counts.highest(facts.places(layer[0])) for layer in layers), default=0.0)
