@@ -1,6 +1,6 @@
 """Write the pages that follow from the code: commands, the result's fields, the Python interface,
 the result's schema, the house in the design, and the reports in ``pages``, each again from the
-result that stands in it.
+result that it holds.
 
 ``python docs/generate.py`` writes them (``make fix`` does), and a test checks that they are true.
 """
@@ -80,7 +80,7 @@ events = scan.trace.events
 print(events[events["kind"] == "op"]["name"].value_counts().head(3))
 ```
 
-In a notebook a scan shows itself: verdict, numbers, checkpoint call sites, what to change.
+In a notebook a scan displays itself: verdict, numbers, checkpoint call sites, what to change.
 Importing the package loads neither torch nor numpy nor pandas; each is loaded when it is needed.
 
 ## Recording a loop
@@ -110,22 +110,21 @@ with rs.record(steps=2, warmup=2, timing_steps=3) as recording:
 print(recording.scan.verdict)
 ```
 
-The steps are used as `recompute-scan run` uses them: warm-up, timed without the profiler, one that
-warms the profiler up, profiled, one with Python stacks. With the last of them everything of ours is
-taken out of the process, and a loop that goes on runs as if nothing had been there
-([what it costs](performance.md#recording)). An exception passes through, with the same care; what
-was recorded until then stays, and `recording.scan` names a known cause. It can be done again in the
-same process, one recording at a time.
+The steps are used as in `recompute-scan run`: warm-up, timed without the profiler, one that warms
+the profiler up, profiled, one with Python stacks. After the last of them recompute-scan removes
+itself from the process, and a loop that goes on runs as if nothing had been there
+([what it costs](performance.md#recording)). An exception passes through in the same way; what was
+recorded until then is kept, and `recording.scan` names a known cause. A process can record several
+times, once at a time.
 
-Enter the block before the model is made, and the lines that switch checkpointing on are named too.
-With `folder=` the block leaves what `run` leaves: traces, run record, `result.json` and
-`report.html`; give all ranks of a run the same one. A profiler of your own goes first: recording
-waits for it to end, and says so.
+Enter the block before the model is made, and call sites are named too. With `folder=` the block
+leaves what `run` leaves: traces, run record, `result.json` and `report.html`; give all ranks of a
+run the same folder. If you run a profiler of your own, recording waits for it to end, and says so.
 
 ## Callbacks
 
-They take what `rs.record` takes and have a `scan` when the training is over. Nothing of a framework
-is imported before its class is asked for.
+They take the arguments of `rs.record` and have a `scan` when the training is over. A framework is
+imported only when its class is used.
 
 ```python
 from recompute_scan.callbacks import HuggingFaceCallback
@@ -145,7 +144,7 @@ Trainer(max_steps=6, callbacks=[callback], **quiet).fit(module, loader)
 print(callback.scan.verdict)
 ```
 
-With accelerate it is a tracker: log once per step, at its end.
+With accelerate, use a tracker and log once per step, at its end.
 
 ```python
 from accelerate import Accelerator
@@ -166,7 +165,7 @@ print(tracker.scan.verdict)
 
 
 _TABLES = """\
-pandas tables, made anew at each call. What is not known is missing (`NaN`, `<NA>`), never 0.
+pandas tables, a new one at each call. What is not known is missing (`NaN`, `<NA>`), never 0.
 """
 _COLUMNS = {
     "Scan.regions, one row a block in forward order, index `ordinal`": tables.REGIONS,
@@ -489,11 +488,11 @@ def _as_code(word: str) -> str:
 
 
 def design_page() -> str:
-    """The design, with the house as it is between its marks."""
+    """The design, with the house as it is."""
     text = (DOCS / "design.md").read_text(encoding="utf-8")
     before, _, rest = text.partition(_HOUSE)
     _, _, after = rest.partition(_END_OF_HOUSE)
-    return f"{before}{_HOUSE}\n```\n{rooms(read_house())}```\n{_END_OF_HOUSE}{after}"
+    return f"{before}{_HOUSE}\n\n{rooms(read_house())}\n{_END_OF_HOUSE}{after}"
 
 
 def report_page(path: Path) -> str:

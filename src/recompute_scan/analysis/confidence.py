@@ -127,7 +127,7 @@ def _plain_doubts(facts: RecomputeFacts) -> list[str]:
     if facts.plain.agrees is None:
         return [
             "No operator in the trace belongs to a forward pass by its name alone, so the count "
-            "has no second account beside it."
+            "has no second count beside it."
         ]
     differing = [tally for tally in facts.plain.tallies if not tally.agrees]
     if not differing:
@@ -135,7 +135,7 @@ def _plain_doubts(facts: RecomputeFacts) -> list[str]:
     tally = differing[0]
     hooks = f", {tally.hooked} of them run by gradient hooks" if tally.hooked else ""
     return [
-        f"The plain count differs: {tally.inside} calls of {tally.name} stand inside the backward "
+        f"The plain count differs: {tally.inside} calls of {tally.name} are inside the backward "
         f"pass{hooks}, and the answer explains {tally.again}."
     ]
 

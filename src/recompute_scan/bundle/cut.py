@@ -126,7 +126,7 @@ def _outline(facts: RecomputeFacts) -> Bool:
 
 
 def _belonging(facts: RecomputeFacts, blocks: int, begin: int, end: int) -> Bool:
-    """Calls of some blocks: forward, recomputes, backward, and all that these stand in."""
+    """Calls of some blocks: forward, recomputes, backward, and all that these are in."""
     calls, structure, counts = facts.calls, facts.structure, facts.counts
     layers = facts.layers
     most = max((counts.highest(layer[0].places) for layer in layers), default=0.0)

@@ -125,7 +125,7 @@ class Names:
         self._calls: dict[int, int] = {}
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Keep clear of aliases that stand in these names: they are from an earlier bundle."""
+        """Keep clear of aliases that these names contain: they are from an earlier bundle."""
         for name in names:
             for kind, number in _ALIAS.findall(name):
                 self._numbers[kind] = max(self._numbers.get(kind, 0), int(number))

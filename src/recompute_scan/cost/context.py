@@ -105,7 +105,7 @@ class CheckpointOverhead:
     def annotations_around(self, row: int) -> list[int]:
         """Rows of the calls that begin the checkpointed regions around an operator, inside first.
 
-        A region's range, or the checkpoint function that it stands in.
+        A region's range, or the checkpoint function that it is in.
         """
         calls, structure = self._facts.calls, self._facts.structure
         found = []
@@ -141,7 +141,7 @@ class CheckpointOverhead:
             yield TimeEdit(thread, end, last, gone=True)
 
     def _below(self, row: int, function: int) -> int | None:
-        """Row of the range right inside a checkpoint function that an operator stands in."""
+        """Row of the range right inside a checkpoint function that an operator is in."""
         calls, role = self._facts.calls, self._facts.structure.role
         above = int(calls.parent[row])
         while above > function and calls.parent[above] != function:

@@ -65,7 +65,7 @@ class Mechanism:
         name: As written into annotations and results.
         title: What a person calls it.
         keep: How much speaks for keeping it when two are found; the higher is kept.
-        keep_sharded: The same under FSDP, where it stands inside the units; 0 where it is not
+        keep_sharded: The same under FSDP, where it is inside the units; 0 where it is not
             made for them.
         why_keep: The reason, one sentence without the full stop.
         renames: Words of ``remove`` that depend on a version; there the older ones stand.

@@ -93,7 +93,7 @@ class Anchors:
     def still_open(self, place: int, engine: int) -> int:
         """The first place of the graph that ``place`` belongs to, as far as that can be told.
 
-        What stands before it has been differentiated for the last time when the backward pass
+        What is before it has been differentiated for the last time when the backward pass
         that holds this engine range comes to ``place``: another micro-batch.
         """
         calls, structure = self._calls, self._structure
@@ -158,7 +158,7 @@ class Anchors:
         return self._of_operators(last)
 
     def _roots(self) -> Int64:
-        """Rows of the numbered engine ranges that stand in no other."""
+        """Rows of the numbered engine ranges that are in no other."""
         root = self._structure.roots
         return root[self._structure.number[root] >= 0]
 

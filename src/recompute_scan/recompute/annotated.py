@@ -26,7 +26,7 @@ class AnnotatedCall:
 
     Attributes:
         annotation: What the wrapper wrote.
-        row: Row of the mark.
+        row: Row of the annotation.
         first: Position of its first operator in ``Alignment.forward``.
         last: Position of its last operator.
         recomputes: How many recomputes of this call were marked.
@@ -122,7 +122,7 @@ def recomputed_calls(
 
 
 def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:
-    """For each row: does it stand before a checkpoint function, no recomputed operator between?
+    """For each row: is it before a checkpoint function, no recomputed operator between?
 
     Within a reentrant checkpoint, whose first run has gradients off, some functions are called
     in the recompute alone, and so is what makes their arguments (fairscale).
@@ -139,13 +139,13 @@ def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:
 def _innermost(calls: Calls, rows: Int64) -> Int32:
     """For each call: the innermost of ``rows`` that holds it, -1 for none."""
     found = np.full(len(calls), -1, np.int32)
-    for row in rows.tolist():  # in order: what stands in another comes after it
+    for row in rows.tolist():  # in order: what is in another comes after it
         found[row + 1 : row + 1 + int(calls.size[row])] = row
     return found
 
 
 def _inside(calls: Calls, rows: Int64) -> Bool:
-    """For each call: does it stand inside one of ``rows``?"""
+    """For each call: is it inside one of ``rows``?"""
     edges = np.zeros(len(calls) + 1, np.int64)
     np.add.at(edges, rows + 1, 1)
     np.add.at(edges, rows + 1 + calls.size[rows], -1)

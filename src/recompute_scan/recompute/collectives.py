@@ -82,7 +82,7 @@ def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     Args:
         calls: The trace's calls.
         kernels: Its device work.
-        rows: Calls none of which stands in another, ascending.
+        rows: Calls none of which is in another, ascending.
     """
     launch = kernels.launch
     at = np.searchsorted(rows, launch, side="right") - 1
@@ -95,7 +95,7 @@ def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
 def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     """For each call: is it NCCL's record of a wait for a collective that was counted already?
 
-    It has the name of the record of the collective itself, which stands inside the call of c10d
+    It has the name of the record of the collective itself, which is inside the call of c10d
     or, where a library asks NCCL without c10d, holds NCCL's own range and its launches.
     """
     bare = calls.matching(words.RECORD)[calls.name[rows]]

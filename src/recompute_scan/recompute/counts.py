@@ -124,7 +124,7 @@ def join_steps(calls: Calls, structure: Structure, steps: list[StepSpan]) -> lis
     """The steps, with those joined that several optimizers cut out of one training step.
 
     Where optimizer steps alone mark the steps, several may belong to one: they follow each
-    other without a backward pass between them, or stand inside one backward pass, as gradient
+    other without a backward pass between them, or are inside one backward pass, as gradient
     hooks run them.
     """
     backward = structure.rows(Role.BACKWARD)
@@ -163,7 +163,7 @@ def complete_steps(
         calls: The trace's calls.
         alignment: What ran backward.
         steps: The steps.
-        cut_at: Where a trace that was cut short ends, ns. A step's own range can stand in the
+        cut_at: Where a trace that was cut short ends, ns. A step's own range can be in the
             file before all that ran in it.
     """
     step = step_of(steps, calls.start[alignment.forward[alignment.backwards > 0]])

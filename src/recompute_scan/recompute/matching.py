@@ -115,7 +115,7 @@ class Matcher:
         sequence = sequence[self._unpacking(sequence, engine) :]
         anchor = self.anchors.find(engine)
         lowest, highest = 0, len(self.forward)
-        if self._one_thread:  # then forward operators stand in order of time
+        if self._one_thread:  # then forward operators are in order of time
             times = begin, int(self.calls.start[engine])
             lowest, highest = self._starts.searchsorted(times).tolist()
         wanted = Sequence(

@@ -3,10 +3,10 @@
 Nothing here decides that a call *is* a recompute: that takes the match with the forward pass in
 :mod:`recompute_scan.recompute.align`. Structure says where recomputes can stand:
 
-* A reentrant recompute stands inside its checkpoint function's node, whatever that is called
+* A reentrant recompute is inside its checkpoint function's node, whatever that is called
   (``evaluate_function: CheckpointFunctionBackward`` > ``CheckpointFunctionBackward``), before
   the nested backward pass that it starts.
-* A non-reentrant recompute stands inside whichever node first asked for a saved tensor, before
+* A non-reentrant recompute is inside whichever node first asked for a saved tensor, before
   that node's own formula. The recompute runs with gradients on, so its operators carry sequence
   numbers; a formula's operators do not, unless gradients of gradients are wanted.
 * Gradient hooks run inside the engine's range but outside the node, or in the node that adds
@@ -71,7 +71,7 @@ class Structure:
         number: Autograd's sequence number of the call; for a forward operator or candidate
             without one (TorchScript), the lowest inside it; for an engine range, its node's;
             -1 for none.
-        roots: Rows of the engine ranges that stand in no other, in order.
+        roots: Rows of the engine ranges that are in no other, in order.
         told: Rows of the operators whose number is that of the node that they made: they have
             none of their own.
     """

@@ -182,7 +182,7 @@ def family_of(name: str) -> tuple[str, str]:
 
 
 def only_forward(name: str) -> bool:
-    """Is it costly forward work that never stands in an ordinary backward pass?
+    """Is it costly forward work that is never in an ordinary backward pass?
 
     A backward pass multiplies matrices too, but by ``mm`` and ``bmm``.
     """

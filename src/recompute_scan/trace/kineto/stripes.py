@@ -40,7 +40,7 @@ class ReadingPlan(msgspec.Struct, frozen=True):
         first: Where its first event begins.
         stripe: Bytes of a stripe.
         stripes: How many stripes are shared; what follows them is not.
-        separator: What stands between two events.
+        separator: What is between two events.
         python: Whether ``python_function`` events are kept.
     """
 
