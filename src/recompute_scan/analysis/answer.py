@@ -19,7 +19,7 @@ from recompute_scan.cost.plan import weigh_memory
 from recompute_scan.cost.price import price, time_scale
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.findings.rules import check_all
-from recompute_scan.recompute.attention.evidence import KernelEvidence
+from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.families import attention_of, count_families, count_kernels
 from recompute_scan.recompute.proof import show_proof

@@ -13,7 +13,7 @@ from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, link_kern
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment, align
 from recompute_scan.recompute.annotated import Annotations, read_annotations
-from recompute_scan.recompute.attention.evidence import (
+from recompute_scan.recompute.attention.kernel_evidence import (
     KernelEvidence,
     hides_backward,
     read_kernels,
