@@ -92,11 +92,15 @@ SIGNATURES = (
         name="inference-cache-memory",
         cause_name="cache-blocks",
         error="ValueError",
-        message=re.compile(r"^No available memory for the cache blocks"),
+        message=re.compile(
+            r"^No available memory for the cache blocks"
+            r"|KV cache is needed, which is larger than the available KV cache memory"
+        ),
         title="vLLM has no GPU memory left for its key-value cache",
         cause=(
             "vLLM takes a share of the card for weights and cache together. What the weights, and "
-            "a trainer on the same card, leave of that share is not enough for one cache block."
+            "a trainer on the same card, leave of that share is not enough for one cache block, or "
+            "for one request of the longest length."
         ),
         fix=(
             "Raise gpu_memory_utilization where the card is otherwise free; where a trainer shares "
