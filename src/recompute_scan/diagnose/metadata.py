@@ -54,13 +54,18 @@ def _shape(text: str) -> tuple[int, ...]:
 def grew_twofold(raised: Raised) -> bool:
     """Keys and values are twice as long in the recompute, and nothing else is.
 
-    Every tensor differs in one dimension, which doubled. Either some tensor is a square of scores
-    whose keys alone doubled, or all have the four dimensions of keys and values, and neither the
-    batch nor the width changed.
+    Every tensor differs in one dimension, which doubled and was as long in all: the sequence.
+    Either some tensor is a square of scores whose keys alone doubled, or all have the four
+    dimensions of keys and values, and neither the batch nor the width changed.
     """
     found = mismatches(raised.message)
     changes = [_change(one, 2.0) for one in found]
     if not found or any(change is None for change in changes):
+        return False
+    lengths = {
+        one.saved[change] for one, change in zip(found, changes, strict=True) if change is not None
+    }
+    if len(lengths) > 1:
         return False
     scores = any(
         one.saved[-1] == one.saved[-2] and change == len(one.saved) - 1

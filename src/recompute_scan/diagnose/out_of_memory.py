@@ -9,7 +9,7 @@ from dataclasses import replace
 from recompute_scan.crash import Frame
 from recompute_scan.diagnose import signature
 from recompute_scan.diagnose.places import site
-from recompute_scan.diagnose.signature import Signature, doing, some
+from recompute_scan.diagnose.signature import Signature, doing, innermost, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
@@ -25,6 +25,8 @@ _TOGETHER = re.compile(
 )
 _OWN_SHARD = re.compile(r":_(?:sharded|local)_")
 _COPIES_AT_ONCE = re.compile(r"""\.to\(\s*["']cpu["'].*non_blocking\s*=\s*True""")
+# torch's save_on_cpu makes its host buffers so where it pins them, and in no other case.
+_KEEPS_ON_HOST = innermost(r"torch/autograd/graph\.py:pack_to_cpu$")
 _PINS = some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:")
 _SAVES = doing("saving")
 _EMPTY_CARD = "Checkpoints would change nothing there: no backward pass follows."
@@ -40,9 +42,12 @@ def _gathers(frames: Sequence[Frame]) -> int | None:
 
 def _pinned(frames: Sequence[Frame]) -> int | None:
     """A frame that pins, or an innermost one that copies to the host without waiting."""
+    source = frames[-1].source or ""
     found = _PINS(frames)
-    if found is None and _COPIES_AT_ONCE.search(frames[-1].source or ""):
+    if found is None and _COPIES_AT_ONCE.search(source):
         return len(frames) - 1
+    if found is None and "torch.empty(" in source:
+        return _KEEPS_ON_HOST(frames)
     return found
 
 
