@@ -250,7 +250,7 @@ cause, and the excerpt does not show it. "None" is no diagnosis, or one that say
 PUBLIC
 
 A test holds that no log gets a wrong cause, that nine of ten of "ours" get theirs, and that every
-diagnosis names its lines. `tests/diagnose/test_adversarial.py` has 49 logs written to mislead:
+diagnosis names its lines. `tests/diagnose/test_adversarial.py` has 58 logs written to mislead:
 ranks interleaved, colours and timestamps before every line, cut off, chained exceptions, a warning
 about saving before a crash. None gets a wrong cause. For point-to-point calls, desync reports and
 the flight recorder no public log was found; these rest on logs and scripts of our own.

@@ -29,6 +29,10 @@ _COPIES_AT_ONCE = re.compile(r"""\.to\(\s*["']cpu["'].*non_blocking\s*=\s*True""
 _KEEPS_ON_HOST = innermost(r"torch/autograd/graph\.py:pack_to_cpu$")
 _PINS = some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:")
 _SAVES = doing("saving")
+_SMALLER = (
+    "Smaller micro-batches give the same gradient where no BatchNorm stands in the model and each "
+    "one's loss counts by its share of the tokens."
+)
 _EMPTY_CARD = "Checkpoints would change nothing there: no backward pass follows."
 
 
@@ -61,8 +65,8 @@ _DEVICE = Signature(
     cause="What is asked for does not fit. The frames do not tell what went on.",
     fix=(
         "Look at what was going on in the traceback. In a training step: checkpoint whole layers, "
-        "once, and non-reentrant; smaller micro-batches; offloading. Anywhere else (loading, "
-        "evaluation, generation) checkpoints change nothing."
+        "once, and non-reentrant; smaller micro-batches, and more of them; offloading. Anywhere "
+        "else (loading, evaluation, generation) checkpoints change nothing."
     ),
     versions="Not tied to a version.",
     sources=(_CUDA_NOTES,),
@@ -126,10 +130,12 @@ SIGNATURES = (
         title="The GPU ran out of memory while the state was gathered for saving",
         cause="A full state dict brings every parameter to one GPU before it is written.",
         fix=(
-            "Save a sharded state dict, or a full one with "
-            "FullStateDictConfig(offload_to_cpu=True, rank0_only=True), called on every rank."
+            "Save a sharded state dict, or a full one that goes to the CPU piece by piece, called "
+            "on every rank: FullStateDictConfig(offload_to_cpu=True, rank0_only=True) in FSDP1, "
+            "StateDictOptions(full_state_dict=True, cpu_offload=True) in FSDP2. Under ZeRO-3, save "
+            "the shards, and put them together later with zero_to_fp32.py."
         ),
-        versions="FSDP, all versions.",
+        versions="FSDP and ZeRO-3, all versions.",
         sources=(
             "https://github.com/huggingface/accelerate/issues/3232",
             "https://github.com/huggingface/accelerate/pull/1181",
@@ -212,12 +218,13 @@ SIGNATURES = (
         ),
         fix=(
             "Checkpoint whole layers, once, and non-reentrant; under FSDP2 the reentrant variant "
-            "is known to grow until it fails. Then smaller micro-batches, or offloading; for "
-            "memory that runs out in the optimizer's step, a sharded or 8-bit optimizer."
+            "is known to grow until it fails. Then smaller micro-batches, and more of them, or "
+            "offloading; for memory that runs out in the optimizer's step, a sharded optimizer, or "
+            "an 8-bit one, which does not make the same updates."
         ),
-        gradients=signature.CHECKPOINTED,
+        gradients=f"{signature.CHECKPOINTED} {_SMALLER}",
         versions="Not tied to a version; FSDP2 with reentrant checkpoints: open upstream.",
         sources=(f"{_TORCH}169349", _CUDA_NOTES),
     ),
-    replace(_DEVICE, gradients=signature.CHECKPOINTED),
+    replace(_DEVICE, gradients=f"{signature.CHECKPOINTED} {_SMALLER}"),
 )
