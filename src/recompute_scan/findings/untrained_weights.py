@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from recompute_scan.diagnose.checkpointing import SILENT
 from recompute_scan.diagnose.classify import Diagnosis, how_checked
 from recompute_scan.diagnose.outcome import finding_of
+from recompute_scan.diagnose.reentrant import SILENT
 from recompute_scan.findings.base import Answer, NotApplicable, Rule
 from recompute_scan.findings.evidence import Evidence
 
