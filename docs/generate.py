@@ -217,7 +217,7 @@ holds Python's lock for good, and one that waits busily in a single process.
 and prints the code expected and found. RS201 needs lightning 2.2.1 or older; it was run with 2.2.1
 in an environment of its own, and its log is among the logs. RS101's log is that of transformers
 4.57.3; the script in the tests makes the same error with a small model of our own. RS101, RS117,
-RS202 and RS204 stand in `scripts/forms` in two more forms each, under DDP and FSDP, with and
+RS202 and RS204 are in `scripts/forms` in two more forms each, under DDP and FSDP, with and
 without a barrier, and every one has a repaired twin that gets no diagnosis. Where rank 0 waits
 inside a function of the script's own that saves, the answer is RS210 with both places: a function's
 name is no evidence.

@@ -193,7 +193,7 @@ SIGNATURES = (
         severity="warning",
         title="transformers warns that its checkpointing gathers FSDP's parameters once more",
         cause=(
-            "The model's own checkpointing is on under FSDP; where it stands outside the FSDP "
+            "The model's own checkpointing is on under FSDP; where it is outside the FSDP "
             "units, every recompute gathers the parameters again."
         ),
         fix=(

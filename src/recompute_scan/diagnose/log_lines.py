@@ -31,7 +31,7 @@ HEADER = re.compile(r"(?P<before>.*?)Traceback \(most recent call last\)(?::?\s*
 _TYPE = r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)): (?P<message>.*)"
 TYPED = re.compile(rf"(?:^|[\s:|*`]){_TYPE}")
 # An exception that is named without a traceback: the line says nothing else, or says that
-# something failed. One that stands in a sentence is spoken of.
+# something failed. One that is in a sentence is spoken of.
 LOOSE = re.compile(
     r"(?:[\s*_`>\[\]]*|.*\b(?:ERROR|CRITICAL|FATAL)\b.{0,120}?[\s:\]]"
     rf"|.*\b(?:[Ff]ailed with|[Uu]ncaught|[Uu]nhandled)\b.{{0,40}}?[\s:]){_TYPE}"
@@ -69,7 +69,7 @@ def is_telling(line: bytes) -> bool:
 
 
 def owner(text: str) -> tuple[str, int | None, bool, str]:
-    """Whose line it is: a key, the rank where that is said, whether a time stands before it, and
+    """Whose line it is: a key, the rank where that is said, whether a time is before it, and
     the line without its prefixes.
     """
     key, rank, stamped = "", None, False

@@ -30,7 +30,7 @@ _KEEPS_ON_HOST = innermost(r"torch/autograd/graph\.py:pack_to_cpu$")
 _PINS = some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:")
 _SAVES = doing("saving")
 _SMALLER = (
-    "Smaller micro-batches give the same gradient where no BatchNorm stands in the model and each "
+    "Smaller micro-batches give the same gradient where no BatchNorm is in the model and each "
     "one's loss counts by its share of the tokens."
 )
 _EMPTY_CARD = "Checkpoints would change nothing there: no backward pass follows."

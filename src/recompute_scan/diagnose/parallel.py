@@ -1,4 +1,4 @@
-"""Failures of DDP and FSDP that activation checkpointing brings about, or that stand in its way."""
+"""Failures of DDP and FSDP that activation checkpointing brings about, or that are in its way."""
 
 from __future__ import annotations
 

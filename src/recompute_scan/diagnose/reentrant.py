@@ -12,7 +12,7 @@ _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _HF = "https://github.com/huggingface/transformers/issues/"
 _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
-# The warning of torch that stands before the error, or is all there is.
+# The warning of torch that is before the error, or is all there is.
 NO_INPUT_GRAD = "None of the inputs have requires_grad=True. Gradients will be None"
 
 _NON_REENTRANT = "Use the non-reentrant variant: use_reentrant=False"
@@ -149,7 +149,7 @@ SIGNATURES = (
         cause_name="frozen",
         error="RuntimeError",
         message=re.compile(r"none of output has requires_grad=True,\s+this checkpoint\(\)"),
-        title="A reentrant checkpoint stands around a block of which nothing needs a gradient",
+        title="A reentrant checkpoint wraps a block of which nothing needs a gradient",
         cause=(
             "The recompute found no output that needs a gradient. Either the block is frozen and "
             "cut off from its inputs, and there is nothing to recompute for; or it hands its "

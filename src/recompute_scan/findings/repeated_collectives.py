@@ -33,7 +33,7 @@ def _gathers(evidence: Evidence, gathers: Repeated) -> Finding:
         title=f"Recomputes gather parameters again: {gathers.count:g} of "
         f"{evidence.gathers_per_step:g} all-gathers per step",
         detail=(
-            "The checkpoint stands outside the FSDP unit, so that its recompute gathers the unit's "
+            "The checkpoint is outside the FSDP unit, so that its recompute gathers the unit's "
             "parameters once more than the forward and the backward pass need. "
             f"{_time(gathers)}{_GOES if goes else ''}"
         ),

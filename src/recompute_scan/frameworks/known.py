@@ -102,7 +102,7 @@ def launchers() -> tuple[str, ...]:
 
 
 def engines() -> dict[str, str]:
-    """Classes that stand around a model to train it in parallel, with what each is called."""
+    """Classes that are around a model to train it in parallel, with what each is called."""
     return dict(engine for m in MECHANISMS for engine in m.engines)
 
 

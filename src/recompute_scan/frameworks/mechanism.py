@@ -99,7 +99,7 @@ class Mechanism:
         hooked: Those of ``functions`` whose recompute a gradient hook starts, and not a node that
             asks for a saved tensor.
         launchers: Modules that start or serve training, which the recorded script is not.
-        engines: Classes that stand around a model to train it in parallel, with what a person
+        engines: Classes that are around a model to train it in parallel, with what a person
             calls them.
     """
 

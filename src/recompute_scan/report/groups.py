@@ -65,7 +65,7 @@ def block_groups(regions: Iterable[Region]) -> list[BlockGroup]:
 
 
 def _pattern(region: Region) -> tuple[str, str, int]:
-    """What stands before and after the block's number, and the number."""
+    """What is before and after the block's number, and the number."""
     if region.module is None:
         return ("block ", "", region.ordinal)
     match = _LAST_NUMBER.match(region.module)

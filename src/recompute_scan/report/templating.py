@@ -83,7 +83,7 @@ def _finalize(value: Any) -> Any:
 
 
 def _prose(text: str, limit: int) -> Markup:
-    """A sentence in which what stands between backticks, and any option, is set as code."""
+    """A sentence in which what is between backticks, and any option, is set as code."""
     pieces, end = [], 0
     shown = visible(text, limit)
     for found in _CODE.finditer(shown):
