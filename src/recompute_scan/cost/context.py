@@ -37,7 +37,7 @@ class Moments:
         order = np.lexsort((times, thread[rows]))
         rows, times = rows[order], times[order]
         codes, firsts = np.unique(thread[rows], return_index=True)
-        stops = [*firsts[1:].tolist(), len(rows)]
+        stops = np.append(firsts, len(rows))[1:].tolist()
         self._times: dict[int, Int64] = {}
         self._rows: dict[int, Int64] = {}
         for code, first, stop in zip(codes.tolist(), firsts.tolist(), stops, strict=True):

@@ -37,7 +37,7 @@ SIGNATURES = (
         name="selective-checkpoint-misuse",
         cause_name="second-backward",
         error="RuntimeError",
-        message=re.compile(r"Trying to backward an extra time.*selective", re.DOTALL),
+        message=re.compile(r"Trying to backward an extra time.{0,400}?selective", re.DOTALL),
         fits=lambda raised: not any("compiled_autograd" in site(one) for one in raised.frames),
         title="A second backward pass went through a selective checkpoint",
         cause=(
@@ -153,7 +153,8 @@ SIGNATURES = (
         cause_name="offload",
         error="TypeError",
         message=re.compile(
-            r"[Cc]heckpoint_?[Ww]rapper\S*\(?.*got an unexpected keyword argument 'offload_to_cpu'"
+            r"[Cc]heckpoint_?[Ww]rapper[\w.]{0,80}\(?\)? got an unexpected keyword argument "
+            r"'offload_to_cpu'"
         ),
         title="checkpoint_wrapper no longer takes offload_to_cpu",
         cause="The argument moved into a wrapper of its own.",
@@ -166,7 +167,9 @@ SIGNATURES = (
         name="both-checkpoint-switches",
         cause_name="trainer",
         error="ValueError",
-        message=re.compile(r"activation_checkpointing.*can't (?:both )?be set to True", re.DOTALL),
+        message=re.compile(
+            r"activation_checkpointing.{0,400}?can't (?:both )?be set to True", re.DOTALL
+        ),
         title="Both switches for activation checkpointing are on, and the Trainer refuses them",
         cause=(
             "FSDP's activation_checkpointing and the training argument would each checkpoint "

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from recompute_scan.crash import Raised
 
 _META = r"metadata: \{'shape': torch\.Size\(\[([\d, ]*)\]\), 'dtype': ([\w.]+)"
-_PAIR = re.compile(rf"saved {_META}.*?recomputed {_META}", re.DOTALL)
+# The two stand close together; without a limit, the time for a message grows with its square.
+_PAIR = re.compile(rf"saved {_META}.{{0,400}}?recomputed {_META}", re.DOTALL)
 # What attention says of a mask that does not fit the keys: added to scores, checked by
 # transformers before that, or expanded by torch's own attention.
 MASK = re.compile(

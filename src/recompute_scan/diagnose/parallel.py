@@ -87,7 +87,7 @@ SIGNATURES = (
         cause_name="state",
         error="AssertionError|ValueError|RuntimeError",
         message=re.compile(
-            r"expected to be in states .*TrainingState"
+            r"expected to be in states .{0,400}?TrainingState"
             r"|Expects `BACKWARD_PRE` or `BACKWARD_POST` state"
         ),
         title="FSDP was asked for something out of its order",
