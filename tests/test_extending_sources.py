@@ -133,14 +133,14 @@ def test_a_launcher(copy: Path) -> None:
     )
     text = recipe("A launcher")
     for name, line in {
-        "_TOOLS": '    "toylauncher",\n',
-        "_RANK_VARIABLES": '    ("TOY_RANK", "TOY_SIZE"),\n',
+        "_TOOLS": '"toylauncher", ',
+        "_RANK_VARIABLES": '("TOY_RANK", "TOY_SIZE"), ',
     }.items():
         found = re.search(rf"`{name}` in `src/recompute_scan/([\w/]+\.py)`", text)
         assert found
         path = copy / found[1]
         source = path.read_text(encoding="utf-8")
-        assert source.count(f"{name} = (\n") == 1
-        path.write_text(source.replace(f"{name} = (\n", f"{name} = (\n{line}"), encoding="utf-8")
+        assert source.count(f"{name} = (") == 1
+        path.write_text(source.replace(f"{name} = (", f"{name} = ({line}"), encoding="utf-8")
     printed = python(copy, "-c", asks, TOY_RANK="1", TOY_SIZE="2")
     assert printed.split() == ["True", "False", "1", "2"]
