@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import weakref
 from collections.abc import Callable
@@ -280,6 +281,7 @@ BLOCK = Block()
 
 def look_at_two() -> tuple[ModuleIndex, nn.Module, nn.Module, bool]:
     """Names in two models, those, and whether what else was in a variable has gone since."""
+    gc.collect()  # models that earlier tests left behind are models too
     generator, critic = nn.Sequential(Block()), nn.Sequential(Block())
     for parameter in [*generator.parameters(), *critic.parameters()]:
         parameter.grad = torch.zeros_like(parameter)
