@@ -1,0 +1,153 @@
+"""What is kept of a tensor in its place: its exact bits as one number, and a few of its elements.
+
+The bits tell whether two tensors are the same. A sample of 256 elements, the same places in both,
+tells how far apart they are. Nothing here keeps a tensor, and nothing that looks at one is seen by
+modes, subclasses, hooks or the autograd of the script.
+"""
+
+from __future__ import annotations
+
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from isal import isal_zlib
+
+_SAMPLE = 256
+_COLUMNS = 1024
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PLAIN = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)}
+
+
+@dataclass(frozen=True, eq=False)
+class Fingerprint:
+    """A tensor's type and shape, its bits as a number, and elements spread over it."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    bits: int
+    sample: torch.Tensor
+
+    def same_bits(self, other: Fingerprint) -> bool:
+        """Whether both tensors were the same, to the last bit."""
+        mine, others = (self.bits, self.dtype, self.shape), (other.bits, other.dtype, other.shape)
+        return mine == others
+
+    def distance(self, other: Fingerprint) -> float | None:
+        """Norm of the difference over this one's norm, from the samples; 0 or more.
+
+        ``None`` for other shapes; infinite where other elements are finite. What is infinite, or no
+        number, in both counts as the same.
+        """
+        if self.shape != other.shape:
+            return None
+        with unseen():
+            mine, others = self.sample.double(), other.sample.double()
+            finite = mine.isfinite() & others.isfinite()
+            if not torch.equal(mine.isfinite(), others.isfinite()):
+                return float("inf")
+            mine, others = mine[finite], others[finite]
+            norm = float(mine.norm())
+            apart = float((mine - others).norm())
+        return apart / norm if norm else (float("inf") if apart else 0.0)
+
+    def rounding(self) -> float:
+        """The largest distance that another order of summation explains: 1e-4 in float32, a
+        multiple of what the type resolves where that is coarser.
+        """
+        if not self.dtype.is_floating_point:
+            return 0.0
+        return max(1e-4, 2.5 * torch.finfo(self.dtype).eps)
+
+    @property
+    def mean(self) -> float:
+        """Mean of the sampled elements."""
+        with unseen():
+            return float(self.sample.double().mean()) if self.sample.numel() else 0.0
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """In the body, neither a mode of the script's nor a subclass nor autograd sees what is done."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+        yield
+
+
+def plain_parts(value: Any) -> list[torch.Tensor] | None:
+    """The plain tensors that hold a tensor's elements; ``None`` where they cannot be had."""
+    if type(value) in _PLAIN:
+        return [value]
+    if type(value).__name__ == "AsyncCollectiveTensor" or not hasattr(value, "__tensor_flatten__"):
+        return None
+    parts: list[torch.Tensor] = []
+    for name in value.__tensor_flatten__()[0]:
+        inner = plain_parts(getattr(value, name))
+        if inner is None:
+            return None
+        parts += inner
+    return parts
+
+
+def fingerprint(value: torch.Tensor) -> Fingerprint | None:
+    """The tensor's fingerprint; ``None`` of one whose elements are nowhere, or not to be had."""
+    parts = plain_parts(value)
+    if not parts or any(_has_no_elements(part) for part in parts):
+        return None
+    with unseen():
+        flat = [_flat(part) for part in parts]
+        bits = 0
+        for part in flat:
+            bits = isal_zlib.crc32(_bits(part).to_bytes(8, "little"), bits)
+        first = flat[0]
+        sample = first[:: max(1, first.numel() // _SAMPLE)][:_SAMPLE]
+        return Fingerprint(value.dtype, tuple(value.shape), bits, _as_numbers(sample))
+
+
+def _has_no_elements(part: torch.Tensor) -> bool:
+    return part.layout != torch.strided or part.is_quantized or part.device.type == "meta"
+
+
+def _flat(part: torch.Tensor) -> torch.Tensor:
+    part = part.detach().resolve_conj().resolve_neg()
+    if part.is_complex():
+        part = torch.view_as_real(part)
+    return part.contiguous().view(-1)
+
+
+def _as_numbers(sample: torch.Tensor) -> torch.Tensor:
+    """A copy that keeps nothing of the tensor alive."""
+    wide = sample.dtype in (torch.float64, torch.int64)
+    return sample.to(torch.float64 if wide else torch.float32, copy=True)
+
+
+def _bits(flat: torch.Tensor) -> int:
+    if not flat.numel():
+        return 0
+    if flat.device.type == "cpu":
+        return isal_zlib.crc32(flat.view(torch.uint8).numpy())
+    return _weighted_sums(flat.view(_SAME_SIZE[flat.element_size()]))
+
+
+def _weighted_sums(whole: torch.Tensor) -> int:
+    """A number that depends on each integer and its place, worked out on the tensor's device.
+
+    Sums along the rows and along the columns of a table, weighted: two kernels' reads of the
+    tensor, and memory for the sums only.
+    """
+    rows = whole.numel() // _COLUMNS
+    table = whole[: rows * _COLUMNS].view(rows, _COLUMNS)
+    rest = whole[rows * _COLUMNS :].to(torch.int64)
+    down, across = table.sum(0, dtype=torch.int64), table.sum(1, dtype=torch.int64)
+    total = _weigh(down, 0x9E3779B97F4A7C15) + _weigh(across, 0xC2B2AE3D27D4EB4F)
+    return int(total + _weigh(rest, 0x165667B19E3779F9)) & (2**64 - 1)
+
+
+def _weigh(sums: torch.Tensor, step: int) -> torch.Tensor:
+    """The sum of all, each times an odd number of its own; wraps around at 64 bits."""
+    odd = step | 1
+    signed = odd - 2**64 if odd >= 2**63 else odd
+    places = torch.arange(1, 2 * sums.numel(), 2, device=sums.device, dtype=torch.int64)
+    return (sums * (places * signed)).sum()

@@ -1,0 +1,242 @@
+"""A recompute against its forward: which results are the same, and where the first one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from recompute_scan.fidelity.fingerprint import Fingerprint
+from recompute_scan.fidelity.outcome import Difference, Kind, LostGradient, Operation
+from recompute_scan.fidelity.tape import Entry, Outside
+
+# How many operators of the forward may be missing from a recompute before it goes on alike.
+_LOOKAHEAD = 64
+# Twice in one run makes a result that is off by more than rounding.
+_Repeat = Callable[[], Fingerprint | None]
+Why = Literal["grad-mode-off", "detached"]
+
+
+class Follower:
+    """Goes along the forward's calls while the recompute makes its own.
+
+    A result that differs counts where a gradient can depend on it: where autograd runs through the
+    call, or through what is made of its result, as far as that differs too.
+
+    Attributes:
+        compared: Results that were compared.
+        random: Of these, drawn ones.
+        rounding: Largest distance of one that differs by rounding only.
+    """
+
+    def __init__(
+        self, forward: list[Entry], parameters: dict[int, str], *, grad_mode: bool
+    ) -> None:
+        self._forward = forward
+        self._parameters = parameters
+        self._grad_mode = grad_mode
+        self._next = 0
+        self._unmatched: Difference | None = None
+        self._found: Difference | None = None
+        self._suspected: dict[int, tuple[int, Difference]] = {}
+        self._written: Difference | None = None
+        self._lost: dict[str, LostGradient] = {}
+        self.compared = 0
+        self.random = 0
+        self.rounding: float | None = None
+
+    def meet(self, entry: Entry, where: Callable[[], Operation], repeat: _Repeat) -> None:
+        """The recompute has made a call.
+
+        Args:
+            entry: The call.
+            where: Tells where it is; asked of a call that is not the forward's only.
+            repeat: Makes the call once more and gives the fingerprint of its first result;
+                ``None`` where that cannot be done without changing anything.
+        """
+        place = self._place_of(entry)
+        if (place is None or place > self._next) and self._unmatched is None:
+            self._unmatched = self._other_operator(entry, where)
+        if place is None:
+            return
+        twin = self._forward[place]
+        self._next = place + 1
+        self.compared += 1
+        self.random += entry.drawing is not None
+        self._see_gradients(twin, entry, where)
+        if self._found is not None:
+            return
+        if not entry.prints:
+            if self._written is None and _other_input(twin, entry):
+                self._written = Difference("input", where())
+            return
+        apart = _apart(twin, entry)
+        if apart == "altogether":
+            self._suspect(self._difference(twin, entry, where, repeat), twin, entry)
+            return
+        self._unmatched = None  # what lay between changed nothing
+        if apart == "rounding":
+            self._note_rounding(twin, entry)
+        if entry.differentiable:
+            self._found = self._cause_of(entry)
+
+    def _suspect(self, difference: Difference, twin: Entry, entry: Entry) -> None:
+        cause = self._unmatched or self._cause_of(entry) or difference
+        if entry.differentiable:
+            self._found = cause
+        self._suspected[entry.place] = twin.place, cause
+
+    def _cause_of(self, entry: Entry) -> Difference | None:
+        """The difference of what it was given, if any."""
+        given = (self._suspected[one] for one in sorted(entry.sources) if one in self._suspected)
+        return next((cause for _, cause in given), None)
+
+    @property
+    def difference(self) -> Difference | None:
+        """The first result that matters and that the forward did not have; once it has ended.
+
+        A recompute may stop where a tensor is kept for the backward, before the call that it is
+        kept by: what that would have been given, the forward tells.
+        """
+        if self._found is not None or self._unmatched is not None:
+            return self._found or self._unmatched
+        suspected = dict(self._suspected.values())
+        for later in self._forward[self._next :]:
+            for one in sorted(later.sources):
+                if one in suspected:
+                    if later.differentiable:
+                        return suspected[one]
+                    suspected[later.place] = suspected[one]
+        return None
+
+    def _place_of(self, entry: Entry) -> int | None:
+        forward = self._forward
+        if self._next < len(forward) and forward[self._next].kind is entry.kind:
+            return self._next
+        for place in range(self._next + 1, min(len(forward), self._next + 1 + _LOOKAHEAD)):
+            twin = forward[place]
+            if twin.kind is entry.kind and _apart(twin, entry) != "altogether":
+                return place
+        return None
+
+    def _other_operator(self, entry: Entry, where: Callable[[], Operation]) -> Difference:
+        forward = self._forward
+        for twin in forward[self._next : self._next + _LOOKAHEAD]:
+            types = _texts(twin, entry, "dtype") if twin.kind is entry.kind else None
+            if types is not None and _texts(twin, entry, "shape") is None:
+                return Difference("type", where(), forward=types["forward"], recompute=types["recompute"])
+        expected = forward[self._next].kind.name if self._next < len(forward) else None
+        return Difference("operators", where(), instead_of=expected)
+
+    def _note_rounding(self, twin: Entry, entry: Entry) -> None:
+        for one, other in zip(twin.prints, entry.prints, strict=False):
+            if one is not None and other is not None and not one.same_bits(other):
+                self.rounding = max(self.rounding or 0.0, one.distance(other) or 0.0)
+
+    def _see_gradients(self, twin: Entry, entry: Entry, where: Callable[[], Operation]) -> None:
+        after = {one.place: one for one in entry.outside}
+        for before in twin.outside:
+            now = after.get(before.place)
+            if not before.needs_gradient or now is None or before.print is None:
+                continue
+            if self._grad_mode and (now.needs_gradient or not _same(before, now)):
+                continue
+            name, operation = self._parameters.get(before.tensor_id, ""), where()
+            why: Why = "detached" if self._grad_mode else "grad-mode-off"
+            self._lost.setdefault(name or operation.site, LostGradient(name, operation, why))
+
+    @property
+    def lost(self) -> tuple[LostGradient, ...]:
+        """Tensors that need a gradient in the forward, and get none through the recompute."""
+        return tuple(self._lost.values())
+
+    def _difference(
+        self, twin: Entry, entry: Entry, where: Callable[[], Operation], repeat: _Repeat
+    ) -> Difference:
+        kind, facts = _cause(twin, entry)
+        if kind == "value" and self._written is not None:
+            return self._written
+        if kind == "value":
+            again = repeat()
+            mine = entry.prints[0] if entry.prints else None
+            varies = again is not None and mine is not None and not again.same_bits(mine)
+            if varies or self.rounding:
+                kind = "atomics"
+        one, other = next(
+            (pair for pair in zip(twin.prints, entry.prints, strict=False) if _differ(*pair)),
+            (None, None),
+        )
+        distance = one.distance(other) if one is not None and other is not None else None
+        return Difference(kind, where(), distance=distance, **facts)
+
+
+def _cause(twin: Entry, entry: Entry) -> tuple[Kind, dict[str, Any]]:
+    """Why two calls of one operator have different results, as far as their arguments tell."""
+    types = _texts(twin, entry, "dtype")
+    if types is not None:
+        return "type", types
+    if twin.drawing and entry.drawing and twin.drawing.before != entry.drawing.before:
+        return "random", {"generator": entry.drawing.generator}
+    if _other_input(twin, entry):
+        return "input", {}
+    if twin.numbers != entry.numbers:
+        changed = next(
+            (
+                {"forward": one, "recompute": other}
+                for one, other in zip(twin.numbers, entry.numbers, strict=False)
+                if one != other
+            ),
+            {},
+        )
+        return "argument", changed
+    shapes = _texts(twin, entry, "shape")
+    if shapes is not None:
+        return "shape", shapes
+    return "value", {}
+
+
+def _other_input(twin: Entry, entry: Entry) -> bool:
+    """Did one of the two get something else from outside the region?"""
+    after = {one.place: one for one in entry.outside}
+    pairs = ((before, after.get(before.place)) for before in twin.outside)
+    return any(now is not None and not _same(before, now) for before, now in pairs)
+
+
+def _texts(twin: Entry, entry: Entry, what: str) -> dict[str, str] | None:
+    for one, other in zip(twin.prints, entry.prints, strict=False):
+        if one is None or other is None:
+            continue
+        before, after = getattr(one, what), getattr(other, what)
+        if before != after:
+            return {"forward": _plain(before), "recompute": _plain(after)}
+    return None
+
+
+def _plain(value: object) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def _same(before: Outside, now: Outside) -> bool:
+    if before.print is None or now.print is None:
+        return True  # not known to differ
+    return not _differ(before.print, now.print)
+
+
+def _differ(one: Fingerprint | None, other: Fingerprint | None) -> bool:
+    """Are both known, and further apart than rounding explains?"""
+    if one is None or other is None or one.same_bits(other):
+        return False
+    if one.dtype != other.dtype:
+        return True
+    distance = one.distance(other)
+    return distance is None or distance > one.rounding()
+
+
+def _apart(twin: Entry, entry: Entry) -> str | None:
+    """``None`` for the same bits, ``rounding``, or ``altogether``."""
+    if len(twin.prints) != len(entry.prints):
+        return "altogether"
+    pairs = list(zip(twin.prints, entry.prints, strict=True))
+    if any(_differ(*pair) for pair in pairs):
+        return "altogether"
+    known = [(one, other) for one, other in pairs if one is not None and other is not None]
+    return None if all(one.same_bits(other) for one, other in known) else "rounding"

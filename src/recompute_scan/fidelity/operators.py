@@ -1,0 +1,115 @@
+"""Which operators give results that a recompute has to repeat, and what one call of them shows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+# Their results are there later, or elsewhere; what is computed from them is compared.
+_COMMUNICATION = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
+# The prefix of operators whose results hold whatever the memory held.
+_UNINITIALIZED = ("empty", "new_empty", "resize_", "set_", "_empty")
+# Operators that write all of their first argument, whatever it held.
+_OVERWRITING = ("fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "exponential_")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of an operator before it is called.
+
+    Attributes:
+        name: Without its overload: ``aten.addmm``.
+        computes: Whether its result is new data, to be compared.
+        writes: Whether it writes an argument, which is its result then.
+        leaves_open: Whether its result holds what the memory held.
+        overwrites: Whether it writes all of its first argument.
+        may_draw: Whether it may draw random numbers.
+    """
+
+    name: str
+    computes: bool
+    writes: bool = False
+    leaves_open: bool = False
+    overwrites: bool = False
+    may_draw: bool = False
+
+
+@functools.lru_cache(maxsize=4096)
+def kind_of(operator: Any) -> Kind:
+    """The kind of an operator, as ``__torch_dispatch__`` gets it."""
+    schema = getattr(operator, "_schema", None)
+    if schema is None:  # a higher-order operator
+        return Kind(getattr(operator, "__name__", str(operator)), computes=True)
+    space, _, base = schema.name.partition("::")
+    name = f"{space}.{base}"
+    if space in _COMMUNICATION and "wait_tensor" not in base:
+        return Kind(name, computes=False)
+    if space == "profiler" or space == "prim" or base in ("detach", "alias", "lift_fresh", "_unsafe_view"):
+        return Kind(name, computes=False)
+    leaves_open = base.startswith(_UNINITIALIZED)
+    writes = schema.is_mutable
+    returned = [one.alias_info for one in schema.returns]
+    is_view = any(alias is not None and not alias.is_write for alias in returned)
+    tags = getattr(operator, "tags", ())
+    return Kind(
+        name,
+        computes=bool(schema.returns or writes) and not is_view and not leaves_open,
+        writes=writes,
+        leaves_open=leaves_open,
+        overwrites=base in _OVERWRITING,
+        may_draw=torch.Tag.nondeterministic_seeded in tags,
+    )
+
+
+def results(kind: Kind, result: Any, args: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors that a call has computed and that are compared.
+
+    Of several results that is the first: the others follow from it, or hold padding and seeds
+    that nobody has written. Of a list, all.
+    """
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, (list, tuple)):
+        first = result[0] if result else None
+        if isinstance(first, torch.Tensor):
+            return list(result) if isinstance(result, list) else [first]
+        if isinstance(first, (list, tuple)):
+            return [one for one in first if isinstance(one, torch.Tensor)]
+    if kind.writes and args:
+        return tensors(args[:1])
+    return []
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    """All tensors among arguments, in order."""
+    return [one for one in _leaves(values) if isinstance(one, torch.Tensor)]
+
+
+def numbers(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, ...]:
+    """The arguments that are numbers, flags or names of types, in order, as text."""
+    found = []
+    for value in (*_leaves(args), *_leaves(kwargs)):
+        if isinstance(value, (bool, int, float, str, torch.dtype)):
+            found.append(str(value))
+    return tuple(found)
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, (list, tuple, dict)):
+            yield from tree_leaves(value)
+        else:
+            yield value
+
+
+def storage_of(tensor: torch.Tensor) -> int | None:
+    """The address of a tensor's memory; ``None`` where it has none of its own."""
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):  # a sparse tensor, a subclass, one without memory
+        return None

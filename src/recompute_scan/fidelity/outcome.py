@@ -1,0 +1,143 @@
+"""What came of comparing one step's recomputes with their forward runs. Knows no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# What a recompute did otherwise than its forward, by the first operator whose result shows it.
+Kind = Literal["random", "type", "input", "argument", "shape", "operators", "value", "atomics"]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Where an operator was called.
+
+    Attributes:
+        name: Of the operator, such as ``aten.native_dropout``.
+        module: Qualified name of the innermost module around it; empty where unknown.
+        module_class: Its class.
+        site: ``file:line`` of the innermost frame outside torch; empty where there is none.
+    """
+
+    name: str
+    module: str = ""
+    module_class: str = ""
+    site: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first result of a recompute that its forward did not have.
+
+    Attributes:
+        kind: ``random``: another random state; ``type``: another type; ``input``: something from
+            outside the region has changed; ``argument``: a number that an operator is called with
+            has; ``shape``: another shape; ``operators``: others were called; ``value``: none of
+            these; ``atomics``: the same call twice gives two results here.
+        operation: The operator of the recompute.
+        instead_of: Name of the forward's operator in that place, where it is another.
+        generator: Whose random state it was: ``torch (cpu)``, ``torch (cuda)``, ``a generator of
+            the script's own``, ``random``, ``numpy.random``.
+        forward: Type, shape or argument in the forward, as text.
+        recompute: The same in the recompute.
+        distance: Norm of the difference over the norm of the forward's result, from a sample of
+            its elements; ``None`` where they cannot be compared.
+    """
+
+    kind: Kind
+    operation: Operation
+    instead_of: str | None = None
+    generator: str | None = None
+    forward: str | None = None
+    recompute: str | None = None
+    distance: float | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """Something that is kept between calls, and that recomputes change again.
+
+    Attributes:
+        name: Qualified name of the buffer or attribute.
+        is_buffer: Whether it is a buffer of a module; else an attribute that holds a plain value.
+        before: Value before the region's forward, as text: a number, or the mean of a tensor.
+        forward: After the forward.
+        recompute: After the recompute.
+    """
+
+    name: str
+    is_buffer: bool
+    before: str
+    forward: str
+    recompute: str
+
+
+@dataclass(frozen=True)
+class LostGradient:
+    """A tensor that needs a gradient in a region's forward, and gets none through its recompute.
+
+    Attributes:
+        name: Qualified name of a parameter; empty for another tensor.
+        operation: The recompute's operator that used it.
+        why: ``grad-mode-off``: the recompute runs without autograd; ``detached``: it got a copy
+            that needs no gradient.
+    """
+
+    name: str
+    operation: Operation
+    why: Literal["grad-mode-off", "detached"]
+
+
+@dataclass(frozen=True)
+class ComparedRegion:
+    """All calls of one checkpointed region in the compared step.
+
+    Attributes:
+        module: Qualified name of the region's module; empty where unknown.
+        module_class: Its class.
+        variant: ``reentrant`` or ``non-reentrant``.
+        mechanism: What switched the checkpoint on; empty where unknown.
+        site: The checkpoint's call site.
+        options: Settings of the call.
+        calls: Forward runs.
+        recomputes: Recomputes that were compared.
+        operators: Results compared, over all recomputes.
+        random_operators: Of these, those that drew random numbers.
+        untold: Why some or all could not be compared, one sentence each.
+        rounding: Largest distance of results that differ by rounding only.
+        differences: The first difference of each kind and place.
+        states: What recomputes changed again.
+        lost: Gradients that are lost.
+    """
+
+    module: str
+    module_class: str
+    variant: str
+    mechanism: str
+    site: str
+    options: tuple[str, ...] = ()
+    calls: int = 0
+    recomputes: int = 0
+    operators: int = 0
+    random_operators: int = 0
+    untold: tuple[str, ...] = ()
+    rounding: float | None = None
+    differences: tuple[Difference, ...] = ()
+    states: tuple[State, ...] = ()
+    lost: tuple[LostGradient, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One compared step.
+
+    Attributes:
+        regions: In the order in which they were first entered.
+        random_state_ms: What keeping the random state cost this step, where it was kept.
+        step_ms: How long the compared step took.
+    """
+
+    regions: tuple[ComparedRegion, ...]
+    step_ms: float | None = None
+    random_state_ms: float | None = None

@@ -1,0 +1,156 @@
+"""Sees the operators of regions: a dispatch mode that is on while one of them runs.
+
+It calls each operator once, as it would be called, and looks at what went in and came out. What
+fails in looking ends the comparison of that region and nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, Protocol
+
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
+from recompute_scan.fidelity.operators import Kind, kind_of, results
+from recompute_scan.fidelity.outcome import Operation
+from recompute_scan.fidelity.tape import Drawn, Entry, Outside, Prints, Tape
+
+NameOf = Callable[[nn.Module], tuple[str, str]]
+
+
+class Run(Protocol):
+    """A run of a region under way: its tape, and who wants to know of each call."""
+
+    tape: Tape
+
+    def made(
+        self,
+        entry: Entry,
+        where: Callable[[], Operation],
+        repeat: Callable[[], Fingerprint | None],
+    ) -> None:
+        """A call has been noted on the tape."""
+
+    def failed(self, error: Exception) -> None:
+        """Something of ours has failed; nothing more is asked of this run."""
+
+
+class Thread(threading.local):
+    """The runs under way in one thread, the outermost first, and whether an operator is."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.inside = False
+
+
+class Watch(TorchDispatchMode):
+    """One of these is entered with each run, so that no other mode of the region hides a call."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, thread: Thread, name_of: NameOf) -> None:
+        super().__init__()
+        self._here = thread
+        self._name_of = name_of
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        named = kwargs or {}
+        here = self._here
+        if here.inside:  # seen already, by the mode of a run inside this one
+            return func(*args, **named)
+        here.inside = True
+        try:
+            before = self._look(func, args, named)
+            result = func(*args, **named)
+            if before is not None:
+                self._note(func, before, args, named, result)
+        finally:
+            here.inside = False
+        return result
+
+    def _look(
+        self, func: Any, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[Kind, Drawn | None, list[tuple[Outside, ...]]] | None:
+        try:
+            kind = kind_of(func)
+            if not kind.computes:
+                return kind, None, []
+            return kind, Drawn(kind, args, named), [
+                run.tape.look(args, named) for run in self._here.runs
+            ]
+        except Exception as error:  # noqa: BLE001 - whatever it is, the operator is still called
+            self._fail(error)
+            return None
+
+    def _note(
+        self,
+        func: Any,
+        before: tuple[Kind, Drawn | None, list[tuple[Outside, ...]]],
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+        result: Any,
+    ) -> None:
+        kind, drawn, outside = before
+        try:
+            drawing = drawn.outcome() if drawn is not None else None
+
+            def where() -> Operation:
+                return self._operation(kind)
+
+            def repeat() -> Fingerprint | None:
+                return _repeat(func, kind, args, named)
+
+            prints = Prints()
+            for place, run in enumerate(self._here.runs):
+                given = outside[place] if outside else ()
+                entry = run.tape.add(kind, args, named, result, given, drawing, prints)
+                if entry is not None:
+                    run.made(entry, where, repeat)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        for run in self._here.runs:
+            run.failed(error)
+
+    def _operation(self, kind: Kind) -> Operation:
+        """Where the operator was called: as far out as the region's function."""
+        module, site, torchs = None, "", ""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _package(frame) == "recompute_scan":
+            frame = frame.f_back
+        while frame is not None and _package(frame) != "recompute_scan":
+            own = frame.f_locals.get("self")
+            here = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            if isinstance(own, nn.Module):
+                module, torchs = module or own, torchs or here
+            if not site and _package(frame) not in ("torch", "contextlib"):
+                site = here
+            frame = frame.f_back
+        name, kind_name = self._name_of(module) if module is not None else ("", "")
+        return Operation(kind.name, name, kind_name, site or torchs)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _repeat(
+    func: Any, kind: Kind, args: tuple[Any, ...], named: dict[str, Any]
+) -> Fingerprint | None:
+    if kind.writes or kind.may_draw:
+        return None
+    with unseen():
+        again = results(kind, func(*args, **named), args)
+        return fingerprint(again[0]) if again else None
