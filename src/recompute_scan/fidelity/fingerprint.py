@@ -98,12 +98,10 @@ def fingerprint(value: torch.Tensor) -> Fingerprint | None:
         return None
     with unseen():
         flat = [_flat(part) for part in parts]
-        bits = 0
-        for part in flat:
+        bits = _bits(flat[0])
+        for part in flat[1:]:
             bits = isal_zlib.crc32(_bits(part).to_bytes(8, "little"), bits)
-        first = flat[0]
-        sample = first[:: max(1, first.numel() // _SAMPLE)][:_SAMPLE]
-        return Fingerprint(value.dtype, tuple(value.shape), bits, _as_numbers(sample))
+        return Fingerprint(value.dtype, tuple(value.shape), bits, _sample(flat[0]))
 
 
 def _has_no_elements(part: torch.Tensor) -> bool:
@@ -111,16 +109,19 @@ def _has_no_elements(part: torch.Tensor) -> bool:
 
 
 def _flat(part: torch.Tensor) -> torch.Tensor:
-    part = part.detach().resolve_conj().resolve_neg()
+    part = part.detach()
     if part.is_complex():
-        part = torch.view_as_real(part)
+        part = torch.view_as_real(part.resolve_conj())
+    elif part.is_neg():
+        part = part.resolve_neg()
     return part.contiguous().view(-1)
 
 
-def _as_numbers(sample: torch.Tensor) -> torch.Tensor:
-    """A copy that keeps nothing of the tensor alive."""
-    wide = sample.dtype in (torch.float64, torch.int64)
-    return sample.to(torch.float64 if wide else torch.float32, copy=True)
+def _sample(flat: torch.Tensor) -> torch.Tensor:
+    """A copy, which keeps nothing of the tensor alive."""
+    count = min(flat.numel(), _SAMPLE)
+    step = max(1, flat.numel() // _SAMPLE)
+    return flat.as_strided((count,), (step,), flat.storage_offset()).clone()
 
 
 def _bits(flat: torch.Tensor) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ _COMMUNICATION = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
 # The prefix of operators whose results hold whatever the memory held.
 _UNINITIALIZED = ("empty", "new_empty", "resize_", "set_", "_empty")
 # Operators that write all of their first argument, whatever it held.
+_NUMBERS = (bool, int, float, str, torch.dtype)
 _OVERWRITING = ("fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "exponential_")
 
 
@@ -43,7 +44,7 @@ class Kind:
 def kind_of(operator: Any) -> Kind:
     """The kind of an operator, as ``__torch_dispatch__`` gets it."""
     schema = getattr(operator, "_schema", None)
-    if schema is None:  # a higher-order operator
+    if schema is None or not hasattr(schema, "is_mutable"):  # a higher-order operator
         return Kind(getattr(operator, "__name__", str(operator)), computes=True)
     space, _, base = schema.name.partition("::")
     name = f"{space}.{base}"
@@ -85,26 +86,26 @@ def results(kind: Kind, result: Any, args: Sequence[Any]) -> list[torch.Tensor]:
     return []
 
 
-def tensors(values: Any) -> list[torch.Tensor]:
+def tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     """All tensors among arguments, in order."""
-    return [one for one in _leaves(values) if isinstance(one, torch.Tensor)]
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple, dict)):
+            found += [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+    return found
 
 
 def numbers(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, ...]:
     """The arguments that are numbers, flags or names of types, in order, as text."""
-    found = []
-    for value in (*_leaves(args), *_leaves(kwargs)):
-        if isinstance(value, (bool, int, float, str, torch.dtype)):
+    found: list[str] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, _NUMBERS):
             found.append(str(value))
+        elif isinstance(value, (list, tuple, dict)):
+            found += [str(one) for one in tree_leaves(value) if isinstance(one, _NUMBERS)]
     return tuple(found)
-
-
-def _leaves(values: Any) -> Iterator[Any]:
-    for value in values.values() if isinstance(values, dict) else values:
-        if isinstance(value, (list, tuple, dict)):
-            yield from tree_leaves(value)
-        else:
-            yield value
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:

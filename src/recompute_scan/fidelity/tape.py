@@ -118,7 +118,7 @@ class Tape:
         """Note a call that has returned. ``None`` of one that computes nothing to compare."""
         arguments = tensors((*args, *kwargs.values()))
         given = _storages(arguments)
-        made = _storages(tensors([result])) - given
+        made = _storages(tensors((result,))) - given
         if kind.leaves_open or not kind.computes:
             self._maker |= dict.fromkeys(made)
             self._open = self._open | made if kind.leaves_open else self._open - made
@@ -132,7 +132,7 @@ class Tape:
             computed = []
         prints_of = tuple(self._print(kind, one, prints) for one in computed)
         self._maker |= dict.fromkeys(made | written, place)
-        self._open -= made
+        self._open -= made | (written if kind.overwrites else set())
         entry = Entry(
             kind,
             prints_of,

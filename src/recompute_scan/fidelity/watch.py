@@ -67,11 +67,13 @@ class Watch(TorchDispatchMode):
     ) -> Any:
         named = kwargs or {}
         here = self._here
-        if here.inside:  # seen already, by the mode of a run inside this one
+        kind = None if here.inside else kind_of(func)
+        # Seen already, by the mode of a run inside this one; or nothing that is compared.
+        if kind is None or not (kind.computes or kind.leaves_open):
             return func(*args, **named)
         here.inside = True
         try:
-            before = self._look(func, args, named)
+            before = self._look(kind, args, named)
             result = func(*args, **named)
             if before is not None:
                 self._note(func, before, args, named, result)
@@ -80,10 +82,9 @@ class Watch(TorchDispatchMode):
         return result
 
     def _look(
-        self, func: Any, args: tuple[Any, ...], named: dict[str, Any]
+        self, kind: Kind, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[Kind, Drawn | None, list[tuple[Outside, ...]]] | None:
         try:
-            kind = kind_of(func)
             if not kind.computes:
                 return kind, None, []
             return kind, Drawn(kind, args, named), [
