@@ -26,6 +26,7 @@ import msgspec
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
+from recompute_scan.faithful import Fidelity
 from recompute_scan.files import encodable
 
 RUN_SCHEMA = "recompute-scan-run/1"
@@ -140,6 +141,8 @@ class RunInfo:
         chosen: Whether this rank was one of those to record (``--ranks``); the others leave step
             times and no trace.
         bug: What ended the recording where that was a bug in it, one sentence.
+        fidelity: How the recomputes of one step compare with their forward; ``None`` where no
+            step was compared.
     """
 
     rank: int
@@ -163,6 +166,7 @@ class RunInfo:
     untrained: tuple[str, ...] = ()
     chosen: bool = True
     bug: str | None = None
+    fidelity: Fidelity | None = None
     schema: str = RUN_SCHEMA
 
 

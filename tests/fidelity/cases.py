@@ -205,7 +205,9 @@ case("random.random() as a factor", True, net(lambda: Own(_python_random)), "ate
 case("numpy noise", True, net(lambda: Own(_numpy_noise)), "aten.mul", "layers")
 case("a layer left out at random", True, net(lambda: Own(_stochastic_depth), 6), "", "layers")
 case("another branch each time", True, net(lambda: Own(_alternates)), "aten.sigmoid", "layers")
-case("a Python counter as a factor", True, net(lambda: Own(_scales_by_counter)), "aten.mul", "layers")
+case(
+    "a Python counter as a factor", True, net(lambda: Own(_scales_by_counter)), "aten.mul", "layers"
+)
 case("a Python counter that nothing depends on", False, net(lambda: Own(_only_counts)))
 
 
@@ -250,19 +252,23 @@ case("token counter, used", True, net(lambda: Counter(True)), module="tokens")
 case("a buffer that is written anew each time", False, net(lambda: Counter(False, once=True)))
 case("moving average, replaced and used", True, net(lambda: Ema()), "", "layers")
 case(
-    "BatchNorm in training, momentum 0", True,
+    "BatchNorm in training, momentum 0",
+    True,
     net(lambda: Mlp(behind=nn.BatchNorm1d(D, momentum=0.0))),
     module="num_batches_tracked",
     buffers=True,
 )
 case(
-    "BatchNorm without statistics", False,
+    "BatchNorm without statistics",
+    False,
     net(lambda: Mlp(behind=nn.BatchNorm1d(D, track_running_stats=False))),
 )
 case(
-    "spectral norm in training", True,
+    "spectral norm in training",
+    True,
     net(lambda: Mlp(behind=nn.utils.parametrizations.spectral_norm(nn.Linear(D, D)))),
-    "", "behind",
+    "",
+    "behind",
 )
 
 
@@ -304,6 +310,8 @@ def _autocast() -> contextlib.AbstractContextManager[Any]:
 
 case("autocast, non-reentrant", False, net(Mlp), around=_autocast)
 case("autocast, reentrant", False, net(Mlp, use_reentrant=True), around=_autocast)
+
+
 class Widened(Mlp):
     """Takes and gives float32 whatever it works in."""
 
@@ -312,12 +320,19 @@ class Widened(Mlp):
 
 
 case(
-    "autocast forgotten by a hand-written checkpoint", True, hand_written(Widened), "aten.addmm",
-    "up", around=_autocast,
+    "autocast forgotten by a hand-written checkpoint",
+    True,
+    hand_written(Widened),
+    "aten.addmm",
+    "up",
+    around=_autocast,
 )
 case(
-    "dropout in a hand-written checkpoint", True,
-    hand_written(lambda: Mlp(behind=nn.Dropout(0.5))), "aten.bernoulli_", "behind",
+    "dropout in a hand-written checkpoint",
+    True,
+    hand_written(lambda: Mlp(behind=nn.Dropout(0.5))),
+    "aten.bernoulli_",
+    "behind",
 )
 case("a hand-written checkpoint that is right", False, hand_written(Mlp))
 
@@ -355,12 +370,14 @@ def _plain(layer: Any, *args: Any) -> Any:
 
 
 case(
-    "a low-precision context that ends before the backward", True,
+    "a low-precision context that ends before the backward",
+    True,
     lambda on: ForgetsType(
         [WithType() for _ in range(3)],
         caller(True, use_reentrant=True) if on else _plain,
     ),
-    "aten.mm", "layers",
+    "aten.mm",
+    "layers",
 )
 
 # Inputs
@@ -380,9 +397,11 @@ class InPlace(Net):
 
 
 case(
-    "an input that is edited behind autograd's back", True,
+    "an input that is edited behind autograd's back",
+    True,
     lambda on: InPlace([Mlp() for _ in range(3)], caller(on) if on else _plain),
-    "aten.addmm", "up",
+    "aten.addmm",
+    "up",
 )
 
 
@@ -443,12 +462,16 @@ class Logged(nn.Module):
 
 case("a number drawn for a log", False, net(Logged, preserve_rng_state=False))
 case(
-    "a cache of which only the mean is used", False,
+    "a cache of which only the mean is used",
+    False,
     net(Watched, determinism_check="none", use_reentrant=False),
 )
 case(
-    "a cache that grows", True,
-    net(Cache, determinism_check="none"), "aten.cat", "layers",
+    "a cache that grows",
+    True,
+    net(Cache, determinism_check="none"),
+    "aten.cat",
+    "layers",
 )
 case("a factor that changes before the backward", True, _scaled, "aten.mul", "layers")
 
@@ -463,9 +486,11 @@ class Frozen(Net):
 
 
 case(
-    "reentrant without an input that needs a gradient", True,
+    "reentrant without an input that needs a gradient",
+    True,
     lambda on: Frozen([Mlp() for _ in range(2)], caller(on, use_reentrant=True)),
-    "", "layers.0",
+    "",
+    "layers.0",
 )
 
 
@@ -480,12 +505,14 @@ class NoGradBackward(HandWritten):
 
 
 case(
-    "a hand-written checkpoint without autograd in its recompute", True,
+    "a hand-written checkpoint without autograd in its recompute",
+    True,
     lambda on: Net(
         [Mlp() for _ in range(3)],
         (lambda layer, x: NoGradBackward.apply(layer, x)) if on else _plain,
     ),
-    "aten.addmm", "up",
+    "aten.addmm",
+    "up",
 )
 
 
@@ -549,13 +576,16 @@ def _keep_products(*_: Any) -> Any:
 
 case("a policy that keeps products", False, net(Mlp, context_fn=_keep_products))
 case(
-    "a policy, and dropout with its state", False,
+    "a policy, and dropout with its state",
+    False,
     net(lambda: Mlp(behind=nn.Dropout(0.5)), context_fn=_keep_products),
 )
 case(
-    "a policy, and dropout without its state", True,
+    "a policy, and dropout without its state",
+    True,
     net(lambda: Mlp(behind=nn.Dropout(0.5)), context_fn=_keep_products, preserve_rng_state=False),
-    "aten.bernoulli_", "behind",
+    "aten.bernoulli_",
+    "behind",
 )
 
 
@@ -571,7 +601,9 @@ def _twice(on: bool, inner: bool, outer: bool) -> nn.Module:
 for inner in (False, True):
     for outer in (False, True):
         case(
-            f"nested, {inner=}, {outer=}".replace("True", "reentrant").replace("False", "non-reentrant"),
+            f"nested, {inner=}, {outer=}".replace("True", "reentrant").replace(
+                "False", "non-reentrant"
+            ),
             False,
             lambda on, inner=inner, outer=outer: _twice(on, inner, outer),
         )
@@ -628,21 +660,35 @@ class Partial(nn.Module):
 case("mixture of experts", False, net(Routed))
 case("mixture of experts, reentrant", False, net(Routed, use_reentrant=True))
 case("LoRA with dropout", False, net(Lora))
-case("LoRA with dropout, state dropped", True, net(Lora, preserve_rng_state=False), "aten.bernoulli_", "drop")
+case(
+    "LoRA with dropout, state dropped",
+    True,
+    net(Lora, preserve_rng_state=False),
+    "aten.bernoulli_",
+    "drop",
+)
 case("memory that is filled part by part", False, net(Partial))
 case(
-    "attention layers of torch, with dropout", False,
-    net(lambda: nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True)), shape=(4, 6, D),
+    "attention layers of torch, with dropout",
+    False,
+    net(lambda: nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True)),
+    shape=(4, 6, D),
 )
 case(
-    "attention layers of torch, reentrant", False,
+    "attention layers of torch, reentrant",
+    False,
     net(lambda: nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True), use_reentrant=True),
     shape=(4, 6, D),
 )
 case(
-    "attention layers of torch, state dropped", True,
-    net(lambda: nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True), preserve_rng_state=False),
-    "", "layers", shape=(4, 6, D),
+    "attention layers of torch, state dropped",
+    True,
+    net(
+        lambda: nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True), preserve_rng_state=False
+    ),
+    "",
+    "layers",
+    shape=(4, 6, D),
 )
 
 
@@ -682,7 +728,12 @@ def _without_early_stop() -> contextlib.AbstractContextManager[Any]:
     return set_checkpoint_early_stop(False)
 
 
-case("without early stop", False, net(lambda: Mlp(behind=nn.Dropout(0.2))), around=_without_early_stop)
+case(
+    "without early stop",
+    False,
+    net(lambda: Mlp(behind=nn.Dropout(0.2))),
+    around=_without_early_stop,
+)
 
 
 class Rotary(nn.Module):

@@ -84,7 +84,12 @@ def _mixtral() -> Any:
 def _t5() -> Any:
     return transformers.T5ForConditionalGeneration(
         transformers.T5Config(
-            d_model=32, d_ff=64, num_layers=2, num_heads=4, d_kv=8, vocab_size=64,
+            d_model=32,
+            d_ff=64,
+            num_layers=2,
+            num_heads=4,
+            d_kv=8,
+            vocab_size=64,
             decoder_start_token_id=0,
         )
     )
@@ -92,8 +97,9 @@ def _t5() -> Any:
 
 def _vit() -> Any:
     return transformers.ViTModel(
-        transformers.ViTConfig(**_SMALL, intermediate_size=64, image_size=16, patch_size=8,
-                               hidden_dropout_prob=0.1)
+        transformers.ViTConfig(
+            **_SMALL, intermediate_size=64, image_size=16, patch_size=8, hidden_dropout_prob=0.1
+        )
     )
 
 
@@ -120,13 +126,19 @@ for name, make, call in (
     options = {"use_reentrant": False, "preserve_rng_state": False}
     MODELS.append(
         Case(
-            f"{name} with dropout, state dropped", True, builder(make, call, **options),
-            "aten.bernoulli_", "dropout", shape=_TEXT,
+            f"{name} with dropout, state dropped",
+            True,
+            builder(make, call, **options),
+            "aten.bernoulli_",
+            "dropout",
+            shape=_TEXT,
         )
     )
 MODELS.append(
     Case(
-        "Llama, state dropped", False,
-        builder(_llama, _language, use_reentrant=False, preserve_rng_state=False), shape=_TEXT,
+        "Llama, state dropped",
+        False,
+        builder(_llama, _language, use_reentrant=False, preserve_rng_state=False),
+        shape=_TEXT,
     )
 )

@@ -74,6 +74,7 @@ def result_from(
             environment,
             memory,
             info.untrained if info else None,
+            info.fidelity if info else None,
         )
     )
     families = count_families(facts, scale)
@@ -110,6 +111,7 @@ def result_from(
             machine.peak_tflops,
         ),
         memory=memory,
+        fidelity=info.fidelity if info else None,
     )
     return replace(result, headline=headline(result))
 

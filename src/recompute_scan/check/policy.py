@@ -16,6 +16,7 @@ class Policy:
 
     Attributes:
         doubled: Refuse forward work that runs again twice or more.
+        wrong_gradients: Refuse checkpointing that changes what is trained.
         any: Refuse every finding.
         codes: Refuse findings with these codes.
         max_recompute: Highest number of recomputes per backward to let through.
@@ -24,6 +25,7 @@ class Policy:
     """
 
     doubled: bool = True
+    wrong_gradients: bool = False
     any: bool = False
     codes: frozenset[str] = frozenset()
     max_recompute: float | None = None
@@ -121,7 +123,10 @@ def _is_refused(finding: Finding, policy: Policy) -> bool:
     if tolerated is not None:
         return finding.saving_pct is not None and finding.saving_pct > tolerated
     return (
-        policy.any or finding.code in policy.codes or (policy.doubled and finding.code == DOUBLED)
+        policy.any
+        or finding.code in policy.codes
+        or (policy.doubled and finding.code == DOUBLED)
+        or (policy.wrong_gradients and finding.wrong_gradients)
     )
 
 

@@ -7,7 +7,6 @@ modes, subclasses, hooks or the autograd of the script.
 
 from __future__ import annotations
 
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ _OVERWRITING = ("fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", 
 
 
 @dataclass(frozen=True)
-class Kind:
+class OperatorKind:
     """What is known of an operator before it is called.
 
     Attributes:
@@ -41,23 +41,27 @@ class Kind:
 
 
 @functools.lru_cache(maxsize=4096)
-def kind_of(operator: Any) -> Kind:
+def kind_of(operator: Any) -> OperatorKind:
     """The kind of an operator, as ``__torch_dispatch__`` gets it."""
     schema = getattr(operator, "_schema", None)
     if schema is None or not hasattr(schema, "is_mutable"):  # a higher-order operator
-        return Kind(getattr(operator, "__name__", str(operator)), computes=True)
+        return OperatorKind(getattr(operator, "__name__", str(operator)), computes=True)
     space, _, base = schema.name.partition("::")
     name = f"{space}.{base}"
     if space in _COMMUNICATION and "wait_tensor" not in base:
-        return Kind(name, computes=False)
-    if space == "profiler" or space == "prim" or base in ("detach", "alias", "lift_fresh", "_unsafe_view"):
-        return Kind(name, computes=False)
+        return OperatorKind(name, computes=False)
+    if (
+        space == "profiler"
+        or space == "prim"
+        or base in ("detach", "alias", "lift_fresh", "_unsafe_view")
+    ):
+        return OperatorKind(name, computes=False)
     leaves_open = base.startswith(_UNINITIALIZED)
     writes = schema.is_mutable
     returned = [one.alias_info for one in schema.returns]
     is_view = any(alias is not None and not alias.is_write for alias in returned)
     tags = getattr(operator, "tags", ())
-    return Kind(
+    return OperatorKind(
         name,
         computes=bool(schema.returns or writes) and not is_view and not leaves_open,
         writes=writes,
@@ -67,7 +71,7 @@ def kind_of(operator: Any) -> Kind:
     )
 
 
-def results(kind: Kind, result: Any, args: Sequence[Any]) -> list[torch.Tensor]:
+def results(kind: OperatorKind, result: Any, args: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors that a call has computed and that are compared.
 
     Of several results that is the first: the others follow from it, or hold padding and seeds

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from recompute_scan.faithful import KeptState
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint
-from recompute_scan.fidelity.outcome import State
 
 # Larger ones (masks, tables of positions) are not looked at: statistics and counters are small.
 _LARGEST = 2**20
@@ -49,19 +49,19 @@ def _all(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, nn.Mod
             yield ".".join(filter(None, (name, inner))), part
 
 
-def changed_again(before: Kept, forward: Kept, start: Kept, recompute: Kept) -> list[State]:
+def changed_again(before: Kept, forward: Kept, start: Kept, recompute: Kept) -> list[KeptState]:
     """What both the forward (from ``before``) and the recompute (from ``start``) have changed."""
     found = []
     for name, last in recompute.buffers.items():
         values = [one.buffers.get(name) for one in (before, forward, start)]
         known = [one for one in (*values, last) if one is not None]
         if len(known) == 4 and _moved(known[0], known[1]) and _moved(known[2], known[3]):
-            found.append(State(name, True, *(f"{known[n].mean:.6g}" for n in (0, 1, 3))))
+            found.append(KeptState(name, True, *(f"{known[n].mean:.6g}" for n in (0, 1, 3))))
     for name, value in recompute.attributes.items():
         absent: Any = object()
         was, made, began = (one.attributes.get(name, absent) for one in (before, forward, start))
         if absent not in (was, made, began) and was != made and began != value:
-            found.append(State(name, False, str(was), str(made), str(value)))
+            found.append(KeptState(name, False, str(was), str(made), str(value)))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint
-from recompute_scan.fidelity.operators import Kind, numbers, results, storage_of, tensors
+from recompute_scan.fidelity.operators import OperatorKind, numbers, results, storage_of, tensors
 from recompute_scan.fidelity.random_state import generator_of, state_of
 
 
@@ -53,7 +53,7 @@ class Entry:
         sources: Numbers of the calls that made or last wrote its arguments.
     """
 
-    kind: Kind
+    kind: OperatorKind
     prints: tuple[Fingerprint | None, ...]
     outside: tuple[Outside, ...]
     numbers: tuple[str, ...]
@@ -107,7 +107,7 @@ class Tape:
 
     def add(
         self,
-        kind: Kind,
+        kind: OperatorKind,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         result: Any,
@@ -146,7 +146,9 @@ class Tape:
         self.entries.append(entry)
         return entry
 
-    def _print(self, kind: Kind, result: torch.Tensor, prints: Prints) -> Fingerprint | None:
+    def _print(
+        self, kind: OperatorKind, result: torch.Tensor, prints: Prints
+    ) -> Fingerprint | None:
         storage = storage_of(result)
         if storage in self._open and not kind.overwrites:
             return None  # part of it may be what the memory held
@@ -160,7 +162,7 @@ def _storages(given: Sequence[torch.Tensor]) -> set[int]:
 class Drawn:
     """Sees whether an operator draws random numbers: its generator's state before and after."""
 
-    def __init__(self, kind: Kind, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def __init__(self, kind: OperatorKind, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._before: int | None = None
         if kind.may_draw:
             first = next(iter(tensors((*args, *kwargs.values()))), None)

@@ -15,15 +15,15 @@ from typing import Any, Protocol
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from recompute_scan.faithful import Operation
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
-from recompute_scan.fidelity.operators import Kind, kind_of, results
-from recompute_scan.fidelity.outcome import Operation
+from recompute_scan.fidelity.operators import OperatorKind, kind_of, results
 from recompute_scan.fidelity.tape import Drawn, Entry, Outside, Prints, Tape
 
 NameOf = Callable[[nn.Module], tuple[str, str]]
 
 
-class Run(Protocol):
+class WatchedRun(Protocol):
     """A run of a region under way: its tape, and who wants to know of each call."""
 
     tape: Tape
@@ -44,7 +44,7 @@ class Thread(threading.local):
     """The runs under way in one thread, the outermost first, and whether an operator is."""
 
     def __init__(self) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[WatchedRun] = []
         self.inside = False
 
 
@@ -82,22 +82,24 @@ class Watch(TorchDispatchMode):
         return result
 
     def _look(
-        self, kind: Kind, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[Kind, Drawn | None, list[tuple[Outside, ...]]] | None:
+        self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[OperatorKind, Drawn | None, list[tuple[Outside, ...]]] | None:
         try:
             if not kind.computes:
                 return kind, None, []
-            return kind, Drawn(kind, args, named), [
-                run.tape.look(args, named) for run in self._here.runs
-            ]
-        except Exception as error:  # noqa: BLE001 - whatever it is, the operator is still called
+            return (
+                kind,
+                Drawn(kind, args, named),
+                [run.tape.look(args, named) for run in self._here.runs],
+            )
+        except Exception as error:
             self._fail(error)
             return None
 
     def _note(
         self,
         func: Any,
-        before: tuple[Kind, Drawn | None, list[tuple[Outside, ...]]],
+        before: tuple[OperatorKind, Drawn | None, list[tuple[Outside, ...]]],
         args: tuple[Any, ...],
         named: dict[str, Any],
         result: Any,
@@ -118,14 +120,14 @@ class Watch(TorchDispatchMode):
                 entry = run.tape.add(kind, args, named, result, given, drawing, prints)
                 if entry is not None:
                     run.made(entry, where, repeat)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         for run in self._here.runs:
             run.failed(error)
 
-    def _operation(self, kind: Kind) -> Operation:
+    def _operation(self, kind: OperatorKind) -> Operation:
         """Where the operator was called: as far out as the region's function."""
         module, site, torchs = None, "", ""
         frame: FrameType | None = sys._getframe(1)
@@ -148,7 +150,7 @@ def _package(frame: FrameType) -> str:
 
 
 def _repeat(
-    func: Any, kind: Kind, args: tuple[Any, ...], named: dict[str, Any]
+    func: Any, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]
 ) -> Fingerprint | None:
     if kind.writes or kind.may_draw:
         return None

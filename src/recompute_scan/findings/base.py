@@ -42,6 +42,7 @@ class Rule:
         severity: Of its findings, unless one says otherwise.
         needs_verdict: Whether ``check`` is asked only where there is a verdict.
         gives_plan: Whether its finding recommends the memory plan that the result has chosen.
+        wrong_gradients: Whether its findings say that checkpointing changes what is trained.
     """
 
     code: str
@@ -51,6 +52,7 @@ class Rule:
     severity: Severity = "info"
     needs_verdict: bool = True
     gives_plan: bool = False
+    wrong_gradients: bool = False
 
     def look(self, evidence: Evidence) -> Answer:
         """What the rule finds in one trace."""
@@ -94,6 +96,7 @@ class Rule:
             fix=fix,
             saving_ms=saving_ms,
             saving_pct=saving_pct,
+            wrong_gradients=self.wrong_gradients,
         )
 
 

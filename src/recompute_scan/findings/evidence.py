@@ -12,6 +12,7 @@ import numpy as np
 from recompute_scan.advise import RunFacts, Switch, keep_and_drop, switch_of
 from recompute_scan.cost.communication import Repeated, repeated
 from recompute_scan.cost.selective import KeptAttention, keep_attention
+from recompute_scan.faithful import Fidelity
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.annotated import recomputed_calls
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -36,6 +37,7 @@ class Evidence:
         environment: Versions and settings of the recorded run; empty without one.
         memory: Memory of a recorded step, or ``None``.
         untrained: Modules whose trainable weights got no gradient; ``None`` where nobody looked.
+        fidelity: How recomputes compare with their forward; ``None`` where nobody looked.
     """
 
     _facts: RecomputeFacts
@@ -47,6 +49,7 @@ class Evidence:
     environment: Mapping[str, str] = field(default_factory=dict)
     memory: Memory | None = None
     untrained: tuple[str, ...] | None = None
+    fidelity: Fidelity | None = None
 
     # The trace
 

@@ -24,6 +24,11 @@ _RULES = (
     "untrained_weights",
     "memory_headroom",
     "selective_checkpoint",
+    "random_state",
+    "other_type",
+    "other_recompute",
+    "buffer_twice",
+    "lost_gradient",
 )
 RULES: tuple[Rule, ...] = tuple(import_module(f"{__package__}.{name}").RULE for name in _RULES)
 

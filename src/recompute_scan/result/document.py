@@ -9,6 +9,7 @@ import msgspec
 
 from recompute_scan.crash import Crash
 from recompute_scan.errors import InputError
+from recompute_scan.faithful import Fidelity
 from recompute_scan.files import encodable
 from recompute_scan.result.cost import Cost, Flops, Hta, Memory, Verified
 from recompute_scan.result.recompute import (
@@ -58,6 +59,7 @@ class Result:
     verified: Verified | None = None
     flops: Flops | None = None
     memory: Memory | None = None
+    fidelity: Fidelity | None = None
     crash: Crash | None = None
     hta: Hta | None = None
     schema: str = field(default=SCHEMA)

@@ -184,7 +184,10 @@ class Fix:
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem found, with the evidence for it."""
+    """One problem found, with the evidence for it.
+
+    ``wrong_gradients`` says that checkpointing changes what is trained, and not only its cost.
+    """
 
     code: str
     name: str
@@ -196,6 +199,7 @@ class Finding:
     fix: Fix | None
     saving_ms: float | None
     saving_pct: float | None
+    wrong_gradients: bool = False
 
 
 @dataclass(frozen=True)

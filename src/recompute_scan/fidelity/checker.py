@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from recompute_scan.faithful import Difference, DifferenceKind, LostGradient, Operation
 from recompute_scan.fidelity.fingerprint import Fingerprint
-from recompute_scan.fidelity.outcome import Difference, Kind, LostGradient, Operation
 from recompute_scan.fidelity.tape import Entry, Outside
 
 # How many operators of the forward may be missing from a recompute before it goes on alike.
@@ -16,7 +16,7 @@ _Repeat = Callable[[], Fingerprint | None]
 Why = Literal["grad-mode-off", "detached"]
 
 
-class Follower:
+class Checker:
     """Goes along the forward's calls while the recompute makes its own.
 
     A result that differs counts where a gradient can depend on it: where autograd runs through the
@@ -123,7 +123,9 @@ class Follower:
         for twin in forward[self._next : self._next + _LOOKAHEAD]:
             types = _texts(twin, entry, "dtype") if twin.kind is entry.kind else None
             if types is not None and _texts(twin, entry, "shape") is None:
-                return Difference("type", where(), forward=types["forward"], recompute=types["recompute"])
+                return Difference(
+                    "type", where(), forward=types["forward"], recompute=types["recompute"]
+                )
         expected = forward[self._next].kind.name if self._next < len(forward) else None
         return Difference("operators", where(), instead_of=expected)
 
@@ -169,7 +171,7 @@ class Follower:
         return Difference(kind, where(), distance=distance, **facts)
 
 
-def _cause(twin: Entry, entry: Entry) -> tuple[Kind, dict[str, Any]]:
+def _cause(twin: Entry, entry: Entry) -> tuple[DifferenceKind, dict[str, Any]]:
     """Why two calls of one operator have different results, as far as their arguments tell."""
     types = _texts(twin, entry, "dtype")
     if types is not None:

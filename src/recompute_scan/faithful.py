@@ -1,4 +1,4 @@
-"""What came of comparing one step's recomputes with their forward runs. Knows no torch."""
+"""Whether a recompute is the computation that it repeats, as recording and result say it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 # What a recompute did otherwise than its forward, by the first operator whose result shows it.
-Kind = Literal["random", "type", "input", "argument", "shape", "operators", "value", "atomics"]
+DifferenceKind = Literal[
+    "random", "type", "input", "argument", "shape", "operators", "value", "atomics"
+]
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Difference:
             its elements; ``None`` where they cannot be compared.
     """
 
-    kind: Kind
+    kind: DifferenceKind
     operation: Operation
     instead_of: str | None = None
     generator: str | None = None
@@ -55,7 +57,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class State:
+class KeptState:
     """Something that is kept between calls, and that recomputes change again.
 
     Attributes:
@@ -124,20 +126,20 @@ class ComparedRegion:
     untold: tuple[str, ...] = ()
     rounding: float | None = None
     differences: tuple[Difference, ...] = ()
-    states: tuple[State, ...] = ()
+    states: tuple[KeptState, ...] = ()
     lost: tuple[LostGradient, ...] = ()
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Fidelity:
     """One compared step.
 
     Attributes:
         regions: In the order in which they were first entered.
-        random_state_ms: What keeping the random state cost this step, where it was kept.
-        step_ms: How long the compared step took.
+        step_ms: How long the compared step took, with the comparison.
+        untold: Why the step was not compared, one sentence; then there are no regions.
     """
 
-    regions: tuple[ComparedRegion, ...]
+    regions: tuple[ComparedRegion, ...] = ()
     step_ms: float | None = None
-    random_state_ms: float | None = None
+    untold: str | None = None

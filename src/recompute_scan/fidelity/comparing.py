@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from recompute_scan.fidelity.fingerprint import Fingerprint
-from recompute_scan.fidelity.follow import Follower
-from recompute_scan.fidelity.outcome import (
+from recompute_scan.faithful import (
     ComparedRegion,
-    Comparison,
     Difference,
+    Fidelity,
+    KeptState,
     LostGradient,
     Operation,
-    State,
 )
+from recompute_scan.fidelity.checker import Checker
+from recompute_scan.fidelity.fingerprint import Fingerprint
 from recompute_scan.fidelity.random_state import python_states
 from recompute_scan.fidelity.state import Kept, changed_again, look_at_state
 from recompute_scan.fidelity.tape import Entry, Tape
@@ -57,10 +57,10 @@ class Comparing:
         named = [(self._name_of(module)[0], module) for module in modules]
         return RegionCall(total, named, self._thread, self._name_of, wanted=untold is None)
 
-    def outcome(self) -> Comparison:
+    def outcome(self) -> Fidelity:
         """What was seen so far."""
         regions = tuple(total.of(region) for region, total in self._regions.items())
-        return Comparison(regions, (time.perf_counter() - self._began) * 1e3)
+        return Fidelity(regions, (time.perf_counter() - self._began) * 1e3)
 
 
 @dataclass
@@ -74,19 +74,19 @@ class _Sum:
     rounding: float | None = None
     untold: dict[str, None] = field(default_factory=dict)
     differences: dict[tuple[str, str, str], Difference] = field(default_factory=dict)
-    states: dict[str, State] = field(default_factory=dict)
+    states: dict[str, KeptState] = field(default_factory=dict)
     lost: dict[tuple[str, str], LostGradient] = field(default_factory=dict)
 
-    def add(self, follower: Follower, difference: Difference | None) -> None:
+    def add(self, checker: Checker, difference: Difference | None) -> None:
         self.recomputes += 1
-        self.operators += follower.compared
-        self.random += follower.random
-        if follower.rounding is not None:
-            self.rounding = max(self.rounding or 0.0, follower.rounding)
+        self.operators += checker.compared
+        self.random += checker.random
+        if checker.rounding is not None:
+            self.rounding = max(self.rounding or 0.0, checker.rounding)
         if difference is not None:
             where = difference.operation
             self.differences.setdefault((difference.kind, where.name, where.site), difference)
-        for lost in follower.lost:
+        for lost in checker.lost:
             self.lost.setdefault((lost.name, lost.why), lost)
 
     def of(self, region: ComparedRegion) -> ComparedRegion:
@@ -149,9 +149,10 @@ class RegionCall:
             for name, module in self._modules
             for inner, parameter in module.named_parameters()
         }
-        run = _Recompute(self._untold, Follower(
-            forward.tape.entries, parameters, grad_mode=torch.is_grad_enabled()
-        ))
+        run = _Recompute(
+            self._untold,
+            Checker(forward.tape.entries, parameters, grad_mode=torch.is_grad_enabled()),
+        )
         began, drawn_from = look_at_state(self._modules), python_states()
         try:
             with self._watched(run):
@@ -161,8 +162,8 @@ class RegionCall:
                 ended = look_at_state(self._modules)
                 for state in changed_again(forward.before, forward.after, began, ended):
                     self._sum.states.setdefault(state.name, state)
-                found = _explained(run.follower.difference, forward, drawn_from)
-                self._sum.add(run.follower, found)
+                found = _explained(run.checker.difference, forward, drawn_from)
+                self._sum.add(run.checker, found)
 
     @contextmanager
     def _watched(self, run: _Run) -> Iterator[None]:
@@ -225,9 +226,9 @@ class _Forward(_Run):
 
 
 class _Recompute(_Run):
-    def __init__(self, untold: Callable[[str], None], follower: Follower) -> None:
+    def __init__(self, untold: Callable[[str], None], checker: Checker) -> None:
         super().__init__(untold)
-        self.follower = follower
+        self.checker = checker
 
     def made(
         self,
@@ -236,14 +237,20 @@ class _Recompute(_Run):
         repeat: Callable[[], Fingerprint | None],
     ) -> None:
         """Compare it with the forward's."""
-        self.follower.meet(entry, where, repeat)
+        self.checker.meet(entry, where, repeat)
 
 
 def _explained(
     difference: Difference | None, forward: _Forward, drawn_from: dict[str, int]
 ) -> Difference | None:
     """A difference whose operators do not explain it, where Python's random numbers do."""
-    if difference is None or difference.kind not in ("operators", "value", "argument", "input", "shape"):
+    if difference is None or difference.kind not in (
+        "operators",
+        "value",
+        "argument",
+        "input",
+        "shape",
+    ):
         return difference
     other = [name for name, state in forward.drew.items() if drawn_from.get(name) != state]
     return replace(difference, kind="random", generator=other[0]) if other else difference

@@ -1,0 +1,100 @@
+"""What the rules on differing recomputes share: the same fault in many blocks, told once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from recompute_scan.advise import place
+from recompute_scan.faithful import ComparedRegion, Difference, DifferenceKind, Operation
+from recompute_scan.findings.base import NotApplicable
+from recompute_scan.findings.evidence import Evidence
+
+CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One difference, and the blocks that have it.
+
+    Attributes:
+        difference: As the first of the blocks has it.
+        regions: The blocks.
+        compared: How many blocks were compared in all.
+    """
+
+    difference: Difference
+    regions: tuple[ComparedRegion, ...]
+    compared: int
+
+    @property
+    def blocks(self) -> str:
+        """``12 of 12 blocks``, or ``The one block``."""
+        return count_blocks(len(self.regions), self.compared)
+
+    def shown(self) -> tuple[str, ...]:
+        """Lines of evidence: the operator, how far off it is, the checkpoint, the blocks."""
+        apart = self.difference.distance
+        far = () if apart is None else (f"first result that differs: {_percent(apart)}",)
+        return (describe_operation(self.difference.operation), *far, *name_blocks(self.regions))
+
+
+def count_blocks(some: int, of: int) -> str:
+    """``3 of 12 blocks``; ``1 of 1 block``."""
+    return f"{some} of {of} block{'s' * (of != 1)}"
+
+
+def not_compared(evidence: Evidence) -> NotApplicable | None:
+    """Why nothing is known of how recomputes compare; ``None`` where something is."""
+    fidelity = evidence.fidelity
+    if fidelity is None:
+        return NotApplicable("Only `recompute-scan run` compares recomputes with their forward.")
+    if fidelity.untold is not None:
+        return NotApplicable(fidelity.untold)
+    if not any(region.recomputes for region in fidelity.regions):
+        why = next((why for region in fidelity.regions for why in region.untold), None)
+        return NotApplicable(why or "No recompute ran in the step that was compared.")
+    return None
+
+
+def find_faults(evidence: Evidence, kinds: Collection[DifferenceKind]) -> list[Fault]:
+    """The differences of these kinds, each with all blocks that have it."""
+    regions = evidence.fidelity.regions if evidence.fidelity is not None else ()
+    compared = [region for region in regions if region.recomputes]
+    found: dict[object, list[tuple[Difference, ComparedRegion]]] = defaultdict(list)
+    for region in compared:
+        for one in region.differences:
+            if one.kind in kinds:
+                cause = one.operation
+                same = one.kind, cause.name, cause.site, one.generator, region.site
+                found[same].append((one, region))
+    return [
+        Fault(some[0][0], tuple(region for _, region in some), len(compared))
+        for some in found.values()
+    ]
+
+
+def describe_operation(operation: Operation) -> str:
+    """``aten.bernoulli_ in layers.0.drop (Dropout) at train.py:12``."""
+    kind = f" ({operation.module_class})" if operation.module_class else ""
+    inside = f" in {operation.module}{kind}" if operation.module else kind
+    return f"{operation.name}{inside}{place(operation.site)}"
+
+
+def name_blocks(regions: Collection[ComparedRegion]) -> tuple[str, ...]:
+    """The first few blocks, with the checkpoint around them, as lines of evidence."""
+    lines = [
+        f"{region.module or region.module_class or 'a function'}: {region.variant}"
+        f"{place(region.site)}"
+        for region in list(regions)[:_MOST_NAMED]
+    ]
+    more = len(regions) - _MOST_NAMED
+    return (*lines, f"and {more} more") if more > 0 else tuple(lines)
+
+
+def _percent(share: float) -> str:
+    if share > 10:
+        return "by more than ten times its norm"
+    return f"by {share * 100:.2g} % of its norm"

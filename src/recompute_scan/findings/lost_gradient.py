@@ -1,0 +1,93 @@
+"""RS405: a tensor that needs a gradient gets none, because the recompute is cut off from it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from recompute_scan.faithful import ComparedRegion, LostGradient
+from recompute_scan.findings.base import Answer, Rule
+from recompute_scan.findings.differences import (
+    CHECKPOINT_DOCS,
+    count_blocks,
+    describe_operation,
+    name_blocks,
+    not_compared,
+)
+from recompute_scan.findings.evidence import Evidence
+from recompute_scan.result import Finding, Fix
+
+_MOST_SHOWN = 6
+
+
+def check(evidence: Evidence) -> Answer:
+    """One finding for each way in which gradients are lost."""
+    missing = not_compared(evidence)
+    if missing is not None:
+        return missing
+    found: dict[str, list[tuple[ComparedRegion, LostGradient]]] = defaultdict(list)
+    regions = evidence.fidelity.regions if evidence.fidelity is not None else ()
+    for region in regions:
+        for lost in region.lost:
+            found[lost.why].append((region, lost))
+    compared = sum(1 for region in regions if region.recomputes)
+    return [_finding(evidence, why, some, compared) for why, some in found.items()]
+
+
+def _finding(
+    evidence: Evidence, why: str, some: list[tuple[ComparedRegion, LostGradient]], compared: int
+) -> Finding:
+    regions = list(dict.fromkeys(region for region, _ in some))
+    blocks = count_blocks(len(regions), compared)
+    if why == "grad-mode-off":
+        title = f"Recomputes of {blocks} run without autograd: their weights get no gradient"
+        detail = (
+            "The checkpoint function runs the block again while autograd is off, as it is in the "
+            "backward of an autograd function. Nothing is differentiated, and nothing fails."
+        )
+        summary = "Run the recompute under torch.enable_grad(), as torch.utils.checkpoint does."
+    else:
+        title = f"Recomputes of {blocks} are cut off from a tensor that needs a gradient"
+        detail = (
+            "The block uses a tensor that needs a gradient; in the recompute it is a copy that "
+            "needs none, so that what comes before it is not trained through this block. That "
+            "happens to tensors that the checkpoint function does not take as arguments of its "
+            "own, such as keywords."
+        )
+        summary = (
+            "Pass the tensor by position, as the checkpoint function takes them, or use "
+            "torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which takes keywords."
+        )
+    return RULE.finding(
+        evidence,
+        confidence="high",
+        title=title,
+        detail=detail,
+        evidence=(
+            *dict.fromkeys(_line(lost) for _, lost in some[:_MOST_SHOWN]),
+            *name_blocks(regions),
+        ),
+        fix=Fix(
+            summary=summary,
+            disposition="review",
+            diff=None,
+            keep="the checkpoint",
+            remove="nothing",
+            docs=CHECKPOINT_DOCS,
+            reason="Weights that were not trained are trained from here on.",
+        ),
+    )
+
+
+def _line(lost: LostGradient) -> str:
+    what = lost.name or "a tensor from outside the block"
+    return f"{what}, used by {describe_operation(lost.operation)}"
+
+
+RULE = Rule(
+    "RS405",
+    "gradient-lost",
+    check,
+    severity="error",
+    needs_verdict=False,
+    wrong_gradients=True,
+)

@@ -1,0 +1,107 @@
+"""RS403: a recompute is another computation than the forward that it repeats."""
+
+from __future__ import annotations
+
+from recompute_scan.faithful import Difference
+from recompute_scan.findings.base import Answer, Rule
+from recompute_scan.findings.differences import (
+    CHECKPOINT_DOCS,
+    Fault,
+    describe_operation,
+    find_faults,
+    not_compared,
+)
+from recompute_scan.findings.evidence import Evidence
+from recompute_scan.result import Finding, Fix, Level
+
+_KINDS = ("input", "argument", "shape", "operators", "value")
+
+
+def check(evidence: Evidence) -> Answer:
+    """One finding for each operator at which a recompute leaves the forward's way."""
+    missing = not_compared(evidence)
+    if missing is not None:
+        return missing
+    return [_finding(evidence, fault) for fault in find_faults(evidence, _KINDS)]
+
+
+def _finding(evidence: Evidence, fault: Fault) -> Finding:
+    difference = fault.difference
+    sure: Level = "medium" if difference.kind == "value" else "high"
+    return RULE.finding(
+        evidence,
+        confidence=sure,
+        title=f"Recomputes of {fault.blocks} are not the computation of their forward",
+        detail=(
+            f"{_why(difference)} The gradient is that of another computation than the loss, and "
+            "nothing fails."
+        ),
+        evidence=fault.shown(),
+        fix=Fix(
+            summary=_what_to_do(difference),
+            disposition="review",
+            diff=None,
+            keep="the checkpoint",
+            remove="what changes between the forward and the backward pass",
+            docs=CHECKPOINT_DOCS,
+            reason="Gradients change with it: they become those of the loss.",
+        ),
+    )
+
+
+def _why(difference: Difference) -> str:
+    where = describe_operation(difference.operation)
+    if difference.kind == "input":
+        return (
+            f"{where} gets a tensor from outside the block that is no longer what it was in the "
+            "forward: it was written, or replaced, before the backward pass came to it."
+        )
+    if difference.kind == "argument":
+        return (
+            f"{where} is called with {difference.recompute} where the forward had "
+            f"{difference.forward}: the block depends on a value that changes from call to call."
+        )
+    if difference.kind == "shape":
+        return (
+            f"{where} gives a tensor of shape {difference.recompute}, in the forward "
+            f"{difference.forward}: something that the block uses has grown or shrunk."
+        )
+    if difference.kind == "operators":
+        expected = difference.instead_of or "nothing more"
+        return (
+            f"The recompute calls {where}, where the forward had {expected}: another branch was "
+            "taken."
+        )
+    return f"{where} gets the same and gives another result."
+
+
+def _what_to_do(difference: Difference) -> str:
+    if difference.kind == "input":
+        return (
+            "Leave what the block reads as it is until the backward pass has run: no edit in "
+            "place, and buffers that the block itself writes are to be written outside of it."
+        )
+    if difference.kind in ("argument", "operators"):
+        return (
+            "Decide outside the block and pass the decision in as an argument, which the "
+            "checkpoint keeps: no counter, flag or global that a call of the block changes."
+        )
+    if difference.kind == "shape":
+        return (
+            "Leave caches out of checkpointed blocks: use_cache=False in training, and nothing "
+            "appended to what outlives the call."
+        )
+    return (
+        "Find what the operator depends on beside its arguments; run --verify compares the "
+        "gradients."
+    )
+
+
+RULE = Rule(
+    "RS403",
+    "recompute-differs",
+    check,
+    severity="error",
+    needs_verdict=False,
+    wrong_gradients=True,
+)

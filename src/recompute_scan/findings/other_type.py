@@ -1,0 +1,65 @@
+"""RS402: a recompute works in another number type than the forward that it repeats."""
+
+from __future__ import annotations
+
+from recompute_scan.findings.base import Answer, Rule
+from recompute_scan.findings.differences import (
+    CHECKPOINT_DOCS,
+    Fault,
+    describe_operation,
+    find_faults,
+    not_compared,
+)
+from recompute_scan.findings.evidence import Evidence
+from recompute_scan.result import Finding, Fix
+
+
+def check(evidence: Evidence) -> Answer:
+    """One finding for each operator whose result has another type."""
+    missing = not_compared(evidence)
+    if missing is not None:
+        return missing
+    return [_finding(evidence, fault) for fault in find_faults(evidence, {"type"})]
+
+
+def _finding(evidence: Evidence, fault: Fault) -> Finding:
+    difference = fault.difference
+    return RULE.finding(
+        evidence,
+        confidence="high",
+        title=(
+            f"Recomputes of {fault.blocks} work in {difference.recompute}, their forward in "
+            f"{difference.forward}"
+        ),
+        detail=(
+            f"{describe_operation(difference.operation)} gives {difference.recompute} in the "
+            f"recompute and {difference.forward} in the forward. A context that was entered around "
+            "the forward, such as autocast or an FP8 recipe, is not there when the backward pass "
+            "runs it again."
+        ),
+        evidence=fault.shown(),
+        fix=Fix(
+            summary=(
+                "Enter the context inside the checkpointed function, so that the recompute enters "
+                "it too. torch's own checkpoint restores torch.autocast; one that is written by "
+                "hand has to do that itself, and a library's recipe is restored by the library's "
+                "checkpoint only."
+            ),
+            disposition="review",
+            diff=None,
+            keep="the checkpoint",
+            remove="the context around the call of the checkpoint",
+            docs=CHECKPOINT_DOCS,
+            reason="Gradients change with it: they are computed in the forward's type.",
+        ),
+    )
+
+
+RULE = Rule(
+    "RS402",
+    "recompute-in-other-type",
+    check,
+    severity="error",
+    needs_verdict=False,
+    wrong_gradients=True,
+)

@@ -1,0 +1,87 @@
+"""RS401: a recompute draws other random numbers than the forward that it repeats."""
+
+from __future__ import annotations
+
+from recompute_scan.advise.edit import change_diff, edited
+from recompute_scan.findings.base import Answer, Rule
+from recompute_scan.findings.differences import (
+    CHECKPOINT_DOCS,
+    Fault,
+    describe_operation,
+    find_faults,
+    not_compared,
+)
+from recompute_scan.findings.evidence import Evidence
+from recompute_scan.frameworks.mechanism import Edit
+from recompute_scan.result import Finding, Fix
+
+_SWITCH = "preserve_rng_state"
+_EDITS = (
+    Edit("*", "keyword", name=_SWITCH, value="True"),
+    Edit("*", "entry", name=_SWITCH, value="True"),
+)
+
+
+def check(evidence: Evidence) -> Answer:
+    """One finding for each operator that draws anew, with all blocks in which it does."""
+    missing = not_compared(evidence)
+    if missing is not None:
+        return missing
+    return [_finding(evidence, fault) for fault in find_faults(evidence, {"random"})]
+
+
+def _finding(evidence: Evidence, fault: Fault) -> Finding:
+    return RULE.finding(
+        evidence,
+        confidence="high",
+        title=f"Recomputes of {fault.blocks} draw other random numbers than their forward",
+        detail=(
+            f"{describe_operation(fault.difference.operation)} starts from another state of "
+            f"{fault.difference.generator} in the recompute than in the forward. The gradient is "
+            "that of a model with other random numbers than the loss: it is wrong, and nothing "
+            "fails."
+        ),
+        evidence=fault.shown(),
+        fix=_fix(evidence, fault),
+    )
+
+
+def _fix(evidence: Evidence, fault: Fault) -> Fix:
+    generator = fault.difference.generator or ""
+    diff = None
+    if generator.startswith("torch"):
+        site = next((region.site for region in fault.regions if region.site), "")
+        source = evidence.sources.get(site)
+        new = edited(source, _EDITS) if source is not None else None
+        diff = change_diff(site, source, new) if source is not None and new is not None else None
+        summary = (
+            "Keep the random state: preserve_rng_state=True, which is torch's default. A checkpoint "
+            "function of your own has to save torch's state in its forward, restore it for the "
+            "recompute, and put the later one back."
+        )
+        remove = "preserve_rng_state=False"
+    else:
+        summary = (
+            f"No checkpoint keeps the state of {generator}. Draw what the block needs outside of it "
+            "and pass it in as an argument, or draw it from torch's default generator."
+        )
+        remove = f"the call inside the block that draws from {generator}"
+    return Fix(
+        summary=summary,
+        disposition="review",
+        diff=diff,
+        keep="the checkpoint",
+        remove=remove,
+        docs=CHECKPOINT_DOCS,
+        reason="Gradients change with it: they become those of the loss.",
+    )
+
+
+RULE = Rule(
+    "RS401",
+    "random-state-not-restored",
+    check,
+    severity="error",
+    needs_verdict=False,
+    wrong_gradients=True,
+)
