@@ -48,13 +48,13 @@ class Thread(threading.local):
         self.inside = False
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One of these is entered with each run, so that no other mode of the region hides a call."""
 
     supports_higher_order_operators = True
 
     def __init__(self, thread: Thread, name_of: NameOf) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._here = thread
         self._name_of = name_of
 

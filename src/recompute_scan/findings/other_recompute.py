@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recompute_scan.faithful import Difference
+from recompute_scan.faithful import Difference, DifferenceKind
 from recompute_scan.findings.base import Answer, Rule
 from recompute_scan.findings.differences import (
     CHECKPOINT_DOCS,
@@ -14,7 +14,7 @@ from recompute_scan.findings.differences import (
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.result import Finding, Fix, Level
 
-_KINDS = ("input", "argument", "shape", "operators", "value")
+_KINDS: tuple[DifferenceKind, ...] = ("input", "argument", "shape", "operators", "value")
 
 
 def check(evidence: Evidence) -> Answer:

@@ -55,15 +55,15 @@ def _fix(evidence: Evidence, fault: Fault) -> Fix:
         new = edited(source, _EDITS) if source is not None else None
         diff = change_diff(site, source, new) if source is not None and new is not None else None
         summary = (
-            "Keep the random state: preserve_rng_state=True, which is torch's default. A checkpoint "
-            "function of your own has to save torch's state in its forward, restore it for the "
+            "Keep the random state: preserve_rng_state=True, which is torch's default. A "
+            "checkpoint function of your own has to save torch's state in its forward, restore it for the "
             "recompute, and put the later one back."
         )
         remove = "preserve_rng_state=False"
     else:
         summary = (
-            f"No checkpoint keeps the state of {generator}. Draw what the block needs outside of it "
-            "and pass it in as an argument, or draw it from torch's default generator."
+            f"No checkpoint keeps the state of {generator}. Draw what the block needs outside of "
+            "it and pass it in as an argument, or draw it from torch's default generator."
         )
         remove = f"the call inside the block that draws from {generator}"
     return Fix(
