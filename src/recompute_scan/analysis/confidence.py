@@ -145,7 +145,16 @@ _WORTH_SAYING = 0.5
 
 
 def headline(result: Result) -> str:
-    """The verdict in one sentence, with the number that matters most: measured, else predicted."""
+    """The verdict in one sentence, with the number that matters most: measured, else predicted.
+
+    A second one follows where checkpointing changes what is trained.
+    """
+    wrong = [finding.code for finding in result.findings if finding.wrong_gradients]
+    also = f" It also changes what is trained: {', '.join(dict.fromkeys(wrong))}." if wrong else ""
+    return _headline(result) + also
+
+
+def _headline(result: Result) -> str:
     highest = result.recompute_per_backward or 0.0
     if result.verdict == "inconclusive":
         return f"This trace cannot tell: {_decapitalised(result.reason or 'no reason known')}"

@@ -71,6 +71,12 @@ _COMMANDS = "RECOMPUTE_SCAN_COMMANDS"
     is_flag=True,
     help="With --verify: measure it without any checkpoint too, where it fits into memory.",
 )
+@click.option(
+    "--fidelity/--no-fidelity",
+    default=True,
+    show_default=True,
+    help="Compare the recomputes of one more step with their forward.",
+)
 @click.option("--keep-going", is_flag=True, help="Let the script run on after the last step.")
 @click.option(
     "--timeout",
@@ -94,6 +100,7 @@ def run(
     ranks: str,
     verify: bool,
     without_checkpointing: bool,
+    fidelity: bool,
     keep_going: bool,
     timeout: float,
     is_module: bool,
@@ -153,6 +160,7 @@ def run(
         measure=verify,
         timeout_s=timeout,
         ranks=ranks,
+        fidelity=fidelity,
     )
     if verify:
         return _verify(
@@ -165,6 +173,7 @@ def run(
             + ["--output", str(folder), "--device", device, "--timeout", str(timeout)]
             + ["--ranks", ranks]
             + ["--keep-going"] * keep_going
+            + ["--no-fidelity"] * (not fidelity)
             + ["--debug"] * debug
             + as_arguments(machine)
         )

@@ -129,7 +129,7 @@ class RegionCall:
         if not self._can_compare():
             yield
             return
-        run = _Forward(self._untold, look_at_state(self._modules), python_states())
+        run = _Forward(self.leave_untold, look_at_state(self._modules), python_states())
         with self._watched(run):
             yield
         if self._wanted:
@@ -150,7 +150,7 @@ class RegionCall:
             for inner, parameter in module.named_parameters()
         }
         run = _Recompute(
-            self._untold,
+            self.leave_untold,
             Checker(forward.tape.entries, parameters, grad_mode=torch.is_grad_enabled()),
         )
         began, drawn_from = look_at_state(self._modules), python_states()
@@ -177,10 +177,11 @@ class RegionCall:
 
     def _can_compare(self) -> bool:
         if self._wanted and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            self._untold("The region ran while a CUDA graph was captured.")
+            self.leave_untold("The region ran while a CUDA graph was captured.")
         return self._wanted
 
-    def _untold(self, why: str) -> None:
+    def leave_untold(self, why: str) -> None:
+        """Compare no more runs of this call, and say why."""
         self._wanted = False
         self._sum.untold[why] = None
 

@@ -56,8 +56,8 @@ def _fix(evidence: Evidence, fault: Fault) -> Fix:
         diff = change_diff(site, source, new) if source is not None and new is not None else None
         summary = (
             "Keep the random state: preserve_rng_state=True, which is torch's default. A "
-            "checkpoint function of your own has to save torch's state in its forward, restore it for the "
-            "recompute, and put the later one back."
+            "checkpoint function of your own has to save torch's state in its forward, restore it "
+            "for the recompute, and put the later one back."
         )
         remove = "preserve_rng_state=False"
     else:

@@ -96,6 +96,13 @@ def early_stop(argument: bool | None) -> bool:
     return said is not False
 
 
+def compiled_something() -> bool:
+    """Whether ``torch.compile`` has compiled anything in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(dynamo, "counters", {})
+    return bool(counters and counters.get("stats"))
+
+
 def stacks_crash() -> bool:
     """Whether a profiler that records Python stacks ends the process: before 2.7.1, on Python 3.13.
 

@@ -67,6 +67,7 @@ class RunOptions:
         timeout_s: Seconds without progress after which a run is ended; 0 for never.
         ranks: The ranks to record, as :func:`recompute_scan.record.scope.chosen` reads them; the
             others count and time their steps, and stop with them.
+        fidelity: Whether to compare the recomputes of one more step with their forward.
     """
 
     target: str
@@ -84,6 +85,7 @@ class RunOptions:
     without_checkpointing: bool = False
     timeout_s: float = 0.0
     ranks: str = DEFAULT
+    fidelity: bool = True
 
 
 def observe(
@@ -121,7 +123,12 @@ def observe(
     """
     guard = guard or Guard()
     _forget_in_forked_processes()
-    plan = Plan(warmup=options.warmup, timing=options.timing_steps, steps=options.steps)
+    plan = Plan(
+        warmup=options.warmup,
+        timing=options.timing_steps,
+        steps=options.steps,
+        fidelity=options.fidelity,
+    )
     probe = Probe(Path.cwd(), guard)
     counter = StepCounter()
     gauges = Gauges(guard) if options.measure else None
@@ -147,6 +154,7 @@ def observe(
         keep_going=options.keep_going,
         counter=counter,
         begin_annotating=probe.begin,
+        comparison=probe.comparison,
         memory=gauges.memory if gauges else None,
         recording_ranks=options.ranks,
         on_kept=so_far,

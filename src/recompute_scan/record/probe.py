@@ -12,13 +12,14 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import wrapt
+from torch import nn
 
 from recompute_scan.annotations import ANNOTATING, RegionAnnotation, recompute_name, region_name
 from recompute_scan.frameworks.known import MECHANISMS
@@ -29,6 +30,7 @@ from recompute_scan.record.caught import (
     reentrant_function,
     replace_generator,
 )
+from recompute_scan.record.compare_step import CompareStep
 from recompute_scan.record.compat import inputs
 from recompute_scan.record.guard import Call, Guard, Sheltered, within
 from recompute_scan.record.module_names import ModuleIndex, Untrained
@@ -58,6 +60,7 @@ class Probe:
         switched_on: Ways of checkpointing that were on when recording last began.
         entered: Calls of checkpointed regions so far, by variant.
         functions: Line that calls each checkpoint function of which no run can be marked, by name.
+        comparison: The step whose recomputes are compared with their forward.
         untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
     """
 
@@ -77,6 +80,7 @@ class Probe:
         self._warnings: list[str] = []
         self.switched_on: tuple[SwitchedOn, ...] = ()
         self._left_out = False
+        self.comparison = CompareStep(self._index, self._guard)
 
     @property
     def warnings(self) -> list[str]:
@@ -187,12 +191,15 @@ class Probe:
                     self._suspect(args[place], args[place + 1 :])
                 if not (known or isinstance(args[place], _FUNCTIONS)):
                     self._note(function.__name__, sys._getframe(1))
-                elif _recording():
+                    if self.comparison.under_way and isinstance(args[place], nn.Module):
+                        module, rest = args[place], args[place + 1 :]
+                        known_as = self._mark("reentrant", module, rest, own=own)
+                        with self.comparison.forward_of(module, known_as):
+                            return call(ctx, *args, **kwargs)
+                elif self.comparison.under_way or _recording():
                     with _annotating():
-                        annotation = self._mark(
-                            "reentrant", args[place], args[place + 1 :], own=own
-                        )
-                        both = self._both_runs(args[place], annotation)
+                        region = self._region("reentrant", args[place], args[place + 1 :], own=own)
+                        both = self._both_runs(args[place], region)
                         if not known:
                             both = _disguised(both, args[place])
                     args = (*args[:place], both, *args[place + 1 :])
@@ -213,7 +220,7 @@ class Probe:
 
         def checkpoint(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
             self._count("non-reentrant")
-            if _recording():
+            if self.comparison.under_way or _recording():
                 function = self._marked_when_run("non-reentrant", function)
             return call(function, *args, **kwargs)
 
@@ -228,14 +235,14 @@ class Probe:
 
         def generator(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
             self._count("non-reentrant")
-            if not _recording():
+            if not self.comparison.under_way and not _recording():
                 return call(function, *args, **kwargs)
             with _annotating():
                 options = arguments.options((function, *args), kwargs)
-                annotation = self._mark("non-reentrant", function, inputs(args), options)
-                name, recompute = region_name(annotation), self._recompute(function, annotation)
+                region = self._region("non-reentrant", function, inputs(args), options)
+                recompute = self._recompute(function, region)
             inner = call(recompute, *args, **kwargs)
-            return within(inner, Sheltered(self._guard, self._range(name, annotation.depth)))
+            return within(inner, Sheltered(self._guard, region.forward()))
 
         replace_generator(self._guard.around(original, generator), self._patches)
 
@@ -274,6 +281,20 @@ class Probe:
             function=origin.function,
         )
 
+    def _region(
+        self,
+        variant: Variant,
+        function: object,
+        args: tuple[object, ...],
+        options: Sequence[str] = (),
+        own: str = "",
+    ) -> Region:
+        """What is to be done around the runs of this call: annotate them, or compare them."""
+        annotation = self._mark(variant, function, args, options, own)
+        if not self.comparison.under_way:
+            return _Annotated(self._range, annotation)
+        return self.comparison.region(annotation, function, args)
+
     def look_at_gradients(self) -> None:
         """A step has ended: see whether the weights in suspected regions have gradients."""
         with self._guard.part("Gradients could not be seen"), torch._C.DisableTorchFunction():
@@ -294,14 +315,14 @@ class Probe:
         with unseen, torch._C.DisableTorchFunction():
             self.untrained.entered(function, args)
 
-    def _both_runs(self, function: Any, annotation: RegionAnnotation) -> Callable[..., Any]:
-        """The function, marked as the region in its first run and as a recompute in later ones."""
-        name = region_name(annotation)
+    def _both_runs(self, function: Any, region: Region) -> Callable[..., Any]:
+        """The function, its first run taken for the forward and later ones for recomputes."""
+        around = region.forward
 
         def run(call: Call, *args: Any, **kwargs: Any) -> Any:
-            nonlocal name
-            current, name = name, recompute_name(annotation.call)
-            with self._range(current, annotation.depth):
+            nonlocal around
+            current, around = around, region.recompute
+            with current():
                 return call(*args, **kwargs)
 
         return self._guard.around(function, run, named=False)
@@ -314,16 +335,14 @@ class Probe:
             nonlocal both
             if both is None:
                 with _annotating():
-                    both = self._both_runs(function, self._mark(variant, function, args))
+                    both = self._both_runs(function, self._region(variant, function, args))
             return call.instead(both, *args, **kwargs)
 
         return self._guard.around(function, run, named=False)
 
-    def _recompute(self, function: Any, annotation: RegionAnnotation) -> Callable[..., Any]:
-        name = recompute_name(annotation.call)
-
+    def _recompute(self, function: Any, region: Region) -> Callable[..., Any]:
         def recompute(call: Call, *args: Any, **kwargs: Any) -> Any:
-            with self._range(name, annotation.depth):
+            with region.recompute():
                 return call(*args, **kwargs)
 
         return self._guard.around(function, recompute, named=False)
@@ -338,6 +357,34 @@ class Probe:
         finally:
             _close_range(opened)
             self._thread.depth = before
+
+
+class Region(Protocol):
+    """One call of a checkpointed region, for what is done around its runs."""
+
+    def forward(self) -> AbstractContextManager[None]:
+        """Around the forward's run."""
+
+    def recompute(self) -> AbstractContextManager[None]:
+        """Around each recompute."""
+
+
+class _Annotated:
+    """Puts each run into a range of the trace."""
+
+    def __init__(
+        self,
+        put_into: Callable[[str, int], AbstractContextManager[None]],
+        annotation: RegionAnnotation,
+    ) -> None:
+        self._put_into = put_into
+        self._annotation = annotation
+
+    def forward(self) -> AbstractContextManager[None]:
+        return self._put_into(region_name(self._annotation), self._annotation.depth)
+
+    def recompute(self) -> AbstractContextManager[None]:
+        return self._put_into(recompute_name(self._annotation.call), self._annotation.depth)
 
 
 def _disguised(function: Callable[..., Any], original: Any) -> Any:

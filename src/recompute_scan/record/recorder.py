@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
-from recompute_scan.record.compat import stacks_crash
+from recompute_scan.faithful import Fidelity
+from recompute_scan.record.compat import compiled_something, stacks_crash
 from recompute_scan.record.execute import StopRecording
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.collect import mark_folder
@@ -29,6 +30,10 @@ from recompute_scan.record.scope import DEFAULT, Plan, Seen, chosen
 from recompute_scan.record.steps import StepCounter, StepTimer, in_backward
 from recompute_scan.record.verify.gauges import PeakMemory
 
+_COMPILED = (
+    "Part of the step is compiled, and compiled code runs no operators that could be compared."
+)
+
 
 class Phase(Enum):
     """What the steps that pass now are for."""
@@ -38,8 +43,19 @@ class Phase(Enum):
     WAITING = auto()  # for a profiler of the script's own to end
     TRACE = auto()
     STACKS = auto()
+    COMPARING = auto()
     COUNTING = auto()  # on a rank that is not to record
     DONE = auto()
+
+
+class ComparedStep(Protocol):
+    """What compares the recomputes of a step with their forward."""
+
+    def compare(self) -> None:
+        """The step begins."""
+
+    def compared(self) -> Fidelity:
+        """It has ended: what it has shown."""
 
 
 class Recorder:
@@ -52,6 +68,7 @@ class Recorder:
         trace: File name of the trace, once written.
         stacks: File name of the trace with stacks, once written.
         profiled: Complete steps in the trace.
+        fidelity: What comparing a step has shown, if one was.
         chosen: Whether this rank is to record; known once the warm-up is over.
         store: The store of the script's process group, once the warm-up is over.
         ranks: This process among the others, as last known.
@@ -68,6 +85,7 @@ class Recorder:
         keep_going: bool,
         counter: StepCounter,
         begin_annotating: Callable[[], None],
+        comparison: ComparedStep | None = None,
         memory: PeakMemory | None = None,
         recording_ranks: str = DEFAULT,
         on_kept: Callable[[], None] = lambda: None,
@@ -81,6 +99,7 @@ class Recorder:
         self._keep_going = keep_going
         self._counter = counter
         self._begin_annotating = begin_annotating
+        self._comparison = comparison if plan.fidelity else None
         self._memory = memory
         self._recording_ranks = recording_ranks
         self._on_kept = on_kept
@@ -99,6 +118,7 @@ class Recorder:
         self.trace: str | None = None
         self.stacks: str | None = None
         self.profiled = 0
+        self.fidelity: Fidelity | None = None
         self.warnings: list[str] = []
         self.failure: str | None = None
 
@@ -173,6 +193,7 @@ class Recorder:
     def finish(self) -> None:
         """The script has ended: keep what an open window holds."""
         self._guard.run(self._keep_window, otherwise=None)
+        self._guard.run(self._end_comparison, otherwise=None)
         if self._timer is not None and not self.timed_ms:
             with suppress(RuntimeError):  # a GPU that died with the script
                 self._keep_times(self._timer)
@@ -236,6 +257,8 @@ class Recorder:
             self._open(lead=self._plan.lead)
         elif self._phase is Phase.COUNTING:
             self._counter.freeze()  # now, as where a window has begun
+        elif self._phase is Phase.COMPARING:
+            self._end_comparison()
         elif self._window is not None:
             with self.others.ours():
                 self._window.step()
@@ -309,10 +332,13 @@ class Recorder:
             return
         stacks = self.trace is not None
         if stacks and (why := _no_stacks()):
-            self._phase = Phase.DONE
             self._warn(f"The step with Python stacks was left out: {why}.")
+            self._begin_comparison()
             return
-        self._last_step.settle(self._counter.steps, 1 if stacks else lead + self._plan.steps + 1)
+        last = 1 + (self._comparison is not None)
+        self._last_step.settle(
+            self._counter.steps, last + (0 if stacks else lead + self._plan.steps)
+        )
         if not lead:
             self._counter.freeze()
         self._begin_annotating()
@@ -335,7 +361,24 @@ class Recorder:
         if self.stacks is None:
             self._open(lead=0)
         else:
+            self._begin_comparison()
+
+    def _begin_comparison(self) -> None:
+        """All that a profiler records is there: one more step, compared."""
+        self._phase = Phase.DONE
+        if self._comparison is None:
+            return
+        if compiled_something():
+            self.fidelity = Fidelity(untold=_COMPILED)
+            return
+        self._comparison.compare()
+        self._phase = Phase.COMPARING
+
+    def _end_comparison(self) -> None:
+        if self._phase is Phase.COMPARING and self._comparison is not None:
             self._phase = Phase.DONE
+            self.fidelity = self._comparison.compared()
+            self._on_kept()
 
     def _save(self, window: ProfilerWindow) -> None:
         rank = self.ranks.rank
@@ -405,6 +448,8 @@ class Recorder:
             self._progress.show(f"profiling {_steps(plan.steps)}")
         elif self._phase is Phase.STACKS:
             self._progress.show("profiling one step with stacks")
+        elif self._phase is Phase.COMPARING:
+            self._progress.show("comparing recomputes with their forward")
         elif self._phase is Phase.WAITING:
             self._progress.show("waiting for the script's own profiler to end")
         elif self._phase is Phase.COUNTING:

@@ -14,6 +14,7 @@ import torch
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.frameworks.known import packages
+from recompute_scan.record.compat import compiled_something
 from recompute_scan.record.launch.launcher import RankFacts
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
@@ -34,7 +35,7 @@ def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -
         "torch": str(torch.__version__),
         "device": device,
         "world_size": str(ranks.world_size),
-        "torch_compile": "used" if _compiled_something() else "not used",
+        "torch_compile": "used" if compiled_something() else "not used",
     }
     budget = getattr(sys.modules.get("torch._functorch.config"), "activation_memory_budget", 1.0)
     if budget != 1.0:  # the compiler recomputes by itself
@@ -63,12 +64,6 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _compiled_something() -> bool:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    counters = getattr(dynamo, "counters", {})
-    return bool(counters and counters.get("stats"))
 
 
 def make_run_record(
@@ -124,4 +119,5 @@ def make_run_record(
         switched_on=probe.switched_on,
         end=replace(end, rank=ranks.rank) if end is not None else None,
         untrained=probe.untrained.names,
+        fidelity=recorder.fidelity,
     )

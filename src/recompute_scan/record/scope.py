@@ -51,11 +51,13 @@ class Plan:
         warmup: Steps before anything is recorded, at least 1.
         timing: Steps timed without a profiler.
         steps: Steps profiled without stacks; 0 to time steps and profile none.
+        fidelity: Whether one more step is compared, where any is profiled.
     """
 
     warmup: int
     timing: int
     steps: int
+    fidelity: bool = False
 
     @property
     def lead(self) -> int:
@@ -66,10 +68,10 @@ class Plan:
 
     @property
     def wanted(self) -> int:
-        """Steps that a complete recording takes, the one with stacks included."""
+        """Steps that a complete recording takes, those with stacks and compared included."""
         if not self.steps:
             return self.warmup + self.timing
-        return self.warmup + self.timing + self.lead + self.steps + 1
+        return self.warmup + self.timing + self.lead + self.steps + 1 + self.fidelity
 
 
 @dataclass(frozen=True)

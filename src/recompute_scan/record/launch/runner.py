@@ -39,7 +39,12 @@ def record(
             cannot be written (``E206``), or ranks that are none (``E224``).
     """
     chosen(options.ranks, 1)
-    plan = Plan(warmup=options.warmup, timing=options.timing_steps, steps=options.steps)
+    plan = Plan(
+        warmup=options.warmup,
+        timing=options.timing_steps,
+        steps=options.steps,
+        fidelity=options.fidelity,
+    )
     check_plan(plan, measuring=options.measure)
     check_device(options.device)
     folder = options.output.absolute()  # the script may change the current directory

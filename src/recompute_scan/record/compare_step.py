@@ -1,0 +1,116 @@
+"""The step whose recomputes are compared with their forward, as the probe sees its regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from recompute_scan.annotations import RegionAnnotation
+from recompute_scan.faithful import ComparedRegion, Fidelity
+from recompute_scan.fidelity.comparing import Comparing, RegionCall
+from recompute_scan.record.guard import Call, Guard
+from recompute_scan.record.module_names import ModuleIndex, covered_modules
+from recompute_scan.record.patches import Patches
+
+_AMBIGUOUS = "The same module was run several times before it was recomputed."
+
+
+class CompareStep:
+    """Compares while it is under way; between :meth:`compare` and :meth:`compared`."""
+
+    def __init__(self, index: ModuleIndex, guard: Guard) -> None:
+        self._index = index
+        self._guard = guard
+        self._comparing: Comparing | None = None
+        self._patches = Patches()
+        self._modules: dict[int, _ModuleRuns] = {}
+
+    @property
+    def under_way(self) -> bool:
+        """Whether recomputes are compared now."""
+        return self._comparing is not None
+
+    def compare(self) -> None:
+        """The step begins."""
+        self._index.rebuild()
+
+        def name_of(module: nn.Module) -> tuple[str, str]:
+            found = self._index.look_up([module])
+            return found.name, found.class_name
+
+        self._comparing = Comparing(name_of)
+
+    def compared(self) -> Fidelity:
+        """The step has ended: what it has shown. Nothing of it is left in the process."""
+        self._patches.undo()
+        self._modules.clear()
+        comparing, self._comparing = self._comparing, None
+        return comparing.outcome() if comparing is not None else Fidelity()
+
+    def region(
+        self, annotation: RegionAnnotation, function: object, args: tuple[object, ...]
+    ) -> RegionCall:
+        """One call of a region, while the step is under way."""
+        if self._comparing is None:
+            raise RuntimeError("no step is being compared")
+        known = ComparedRegion(
+            module=annotation.module,
+            module_class=annotation.module_class,
+            variant=annotation.variant,
+            mechanism=annotation.mechanism,
+            site=annotation.site,
+            options=tuple(filter(None, annotation.options.split(","))),
+        )
+        return self._comparing.region(known, covered_modules(function, args))
+
+    def forward_of(
+        self, module: nn.Module, annotation: RegionAnnotation
+    ) -> AbstractContextManager[None]:
+        """Around a checkpoint function of the script's own that runs a module by itself, and keeps
+        it for the recompute: nothing can stand in the place of a module, so its ``forward`` does.
+        """
+        runs = self._modules.get(id(module))
+        if runs is None:
+            runs = self._modules[id(module)] = _ModuleRuns()
+            self._patches.replace(module, "forward", self._followed(module.forward, runs))
+        return runs.forward_of(self.region(annotation, module, ()))
+
+    def _followed(self, original: Any, runs: _ModuleRuns) -> Callable[..., Any]:
+        def forward(call: Call, *args: Any, **kwargs: Any) -> Any:
+            with runs.next():
+                return call(*args, **kwargs)
+
+        return self._guard.around(original, forward)
+
+
+class _ModuleRuns:
+    """Which call of the checkpoint function a run of one module belongs to."""
+
+    def __init__(self) -> None:
+        self._entered: RegionCall | None = None
+        self._awaited: list[RegionCall] = []
+
+    @contextmanager
+    def forward_of(self, region: RegionCall) -> Iterator[None]:
+        self._entered = region
+        try:
+            yield
+        finally:
+            self._entered = None
+            self._awaited.append(region)
+
+    def next(self) -> AbstractContextManager[None]:
+        """Around the run that begins now."""
+        if self._entered is not None:
+            return self._entered.forward()
+        if not self._awaited:
+            return nullcontext()
+        region = self._awaited.pop()
+        if self._awaited:
+            for one in (region, *self._awaited):
+                one.leave_untold(_AMBIGUOUS)
+            return nullcontext()
+        return region.recompute()
