@@ -36,7 +36,7 @@ class Net(nn.Module):
         self.head = nn.Linear(D, 1)
         self.call = call
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.embed(x)
         for layer in self.layers:
             x = self.call(layer, x)
@@ -52,7 +52,7 @@ class Mlp(nn.Module):
         self.between = between or nn.GELU()
         self.behind = behind or nn.Identity()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return x + self.behind(self.down(self.between(self.up(x))))
 
 
@@ -65,7 +65,7 @@ class Own(nn.Module):
         self.then = then
         self.n = 0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.then(self, self.lin(x)).tanh()
 
 
@@ -202,7 +202,7 @@ def _only_counts(layer: Own, x: torch.Tensor) -> torch.Tensor:
 
 case("a generator of one's own", True, net(lambda: Own(_own_generator())), "aten.rand", "layers")
 case("random.random() as a factor", True, net(lambda: Own(_python_random)), "aten.mul", "layers")
-case("numpy noise", True, net(lambda: Own(_numpy_noise)), "aten.mul", "layers")
+case("numpy noise", True, net(lambda: Own(_numpy_noise)), "aten._to_copy", "layers")
 case("a layer left out at random", True, net(lambda: Own(_stochastic_depth), 6), "", "layers")
 case("another branch each time", True, net(lambda: Own(_alternates)), "aten.sigmoid", "layers")
 case(
@@ -217,13 +217,15 @@ case("a Python counter that nothing depends on", False, net(lambda: Own(_only_co
 class Counter(nn.Module):
     """Counts tokens, as a router does; an average where asked for, and used where asked for."""
 
+    tokens: torch.Tensor
+
     def __init__(self, used: bool, once: bool = False) -> None:
         super().__init__()
         self.lin = nn.Linear(D, D)
         self.used, self.once = used, once
         self.register_buffer("tokens", torch.zeros(D))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.lin(x)
         with torch.no_grad():
             if self.once:
@@ -236,12 +238,14 @@ class Counter(nn.Module):
 class Ema(nn.Module):
     """Normalises by a moving average that it replaces instead of writing it."""
 
+    mean: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.lin = nn.Linear(D, D)
         self.register_buffer("mean", torch.zeros(D))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.lin(x)
         self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
         return (y - self.mean).tanh()
@@ -250,7 +254,7 @@ class Ema(nn.Module):
 case("token counter, not used", True, net(lambda: Counter(False)), module="tokens", buffers=True)
 case("token counter, used", True, net(lambda: Counter(True)), module="tokens")
 case("a buffer that is written anew each time", False, net(lambda: Counter(False, once=True)))
-case("moving average, replaced and used", True, net(lambda: Ema()), "", "layers")
+case("moving average, replaced and used", True, net(Ema), "", "layers")
 case(
     "BatchNorm in training, momentum 0",
     True,
@@ -279,7 +283,7 @@ class HandWritten(torch.autograd.Function):
     """A checkpoint of one's own that forgets the state around it."""
 
     @staticmethod
-    def forward(ctx: Any, run: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, run: Any, x: torch.Tensor) -> Any:
         ctx.run = run
         ctx.save_for_backward(x)
         with torch.no_grad():
@@ -315,7 +319,7 @@ case("autocast, reentrant", False, net(Mlp, use_reentrant=True), around=_autocas
 class Widened(Mlp):
     """Takes and gives float32 whatever it works in."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return super().forward(x.float()).float()
 
 
@@ -345,7 +349,7 @@ class WithType(nn.Module):
         self.lin = nn.Linear(D, D)
         self.low = True
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         if self.low:
             y = x.bfloat16() @ self.lin.weight.bfloat16()
             return y.float().tanh()
@@ -355,13 +359,13 @@ class WithType(nn.Module):
 class ForgetsType(Net):
     """The flag is a context around the forward, gone in the backward, as FP8 recipes are."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            layer.low = True
+    def forward(self, x: torch.Tensor) -> Any:
+        for layer in self.layers.children():
+            vars(layer)["low"] = True
         loss = super().forward(x)
         if self.call is not _plain:
-            for layer in self.layers:
-                layer.low = False
+            for layer in self.layers.children():
+                vars(layer)["low"] = False
         return loss
 
 
@@ -386,7 +390,7 @@ case(
 class InPlace(Net):
     """Edits the input of a layer after it has run."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.embed(x)
         for layer in self.layers:
             y = self.call(layer, x)
@@ -413,7 +417,7 @@ class Cache(nn.Module):
         self.lin = nn.Linear(D, D)
         self.kept: list[torch.Tensor] = []
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.lin(x)
         self.kept.append(y.detach())
         return (y * torch.cat(self.kept).sum(0)).sin()
@@ -422,10 +426,11 @@ class Cache(nn.Module):
 class Scaled(Net):
     """A factor in a dictionary that the training changes before it goes backward."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.factor.data.fill_(1.0)
+    def forward(self, x: torch.Tensor) -> Any:
+        factor: Any = self.factor
+        factor.data.fill_(1.0)
         loss = super().forward(x)
-        self.factor.data.fill_(2.0)
+        factor.data.fill_(2.0)
         return loss
 
 
@@ -439,7 +444,7 @@ def _scaled(on: bool) -> nn.Module:
 class Watched(Cache):
     """The same, and only the mean is used, which stays as it is."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.lin(x)
         self.kept.append(y.detach())
         return (y * torch.cat(self.kept).mean(0)).sin()
@@ -453,7 +458,7 @@ class Logged(nn.Module):
         self.lin = nn.Linear(D, D)
         self.log: list[float] = []
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.lin(x).tanh()
         place = torch.randint(0, D, (1,))
         self.log.append(float((y.detach()[0, place] * 2).sum()))
@@ -479,7 +484,7 @@ case("a factor that changes before the backward", True, _scaled, "aten.mul", "la
 class Frozen(Net):
     """The first layer's input needs no gradient, and its weights do."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         for layer in self.layers:
             x = self.call(layer, x)
         return self.head(x).square().mean()
@@ -509,7 +514,7 @@ case(
     True,
     lambda on: Net(
         [Mlp() for _ in range(3)],
-        (lambda layer, x: NoGradBackward.apply(layer, x)) if on else _plain,
+        NoGradBackward.apply if on else _plain,
     ),
     "aten.addmm",
     "up",
@@ -523,7 +528,7 @@ class Conditioned(nn.Module):
         super().__init__()
         self.lin = nn.Linear(D, D)
 
-    def forward(self, x: torch.Tensor, cond: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, cond: torch.Tensor) -> Any:
         return (self.lin(x) * cond).tanh()
 
 
@@ -535,29 +540,28 @@ class Keyword(Net):
         self.cond = nn.Linear(D, D)
         self.on = on
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         cond = self.cond(x)
         x = self.embed(x)
         for layer in self.layers:
             if self.on:
-                given = {"cond": cond}
-                run = _Detaching(layer, given)
-                x = HandWritten.apply(run, x)
+                x = HandWritten.apply(_detaching(layer, {"cond": cond}), x)
             else:
                 x = layer(x, cond=cond)
         return self.head(x).square().mean()
 
 
-class _Detaching:
+def _detaching(layer: nn.Module, given: dict[str, torch.Tensor]) -> Callable[..., Any]:
     """Calls the layer with keywords as they are, and detached when it is recomputed."""
+    ran = False
 
-    def __init__(self, layer: nn.Module, given: dict[str, torch.Tensor]) -> None:
-        self.layer, self.given, self.ran = layer, given, False
+    def run(x: torch.Tensor) -> Any:
+        nonlocal ran
+        now = {key: value.detach() if ran else value for key, value in given.items()}
+        ran = True
+        return layer(x, **now)
 
-    def __call__(self, x: torch.Tensor) -> Any:
-        given = {k: v.detach() if self.ran else v for k, v in self.given.items()}
-        self.ran = True
-        return self.layer(x, **given)
+    return run
 
 
 case("keyword tensors that lose their gradient", True, Keyword, "aten.mul", "layers")
@@ -617,7 +621,7 @@ class Routed(nn.Module):
         self.router = nn.Linear(D, 4)
         self.experts = nn.ModuleList(nn.Linear(D, D) for _ in range(4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         scores = self.router(x).softmax(-1)
         weight, chosen = scores.max(-1)
         out = torch.zeros_like(x)
@@ -637,7 +641,7 @@ class Lora(nn.Module):
         self.a, self.b = nn.Linear(D, 4, bias=False), nn.Linear(4, D, bias=False)
         self.drop = nn.Dropout(0.1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.base(x) + self.b(self.a(self.drop(x)))
 
 
@@ -648,7 +652,7 @@ class Partial(nn.Module):
         super().__init__()
         self.lin = nn.Linear(D, D)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.lin(x)
         out = torch.empty_like(y)
         mask = y > 0
@@ -699,7 +703,7 @@ class Recurrent(nn.Module):
         super().__init__()
         self.rnn = nn.LSTM(D, D, batch_first=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.rnn(x)[0]
 
 
@@ -714,7 +718,7 @@ class Image(nn.Module):
         self.conv, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4)
         self.back = nn.Conv2d(4, 1, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.norm(self.conv(x.unsqueeze(1))).relu()
         y = nn.functional.interpolate(y, scale_factor=2.0, mode="bilinear")
         return x + self.back(nn.functional.avg_pool2d(y, 2)).squeeze(1)
@@ -744,7 +748,7 @@ class Rotary(nn.Module):
         self.lin = nn.Linear(D, D)
         self.table: torch.Tensor | None = None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         if self.table is None:
             self.table = torch.arange(D).float().cos()
         return self.lin(x) * self.table

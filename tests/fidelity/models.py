@@ -11,8 +11,13 @@ from torch import nn
 
 from tests.fidelity.cases import Case
 
-_SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-_DECODER = {**_SMALL, "intermediate_size": 64, "num_key_value_heads": 2, "vocab_size": 64}
+_SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+_DECODER: dict[str, Any] = {
+    **_SMALL,
+    "intermediate_size": 64,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+}
 
 
 class Wrapped(nn.Module):
@@ -82,8 +87,9 @@ def _mixtral() -> Any:
 
 
 def _t5() -> Any:
+    config: Any = transformers.T5Config
     return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(
+        config(
             d_model=32,
             d_ff=64,
             num_layers=2,
@@ -130,7 +136,7 @@ for name, make, call in (
             True,
             builder(make, call, **options),
             "aten.bernoulli_",
-            "dropout",
+            "",
             shape=_TEXT,
         )
     )

@@ -91,16 +91,18 @@ def plain_parts(value: Any) -> list[torch.Tensor] | None:
 
 
 def fingerprint(value: torch.Tensor) -> Fingerprint | None:
-    """The tensor's fingerprint; ``None`` of one whose elements are nowhere, or not to be had."""
+    """The tensor's fingerprint, to be taken :func:`unseen`.
+
+    ``None`` of one whose elements are nowhere, or not to be had.
+    """
     parts = plain_parts(value)
     if not parts or any(_has_no_elements(part) for part in parts):
         return None
-    with unseen():
-        flat = [_flat(part) for part in parts]
-        bits = _bits(flat[0])
-        for part in flat[1:]:
-            bits = isal_zlib.crc32(_bits(part).to_bytes(8, "little"), bits)
-        return Fingerprint(value.dtype, tuple(value.shape), bits, _sample(flat[0]))
+    flat = [_flat(part) for part in parts]
+    bits = _bits(flat[0])
+    for part in flat[1:]:
+        bits = isal_zlib.crc32(_bits(part).to_bytes(8, "little"), bits)
+    return Fingerprint(value.dtype, tuple(value.shape), bits, _sample(flat[0]))
 
 
 def _has_no_elements(part: torch.Tensor) -> bool:
@@ -149,5 +151,5 @@ def _weigh(sums: torch.Tensor, step: int) -> torch.Tensor:
     """The sum of all, each times an odd number of its own; wraps around at 64 bits."""
     odd = step | 1
     signed = odd - 2**64 if odd >= 2**63 else odd
-    places = torch.arange(1, 2 * sums.numel(), 2, device=sums.device, dtype=torch.int64)
-    return (sums * (places * signed)).sum()
+    places = torch.arange(sums.numel(), device=sums.device, dtype=torch.int64)
+    return (sums * ((2 * places + 1) * signed)).sum()

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from recompute_scan.faithful import KeptState
-from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint
+from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
 
 # Larger ones (masks, tables of positions) are not looked at: statistics and counters are small.
 _LARGEST = 2**20
@@ -30,17 +30,27 @@ def look_at_state(modules: Sequence[tuple[str, nn.Module]]) -> Kept:
     """The state of these modules, and of all in them, now."""
     buffers: dict[str, Fingerprint | None] = {}
     attributes: dict[str, object] = {}
-    for name, module in _all(modules):
-        own = vars(module)
-        for key, buffer in own.get("_buffers", {}).items():
-            if buffer is not None and buffer.numel() <= _LARGEST:
-                buffers[f"{name}.{key}" if name else key] = fingerprint(buffer)
-        if type(module).__module__.partition(".")[0] == "torch":
-            continue
-        for key, value in own.items():
-            if key not in _TORCHS and isinstance(value, _PLAIN):
-                attributes[f"{name}.{key}" if name else key] = value
+    with unseen():
+        for name, module in _all(modules):
+            _look_at(name, module, buffers, attributes)
     return Kept(buffers, attributes)
+
+
+def _look_at(
+    name: str,
+    module: nn.Module,
+    buffers: dict[str, Fingerprint | None],
+    attributes: dict[str, object],
+) -> None:
+    own = vars(module)
+    for key, buffer in own.get("_buffers", {}).items():
+        if buffer is not None and buffer.numel() <= _LARGEST:
+            buffers[f"{name}.{key}" if name else key] = fingerprint(buffer)
+    if type(module).__module__.partition(".")[0] == "torch":
+        return
+    for key, value in own.items():
+        if key not in _TORCHS and isinstance(value, _PLAIN):
+            attributes[f"{name}.{key}" if name else key] = value
 
 
 def _all(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, nn.Module]]:

@@ -114,6 +114,8 @@ class Tape:
         outside: tuple[Outside, ...],
         drawing: Drawing | None,
         prints: Prints,
+        *,
+        grad_mode: bool,
     ) -> Entry | None:
         """Note a call that has returned. ``None`` of one that computes nothing to compare."""
         arguments = tensors((*args, *kwargs.values()))
@@ -139,7 +141,7 @@ class Tape:
             outside,
             numbers(args, kwargs),
             drawing,
-            torch.is_grad_enabled() and any(one.requires_grad for one in arguments),
+            grad_mode and any(one.requires_grad for one in arguments),
             place,
             frozenset(one for one in sources if one is not None),
         )

@@ -9,9 +9,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -46,6 +48,16 @@ class Thread(threading.local):
     def __init__(self) -> None:
         self.runs: list[WatchedRun] = []
         self.inside = False
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What was seen of a call before it was made."""
+
+    kind: OperatorKind
+    grad_mode: bool
+    drawn: Drawn | None = None
+    outside: list[tuple[Outside, ...]] = field(default_factory=list)
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -83,15 +95,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _look(
         self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[OperatorKind, Drawn | None, list[tuple[Outside, ...]]] | None:
+    ) -> _Before | None:
+        on = torch.is_grad_enabled()
         try:
-            if not kind.computes:
-                return kind, None, []
-            return (
-                kind,
-                Drawn(kind, args, named),
-                [run.tape.look(args, named) for run in self._here.runs],
-            )
+            with unseen():
+                if not kind.computes:
+                    return _Before(kind, on)
+                outside = [run.tape.look(args, named) for run in self._here.runs]
+                return _Before(kind, on, Drawn(kind, args, named), outside)
         except Exception as error:
             self._fail(error)
             return None
@@ -99,27 +110,36 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(
         self,
         func: Any,
-        before: tuple[OperatorKind, Drawn | None, list[tuple[Outside, ...]]],
+        before: _Before,
         args: tuple[Any, ...],
         named: dict[str, Any],
         result: Any,
     ) -> None:
-        kind, drawn, outside = before
+        kind = before.kind
+
+        def where() -> Operation:
+            return self._operation(kind)
+
+        def repeat() -> Fingerprint | None:
+            return _repeat(func, kind, args, named)
+
         try:
-            drawing = drawn.outcome() if drawn is not None else None
-
-            def where() -> Operation:
-                return self._operation(kind)
-
-            def repeat() -> Fingerprint | None:
-                return _repeat(func, kind, args, named)
-
-            prints = Prints()
-            for place, run in enumerate(self._here.runs):
-                given = outside[place] if outside else ()
-                entry = run.tape.add(kind, args, named, result, given, drawing, prints)
-                if entry is not None:
-                    run.made(entry, where, repeat)
+            with unseen():
+                drawing = before.drawn.outcome() if before.drawn is not None else None
+                prints = Prints()
+                for place, run in enumerate(self._here.runs):
+                    entry = run.tape.add(
+                        kind,
+                        args,
+                        named,
+                        result,
+                        before.outside[place] if before.outside else (),
+                        drawing,
+                        prints,
+                        grad_mode=before.grad_mode,
+                    )
+                    if entry is not None:
+                        run.made(entry, where, repeat)
         except Exception as error:
             self._fail(error)
 
@@ -154,6 +174,5 @@ def _repeat(
 ) -> Fingerprint | None:
     if kind.writes or kind.may_draw:
         return None
-    with unseen():
-        again = results(kind, func(*args, **named), args)
-        return fingerprint(again[0]) if again else None
+    again = results(kind, func(*args, **named), args)
+    return fingerprint(again[0]) if again else None

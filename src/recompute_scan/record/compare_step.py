@@ -35,7 +35,6 @@ class CompareStep:
 
     def compare(self) -> None:
         """The step begins."""
-        self._index.rebuild()
 
         def name_of(module: nn.Module) -> tuple[str, str]:
             found = self._index.look_up([module])

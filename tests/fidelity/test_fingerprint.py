@@ -1,0 +1,114 @@
+"""A fingerprint tells tensors apart, and nobody sees it being taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from recompute_scan.fidelity.fingerprint import Fingerprint, _weighted_sums, fingerprint, unseen
+
+TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
+
+
+def taken(tensor: torch.Tensor) -> Fingerprint:
+    with unseen():
+        found = fingerprint(tensor)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_copy_has_the_same_bits_whatever_its_strides(dtype: torch.dtype) -> None:
+    one = (torch.randn(40, 33) * 3).to(dtype)
+    assert taken(one).same_bits(taken(one.t().contiguous().t()))
+    assert taken(one).distance(taken(one.clone())) == 0
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5000), st.data())
+def test_one_changed_element_changes_the_bits(size: int, data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, size - 1))
+    one = torch.arange(size, dtype=torch.float32)
+    other = one.clone()
+    other[place] += 0.5
+    assert not taken(one).same_bits(taken(other))
+    assert _weighted_sums(one.view(torch.int32)) != _weighted_sums(other.view(torch.int32))
+
+
+@settings(deadline=None)
+@given(st.integers(2, 5000), st.data())
+def test_two_elements_exchanged_change_the_bits(size: int, data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, size - 2))
+    second = data.draw(st.integers(first + 1, size - 1))
+    one = torch.arange(size, dtype=torch.float32)
+    other = one.clone()
+    other[first], other[second] = one[second], one[first]
+    assert not taken(one).same_bits(taken(other))
+    assert _weighted_sums(one.view(torch.int32)) != _weighted_sums(other.view(torch.int32))
+
+
+def test_another_order_of_summation_is_rounding_and_another_mask_is_not() -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(64, 512), torch.randn(512, 64)
+    whole = x @ w
+    halves = x[:, :256] @ w[:256] + x[:, 256:] @ w[256:]
+    apart = taken(whole).distance(taken(halves))
+    assert apart is not None
+    assert 0 < apart < taken(whole).rounding()
+    masked = taken(whole * (torch.rand_like(whole) > 0.1)).distance(taken(whole))
+    assert masked is not None
+    assert masked > taken(whole).rounding()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_tensors_without_elements_and_with_infinite_ones(rows: int) -> None:
+    empty = torch.empty(rows, 0)
+    assert taken(empty).same_bits(taken(torch.empty(rows, 0)))
+    mask = torch.full((rows + 1, 3), float("-inf"))
+    assert taken(mask).distance(taken(mask.clone())) == 0
+
+
+def test_what_has_no_elements_to_look_at_has_no_fingerprint() -> None:
+    assert fingerprint(torch.empty(3, device="meta")) is None
+    assert fingerprint(torch.eye(3).to_sparse()) is None
+
+
+class Dispatches(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_mode_of_the_script_sees_one_being_taken() -> None:
+    tensor = torch.randn(100, requires_grad=True)
+    with Dispatches() as dispatches, Functions() as functions, unseen():
+        found = fingerprint(tensor)
+    assert found is not None
+    assert dispatches.seen == []
+    assert functions.seen == []
+    assert not found.sample.requires_grad
