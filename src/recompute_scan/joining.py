@@ -117,13 +117,13 @@ class Recorded:
 
     Attributes:
         target: What the script gave.
-        options: How to record it.
+        options: How to record it, as :mod:`recompute_scan.record.run_options` encodes it.
         number: How many such processes the script had started before.
         module: The module whose ``run_here`` does, imported only where torch is.
     """
 
     target: Callable[..., Any]
-    options: Any
+    options: str
     number: int
     module: str
 

@@ -22,7 +22,7 @@ from recompute_scan.report.folder import write_report
 
 if TYPE_CHECKING:
     from recompute_scan.cost.peaks import Machine
-    from recompute_scan.record.launch.runner import RunOptions
+    from recompute_scan.record.run_options import RunOptions
     from recompute_scan.result import Result
     from recompute_scan.run_info import RunInfo
 
@@ -120,7 +120,8 @@ def run(
     if launcher is None and nproc_per_node is None and not is_module:
         set_early(Path(script))
     from recompute_scan.record.launch.launcher import launch, launch_with
-    from recompute_scan.record.launch.runner import RunOptions, record
+    from recompute_scan.record.launch.runner import record
+    from recompute_scan.record.run_options import RunOptions
     from recompute_scan.record.scope import chosen
 
     folder = output or default_folder(script, args, launched=launcher is not None)

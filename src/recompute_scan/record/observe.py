@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import _exit  # scripts get another
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -28,11 +28,12 @@ from recompute_scan.record.postmortem import end_of
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.run_folder import cannot_write
+from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.run_record import make_run_record
-from recompute_scan.record.scope import DEFAULT, Plan
+from recompute_scan.record.scope import Plan
 from recompute_scan.record.steps import StepCounter, StepHooks
 from recompute_scan.record.unstepped import Unstepped
-from recompute_scan.record.verify.bypass import Alternation, Bypass, Removal
+from recompute_scan.record.verify.bypass import Alternation, Bypass
 from recompute_scan.record.verify.gauges import Gauges
 from recompute_scan.record.watchdog import HUNG, Watchdog
 from recompute_scan.run_info import WORD, RunInfo, write_run_info, write_so_far
@@ -43,47 +44,6 @@ KILLED = 137
 _ACTIVE: list[tuple[int, list[Callable[[], None]]]] = []
 # Streams of a script that has left by `os._exit`: who is deleted is flushed.
 _DROPPED: list[Any] = []
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What to run and how much of it to record.
-
-    Attributes:
-        target: Path of the script, or name of the module.
-        is_module: Whether ``target`` is a module, as with ``python -m``.
-        args: The script's own arguments.
-        output: Folder for the traces and the run record; made when missing.
-        steps: Steps profiled without stacks, at least 1; where steps are measured, 0 will do.
-        warmup: Steps before anything is recorded, at least 1.
-        timing_steps: Steps timed without the profiler; 0 for none.
-        device: What to record; ``auto`` records the GPU where the script uses one.
-        keep_going: Let the script run to its end after the last recorded step.
-        measure: Measure memory and losses too, from seeds that are the same in every run.
-        removals: Checkpoints to take out in memory.
-        switching: Take them out in some steps only, as
-            :class:`recompute_scan.record.verify.bypass.Alternation` does.
-        without_checkpointing: Take out every checkpoint.
-        timeout_s: Seconds without progress after which a run is ended; 0 for never.
-        ranks: The ranks to record, as :func:`recompute_scan.record.scope.chosen` reads them; the
-            others count and time their steps, and stop with them.
-    """
-
-    target: str
-    is_module: bool
-    args: tuple[str, ...]
-    output: Path
-    steps: int = 5
-    warmup: int = 3
-    timing_steps: int = 10
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    keep_going: bool = False
-    measure: bool = False
-    removals: tuple[Removal, ...] = ()
-    switching: bool = False
-    without_checkpointing: bool = False
-    timeout_s: float = 0.0
-    ranks: str = DEFAULT
 
 
 def observe(
