@@ -8,7 +8,7 @@ Of some there are other forms, and repaired twins of these, which get no code.
 
 Then the logs: those written for each known failure, and failures that are none of them; and those
 from public threads, for the half that the rules were built on, the half that was kept aside, and
-those collected later.
+those collected later; and written ones, in two parts likewise.
 Ends with 1 where an answer differs.
 """
 
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.diagnose.cases import CASES, FORMS, REPAIRED, run_case
 from tests.diagnose.corpus import KNOWN, UNRELATED, answer, diagnosed, expected
-from tests.diagnose.public import OUTCOMES, public_logs, scores
+from tests.diagnose.public import OUTCOMES, public_logs, scores, written_logs
 
 
 def main(wanted: list[str]) -> int:
@@ -66,13 +66,14 @@ def scripts(wanted: list[str]) -> int:
 
 
 def threads() -> int:
-    """Score the logs from public threads; the number of wrong answers."""
-    logs = public_logs()
-    print(f"logs from {len(logs)} public threads:")
-    print(f"{'half':<12}{'cause':<12}{'logs':>5}{'right':>7}{'none':>6}{'wrong':>7}")
+    """Score the logs from public threads and the written ones; the number of wrong answers."""
+    public, written = public_logs(), written_logs()
+    logs = [*public, *written]
+    print(f"logs from {len(public)} public threads, and {len(written)} written ones:")
+    print(f"{'part':<16}{'cause':<12}{'logs':>5}{'right':>7}{'none':>6}{'wrong':>7}")
     for score in scores(logs):
         right, none, wrong = (score.outcomes[name] for name in OUTCOMES)
-        print(f"{score.half:<12}{score.group:<12}{score.logs:>5}{right:>7}{none:>6}{wrong:>7}")
+        print(f"{score.half:<16}{score.group:<12}{score.logs:>5}{right:>7}{none:>6}{wrong:>7}")
     said_wrongly = [one for one in logs if one.outcome() == "wrong"]
     for one in said_wrongly:
         print(f"  {one.thread}: {one.label}, and said {answer(one.found())}")

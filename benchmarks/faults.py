@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import processor, versions
 
-from recompute_scan.report.failed import UNKNOWN_CAUSE
+from recompute_scan.report.finding_words import UNKNOWN_CAUSE
 
 JOB = str(Path(__file__).resolve().with_name("small_job.py"))
 TOOL = (sys.executable, "-m", "recompute_scan")

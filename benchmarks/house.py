@@ -90,23 +90,20 @@ def alike(names: Iterator[str]) -> list[str]:
 
 
 def rooms(house: dict[str, Module]) -> str:
-    """The house for a person, from the top down: each package with its first line and modules."""
-    rows = []
+    """The house for a person, from the top down: one row of a table for each room, and for each
+    module that has none, with its first line.
+    """
     depth = _depths(house)
-    for name, module in sorted(house.items(), key=lambda item: (-depth[_room(item[0])], item[0])):
-        if not module.package or name == PACKAGE:
-            continue
-        inner = [
-            other.rpartition(".")[2]
-            for other, it in house.items()
-            if other.rpartition(".")[0] == name and not it.package and "__" not in other
-        ]
-        place = name.removeprefix(f"{PACKAGE}.").replace(".", "/")
-        rows.append(f"{place}/\n{module.title}\n{', '.join(inner)}")
+    packages = [name for name, module in house.items() if module.package and name != PACKAGE]
     alone = [name for name, module in house.items() if name.count(".") == 1 and not module.package]
-    for name in sorted(alone, key=lambda name: (-depth[name], name)):
-        rows.append(f"{name.partition('.')[2]}.py\n{house[name].title}")
-    return "\n".join(_wrapped(row) for row in rows) + "\n"
+    packages.sort(key=lambda name: (-depth[_room(name)], name))
+    alone.sort(key=lambda name: (-depth[name], name))
+    rows = ["| room | what it holds |", "| --- | --- |"]
+    for name in (*packages, *alone):
+        place = name.removeprefix(f"{PACKAGE}.").replace(".", "/")
+        place += "/" if house[name].package else ".py"
+        rows.append(f"| `{place}` | {house[name].title.replace('``', '`')} |")
+    return "\n".join(rows) + "\n"
 
 
 def _room(name: str) -> str:
@@ -265,20 +262,6 @@ def _public(module: Module) -> int:
 
 def _said(names: Sequence[str]) -> str:
     return f"{len(names)} ({', '.join(names)})" if names else "0"
-
-
-def _wrapped(row: str, width: int = 96) -> str:
-    first, *rest = row.splitlines()
-    out = [first]
-    for line in rest:
-        words, current = line.split(), "   "
-        for word in words:
-            if len(current) + 1 + len(word) > width:
-                out.append(current)
-                current = "   "
-            current += f" {word}"
-        out.append(current)
-    return "\n".join(out)
 
 
 if __name__ == "__main__":

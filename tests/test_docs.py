@@ -24,5 +24,7 @@ def generator() -> ModuleType:
 def test_the_generated_pages_are_true(generator: ModuleType) -> None:
     assert {"commands.md", "result-fields.md", "findings/RS101.md"} <= set(generator.PAGES)
     for page, write in generator.PAGES.items():
-        written = (DOCS / page).read_text(encoding="utf-8")
-        assert written == write(), f"{page}: run python docs/generate.py (make fix does)"
+        written, now = (DOCS / page).read_text(encoding="utf-8"), write()
+        if page.endswith(".html"):  # how a template is indented is no content
+            written, now = " ".join(written.split()), " ".join(now.split())
+        assert written == now, f"{page}: run python docs/generate.py (make fix does)"

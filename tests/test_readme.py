@@ -30,7 +30,7 @@ PAGES = sorted(
 )
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-# `make release-check` runs the same commands with an installed wheel.
+# `make release-check` runs these commands with an installed wheel.
 PYTHON = os.environ.get("RECOMPUTE_SCAN_PYTHON", sys.executable)
 
 NOT_RUN = {

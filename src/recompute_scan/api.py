@@ -240,6 +240,6 @@ class Scan:
         return render_text(self.result, color=False)
 
     def _repr_html_(self) -> str:
-        from recompute_scan.report.brief_html import render_brief_html  # noqa: PLC0415
+        from recompute_scan.report.html import render_brief_html  # noqa: PLC0415
 
         return render_brief_html(self.result)

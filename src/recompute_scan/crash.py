@@ -60,7 +60,7 @@ class ModelState:
         training: Whether it is in training mode.
         parallel: Wrappers for parallel training found in it, such as ``3 x FSDP``.
         checkpoints: Activation checkpoints found in it, in words, one for each way.
-        wrapped: Whether a checkpoint wrapper stands around some module.
+        wrapped: Whether a checkpoint wrapper is around some module.
         switched: Whether a model's own checkpointing flag is on.
         use_cache: The model's setting for a key-value cache; ``None`` where it has none.
     """

@@ -28,19 +28,8 @@ from typing import Any
 VARIABLE = "RECOMPUTE_SCAN_JOIN"
 
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-# Programs that start or serve training, by the first names of their modules.
-_TOOLS = (
-    "accelerate.commands",
-    "deepspeed.launcher",
-    "torch.distributed",
-    "torch._inductor",
-    "torch.multiprocessing",
-    "multiprocessing",
-    "joblib",
-    "ipykernel",
-    "pip",
-    "recompute_scan",
-)
+# Programs that are no training, by the first names of their modules, beside frameworks' launchers.
+_TOOLS = ("multiprocessing", "joblib", "ipykernel", "pip", "recompute_scan")
 
 
 def join() -> None:
@@ -97,7 +86,10 @@ def _run(options: Sequence[str]) -> list[str]:
 
 
 def _is_tool(module: str) -> bool:
-    return any(module == tool or module.startswith(f"{tool}.") for tool in _TOOLS)
+    # Every Python process that is started imports this module; few come this far.
+    from recompute_scan.frameworks.known import launchers  # noqa: PLC0415
+
+    return any(module == tool or module.startswith(f"{tool}.") for tool in (*_TOOLS, *launchers()))
 
 
 def _lies_in(script: str, folders: Sequence[str]) -> bool:

@@ -1,6 +1,6 @@
 """A trace as a tree of calls, with its steps and its launches: what every analysis walks.
 
-Host events of one thread nest by time (a call stands inside the call whose interval holds
+Host events of one thread nest by time (a call is inside the call whose interval holds
 it). Device kernels hang on the runtime call that launched them, by correlation number, never
 by their own time: a GPU runs behind its host, in one public trace by 38 ms.
 """
@@ -26,10 +26,10 @@ _HOST = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
 class Calls:
     """Operators, annotations and runtime calls of the host, as one forest.
 
-    Rows stand in order of (thread, start); the descendants of row r are the rows
+    Rows are in order of (thread, start); the descendants of row r are the rows
     ``r + 1 … r + size[r]``. Times are ns on the trace's clock. Long traces have millions of
     rows, so columns are as narrow as they can be, and are the trace's own where its events
-    stand in this order already.
+    are in this order already.
 
     Attributes:
         events: Rows of the events in the trace, as a slice of it where they are one.
@@ -38,7 +38,7 @@ class Calls:
         depth: 0 at the top.
         size: Number of descendants.
         overruns: How many intervals were cut because they crossed another.
-        guessed: How many calls stand in their parent by a guess: times in whole microseconds do
+        guessed: How many calls are in their parent by a guess: times in whole microseconds do
             not tell, nor does the rest of the trace. 0 where times are finer.
     """
 
@@ -222,7 +222,7 @@ def _events(trace: Trace, rows: Int32) -> slice | Int32:
 
 
 def _in_order(trace: Trace, rows: slice) -> bool:
-    """Do these events stand in order of (thread, start, longest first)?"""
+    """Are these events in order of (thread, start, longest first)?"""
     thread, start, length = trace.thread[rows], trace.ts[rows], trace.dur[rows]
     later = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (length[1:] <= length[:-1]))
     return bool(((thread[1:] > thread[:-1]) | ((thread[1:] == thread[:-1]) & later)).all())

@@ -1,4 +1,4 @@
-"""Intervals to forests: which call stands inside which, by time, and by the order of the file.
+"""Intervals to forests: which call is inside which, by time, and by the order of the file.
 
 torch writes the operators and ranges of a thread in the order in which they began
 (``RecordQueue::getRecords`` in ``torch/csrc/profiler/collection.cpp``, since 1.12), and before
@@ -20,7 +20,7 @@ from recompute_scan.trace.columns import Bool, Int32, Int64, Ints, Kind, Trace
 _SLACK_NS = 1000
 # Intervals taken at once: what is needed on the way to a result is held for so many only.
 _PIECE = 1 << 18
-# What is nested deeper stands beside the last of so many: every level costs its own round, and no
+# What is nested deeper is beside the last of so many: every level costs its own round, and no
 # program nests so deep (Python's own limit of recursion is 1,000).
 _DEEPEST = 1000
 

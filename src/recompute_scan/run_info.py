@@ -48,7 +48,7 @@ class Source:
         end: Number of its last line.
         alone: Whether it is the only statement of its block, so that deleting it would leave
             the block empty.
-        whole_lines: Whether nothing else stands on its lines, so that they can be deleted.
+        whole_lines: Whether nothing else is on its lines, so that they can be deleted.
         installed: Whether the file belongs to an installed library, and is not to be changed.
     """
 
@@ -136,7 +136,7 @@ class RunInfo:
         measured: What was measured for ``--verify``, ``None`` for other runs.
         end: How the script ended, where it raised, exited with a failure or hung.
         untrained: Modules whose trainable weights got no gradient, because a reentrant
-            checkpoint stands around them and none of its inputs needs one.
+            checkpoint is around them and none of its inputs needs one.
         chosen: Whether this rank was one of those to record (``--ranks``); the others leave step
             times and no trace.
         bug: What ended the recording where that was a bug in it, one sentence.

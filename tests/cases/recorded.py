@@ -1,9 +1,11 @@
-"""Each case recorded at most once per process, when a test first asks for it."""
+"""Each case recorded once, when a test first asks for it; processes of one test run share it."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,7 +14,10 @@ from .case import record
 from .functions import FUNCTIONS
 from .functions_more import MORE_FUNCTIONS
 from .nesting import CASES
-from .truth import Truth
+from .truth import Truth, read_truth, write_truth
+
+# Names the folder that the processes of a test run share (tests/conftest.py).
+SHARED = "RECOMPUTE_SCAN_TEST_CASES"
 
 BY_NAME = {case.name: case for case in (*CASES, *FUNCTIONS, *MORE_FUNCTIONS)}
 
@@ -24,13 +29,20 @@ def recorded(name: str) -> tuple[Path, Truth]:
     Raises:
         KeyError: There is no such case.
     """
-    case = BY_NAME[name]
-    trace = _folder() / f"{name}.json.gz"
-    return trace, record(case, trace)
+    case, place = BY_NAME[name], _folder() / name
+    if not place.exists():
+        made = Path(tempfile.mkdtemp(dir=_folder()))
+        write_truth(made / "truth.json", record(case, made / f"{name}.json.gz"))
+        # It appears whole. Where another process was first, that one's is taken.
+        with contextlib.suppress(OSError):
+            made.rename(place)
+    return place / f"{name}.json.gz", read_truth(place / "truth.json")
 
 
 @functools.cache
 def _folder() -> Path:
+    if shared := os.environ.get(SHARED):
+        return Path(shared)
     folder = Path(tempfile.mkdtemp(prefix="recompute-scan-cases-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

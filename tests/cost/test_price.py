@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute_scan.cost.phases import covered, device_phases, host_phases
+from recompute_scan.cost.phases import device_phases, host_phases, sum_covered
 from recompute_scan.cost.predict import prepare
 from recompute_scan.cost.price import price
 from recompute_scan.recompute.facts import study
@@ -275,4 +275,4 @@ def test_covered_is_the_length_of_the_union(pairs: list[tuple[int, int]]) -> Non
     start = np.array([first for first, _ in pairs], np.int64)
     end = start + np.array([length for _, length in pairs], np.int64)
     points = {point for first, length in pairs for point in range(first, first + length)}
-    assert covered(start, end) == len(points)
+    assert sum_covered(start, end) == len(points)

@@ -1,4 +1,4 @@
-"""Logs from public threads: what each shows, and in which half of the split it is.
+"""Logs from public threads, and written ones: what each shows, and in which part it is.
 
 A file of ``corpus/public`` holds records. Each begins with ``=== owner/name#number | label |
 basis``: the thread, what its log shows, and who established that. The log follows. Labels are
@@ -10,6 +10,10 @@ the thread knows the cause and the excerpt does not show it.
 were new to whoever wrote the rules, which those of the half kept aside were not. So was
 ``newest.txt``, by somebody who had not written them: six of its logs got a wrong cause then (at
 medium confidence), and the rules were changed.
+
+``corpus/written`` holds logs that were written after public ones of the same kind, with a name of
+their own for the thread, and labelled by what the text proves before the program saw them. The
+rules were mended on ``first``, and ``aside`` was looked at once after that.
 
 The excerpts are what the programs printed, cut to the telling lines. Names in paths are replaced;
 where an excerpt ended before the line that names the exception, that line is the thread's title.
@@ -29,15 +33,23 @@ from recompute_scan.diagnose.logs import lines_of, read_log
 from tests.diagnose.corpus import answer
 
 FOLDER = Path(__file__).with_name("corpus") / "public"
+WRITTEN = FOLDER.with_name("written")
 _MARK = "=== "
 # What restates a warning that stands in the log is true of any log that holds it.
 _ALWAYS_TRUE = ("RS124-warning", "RS125-all-gather", "RS125-lightning")
 
-Half = Literal["built on", "kept aside", "later", "newest"]
+Half = Literal["built on", "kept aside", "later", "newest", "written", "written, aside"]
 Outcome = Literal["right", "none", "wrong"]
 # Ours and visible; ours by what the thread says, and not visible in the excerpt; not ours.
 Group = Literal["ours", "not shown", "not ours"]
 
+# The parts that are files; a hash splits the others, so that no one chose.
+_PARTS: dict[str, Half] = {
+    "later": "later",
+    "newest": "newest",
+    "first": "written",
+    "aside": "written, aside",
+}
 HALVES: tuple[Half, ...] = get_args(Half)
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -63,13 +75,9 @@ class PublicLog:
 
     @property
     def half(self) -> Half:
-        """Which half of the split: by a hash of the thread, so that no one chose."""
-        if self.file == "later":
-            return "later"
-        if self.file == "newest":
-            return "newest"
+        """Which part it is of."""
         even = hashlib.sha256(self.thread.encode()).digest()[0] % 2 == 0
-        return "built on" if even else "kept aside"
+        return _PARTS.get(self.file, "built on" if even else "kept aside")
 
     def found(self) -> Findings:
         """What the program says."""
@@ -103,18 +111,28 @@ class Score:
 
 
 def scores(logs: list[PublicLog]) -> list[Score]:
-    """Both halves and what came later, each group."""
+    """Every part that these are of, each group."""
     found = []
     for half in HALVES:
         for group in GROUPS:
             some = [one.outcome() for one in logs if (one.half, one.group) == (half, group)]
-            found.append(Score(half, group, {name: some.count(name) for name in OUTCOMES}))
+            if some:
+                found.append(Score(half, group, {name: some.count(name) for name in OUTCOMES}))
     return found
 
 
 def public_logs() -> list[PublicLog]:
-    """All of them, in the order of the files."""
-    paths = sorted(FOLDER.glob("*.txt"))
+    """Those of public threads, in the order of the files."""
+    return _logs(FOLDER)
+
+
+def written_logs() -> list[PublicLog]:
+    """Those that were written, in the order of the files."""
+    return _logs(WRITTEN)
+
+
+def _logs(folder: Path) -> list[PublicLog]:
+    paths = sorted(folder.glob("*.txt"))
     return [one for path in paths for one in _records(path.read_text("utf-8"), path.stem)]
 
 

@@ -303,6 +303,33 @@ TRAPS = (
         "a sequence that doubled in a feed-forward layer",
         changed(("1, 171, 4096", "1, 342, 4096"), ("171, 4096", "342, 4096")),
     ),
+    Trap(
+        "feature maps of which only the height doubled",
+        changed(("1, 64, 128, 128", "1, 64, 256, 128"), ("1, 128, 64, 64", "1, 128, 128, 64")),
+        ("RS101-unknown",),
+    ),
+    Trap(
+        "sequences packed into one table, and some tokens more",
+        changed(("3912, 4096", "4004, 4096"), ("3912, 11008", "4004, 11008")),
+        ("RS101-unknown",),
+    ),
+    Trap(
+        "an inference engine that loads its weights",
+        raised(
+            OOM,
+            (f"{LIB}/vllm/v1/worker/gpu_worker.py", "load_model"),
+            (f"{LIB}/vllm/model_executor/layers/linear.py", "create_weights"),
+        ),
+        ("RS120-loading", "RS120-device"),
+    ),
+    Trap(
+        "what a loader's worker raised, quoted, beside a warning of a checkpoint",
+        WARNING
+        + raised("KeyError: Caught KeyError in DataLoader worker process 0.", ("d.py", "next"))
+        + "Original "
+        + raised("KeyError: 'id'", ("d.py", "__getitem__")),
+        ("RS104-warned",),
+    ),
     Trap("keys and a hidden state that doubled", changed(KEYS, ("1, 171, 4096", "1, 342, 4096"))),
     Trap("a batch that was halved", changed(("2, 8, 128, 64", "1, 8, 128, 64"))),
     Trap("heads that were halved", changed(("1, 32, 512, 128", "1, 16, 512, 128"))),
@@ -445,6 +472,16 @@ def test_a_misleading_log_gets_no_wrong_cause(trap: Trap) -> None:
     general = {"RS101-unknown"} if MISMATCH.split(":", 1)[0] in trap.text else set()
     names = {f"{one.signature.code}-{one.signature.cause_name}" for one in said}
     assert names <= {*trap.true, *general}, [one.evidence for one in said]
+
+
+def test_a_quoted_traceback_was_raised_first() -> None:
+    (trap,) = (one for one in TRAPS if "worker raised, quoted" in one.name)
+    first = diagnose_log(read_log(lines_of(io.BytesIO(trap.text.encode())))).first
+    assert first is not None
+    assert [(error.summary.split(".")[0], error.frames[-1].file) for error in first.errors] == [
+        ("KeyError: 'id'", "d.py"),
+        ("KeyError: Caught KeyError in DataLoader worker process 0", "d.py"),
+    ]
 
 
 def test_a_traceback_in_the_launchers_summary_is_found() -> None:

@@ -21,6 +21,7 @@ ALL = (*SIGNATURES, *IN_RUNS, *HANGS)
 TOUCHES = re.compile(
     r"preserve_rng_state|determinism_check|use_reentrant|reentrant (variant|checkpoint)"
     r"|[Cc]heckpoint whole|BatchNorm|running statistics"
+    r"|summon_full_params|to the model's dtype|an 8-bit one"
 )
 
 

@@ -171,6 +171,28 @@ def test_many_failures_and_endless_lines_stay_bounded() -> None:
     assert max(map(len, pieces)) == LONGEST_LINE
 
 
+@pytest.mark.parametrize(
+    ("error", "piece"),
+    [
+        ("TypeError: ", "CheckpointWrapper("),
+        ("RuntimeError: ", "expected to be in states "),
+        ("RuntimeError: ", "Trying to backward an extra time "),
+        ("ValueError: ", "activation_checkpointing "),
+        (
+            "CheckpointError: have different metadata than during the forward pass ",
+            "saved metadata: {'shape': torch.Size([1, 2]), 'dtype': torch.a ",
+        ),
+    ],
+)
+def test_a_message_that_says_half_of_it_again_and_again_is_read_in_time(
+    error: str, piece: str
+) -> None:
+    log = f'Traceback (most recent call last):\n  File "a.py", line 1, in b\n{error}{piece * 3000}'
+    began = time.process_time()
+    diagnose_log(read_log(lines_of(io.BytesIO(log.encode()))))
+    assert time.process_time() - began < 5
+
+
 def test_every_known_log_is_answered_from_its_end_too() -> None:
     """Logs are often pasted from the middle on: the traceback alone is enough."""
     for path in KNOWN:

@@ -9,8 +9,9 @@ import torch
 import torch._functorch.config
 
 from recompute_scan.analysis.confidence import confidence
-from recompute_scan.findings.base import Evidence, NotApplicable
+from recompute_scan.findings.base import NotApplicable
 from recompute_scan.findings.compiled_recompute import check
+from recompute_scan.findings.evidence import Evidence
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Finding

@@ -11,7 +11,7 @@ import pytest
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.findings.base import Evidence
+from recompute_scan.findings.evidence import Evidence
 from recompute_scan.findings.rules import check_all, check_ranks
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.regions import list_regions

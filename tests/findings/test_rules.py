@@ -13,7 +13,8 @@ from recompute_scan.cost.price import price
 from recompute_scan.diagnose.causes import names
 from recompute_scan.findings import memory_headroom
 from recompute_scan.findings import rules as rule_list
-from recompute_scan.findings.base import Evidence, NotApplicable, Rule
+from recompute_scan.findings.base import NotApplicable, Rule
+from recompute_scan.findings.evidence import Evidence
 from recompute_scan.findings.rules import RULES, check_all
 from recompute_scan.frameworks.known import MECHANISMS
 from recompute_scan.recompute.facts import RecomputeFacts

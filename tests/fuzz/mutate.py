@@ -16,6 +16,8 @@ _PIECES = (
     *(b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\0", b"\xff", b"\xed\xa0\x80"),
     *(b'{"', b'"}', b"},\n{", b'"traceEvents":[', b"\x1f\x8b", b"PK\x03\x04", b"Traceback ("),
     *(b"most recent call last):\n", b"RuntimeError: ", b"[rank0]: ", b'  File "a", line 1, in b\n'),
+    *(b"checkpoint_wrapper(", b"expected to be in states ", b"Trying to backward an extra time "),
+    *(b"saved metadata: {'shape': torch.Size([1]), 'dtype': a ", b"Original Traceback ("),
 )
 _NAMES = (
     *("ProfilerStep#1", "ProfilerStep#99999999999999999999", "Optimizer.step#A.step"),

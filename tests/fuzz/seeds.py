@@ -74,7 +74,7 @@ def traces() -> list[bytes]:
     """Whole traces, and the damaged ones that are small."""
     corpus = sorted((ROOT / "tests" / "damage" / "corpus").glob("*"))
     small = [file.read_bytes() for file in corpus if file.stat().st_size < _LARGEST]
-    return [training(), training(1, 1), training(recomputes=2), training(layers=1), *small]
+    return [training(), training(1, 1), training(1, recomputes=2), training(layers=1), *small]
 
 
 def results() -> list[bytes]:
@@ -107,10 +107,13 @@ def archives() -> list[bytes]:
 
 
 def logs() -> list[bytes]:
-    """Logs of runs that failed."""
+    """Logs of runs that failed, one or more for each known cause."""
     line = b'  File "train.py", line 7, in <module>\n    loss.backward()\n'
     head = b"Traceback (most recent call last):\n"
+    known = sorted((ROOT / "tests" / "diagnose" / "corpus" / "known").glob("*.log"))
+    small = [file.read_bytes() for file in known if file.stat().st_size < _LARGEST]
     return [
+        *small,
         head + line + b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n",
         b"[rank1]: " + head + b"[rank1]: " + line + b"[rank1]: RuntimeError: NCCL timeout\n",
         head + line + b"\nDuring handling of the above exception, another exception occurred:\n\n"

@@ -17,7 +17,7 @@ from recompute_scan.diagnose.logs import lines_of, read_log
 from recompute_scan.diagnose.outcome import finding_of
 from recompute_scan.errors import ScanError
 from recompute_scan.recompute.facts import study
-from recompute_scan.report.failed import explanation
+from recompute_scan.report.finding_words import explanation
 from recompute_scan.report.text import render_text
 from recompute_scan.result import Result, from_json, to_json
 from recompute_scan.run_info import parse_run_info
@@ -97,7 +97,7 @@ TARGETS: dict[str, Target] = {
     "whole": whole,
     "result": result,
     "baseline": baseline,
-    "run record": run_record,
+    "run_record": run_record,
     "archive": archive,
     "log": log,
 }

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recompute_scan.recompute.facts import RecomputeFacts, study
-from recompute_scan.recompute.regions import group_blocks, list_regions
+from recompute_scan.recompute.regions import list_regions
 from recompute_scan.trace.kineto.parse import parse
 from tests.cases.recorded import recorded
 
@@ -138,10 +138,7 @@ def inside(event: Event, outer: Event) -> bool:
 
 def runs_per_block(facts: RecomputeFacts) -> list[list[float]]:
     """Recomputes of each layer in each step."""
-    return [
-        [facts.counts.highest(facts.places(block)) for block in blocks]
-        for blocks in group_blocks(facts)
-    ]
+    return [[facts.counts.highest(block.places) for block in blocks] for blocks in facts.layers]
 
 
 @pytest.mark.parametrize("name", ["r_in_r", "n_in_r", "r_in_n", "n_in_n_no_early_stop"])

@@ -103,9 +103,41 @@ def run_alone(name: str, folder: Path) -> tuple[tuple[int, str], tuple[int, str]
     return ends[0], ends[1]
 
 
+# One of each kind: ranges, profilers, threads, processes, exits, exceptions.
+SAMPLE = {
+    "errors_in_threads",
+    "fork_trains",
+    "interrupted",
+    "leaves_at_once",
+    "no_optimizer",
+    "own_checkpoints",
+    "profiler_during",
+    "range_around_step",
+    "range_of_operators",
+    "start_methods",
+}
+every_script = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.slow)
+        for name in SCRIPTS
+        if name not in ALONE
+    ],
+)
+
+
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Ran]]:
-    return run_scripts(SCRIPTS, 1, tmp_path_factory.mktemp("scripts"))
+def ran(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Ran]]:
+    """The sample, and what else was chosen, each without us and recorded."""
+    chosen = {
+        item.callspec.params.get("name")
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    }
+    names = [name for name in SCRIPTS if name in chosen | SAMPLE and name not in ALONE]
+    return run_scripts(names, 1, tmp_path_factory.mktemp("scripts"))
 
 
 @pytest.mark.parametrize("name", sorted(ALONE))
@@ -115,7 +147,7 @@ def test_a_script_started_by_itself_does_the_same(name: str, tmp_path: Path) -> 
     assert recorded[1].startswith(plain[1])  # the report comes after it
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ALONE])
+@every_script
 def test_a_script_does_what_it_does_without_us(name: str, ran: dict[str, list[Ran]]) -> None:
     plain, recorded = ran[name]
     assert recorded.out == plain.out

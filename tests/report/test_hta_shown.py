@@ -10,6 +10,7 @@ from recompute_scan.report.html import render_html
 from recompute_scan.report.markdown import render_markdown
 from recompute_scan.report.text import render_text
 from recompute_scan.result import Result, from_json, to_json
+from tests.report.page_reader import Page
 from tests.report.sample_results import HTA, clean, doubled
 
 
@@ -60,6 +61,13 @@ def test_one_rank_needs_no_name_and_a_result_of_before_has_no_second_column() ->
     assert "Holistic Trace Analysis\n" in written
     assert "| Idle | 12.5 % |  |" in render_markdown(alone)
     assert from_json(to_json(alone)) == alone
+
+
+def test_the_page_has_a_section_of_them() -> None:
+    section = Page(render_html(doubled())).one("hta").text
+    assert "Holistic Trace Analysis of rank 1" in section
+    assert "Beside its figures, what recompute-scan counts of the same trace." in section
+    assert "84.0 %" in section
 
 
 def test_without_it_nothing_is_said() -> None:

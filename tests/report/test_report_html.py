@@ -12,7 +12,9 @@ from importlib.resources import files
 import pytest
 
 from recompute_scan.report import words
-from recompute_scan.report.html import diff_lines, region_rows, render_html
+from recompute_scan.report.html import render_html
+from recompute_scan.report.sections.block_by_block import region_rows
+from recompute_scan.report.sections.findings_and_fixes import diff_lines
 from recompute_scan.report.side_by_side import timeline
 from recompute_scan.result import Result, from_json, to_json
 from tests.report.page_reader import Page
@@ -228,7 +230,7 @@ def test_a_huge_result_is_left_to_its_own_file() -> None:
     assert len(text.encode()) < 8_000_000
     page = Page(text)
     assert "too large to be carried" in page.one("raw").text
-    assert "further ones stand only in the result's JSON" in page.one("modules").text
+    assert "further ones are only in the result's JSON" in page.one("modules").text
 
 
 def test_the_patch_command_fits_the_diff() -> None:
@@ -370,4 +372,3 @@ def test_the_device_section_draws_every_plan() -> None:
     assert "HFU is 1.61 times MFU" in section
     assert "flash_attn::_flash_attn_varlen_forward" in section
     assert "41.0 GiB were allocated" in section
-    assert "Holistic Trace Analysis" in section

@@ -7,11 +7,16 @@ import dataclasses
 import pytest
 
 from recompute_scan.report.compared import step_bars
-from recompute_scan.report.groups import MOST_COLUMNS, MOST_ROWS, by_step
-from recompute_scan.report.html import MOST_ROWS as MOST_REGIONS
 from recompute_scan.report.html import render_html
-from recompute_scan.report.rank_groups import rank_groups, ranks_sentence
+from recompute_scan.report.sections.block_by_block import (
+    MOST_COLUMNS,
+    MOST_KINDS,
+    MOST_ROWS,
+    by_step,
+)
+from recompute_scan.report.sections.rank_by_rank import rank_groups
 from recompute_scan.report.side_by_side import MOST_BOXES
+from recompute_scan.report.summary import ranks_sentence
 from recompute_scan.result import Result
 from recompute_scan.result.comparison import compare
 from tests.report.page_reader import Page
@@ -82,7 +87,7 @@ def test_a_strip_that_has_no_pattern_is_cut_and_says_so() -> None:
     )
     found = by_step(dataclasses.replace(wild, regions=regions))
     assert found is not None
-    assert len(found.rows) == MOST_ROWS
+    assert len(found.rows) == MOST_KINDS
     assert len(found.columns) <= MOST_COLUMNS
     assert "140 rows and" in found.sentence
 
@@ -121,12 +126,12 @@ def test_a_large_job_stays_within_the_limits_and_says_what_it_put_together() -> 
     rows = [item for item in found.all("tr") if (item.attributes.get("id") or "")[:7] == "region-"]
     outside = [row for row in rows if all(up.tag != "details" for up in row.above)]
     assert len(rows) == 200
-    assert len(outside) <= MOST_REGIONS + 1
+    assert len(outside) <= MOST_ROWS + 1
     said = found.one("main").text
     for sentence in (
         "139 more blocks like those above",
         "Blocks that are alike in every step share a row",
-        "Ranks with the same verdict and as many recomputes share a row above.",
+        "Ranks with the same verdict and the same number of recomputes share a row above.",
         "Every rank by itself (512)",
     ):
         assert sentence in said
@@ -141,7 +146,7 @@ def test_code_in_a_sentence_is_set_as_code() -> None:
         doubled(), warnings=("Call `step(<b>)` or --peak-tflops 9; a--b is none",)
     )
     found = Page(render_html(result))
-    (item,) = (item for item in found.all("li") if item.text.startswith("Call"))
+    (item,) = (item for item in found.all("li") if item.text.startswith("Call step"))
     assert item.text == "Call step(<b>) or --peak-tflops 9; a--b is none"
     assert [child.text for child in item.children] == ["step(<b>)", "--peak-tflops"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.bundle import Packed, pack
+from recompute_scan.bundle import Archive, pack
 from recompute_scan.cli import main
 from recompute_scan.result import Flops, Result
 from tests.share.canaries import WORD, as_json, found_in, planted, planted_run_record
@@ -30,7 +30,7 @@ GPU = ROOT / "traces" / "public" / "mi300x-resnet-checkpointed.json.gz"
 Output = pytest.CaptureFixture[str]
 
 
-def packed(source: Path, folder: Path, **options: Any) -> tuple[Path, Packed]:
+def packed(source: Path, folder: Path, **options: Any) -> tuple[Path, Archive]:
     target = folder / "share.zip"
     return target, pack([source], target, **options)
 

@@ -20,7 +20,7 @@ class RunFacts:
     """A run as far as it is known.
 
     Attributes:
-        versions: Installed versions by the distribution's name; other facts may stand beside them.
+        versions: Installed versions by the distribution's name; other facts may be beside them.
         sharded: Whether FSDP is at work in the trace.
     """
 

@@ -17,9 +17,9 @@ from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.cost.plan import weigh_memory
 from recompute_scan.cost.price import price, time_scale
-from recompute_scan.findings.base import Evidence, is_sharded
+from recompute_scan.findings.evidence import Evidence
 from recompute_scan.findings.rules import check_all
-from recompute_scan.recompute.attention.evidence import KernelEvidence
+from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.families import attention_of, count_families, count_kernels
 from recompute_scan.recompute.proof import show_proof
@@ -56,7 +56,7 @@ def result_from(
     """
     sources = info.sources if info else {}
     timed = info.timed_steps_ms if info else ()
-    cost = price(facts, timed, partial(kept, sharded=is_sharded(facts)))
+    cost = price(facts, timed, partial(kept, sharded=facts.sharded))
     scale = time_scale(facts, timed)
     regions = _with_sources(list_regions(facts, scale), sources, info.functions if info else {})
     sure = confidence(facts)

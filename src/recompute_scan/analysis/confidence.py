@@ -32,7 +32,7 @@ def confidence(facts: RecomputeFacts) -> Level:
     the trace lost. Else ``high``.
     """
     attention = facts.attention if facts.level == "kernels" else None
-    unsure = _many_unlaunched(facts) or places_guessed(facts, _MANY_GUESSED)
+    unsure = _many_unlaunched(facts) or guesses_places(facts, _MANY_GUESSED)
     annotations = facts.annotations
     unsure |= (
         annotations is not None
@@ -47,10 +47,10 @@ def confidence(facts: RecomputeFacts) -> Level:
     lost = lost_evidence(facts.trace.health)
     alone = facts.plain.agrees is not True
     doubtful = annotations_disagree(facts) or facts.complete_count < 2 or disagreeing_steps(facts)
-    return "medium" if lost or doubtful or alone or places_guessed(facts) else "high"
+    return "medium" if lost or doubtful or alone or guesses_places(facts) else "high"
 
 
-def places_guessed(facts: RecomputeFacts, most: float = _SOME_GUESSED) -> bool:
+def guesses_places(facts: RecomputeFacts, most: float = _SOME_GUESSED) -> bool:
     """Is the place of more than this share of the calls a guess?"""
     return facts.calls.guessed + facts.calls.overruns > most * len(facts.calls)
 
@@ -71,7 +71,7 @@ def _many_unlaunched(facts: RecomputeFacts) -> bool:
 def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
     """What the reader has to know of the evidence, one sentence each."""
     found = list(sentences(facts.trace.health, len(facts.trace)))
-    if places_guessed(facts):
+    if guesses_places(facts):
         found.extend(_guesses(facts.calls))
     if facts.framed:
         found.append(
@@ -127,7 +127,7 @@ def _plain_doubts(facts: RecomputeFacts) -> list[str]:
     if facts.plain.agrees is None:
         return [
             "No operator in the trace belongs to a forward pass by its name alone, so the count "
-            "has no second account beside it."
+            "has no second count beside it."
         ]
     differing = [tally for tally in facts.plain.tallies if not tally.agrees]
     if not differing:
@@ -135,7 +135,7 @@ def _plain_doubts(facts: RecomputeFacts) -> list[str]:
     tally = differing[0]
     hooks = f", {tally.hooked} of them run by gradient hooks" if tally.hooked else ""
     return [
-        f"The plain count differs: {tally.inside} calls of {tally.name} stand inside the backward "
+        f"The plain count differs: {tally.inside} calls of {tally.name} are inside the backward "
         f"pass{hooks}, and the answer explains {tally.again}."
     ]
 

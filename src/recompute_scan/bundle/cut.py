@@ -10,7 +10,6 @@ import numpy as np
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.recompute.regions import group_blocks
 from recompute_scan.recompute.structure import Role
 from recompute_scan.trace import Kind
 from recompute_scan.trace.columns import Bool, Int64
@@ -127,18 +126,14 @@ def _outline(facts: RecomputeFacts) -> Bool:
 
 
 def _belonging(facts: RecomputeFacts, blocks: int, begin: int, end: int) -> Bool:
-    """Calls of some blocks: forward, recomputes, backward, and all that these stand in."""
+    """Calls of some blocks: forward, recomputes, backward, and all that these are in."""
     calls, structure, counts = facts.calls, facts.structure, facts.counts
-    layers = group_blocks(facts)
-    most = max((counts.highest(facts.places(layer[0])) for layer in layers), default=0.0)
-    worst = [layer for layer in layers if counts.highest(facts.places(layer[0])) == most]
+    layers = facts.layers
+    most = max((counts.highest(layer[0].places) for layer in layers), default=0.0)
+    worst = [layer for layer in layers if counts.highest(layer[0].places) == most]
     first = max(0, (len(worst) - blocks) // 2)
     forward = np.concatenate(
-        [
-            counts.rows[facts.places(block)]
-            for layer in worst[first : first + blocks]
-            for block in layer
-        ]
+        [counts.rows[block.places] for layer in worst[first : first + blocks] for block in layer]
         or [counts.rows[:0]]
     )
     here = (calls.start[forward] >= begin) & (calls.start[forward] < end)

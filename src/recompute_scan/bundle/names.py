@@ -28,7 +28,7 @@ from recompute_scan.bundle.paths import Places
 from recompute_scan.bundle.runtime_calls import is_vendors_own
 from recompute_scan.frameworks.known import MECHANISMS
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.attention.evidence import NAMED_STEP
+from recompute_scan.recompute.attention.kernel_evidence import NAMED_STEP
 from recompute_scan.recompute.attention.kernels import attention_role
 from recompute_scan.recompute.families import family_of_node
 from recompute_scan.trace import Kind
@@ -125,7 +125,7 @@ class Names:
         self._calls: dict[int, int] = {}
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Keep clear of aliases that stand in these names: they are from an earlier bundle."""
+        """Keep clear of aliases that these names contain: they are from an earlier bundle."""
         for name in names:
             for kind, number in _ALIAS.findall(name):
                 self._numbers[kind] = max(self._numbers.get(kind, 0), int(number))

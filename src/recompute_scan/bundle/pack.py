@@ -41,7 +41,7 @@ _DOCUMENTS = 0.2
 
 
 @dataclass(frozen=True)
-class Packed:
+class Archive:
     """What an archive holds, for the person who is about to give it away.
 
     Attributes:
@@ -95,7 +95,7 @@ def pack(
     limit: int = GITHUB_LIMIT,
     on_progress: Callable[[str], None] = lambda _: None,
     limits: Limits = DEFAULT_LIMITS,
-) -> Packed:
+) -> Archive:
     """Write the archive for the given traces, and say what is in it.
 
     Args:
@@ -155,8 +155,8 @@ def pack(
 
 
 def _whole_instead(
-    contents: Packed, parts: Sequence[_Part], before: Result, target: Path, limit: int
-) -> Packed:
+    contents: Archive, parts: Sequence[_Part], before: Result, target: Path, limit: int
+) -> Archive:
     packed = target.read_bytes()
     try:
         whole = _try(parts, before, Cut(None), target, limit, 0, len(parts))
@@ -176,7 +176,7 @@ def _try(
     limit: int,
     complete: int,
     ranks: int,
-) -> Packed:
+) -> Archive:
     """Write the archive with this much of each trace.
 
     Raises:
@@ -199,7 +199,7 @@ def _try(
         members = [(info.filename, info.compress_size, info.file_size) for info in archive.filelist]
     if target.stat().st_size > limit:
         raise _TooLarge
-    return Packed(tuple(members), before, after, found, more, dropped, (), ())
+    return Archive(tuple(members), before, after, found, more, dropped, (), ())
 
 
 def _write_trace(

@@ -1,7 +1,7 @@
 """Which names of runtime calls are certainly CUDA's, HIP's or NCCL's own.
 
 A library can name a call of its own ``cudaSomethingOfOurs``. A name is the vendor's where every
-word of it stands in the headers of `CUDA's runtime and driver
+word of it is in the headers of `CUDA's runtime and driver
 <https://docs.nvidia.com/cuda/cuda-runtime-api/>`_, of HIP, or of NCCL.
 """
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 
 from recompute_scan.check.baseline import Accepted, accepts
 from recompute_scan.check.sites import Site, site_of
-from recompute_scan.result import Finding, Result
-
-_DOUBLED = "RS001"
+from recompute_scan.result import DOUBLED, Finding, Result
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def _refusals(result: Result, policy: Policy) -> list[Refusal]:
         if _is_refused(finding, policy)
     ]
     doubled = policy.doubled or policy.any
-    if doubled and result.verdict == "doubled" and not _has(result, _DOUBLED):
+    if doubled and result.verdict == "doubled" and not _has(result, DOUBLED):
         found.append(Refusal("doubled", result.headline))
     runs = result.recompute_per_backward
     if policy.max_recompute is not None and runs is not None and runs > policy.max_recompute:
@@ -123,7 +121,7 @@ def _is_refused(finding: Finding, policy: Policy) -> bool:
     if tolerated is not None:
         return finding.saving_pct is not None and finding.saving_pct > tolerated
     return (
-        policy.any or finding.code in policy.codes or (policy.doubled and finding.code == _DOUBLED)
+        policy.any or finding.code in policy.codes or (policy.doubled and finding.code == DOUBLED)
     )
 
 

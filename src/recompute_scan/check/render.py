@@ -254,7 +254,7 @@ def _command(kind: str, message: str, site: Site | None, *, title: str) -> str:
 
 
 def _data(value: str) -> str:
-    # `##[` begins a command of GitHub's runner wherever it stands in a line.
+    # `##[` begins a command of GitHub's runner wherever it is in a line.
     value = value.replace("##[", "## [")
     return value.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 

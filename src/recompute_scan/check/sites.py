@@ -59,7 +59,7 @@ def _stable(file: str) -> str:
 
 
 def _named(finding: Finding, result: Result) -> list[Checkpoint]:
-    """The checkpoints whose call sites stand in the finding's evidence, outermost first."""
+    """The checkpoints whose call sites are in the finding's evidence, outermost first."""
     seen: dict[tuple[str | None, str | None], Checkpoint] = {}
     for region in result.regions:
         for checkpoint in region.checkpoints:

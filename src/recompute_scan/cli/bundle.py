@@ -16,7 +16,7 @@ from recompute_scan.errors import UsageError
 from recompute_scan.files import refuse_existing, written
 
 if TYPE_CHECKING:
-    from recompute_scan.bundle import Packed
+    from recompute_scan.bundle import Archive
 
 
 @click.command(short_help="Pack a cleaned archive for a bug report.")
@@ -62,7 +62,7 @@ def bundle(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.bundle import GITHUB_LIMIT, pack
 
-    def make(target: Path) -> Packed:
+    def make(target: Path) -> Archive:
         return pack(
             traces,
             target,
@@ -93,7 +93,7 @@ def bundle(
     return 0
 
 
-def _listing(contents: Packed, *, every_name: bool) -> Iterator[str]:
+def _listing(contents: Archive, *, every_name: bool) -> Iterator[str]:
     from recompute_scan.report.escape import visible
 
     yield f"What goes in ({contents.size:,} bytes packed):"

@@ -33,7 +33,7 @@ def explain(what: str | None, debug: bool) -> int:
     from recompute_scan.diagnose.classify import diagnose_log
     from recompute_scan.diagnose.logs import lines_of, read_log
     from recompute_scan.diagnose.outcome import finding_of
-    from recompute_scan.report.failed import explanation
+    from recompute_scan.report.finding_words import explanation
 
     if what == "-":
         log = read_log(lines_of(sys.stdin.buffer))

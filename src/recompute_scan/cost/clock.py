@@ -204,12 +204,12 @@ class Clock:
         return np.asarray(np.interp(times - first, self.old - first, self.new), np.float64)
 
 
-def recorded(thread: HostThread) -> Clock:
+def keep_clock(thread: HostThread) -> Clock:
     """The clock that shows the trace's own times."""
     return Clock(thread.times, (thread.times - thread.times[0]).astype(np.float64))
 
 
-def clock(thread: HostThread, edits: Edits, overhead: float) -> Clock:
+def change_clock(thread: HostThread, edits: Edits, overhead: float) -> Clock:
     """The clock of one thread.
 
     Args:

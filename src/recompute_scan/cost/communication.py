@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -16,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from recompute_scan.cost.phases import covered
+from recompute_scan.cost.phases import sum_covered
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.collectives import kernels_of
+from recompute_scan.recompute.collectives import kernels_of, time_of
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.trace.columns import Bool, Int64, Kind
 
@@ -68,6 +69,40 @@ class Communication:
     exposed_ms: float | None
 
 
+@dataclass(frozen=True)
+class Repeated:
+    """Collectives inside recomputes, of one kind.
+
+    Attributes:
+        communication: What they come to in a step.
+        names: Each name with how many a step has, the most frequent first.
+        time_ms: How long they take in a step: their kernels, or the host where there are none.
+        on_device: Whether that is the time of kernels.
+    """
+
+    communication: Communication
+    names: tuple[tuple[str, float], ...]
+    time_ms: float
+    on_device: bool
+
+    @property
+    def count(self) -> float:
+        """How many, mean over the steps."""
+        return self.communication.count
+
+
+def repeated(facts: RecomputeFacts, rows: Int64) -> Repeated:
+    """What these collectives inside recomputes come to (rows of :func:`find_collectives`)."""
+    calls, kernels, steps = facts.calls, facts.kernels, facts.complete_count
+    names = Counter(calls.names[calls.name[row]] for row in rows)
+    return Repeated(
+        communication=add_up(facts, rows),
+        names=tuple((name, number / steps) for name, number in names.most_common()),
+        time_ms=time_of(calls, kernels, rows) / _NS_PER_MS / steps,
+        on_device=bool(kernels_of(calls, kernels, rows).any()),
+    )
+
+
 def repeated_communication(facts: RecomputeFacts) -> Communication | None:
     """Collectives inside recomputes; ``None`` without any collective in the trace."""
     collectives = facts.collectives
@@ -106,7 +141,7 @@ def _beyond(facts: RecomputeFacts, these: Bool, others: Bool) -> float:
         return 0.0
     beside = others & (start < end[these].max()) & (end > start[these].min())
     both = these | beside
-    return covered(start[both], end[both]) - covered(start[beside], end[beside])
+    return sum_covered(start[both], end[both]) - sum_covered(start[beside], end[beside])
 
 
 def _computing(facts: RecomputeFacts) -> Bool:

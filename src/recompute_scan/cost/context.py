@@ -37,7 +37,7 @@ class Moments:
         order = np.lexsort((times, thread[rows]))
         rows, times = rows[order], times[order]
         codes, firsts = np.unique(thread[rows], return_index=True)
-        stops = [*firsts[1:].tolist(), len(rows)]
+        stops = np.append(firsts, len(rows))[1:].tolist()
         self._times: dict[int, Int64] = {}
         self._rows: dict[int, Int64] = {}
         for code, first, stop in zip(codes.tolist(), firsts.tolist(), stops, strict=True):
@@ -105,7 +105,7 @@ class CheckpointOverhead:
     def annotations_around(self, row: int) -> list[int]:
         """Rows of the calls that begin the checkpointed regions around an operator, inside first.
 
-        A region's range, or the checkpoint function that it stands in.
+        A region's range, or the checkpoint function that it is in.
         """
         calls, structure = self._facts.calls, self._facts.structure
         found = []
@@ -141,7 +141,7 @@ class CheckpointOverhead:
             yield TimeEdit(thread, end, last, gone=True)
 
     def _below(self, row: int, function: int) -> int | None:
-        """Row of the range right inside a checkpoint function that an operator stands in."""
+        """Row of the range right inside a checkpoint function that an operator is in."""
         calls, role = self._facts.calls, self._facts.structure.role
         above = int(calls.parent[row])
         while above > function and calls.parent[above] != function:
@@ -165,7 +165,7 @@ class Context:
 
     Attributes:
         facts: What ran again.
-        sequences: All recomputes, in pieces of a kind.
+        sequences: The recomputes in them, in pieces of a kind.
         here: For each call: does it touch the steps that matter?
         recomputed: For each call: is it an operator that ran again?
         saved: For each operator, how many tensors autograd saves.
@@ -208,7 +208,7 @@ def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
     operators = here & (recomputed | (role == Role.FORWARD))
     return Context(
         facts=facts,
-        sequences=find_sequences(facts),
+        sequences=find_sequences(facts, here),
         here=here,
         recomputed=recomputed,
         saved=saved_tensors(calls),

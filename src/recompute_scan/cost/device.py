@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recompute_scan.cost.phases import covered
+from recompute_scan.cost.phases import sum_covered
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import DeviceTime
@@ -33,7 +33,7 @@ def device_time(trace: Trace) -> DeviceTime | None:
     start, end = trace.ts, trace.ts + trace.dur
 
     def length(these: Bool) -> float:
-        return covered(start[these], end[these])
+        return sum_covered(start[these], end[these])
 
     if not work.any() or not (whole := float(end[work].max() - start[work].min())):
         return None

@@ -145,7 +145,7 @@ def _is_heavy(name: str) -> bool:
 
 
 def _idle(facts: RecomputeFacts) -> Bool:
-    """One entry per call: does it stand in a recomputed operator that was entered only?"""
+    """One entry per call: is it in a recomputed operator that was entered only?"""
     idle = np.zeros(len(facts.calls), np.bool_)
     for recompute in facts.alignment.recomputes:
         idle[recompute.again[~recompute.ran]] = True
@@ -161,7 +161,7 @@ def _innermost(facts: RecomputeFacts, rows: Int64, can: Bool) -> Bool:
 
 
 def _touches(facts: RecomputeFacts, rows: Int64, counted: Int64) -> Bool:
-    """Which rows hold one of ``counted`` or stand in one (both ascending)."""
+    """Which rows hold one of ``counted`` or are in one (both ascending)."""
     size = facts.calls.size
     after = np.searchsorted(counted, rows, side="right")
     holds = np.searchsorted(counted, rows + size[rows], side="right") > after

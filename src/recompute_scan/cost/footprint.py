@@ -14,7 +14,6 @@ import numpy as np
 
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.recompute.regions import group_blocks
 from recompute_scan.trace.allocations import Allocations
 from recompute_scan.trace.columns import Int64
 
@@ -86,7 +85,7 @@ def measure_memory(facts: RecomputeFacts, allocations: Allocations) -> Footprint
         # The host's total goes on over all recordings of a process, with gaps between them.
         allocated = np.cumsum(size)
     most = int(allocations.reserved[mine].max(initial=-1)) if device >= 0 else -1
-    layers = group_blocks(facts)
+    layers = facts.layers
     total = np.concatenate(([0], np.cumsum(size)))
     held = [
         one
@@ -107,7 +106,7 @@ def measure_memory(facts: RecomputeFacts, allocations: Allocations) -> Footprint
 def _held(facts: RecomputeFacts, block: Block, layer: int, ts: Int64, total: Int64) -> Held | None:
     """From the recompute that keeps most: of nested checkpoints the outer one's keeps little."""
     calls = facts.calls
-    rows = facts.counts.rows[facts.places(block)]
+    rows = facts.counts.rows[block.places]
     size, first_start, done = 0, None, -1
     for recompute in facts.alignment.recomputes:
         again = recompute.again[np.isin(recompute.original, rows)]

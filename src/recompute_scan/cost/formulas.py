@@ -195,7 +195,7 @@ def _attention_backward(inputs: Inputs) -> int:
 
 
 def _sequence_first(formula: Callable[[Inputs], int], lengths: int) -> Callable[[Inputs], int]:
-    """The same for inputs b, s, h, d. Lengths of packed sequences stand in no trace.
+    """The same for inputs b, s, h, d. Lengths of packed sequences are in no trace.
 
     Args:
         formula: For b, h, s, d.

@@ -38,8 +38,8 @@ from recompute_scan.trace.columns import Bool, Int64
 class Graph:
     """Some steps of a trace as nodes and edges.
 
-    Nodes stand in an order in which each comes after those it waits for; node 0 is the beginning
-    of the first step. Edges stand in the order of their targets.
+    Nodes are in an order in which each comes after those it waits for; node 0 is the beginning
+    of the first step. Edges are in the order of their targets.
 
     Attributes:
         threads: The host threads, cut at every call.
@@ -197,7 +197,7 @@ def _step_ends(
 
 
 class _Anchors:
-    """The last host node before any moment of a thread; the beginning stands on every thread."""
+    """The last host node before any moment of a thread; the beginning is on every thread."""
 
     def __init__(
         self,

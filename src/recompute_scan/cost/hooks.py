@@ -96,7 +96,7 @@ _INPUTS_ONLY = frozenset(
 )
 
 
-def scaled(hooks: Hooks, factor: float) -> Hooks:
+def scale(hooks: Hooks, factor: float) -> Hooks:
     """The same, each multiplied."""
     return Hooks(
         gradient_ns=factor * hooks.gradient_ns,
@@ -119,7 +119,7 @@ def saved_tensors(calls: Calls) -> Int32:
     return saved
 
 
-def stopped_at(calls: Calls, rows: Int64) -> int | None:
+def find_stop(calls: Calls, rows: Int64) -> int | None:
     """When early stop ends a run of these operators, ns; ``None`` where none saves a tensor.
 
     A non-reentrant recompute ends at the last tensor that its first run saved

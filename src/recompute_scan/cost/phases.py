@@ -106,7 +106,7 @@ def busy_share(facts: RecomputeFacts) -> float:
     if not spans or not facts.work.on_gpu:
         return 0.0
     busy = sum(
-        covered(
+        sum_covered(
             np.clip(facts.kernels.start, s.start, s.end), np.clip(facts.kernels.end, s.start, s.end)
         )
         for s in spans
@@ -114,7 +114,7 @@ def busy_share(facts: RecomputeFacts) -> float:
     return busy / sum(span.end - span.start for span in spans)
 
 
-def covered(start: Int64, end: Int64) -> float:
+def sum_covered(start: Int64, end: Int64) -> float:
     """Length of the union of intervals."""
     if not len(start):
         return 0.0

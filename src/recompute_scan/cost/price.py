@@ -101,7 +101,7 @@ def _interval(prediction: Prediction, steps: Float64) -> tuple[float, float]:
 
 
 def time_scale(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> float:
-    """What recorded host times are multiplied with to stand beside the timed step.
+    """What recorded host times are multiplied with to be set beside the timed step.
 
     The profiler slows the host down and leaves kernels as they are: 1 where times are kernel
     times, where no step was timed, or where none is complete.
@@ -131,7 +131,7 @@ def _breakdown(phases: Phases, step_ms: float) -> Breakdown:
 
 
 def _repeated_collectives(facts: RecomputeFacts, scale: float) -> float | None:
-    """Time per step of collectives that stand inside a recompute; ``None`` without any at all."""
+    """Time per step of collectives that are inside a recompute; ``None`` without any at all."""
     collectives = facts.collectives
     if not len(collectives.rows):
         return None

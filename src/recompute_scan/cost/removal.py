@@ -25,7 +25,7 @@ import numpy as np
 from recompute_scan.annotations import EARLY_STOP_OFF, SELECTIVE
 from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.context import Context
-from recompute_scan.cost.hooks import Hooks, stopped_at
+from recompute_scan.cost.hooks import Hooks, find_stop
 from recompute_scan.cost.reruns import Keep, OpSequence, with_gradients
 from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Checkpoint
@@ -35,7 +35,7 @@ from recompute_scan.trace.columns import Int64
 _MOST_STOP = 0.25
 
 
-def removal(around: Context, keep: Keep | None, hooks: Hooks) -> list[TimeEdit]:
+def remove_checkpoints(around: Context, keep: Keep | None, hooks: Hooks) -> list[TimeEdit]:
     """The edits that leave one checkpoint around each block, or none.
 
     Args:
@@ -58,7 +58,7 @@ class _Removal:
     def edits(self) -> Iterator[TimeEdit]:
         sequences = self._around.sequences
         goes = [self._goes(sequence) for sequence in sequences]
-        staying = self._around.recomputed.copy()
+        staying = self._around.recomputed & self._around.here
         for sequence, going in zip(sequences, goes, strict=True):
             if going:
                 staying[self._rows(sequence)] = False
@@ -219,7 +219,7 @@ class _Removal:
         if not last or not early or _innermost(sequence) != "reentrant":
             return
         calls = self._facts.calls
-        stop = stopped_at(calls, rows)
+        stop = find_stop(calls, rows)
         if stop is None:
             return
         function = int(self._facts.structure.function[rows[-1]])

@@ -10,7 +10,7 @@ import numpy as np
 
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Checkpoint
-from recompute_scan.trace.columns import Int64
+from recompute_scan.trace.columns import Bool, Int64
 
 # How many operators at the end of a block early stop leaves out at most: what follows the last
 # one whose inputs are saved, such as the addition of a residual.
@@ -41,29 +41,40 @@ class OpSequence:
     runs: int
 
 
-def find_sequences(facts: RecomputeFacts) -> list[OpSequence]:
-    """All recomputes, cut where the block's checkpoints or the number of runs change."""
+def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
+    """Recomputes, cut where the block's checkpoints or the number of runs change.
+
+    Args:
+        facts: What ran again.
+        here: For each call: does it count? A recompute does whose first or last operator, or that
+            of its first run, counts.
+    """
     alignment = facts.alignment
-    if not alignment.recomputes:
+    chosen = [
+        number
+        for number, one in enumerate(alignment.recomputes)
+        if here[[one.again[0], one.again[-1], one.original[0], one.original[-1]]].any()
+    ]
+    if not chosen:
         return []
     stacks: dict[tuple[Checkpoint, ...], int] = {(): 0}
     stack = np.zeros(len(alignment.forward), np.int64)
     block = np.full(len(alignment.forward), -1, np.int64)
     for number, one in enumerate(facts.blocks):
-        places = facts.places(one)
         kind = tuple(one.checkpoints)
-        stack[places] = stacks.setdefault(kind, len(stacks))
-        block[places] = number
+        stack[one.places] = stacks.setdefault(kind, len(stacks))
+        block[one.places] = number
     kinds = list(stacks)
     seen = np.zeros(len(alignment.forward), np.int64)
     passes = np.maximum(alignment.backwards, 1)
     runs = np.zeros(len(alignment.forward), np.int64)
-    places_of = [np.searchsorted(alignment.forward, r.original) for r in alignment.recomputes]
+    originals = (alignment.recomputes[number].original for number in chosen)
+    places_of = [alignment.forward.searchsorted(rows) for rows in originals]
     for places in places_of:
         np.add.at(runs, places, 1)
     runs = runs // passes
     found = []
-    for number, places in enumerate(places_of):
+    for number, places in zip(chosen, places_of, strict=True):
         run = seen[places] // passes[places]
         seen[places] += 1
         for first, stop in _pieces(block[places], runs[places] * (run.max() + 1) + run):

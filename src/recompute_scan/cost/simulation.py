@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recompute_scan.cost.clock import NOTHING, Clock, Edits, clock, recorded
+from recompute_scan.cost.clock import NOTHING, Clock, Edits, change_clock, keep_clock
 from recompute_scan.cost.graph import Graph
 from recompute_scan.cost.phases import Float64
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -17,7 +17,7 @@ _NEVER = -np.inf
 
 def simulate_unchanged(graph: Graph) -> Float64:
     """How long each step takes as recorded, ns: to be held against ``Graph.measured``."""
-    clocks = [recorded(thread) for thread in graph.threads]
+    clocks = [keep_clock(thread) for thread in graph.threads]
     return _steps(graph, _with_host_time(graph, graph.delay.copy(), clocks))
 
 
@@ -39,7 +39,7 @@ def simulate(
     away = _gone(graph, facts, edits)[graph.target]
     # Of what goes, only its place along the stream or thread is left.
     delay[away] = np.where(graph.along[away], 0.0, _NEVER)
-    clocks = [clock(thread, edits, overhead) for thread in graph.threads]
+    clocks = [change_clock(thread, edits, overhead) for thread in graph.threads]
     return _steps(graph, _with_host_time(graph, delay, clocks))
 
 

@@ -8,6 +8,7 @@ from recompute_scan.diagnose import (
     out_of_memory,
     parallel,
     recomputes,
+    reentrant,
     saving,
 )
 from recompute_scan.diagnose.signature import Signature
@@ -16,13 +17,14 @@ from recompute_scan.diagnose.signature import Signature
 # one, and "out of memory while saving" before "out of memory".
 SIGNATURES: tuple[Signature, ...] = (
     *recomputes.SIGNATURES,
+    *reentrant.SIGNATURES,
     *checkpointing.SIGNATURES,
     *saving.SIGNATURES,
     *out_of_memory.SIGNATURES,
     *parallel.SIGNATURES,
 )
 # Seen in a run alone: what its weights show, without any failure.
-IN_RUNS: tuple[Signature, ...] = (checkpointing.SILENT,)
+IN_RUNS: tuple[Signature, ...] = (reentrant.SILENT,)
 # Recognised by what ranks do and not by what one exception says.
 HANGS: tuple[Signature, ...] = hangs.ALL
 

@@ -31,7 +31,7 @@ of `py-spy dump --native` where py-spy is installed, and torch's flight recorder
 
 In a log it is recognised by the traceback of a rank that was in a function that saves when the
 collective was given up, while another rank waited in another collective. A line that speaks of
-saving is no sign of it: most of those stand in runs that hang for another reason.
+saving is no sign of it: most of those are in runs that hang for another reason.
 """
 
 SAVE_HANG = Signature(
@@ -43,7 +43,7 @@ SAVE_HANG = Signature(
     title="Ranks wait for each other while saving: one saves, and the others are elsewhere",
     cause=(
         "Saving a sharded model is work for all ranks: each gives its pieces. Here the ranks are "
-        "at different places, as they are when the save stands under `if rank == 0` (or "
+        "at different places, as they are when the save is under `if rank == 0` (or "
         "is_main_process) while the others go on to a barrier or to the next step."
     ),
     fix=(
@@ -203,7 +203,7 @@ RECOMPUTED_MESSAGE = Signature(
     cause_name="recomputed",
     error=r"\w*Error",
     message=re.compile(r"Timed out waiting \d+ms for (?:recv|send) operation to complete"),
-    title="A message between two ranks stands inside a checkpointed block, and is awaited again",
+    title="A message between two ranks is inside a checkpointed block, and is awaited again",
     cause=(
         "The recompute runs the block's send or recv once more. The other rank sends it once only, "
         "unless it recomputes the same block at the same time."
@@ -255,7 +255,7 @@ BUS = replace(
     cause_name="bus",
     title="A process touched memory that could not be supplied (SIGBUS)",
     cause=(
-        "SIGBUS comes where a file stands behind memory and has no room for it, as in /dev/shm, "
+        "SIGBUS comes where a file backs memory and has no room for it, as in /dev/shm, "
         "which loader workers, NCCL and DeepSpeed share and which is 64 MB in a container that "
         "asks for no more; or where a mapped file was cut short. Rarely it is a fault in native "
         "code."

@@ -31,7 +31,7 @@ HEADER = re.compile(r"(?P<before>.*?)Traceback \(most recent call last\)(?::?\s*
 _TYPE = r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)): (?P<message>.*)"
 TYPED = re.compile(rf"(?:^|[\s:|*`]){_TYPE}")
 # An exception that is named without a traceback: the line says nothing else, or says that
-# something failed. One that stands in a sentence is spoken of.
+# something failed. One that is in a sentence is spoken of.
 LOOSE = re.compile(
     r"(?:[\s*_`>\[\]]*|.*\b(?:ERROR|CRITICAL|FATAL)\b.{0,120}?[\s:\]]"
     rf"|.*\b(?:[Ff]ailed with|[Uu]ncaught|[Uu]nhandled)\b.{{0,40}}?[\s:]){_TYPE}"
@@ -56,6 +56,8 @@ def is_telling(line: bytes) -> bool:
         or b"xitcode" in line
         or b"return code = -" in line
         or b"interrupted by signal" in line
+        or b"oom_kill event" in line
+        or b"oom-kill event" in line
         or b"_MISMATCH" in line
         or b"use_reentrant" in line
         or b"requires_grad=True" in line
@@ -67,7 +69,7 @@ def is_telling(line: bytes) -> bool:
 
 
 def owner(text: str) -> tuple[str, int | None, bool, str]:
-    """Whose line it is: a key, the rank where that is said, whether a time stands before it, and
+    """Whose line it is: a key, the rank where that is said, whether a time is before it, and
     the line without its prefixes.
     """
     key, rank, stamped = "", None, False
@@ -107,6 +109,8 @@ _FAILED = re.compile(
     r"|exits with return code = (?P<code>-\d+)"
     r"|ProcessExitedException: process \d+ terminated with signal (?P<spawned>SIG\w+)"
     r"|finished with exit code \d+ \(interrupted by signal \d+:? (?P<ide>SIG\w+)\)"
+    # SLURM counts what the kernel ended for want of memory.
+    r"|(?P<slurm>Detected [1-9]\d* oom[_-]kill event)"
 )
 _ROOT = re.compile(r"Root Cause \(first observed failure\)")
 _RANK_FIELD = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d+) ")
@@ -153,6 +157,7 @@ class Launcher:
         if not self._said and (match := _FAILED.search(text)) is not None:
             status = match["status"] or match["code"]
             named = match["signal"] or match["spawned"] or match["ide"]
+            named = "SIGKILL" if match["slurm"] else named
             self._note(number, text, named or _name(int(status or 0)))
 
     def _summary(self, number: int, text: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from recompute_scan.crash import Frame
 from recompute_scan.diagnose import signature
 from recompute_scan.diagnose.places import site
-from recompute_scan.diagnose.signature import Signature, doing, some
+from recompute_scan.diagnose.signature import Signature, doing, innermost, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
@@ -25,8 +25,14 @@ _TOGETHER = re.compile(
 )
 _OWN_SHARD = re.compile(r":_(?:sharded|local)_")
 _COPIES_AT_ONCE = re.compile(r"""\.to\(\s*["']cpu["'].*non_blocking\s*=\s*True""")
+# torch's save_on_cpu makes its host buffers so where it pins them, and in no other case.
+_KEEPS_ON_HOST = innermost(r"torch/autograd/graph\.py:pack_to_cpu$")
 _PINS = some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:")
 _SAVES = doing("saving")
+_SMALLER = (
+    "Smaller micro-batches give the same gradient where no BatchNorm is in the model and each "
+    "one's loss counts by its share of the tokens."
+)
 _EMPTY_CARD = "Checkpoints would change nothing there: no backward pass follows."
 
 
@@ -40,9 +46,12 @@ def _gathers(frames: Sequence[Frame]) -> int | None:
 
 def _pinned(frames: Sequence[Frame]) -> int | None:
     """A frame that pins, or an innermost one that copies to the host without waiting."""
+    source = frames[-1].source or ""
     found = _PINS(frames)
-    if found is None and _COPIES_AT_ONCE.search(frames[-1].source or ""):
+    if found is None and _COPIES_AT_ONCE.search(source):
         return len(frames) - 1
+    if found is None and "torch.empty(" in source:
+        return _KEEPS_ON_HOST(frames)
     return found
 
 
@@ -56,8 +65,8 @@ _DEVICE = Signature(
     cause="What is asked for does not fit. The frames do not tell what went on.",
     fix=(
         "Look at what was going on in the traceback. In a training step: checkpoint whole layers, "
-        "once, and non-reentrant; smaller micro-batches; offloading. Anywhere else (loading, "
-        "evaluation, generation) checkpoints change nothing."
+        "once, and non-reentrant; smaller micro-batches, and more of them; offloading. Anywhere "
+        "else (loading, evaluation, generation) checkpoints change nothing."
     ),
     versions="Not tied to a version.",
     sources=(_CUDA_NOTES,),
@@ -92,11 +101,15 @@ SIGNATURES = (
         name="inference-cache-memory",
         cause_name="cache-blocks",
         error="ValueError",
-        message=re.compile(r"^No available memory for the cache blocks"),
+        message=re.compile(
+            r"^No available memory for the cache blocks"
+            r"|KV cache is needed, which is larger than the available KV cache memory"
+        ),
         title="vLLM has no GPU memory left for its key-value cache",
         cause=(
             "vLLM takes a share of the card for weights and cache together. What the weights, and "
-            "a trainer on the same card, leave of that share is not enough for one cache block."
+            "a trainer on the same card, leave of that share is not enough for one cache block, or "
+            "for one request of the longest length."
         ),
         fix=(
             "Raise gpu_memory_utilization where the card is otherwise free; where a trainer shares "
@@ -117,10 +130,12 @@ SIGNATURES = (
         title="The GPU ran out of memory while the state was gathered for saving",
         cause="A full state dict brings every parameter to one GPU before it is written.",
         fix=(
-            "Save a sharded state dict, or a full one with "
-            "FullStateDictConfig(offload_to_cpu=True, rank0_only=True), called on every rank."
+            "Save a sharded state dict, or a full one that goes to the CPU piece by piece, called "
+            "on every rank: FullStateDictConfig(offload_to_cpu=True, rank0_only=True) in FSDP1, "
+            "StateDictOptions(full_state_dict=True, cpu_offload=True) in FSDP2. Under ZeRO-3, save "
+            "the shards, and put them together later with zero_to_fp32.py."
         ),
-        versions="FSDP, all versions.",
+        versions="FSDP and ZeRO-3, all versions.",
         sources=(
             "https://github.com/huggingface/accelerate/issues/3232",
             "https://github.com/huggingface/accelerate/pull/1181",
@@ -203,12 +218,13 @@ SIGNATURES = (
         ),
         fix=(
             "Checkpoint whole layers, once, and non-reentrant; under FSDP2 the reentrant variant "
-            "is known to grow until it fails. Then smaller micro-batches, or offloading; for "
-            "memory that runs out in the optimizer's step, a sharded or 8-bit optimizer."
+            "is known to grow until it fails. Then smaller micro-batches, and more of them, or "
+            "offloading; for memory that runs out in the optimizer's step, a sharded optimizer, or "
+            "an 8-bit one, which does not make the same updates."
         ),
-        gradients=signature.CHECKPOINTED,
+        gradients=f"{signature.CHECKPOINTED} {_SMALLER}",
         versions="Not tied to a version; FSDP2 with reentrant checkpoints: open upstream.",
         sources=(f"{_TORCH}169349", _CUDA_NOTES),
     ),
-    replace(_DEVICE, gradients=signature.CHECKPOINTED),
+    replace(_DEVICE, gradients=f"{signature.CHECKPOINTED} {_SMALLER}"),
 )

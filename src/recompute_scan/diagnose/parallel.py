@@ -1,4 +1,4 @@
-"""Failures of DDP and FSDP that activation checkpointing brings about, or that stand in its way."""
+"""Failures of DDP and FSDP that activation checkpointing brings about, or that are in its way."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ SIGNATURES = (
         title="DDP waits for gradients of parameters that no loss uses",
         cause="Some parameters took no part in the loss, so that their gradients never came.",
         fix=(
-            "Take the unused branch out, or set find_unused_parameters=True, and then use "
-            "non-reentrant checkpoints only (RS111)."
+            "Look first whether these parameters are meant to be unused: those inside a reentrant "
+            "checkpoint may get no gradient by mistake (RS104), which the switch would hide. If "
+            "they are, take the unused branch out, or set find_unused_parameters=True, and then "
+            "use non-reentrant checkpoints only (RS111)."
         ),
         gradients=signature.NON_REENTRANT,
         versions="All versions of torch.",
@@ -85,7 +87,7 @@ SIGNATURES = (
         cause_name="state",
         error="AssertionError|ValueError|RuntimeError",
         message=re.compile(
-            r"expected to be in states .*TrainingState"
+            r"expected to be in states .{0,400}?TrainingState"
             r"|Expects `BACKWARD_PRE` or `BACKWARD_POST` state"
         ),
         title="FSDP was asked for something out of its order",
@@ -95,8 +97,9 @@ SIGNATURES = (
             "the strategy, or saving while an exception is handled break that order."
         ),
         fix=(
-            "Use the non-reentrant variant; start backward through the strategy; one forward per "
-            "backward for each unit. FSDP2 has no such states."
+            "Where checkpoints are reentrant, use the non-reentrant variant. Start backward "
+            "through the strategy, with one forward per backward for each unit. FSDP2 has no such "
+            "states."
         ),
         gradients=signature.NON_REENTRANT,
         versions="FSDP1, all versions; fairscale.",
@@ -142,8 +145,13 @@ SIGNATURES = (
             "Adapters in float32 on a model in bfloat16 are the usual case."
         ),
         fix=(
-            "Cast the adapters to the model's dtype before wrapping; for quantized models set "
+            "Wrap the adapters in units of their own, which keeps them as they are; or cast them "
+            "to the model's dtype before wrapping. For quantized models set "
             "bnb_4bit_quant_storage to that dtype."
+        ),
+        gradients=(
+            "Adapters that are cast to bfloat16 get gradients, updates and optimizer state that "
+            "are rounded to 8 bits; in units of their own nothing changes."
         ),
         versions="FSDP1; seen with torch 2.13.",
         sources=("https://github.com/huggingface/peft/issues/484",),
@@ -164,9 +172,13 @@ SIGNATURES = (
             "weight itself is no table, as after a load that went wrong."
         ),
         fix=(
-            "Go through the wrapped model, or wrap the call in "
-            "FullyShardedDataParallel.summon_full_params(model) "
+            "Go through the wrapped model. For a call that needs no gradient, such as "
+            "generate(), FullyShardedDataParallel.summon_full_params(model) around it does too "
             "(deepspeed.zero.GatheredParameters)."
+        ),
+        gradients=(
+            "What is computed inside summon_full_params is not reduced over the ranks: never train "
+            "so."
         ),
         versions="FSDP1, all versions (also DeepSpeed ZeRO-3, which gathers in the same way).",
         sources=(f"{_TORCH}109385", f"{_TORCH}124019"),
@@ -180,7 +192,10 @@ SIGNATURES = (
         message=re.compile(r"FSDP needs a non-CPU accelerator device"),
         title="FSDP found no GPU and was not told to use the CPU",
         cause="Without device_id, FSDP looks for an accelerator.",
-        fix='For a run on CPU pass device_id=torch.device("cpu").',
+        fix=(
+            'For a run on CPU pass device_id=torch.device("cpu"). If a GPU was meant, look why '
+            "torch sees none (torch.cuda.is_available())."
+        ),
         versions="Seen with torch 2.13.",
         sources=("https://docs.pytorch.org/docs/stable/fsdp.html",),
         checked="reproduced",
@@ -201,8 +216,8 @@ SIGNATURES = (
         ),
         fix=(
             "With checkpoints, use the non-reentrant variant (use_reentrant=False). Make one "
-            "forward pass and one backward pass per step (put the batches together, add the "
-            "losses up)."
+            "forward pass and one backward pass per step: add the losses up; or put the batches "
+            "together, where neither BatchNorm nor the loss looks across a batch."
         ),
         gradients=signature.NON_REENTRANT,
         versions="DeepSpeed, ZeRO stages 1 and 2.",

@@ -30,7 +30,12 @@ _RECOMPUTE = re.compile(
     r"|(?:/checkpointing|gradient_checkpointing|checkpoint_activations|tensor_parallel/random)"
     r"\.py:backward$"
 )
-_ENGINE = re.compile(r"(?:^|/)(?:vllm|sglang|lmdeploy)/|/generation/utils\.py:")
+# Of an inference engine, what runs the model or makes room for its cache; it loads weights too.
+_ENGINE = re.compile(
+    r"(?:^|/)(?:vllm|sglang|lmdeploy)/\S*:(?:_?(?:execute|forward|generate|sample|dummy_run|capture"
+    r"|profile_run|determine_available_memory|warm_?up|run_model|step)\w*|\w*kv_cache\w*)$"
+    r"|/generation/utils\.py:"
+)
 _GENERATES = re.compile(r":_?generate$")
 _EVALUATION = re.compile(
     r":_?(?:run_)?(?:evaluate|evaluation|evaluation_loop|evaluation_step|evaluate_model|eval_loop"

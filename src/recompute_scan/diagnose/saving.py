@@ -44,8 +44,9 @@ SIGNATURES = (
             "an optimizer built before FSDP changed the parameters, do so."
         ),
         fix=(
-            "Cast the state to one dtype before saving; build the optimizer after wrapping, on "
-            "float32 parameters; no 8-bit optimizer with FSDP1's gathered state."
+            "Cast the state to float32 before saving (never down: the optimizer goes on with it); "
+            "build the optimizer after wrapping, on float32 parameters; no 8-bit optimizer with "
+            "FSDP1's gathered state."
         ),
         versions="FSDP1. The assertion has no text up to torch 2.9.",
         sources=(
@@ -69,8 +70,9 @@ SIGNATURES = (
             "made room for: exp_avg and exp_avg_sq differ, or the ranks do."
         ),
         fix=(
-            "Cast the state to one dtype before saving; build the optimizer after wrapping, on "
-            "float32 parameters; no 8-bit optimizer with FSDP1's gathered state."
+            "Cast the state to float32 before saving (never down: the optimizer goes on with it); "
+            "build the optimizer after wrapping, on float32 parameters; no 8-bit optimizer with "
+            "FSDP1's gathered state."
         ),
         versions="FSDP1 on NCCL.",
         sources=("https://github.com/hiyouga/EasyR1/issues/226", f"{_TORCH}112717"),
@@ -89,7 +91,8 @@ SIGNATURES = (
         ),
         fix=(
             "Freeze before wrapping, wrap the frozen tower as an FSDP unit of its own, pass "
-            "use_orig_params=True, and StateDictOptions(strict=False) when saving."
+            "use_orig_params=True, and StateDictOptions(strict=False) when saving. That leaves out "
+            "what does not fit and says nothing: look that the state of all that trains is there."
         ),
         versions="The message exists from torch 2.2 on; EasyR1 changed its own code in April 2025.",
         sources=(
@@ -109,8 +112,9 @@ SIGNATURES = (
             "changed after it was built."
         ),
         fix=(
-            "Give the optimizer all trainable parameters, build it anew after (un)freezing, or "
-            "wrap the others in units of their own."
+            "Set requires_grad=False, before wrapping, for what is not to be trained, or wrap it "
+            "in units of its own; give the optimizer all the rest. Build it anew after "
+            "(un)freezing, which begins its state anew."
         ),
         versions="FSDP1; seen with torch 2.13.",
         sources=("https://docs.pytorch.org/docs/stable/fsdp.html",),
@@ -124,7 +128,10 @@ SIGNATURES = (
         message=re.compile(r"The checkpoint directory already exists and is not empty"),
         title="A sharded checkpoint was to be written over an older one",
         cause="A sharded checkpoint is a folder, and Fabric does not write into one with files.",
-        fix="Save under a new name, or remove the old folder first (on one rank, then a barrier).",
+        fix=(
+            "Save under a new name; or, once nobody needs it, remove the old folder first (on one "
+            "rank, then a barrier)."
+        ),
         versions="Fabric 2.1.0; later versions write into it (XLA's strategy still refuses).",
         sources=(f"{_LIGHTNING}18881",),
     ),

@@ -39,6 +39,9 @@ _CHAIN = re.compile(
     r"The above exception was the direct cause of the following exception"
     r"|During handling of the above exception, another exception occurred"
 )
+# torch raises what a loader's worker, its pinning thread or a replica raised once more, and quotes
+# the traceback of that in the message.
+_QUOTED = "Original"
 _NEW_RECORD = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[ T]|[EWIF]\d{4} \d\d:|=====|\[\d{4}-|\[[EW]\d{3,4} "
     r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)"
@@ -100,6 +103,7 @@ class LogStream:
         self._stamped = False
         self._chain: list[tuple[Raised, int, tuple[int, ...]]] = []
         self._chained = False
+        self._quotes = False
 
     @property
     def busy(self) -> bool:
@@ -130,12 +134,16 @@ class LogStream:
         if self._chain:
             errors, lines, places = zip(*self._chain, strict=True)
             self._keep(Failure(self._rank, lines[-1], errors, lines, places, self._process))
-        self._chain, self._chained = [], False
+        self._chain, self._chained, self._quotes = [], False, False
 
     def _new(self, *, headed: bool, prefix: str = "") -> _Open:
         return _Open(headed, prefix)
 
     def _head(self, before: str, *, stamped: bool) -> None:
+        if before.strip() == _QUOTED and self._type is not None:
+            self._close()
+            self._open, self._quotes = self._new(headed=True), True
+            return
         # Two processes that write into one log begin at once: nothing tells their frames apart.
         mixed = self._open is not None and self._type is None and self._open.headed
         if not mixed and not self._chained:
@@ -236,7 +244,10 @@ class LogStream:
             message = "\n".join(self._message).strip().rstrip("`*").strip()
             frames = () if open_.mixed else tuple(open_.frames)
             places = () if open_.mixed else tuple(open_.places)
-            self._chain.append((Raised(self._type, message, frames), self._named, places))
+            raised = (Raised(self._type, message, frames), self._named, places)
+            at = len(self._chain) - 1 if self._quotes else len(self._chain)
+            self._chain.insert(at, raised)  # what is quoted was raised before what quotes it
+            self._quotes = False
         self._open, self._type, self._message = None, None, []
 
     def _loose(self, number: int, text: str) -> None:

@@ -212,7 +212,7 @@ def collective(stack: Sequence[Frame]) -> str | None:
 
 
 def _by_itself(stack: Sequence[Frame]) -> bool:
-    """Does it stand in a library that calls no collective, such as one that loads?
+    """Is it in a library that calls no collective, such as one that loads?
 
     Of the user's own line and of torch's others this cannot be told: collectives are also called
     from below Python, in the backward pass for instance, and waited for by reading a tensor.

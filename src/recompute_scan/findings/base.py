@@ -1,56 +1,18 @@
-"""What a rule gets to see, and what it answers."""
+"""What a rule is, what it answers, and the words that several rules share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from recompute_scan.advise import RunFacts, Switch, place, switch_of, title_of
-from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.result import Checkpoint, Cost, Finding, Level, Memory, Rank, Region
-from recompute_scan.run_info import Source, SwitchedOn
+from recompute_scan.advise import place, title_of
+from recompute_scan.findings.evidence import Evidence, RankEvidence
+from recompute_scan.result import Checkpoint, Finding, Fix, Level, Region
 
+Severity = Literal["error", "warning", "info"]
 
-@dataclass(frozen=True)
-class Evidence:
-    """All that a rule may look at.
-
-    Attributes:
-        facts: What ran again.
-        regions: One row per layer.
-        cost: Price of the recomputes, or ``None``.
-        confidence: How sure the counts are.
-        sources: Statements at call sites, from the run's own run record.
-        switched_on: What was switched on when a recorded run ended; empty without one.
-        environment: Versions and settings of the recorded run; empty without one.
-        memory: Memory of a recorded step, or ``None``.
-        untrained: Modules whose trainable weights got no gradient; ``None`` where nobody looked.
-    """
-
-    facts: RecomputeFacts
-    regions: tuple[Region, ...]
-    cost: Cost | None
-    confidence: Level
-    sources: Mapping[str, Source]
-    switched_on: tuple[SwitchedOn, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    memory: Memory | None = None
-    untrained: tuple[str, ...] | None = None
-
-    @property
-    def run(self) -> RunFacts:
-        """What of the run bears on advice."""
-        return RunFacts(self.environment, is_sharded(self.facts))
-
-    @property
-    def alone(self) -> frozenset[Switch]:
-        """Switches that are the only checkpoint of some block."""
-        return frozenset(
-            switch_of(region.checkpoints[0])
-            for region in self.regions
-            if len(region.checkpoints) == 1
-        )
+_MOST_BLOCKS = 3
 
 
 @dataclass(frozen=True)
@@ -60,22 +22,84 @@ class NotApplicable:
     why: str
 
 
+Answer = list[Finding] | NotApplicable
+
+
+def needs_ranks(_: Evidence) -> Answer:
+    """The check of a rule on what only several ranks together show."""
+    return NotApplicable("The traces of two or more ranks are needed.")
+
+
 @dataclass(frozen=True)
 class Rule:
-    """One rule: a code that never changes its meaning, a name for the bad state, a check.
+    """One rule: what it is called, how it looks, and what others may ask of it.
 
-    ``check_ranks`` is for what only several ranks together show; it comes after their results.
+    Attributes:
+        code: Never changes its meaning, and is never used again.
+        name: Of the bad state.
+        check: Looks at one trace.
+        check_ranks: Looks at several ranks together, after their own results are there.
+        severity: Of its findings, unless one says otherwise.
+        needs_verdict: Whether ``check`` is asked only where there is a verdict.
+        gives_plan: Whether its finding recommends the memory plan that the result has chosen.
     """
 
     code: str
     name: str
-    check: Callable[[Evidence], list[Finding] | NotApplicable]
-    check_ranks: Callable[[Sequence[Rank]], list[Finding] | NotApplicable] | None = None
+    check: Callable[[Evidence], Answer] = needs_ranks
+    check_ranks: Callable[[RankEvidence], Answer] | None = None
+    severity: Severity = "info"
+    needs_verdict: bool = True
+    gives_plan: bool = False
+
+    def look(self, evidence: Evidence) -> Answer:
+        """What the rule finds in one trace."""
+        why = evidence.no_verdict if self.needs_verdict else None
+        return self.check(evidence) if why is None else NotApplicable(why)
+
+    def finding(
+        self,
+        seen: Evidence | RankEvidence,
+        title: str,
+        detail: str,
+        evidence: Sequence[str] = (),
+        *,
+        severity: Severity | None = None,
+        confidence: Level | None = None,
+        fix: Fix | None = None,
+        saving_ms: float | None = None,
+        saving_pct: float | None = None,
+    ) -> Finding:
+        """A finding of this rule.
+
+        Args:
+            seen: What the rule looked at.
+            title: What is wrong, one line.
+            detail: Why, and what it costs, in sentences.
+            evidence: What shows it, one line each.
+            severity: Where it is not the rule's.
+            confidence: Where it is not that of what was looked at.
+            fix: What to change, where that is known.
+            saving_ms: What the fix saves per step.
+            saving_pct: The same as a share of the step, in percent.
+        """
+        return Finding(
+            code=self.code,
+            name=self.name,
+            severity=severity or self.severity,
+            confidence=confidence or seen.confidence,
+            title=title,
+            detail=detail,
+            evidence=tuple(evidence),
+            fix=fix,
+            saving_ms=saving_ms,
+            saving_pct=saving_pct,
+        )
 
 
-def is_sharded(facts: RecomputeFacts) -> bool:
-    """Whether the trace shows FSDP at work."""
-    return bool(len(facts.calls.named(words.SHARDING)))
+def predicted(evidence: Evidence) -> Level:
+    """Confidence in what is predicted from the counts: at most medium."""
+    return "medium" if evidence.confidence == "high" else evidence.confidence
 
 
 def describe(checkpoint: Checkpoint) -> str:
@@ -86,9 +110,6 @@ def describe(checkpoint: Checkpoint) -> str:
     return f"depth {checkpoint.depth}: {title_of(checkpoint)}{variant}{options}{where}"
 
 
-def no_verdict(evidence: Evidence) -> NotApplicable | None:
-    """Why no rule on recomputes can look at this trace; ``None`` where one can."""
-    judgement = evidence.facts.judgement
-    if judgement.verdict == "inconclusive":
-        return NotApplicable(judgement.reason or "There is no verdict.")
-    return None
+def name_some(regions: Sequence[Region]) -> tuple[str, ...]:
+    """The first few blocks, as lines of evidence."""
+    return tuple(region.module or region.signature for region in regions[:_MOST_BLOCKS])

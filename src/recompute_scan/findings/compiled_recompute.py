@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from recompute_scan.findings.base import Evidence, NotApplicable, Rule
-from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.recompute.structure import Role
-from recompute_scan.recompute.verdict import Compiled, compiled_backward
-from recompute_scan.recompute.vocabulary import COMPILED_CALL
+from recompute_scan.findings.base import Answer, NotApplicable, Rule
+from recompute_scan.findings.evidence import Evidence
+from recompute_scan.recompute.verdict import Compiled
 from recompute_scan.result import Finding
 
 _WHAT_TO_TRY = (
@@ -24,18 +20,16 @@ _NEW_NUMBERS = (
 )
 
 
-def check(evidence: Evidence) -> list[Finding] | NotApplicable:
+def check(evidence: Evidence) -> Answer:
     """One finding where compiled nodes run in the backward pass."""
-    facts = evidence.facts
-    if not len(facts.structure.rows(Role.BACKWARD)):
+    if not evidence.has_backward:
         return NotApplicable("The trace shows no autograd nodes, so none that is compiled.")
-    compiled = compiled_backward(facts.calls, facts.structure)
-    return [] if compiled is None else [_finding(evidence, compiled)]
+    return [_finding(evidence, evidence.compiled)] if evidence.compiled is not None else []
 
 
 def _finding(evidence: Evidence, compiled: Compiled) -> Finding:
     share = f"{100 * compiled.share:.0f} % of the backward pass is compiled"
-    again = _recomputed_from_outside(evidence.facts)
+    again = evidence.compiled_calls_again
     if compiled.recomputes:
         title = f"{share} and runs forward work again that operators do not count"
         detail = (
@@ -58,40 +52,25 @@ def _finding(evidence: Evidence, compiled: Compiled) -> Finding:
     budget = evidence.environment.get("activation_memory_budget")
     if budget:
         detail += f" {_NEW_NUMBERS.format(budget=budget)}"
-    return Finding(
-        code=RULE.code,
-        name=RULE.name,
+    return RULE.finding(
+        evidence,
         severity="warning" if budget or (compiled.recomputes and again) else "info",
-        confidence=evidence.confidence,
         title=title,
         detail=f"{detail} {_WHAT_TO_TRY}",
         evidence=(
             f"{compiled.nodes} compiled nodes in the backward pass",
             *((f"{again} compiled calls ran again, outside of them",) if again else ()),
-            *_attention(evidence.facts),
+            *_attention(evidence),
         ),
-        fix=None,
-        saving_ms=None,
-        saving_pct=None,
     )
 
 
-def _recomputed_from_outside(facts: RecomputeFacts) -> int:
-    """Compiled calls of the forward pass that a checkpoint around them ran again."""
-    compiled = facts.calls.matching(COMPILED_CALL)
-    return sum(
-        int(np.count_nonzero(compiled[facts.calls.name[recompute.again[recompute.ran]]]))
-        for recompute in facts.alignment.recomputes
-    )
-
-
-def _attention(facts: RecomputeFacts) -> tuple[str, ...]:
+def _attention(evidence: Evidence) -> tuple[str, ...]:
     """What attention's kernels say, where there are any."""
-    passes = facts.attention.passes if facts.attention is not None else []
-    if not passes:
+    if evidence.attention_kernels is None:
         return ()
-    backward, again = sum(p.layers for p in passes), sum(p.again for p in passes)
+    backward, again = evidence.attention_kernels
     return (f"attention kernels: {backward} backward, {again} forward ones that ran again",)
 
 
-RULE = Rule("RS007", "compiled-recompute", check)
+RULE = Rule("RS007", "compiled-recompute", check, needs_verdict=False)

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from recompute_scan.advise import advise_removal, title_of
-from recompute_scan.findings.base import Evidence, NotApplicable, Rule, describe
-from recompute_scan.result import Checkpoint, Finding, Region
+from recompute_scan.findings.base import Answer, Rule, describe
+from recompute_scan.findings.evidence import Evidence, Stack
+from recompute_scan.result import DOUBLED, Finding, Region
 
-DOUBLED = 2.0
 # A mean below this is one recompute with noise; above, some passes of a layer ran twice.
 _MORE_THAN_ONCE = 1.5
 
-_Checkpoints = tuple[Checkpoint, ...]
 
-
-def check(evidence: Evidence) -> list[Finding] | NotApplicable:
+def check(evidence: Evidence) -> Answer:
     """One finding for each way in which checkpoints are stacked."""
-    judgement = evidence.facts.judgement
-    if judgement.verdict == "inconclusive":
-        return NotApplicable(judgement.reason or "There is no verdict.")
-    if judgement.verdict != "doubled":
+    if evidence.verdict != "doubled":
         return []
-    stacks: dict[_Checkpoints, list[Region]] = defaultdict(list)
-    for region in evidence.regions:
-        if region.recompute_runs_per_backward >= _MORE_THAN_ONCE:
-            stacks[region.checkpoints].append(region)
-    if not stacks:
-        stacks[()] = []
-    return [_finding(evidence, stack, regions) for stack, regions in stacks.items()]
+    stacks = evidence.stacks(lambda r: r.recompute_runs_per_backward >= _MORE_THAN_ONCE)
+    return [_finding(evidence, stack, regions) for stack, regions in (stacks or {(): []}).items()]
 
 
-def _finding(evidence: Evidence, stack: _Checkpoints, regions: list[Region]) -> Finding:
-    facts, cost = evidence.facts, evidence.cost
-    runs = max((r.recompute_runs_per_backward for r in regions), default=facts.judgement.highest)
-    whole = f"{len(regions)} of {len(evidence.regions)} blocks" if regions else "Some operators"
+def _finding(evidence: Evidence, stack: Stack, regions: list[Region]) -> Finding:
+    cost = evidence.cost
+    runs = max((r.recompute_runs_per_backward for r in regions), default=evidence.highest)
+    whole = evidence.of_blocks(regions) if regions else "Some operators"
     times = f"{runs:g} times" if runs is not None else "more than once"
     title = f"{whole} run their forward again {times} in each backward pass; once is enough"
     redundant = sum(region.redundant_ms_per_step for region in regions)
@@ -42,11 +30,8 @@ def _finding(evidence: Evidence, stack: _Checkpoints, regions: list[Region]) -> 
     everything = sum(region.redundant_ms_per_step for region in evidence.regions)
     if regions and everything:
         share = redundant / everything
-    return Finding(
-        code=RULE.code,
-        name=RULE.name,
-        severity="error",
-        confidence=evidence.confidence,
+    return RULE.finding(
+        evidence,
         title=title,
         detail=_detail(stack),
         evidence=(
@@ -59,7 +44,7 @@ def _finding(evidence: Evidence, stack: _Checkpoints, regions: list[Region]) -> 
     )
 
 
-def _detail(stack: _Checkpoints) -> str:
+def _detail(stack: Stack) -> str:
     if len(stack) >= 2:
         titles = list(dict.fromkeys(title_of(checkpoint) for checkpoint in stack[:2]))
         names = " and ".join(titles)
@@ -84,4 +69,4 @@ def _counted(region: Region) -> str:
     )
 
 
-RULE = Rule("RS001", "doubled-checkpoint", check)
+RULE = Rule(DOUBLED, "doubled-checkpoint", check, severity="error")

@@ -6,17 +6,16 @@ from collections import defaultdict
 
 from recompute_scan.advise import title_of
 from recompute_scan.annotations import EARLY_STOP_OFF
-from recompute_scan.findings.base import Evidence, NotApplicable, Rule, describe, no_verdict
+from recompute_scan.findings.base import Answer, NotApplicable, Rule, describe, name_some
+from recompute_scan.findings.evidence import Evidence
 from recompute_scan.result import Checkpoint, Finding, Fix
 
 _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
 
-def check(evidence: Evidence) -> list[Finding] | NotApplicable:
+def check(evidence: Evidence) -> Answer:
     """One finding for each mechanism whose checkpoints are called with early stop off."""
-    if unknown := no_verdict(evidence):
-        return unknown
-    if evidence.facts.annotations is None and evidence.facts.judgement.verdict != "none":
+    if not evidence.annotated and evidence.verdict != "none":
         return NotApplicable(
             "Whether early stop was on shows only in a trace that `recompute-scan run` recorded."
         )
@@ -36,13 +35,10 @@ def _finding(evidence: Evidence, checkpoints: list[Checkpoint]) -> Finding:
     regions = [r for r in evidence.regions if not set(checkpoints).isdisjoint(r.checkpoints)]
     title = title_of(checkpoints[0])
     nested = any(len(region.checkpoints) > 1 for region in regions)
-    return Finding(
-        code=RULE.code,
-        name=RULE.name,
+    return RULE.finding(
+        evidence,
         severity="warning" if nested else "info",
-        confidence=evidence.confidence,
-        title=f"{len(regions)} of {len(evidence.regions)} blocks are recomputed to their end: "
-        "early stop is off",
+        title=f"{evidence.of_blocks(regions)} are recomputed to their end: early stop is off",
         detail=(
             "A non-reentrant recompute may stop as soon as it has the last tensor that the "
             "backward pass needs, which leaves out a block's last operators. Here it goes on to "
@@ -56,7 +52,7 @@ def _finding(evidence: Evidence, checkpoints: list[Checkpoint]) -> Finding:
         ),
         evidence=(
             *map(describe, checkpoints),
-            *(region.module or region.signature for region in regions[:3]),
+            *name_some(regions),
         ),
         fix=Fix(
             summary=(
@@ -73,8 +69,6 @@ def _finding(evidence: Evidence, checkpoints: list[Checkpoint]) -> Finding:
                 "block run in each recompute."
             ),
         ),
-        saving_ms=None,
-        saving_pct=None,
     )
 
 

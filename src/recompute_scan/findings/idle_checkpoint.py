@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-
 from recompute_scan.advise import (
     advise_removal,
     mechanism_of,
@@ -13,42 +10,37 @@ from recompute_scan.advise import (
     take_out,
     title_of,
 )
-from recompute_scan.annotations import REGION, parse_region
-from recompute_scan.findings.base import Evidence, NotApplicable, Rule, describe, no_verdict
+from recompute_scan.findings.base import Answer, NotApplicable, Rule, describe, name_some
+from recompute_scan.findings.evidence import Evidence, Stack
 from recompute_scan.result import Checkpoint, Finding, Fix, Region
 from recompute_scan.run_info import SwitchedOn
 
 _COMPILED = "used"
-_REGION = re.compile(re.escape(REGION))
 
 
-def check(evidence: Evidence) -> list[Finding] | NotApplicable:
+def check(evidence: Evidence) -> Answer:
     """One finding for each set of idle blocks, and for each switch that no call came from."""
-    if unknown := no_verdict(evidence):
-        return unknown
-    if evidence.facts.annotations is None and not evidence.switched_on:
+    if not evidence.annotated and not evidence.switched_on:
         return NotApplicable(
             "A checkpoint that recomputes nothing shows only in a trace that `recompute-scan run` "
             "recorded."
         )
-    stacks: dict[tuple[Checkpoint, ...], list[Region]] = defaultdict(list)
-    for region in evidence.regions:
-        if region.checkpoints and region.recompute_runs_per_backward == 0:
-            stacks[region.checkpoints].append(region)
+    stacks = evidence.stacks(lambda r: bool(r.checkpoints) and r.recompute_runs_per_backward == 0)
     found = [_idle(evidence, stack, regions) for stack, regions in stacks.items()]
     # A compiled checkpoint is part of the graph and calls nothing.
     if evidence.environment.get("torch_compile") != _COMPILED:
-        found += [_unused(evidence, one) for one in evidence.switched_on if _unseen(evidence, one)]
+        found += [
+            _unused(evidence, one)
+            for one in evidence.switched_on
+            if one.mechanism not in evidence.mechanisms
+        ]
     return found
 
 
-def _idle(evidence: Evidence, stack: tuple[Checkpoint, ...], regions: list[Region]) -> Finding:
-    return Finding(
-        code=RULE.code,
-        name=RULE.name,
-        severity="info",
-        confidence=evidence.confidence,
-        title=f"{len(regions)} of {len(evidence.regions)} blocks are checkpointed and none of "
+def _idle(evidence: Evidence, stack: Stack, regions: list[Region]) -> Finding:
+    return RULE.finding(
+        evidence,
+        title=f"{evidence.of_blocks(regions)} are checkpointed and none of "
         "their work is recomputed",
         detail=(
             "The backward pass asked for nothing inside these blocks: all that they save is "
@@ -57,15 +49,13 @@ def _idle(evidence: Evidence, stack: tuple[Checkpoint, ...], regions: list[Regio
         ),
         evidence=(
             *(describe(checkpoint) for checkpoint in stack),
-            *(region.module or region.signature for region in regions[:3]),
+            *name_some(regions),
         ),
         fix=_fix(evidence, stack),
-        saving_ms=None,
-        saving_pct=None,
     )
 
 
-def _fix(evidence: Evidence, stack: tuple[Checkpoint, ...]) -> Fix | None:
+def _fix(evidence: Evidence, stack: Stack) -> Fix | None:
     if len(stack) > 1:
         return advise_removal(stack, evidence.sources, evidence.alone, evidence.run)
     mechanism = mechanism_of(stack[0])
@@ -79,25 +69,12 @@ def _fix(evidence: Evidence, stack: tuple[Checkpoint, ...]) -> Fix | None:
     return take_out(stack[0], mechanism, evidence.sources, lost=works, run=evidence.run)
 
 
-def _unseen(evidence: Evidence, switched: SwitchedOn) -> bool:
-    seen = {
-        checkpoint.mechanism for region in evidence.regions for checkpoint in region.checkpoints
-    }
-    # Those too that were called in another checkpoint's recompute alone.
-    calls = evidence.facts.calls
-    found = (parse_region(calls.names[calls.name[row]]) for row in calls.named(_REGION))
-    seen |= {annotation.mechanism for annotation in found if annotation is not None}
-    return switched.mechanism not in seen
-
-
 def _unused(evidence: Evidence, switched: SwitchedOn) -> Finding:
     title = title_of(Checkpoint(0, None, switched.mechanism))
     where = place(switched.site)
-    return Finding(
-        code=RULE.code,
-        name=RULE.name,
+    return RULE.finding(
+        evidence,
         severity="warning",
-        confidence=evidence.confidence,
         title=f"{title[:1].upper()}{title[1:]} is switched on{where}, and no checkpoint was called",
         detail=(
             "None of the recorded steps called a checkpoint of this kind. The model may be in "
@@ -106,9 +83,6 @@ def _unused(evidence: Evidence, switched: SwitchedOn) -> Finding:
             "not freed."
         ),
         evidence=(f"{title}: on when recording began{where}, 0 calls",),
-        fix=None,
-        saving_ms=None,
-        saving_pct=None,
     )
 
 

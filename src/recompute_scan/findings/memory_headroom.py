@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from recompute_scan.advise import advise_fewer
-from recompute_scan.findings.base import Evidence, NotApplicable, Rule, no_verdict
+from recompute_scan.findings.base import Answer, NotApplicable, Rule, predicted
+from recompute_scan.findings.evidence import Evidence
 from recompute_scan.result import Checkpoint, Finding, Memory, MemoryPlan, Region
 from recompute_scan.units import ms, plural, size
 
@@ -14,12 +15,10 @@ from recompute_scan.units import ms, plural, size
 WORTH = 0.01
 
 
-def check(evidence: Evidence) -> list[Finding] | NotApplicable:
+def check(evidence: Evidence) -> Answer:
     """One finding, with the fastest plan that fits."""
-    if unknown := no_verdict(evidence):
-        return unknown
     memory, cost = evidence.memory, evidence.cost
-    if memory is None and not evidence.facts.work.on_gpu:
+    if memory is None and not evidence.on_gpu:
         return NotApplicable(
             "The steps ran on the CPU; how much of the host's memory layers may take is not judged."
         )
@@ -52,13 +51,10 @@ def _finding(evidence: Evidence, memory: Memory, plan: MemoryPlan, gain: float) 
     pct = 100 * gain / cost.predicted_step_ms
     freed = sum(one.saved_bytes or 0 for one in memory.regions if one.ordinal in set(plan.regions))
     now = memory.plans[0].peak_bytes
-    return Finding(
-        code=RULE.code,
-        name=RULE.name,
-        severity="info",
-        confidence="medium" if evidence.confidence == "high" else evidence.confidence,
-        title=f"{len(chosen)} of {len(evidence.regions)} blocks need no checkpoint: the GPU has "
-        "memory left for them",
+    return RULE.finding(
+        evidence,
+        confidence=predicted(evidence),
+        title=f"{evidence.of_blocks(chosen)} need no checkpoint: the GPU has memory left for them",
         detail=(
             f"Without their checkpoints a step takes about {ms(plan.step_ms)} instead of "
             f"{ms(cost.predicted_step_ms)}, and at most {size(plan.peak_bytes)} are allocated "
@@ -90,4 +86,4 @@ def names_of(regions: Sequence[Region]) -> str:
 
 _MOST_NAMED = 12
 
-RULE = Rule("RS301", "memory-headroom", check)
+RULE = Rule("RS301", "memory-headroom", check, gives_plan=True)

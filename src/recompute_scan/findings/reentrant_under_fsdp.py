@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from recompute_scan.advise import find_mechanism, keep_and_drop, title_of
-from recompute_scan.findings.base import Evidence, NotApplicable, Rule, describe, no_verdict
+from recompute_scan.advise import find_mechanism, title_of
+from recompute_scan.findings.base import Answer, NotApplicable, Rule, describe, name_some
+from recompute_scan.findings.evidence import Evidence
 from recompute_scan.result import Checkpoint, Finding, Fix, Region
 
 _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
 
-def check(evidence: Evidence) -> list[Finding] | NotApplicable:
+def check(evidence: Evidence) -> Answer:
     """One finding for each reentrant checkpoint that advice on doubling would leave in place."""
-    if unknown := no_verdict(evidence):
-        return unknown
     if not evidence.run.sharded:
         return NotApplicable("The trace shows no FSDP.")
     kept: dict[Checkpoint, list[Region]] = defaultdict(list)
@@ -23,7 +22,7 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
             continue
         stays = region.checkpoints[0]
         if len(region.checkpoints) > 1:
-            stays = keep_and_drop(region.checkpoints, evidence.alone, sharded=True)[0]
+            stays = evidence.keep_and_drop(region.checkpoints)[0]
         if stays.variant == "reentrant":
             kept[stays].append(region)
     return [_finding(evidence, checkpoint, regions) for checkpoint, regions in kept.items()]
@@ -31,13 +30,9 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
 
 def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) -> Finding:
     mechanism = find_mechanism(checkpoint.mechanism)
-    return Finding(
-        code=RULE.code,
-        name=RULE.name,
-        severity="warning",
-        confidence=evidence.confidence,
-        title=f"{len(regions)} of {len(evidence.regions)} blocks are checkpointed reentrantly "
-        "under FSDP",
+    return RULE.finding(
+        evidence,
+        title=f"{evidence.of_blocks(regions)} are checkpointed reentrantly under FSDP",
         detail=(
             "A reentrant recompute runs the whole block, does not compare what it recomputed with "
             "the original, and outside an FSDP unit gathers the parameters once more. With "
@@ -46,7 +41,7 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
         ),
         evidence=(
             describe(checkpoint),
-            *(region.module or region.signature for region in regions[:3]),
+            *name_some(regions),
         ),
         fix=Fix(
             summary=(
@@ -63,9 +58,7 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
                 "not compute the same twice; a reentrant one goes on with wrong gradients."
             ),
         ),
-        saving_ms=None,
-        saving_pct=None,
     )
 
 
-RULE = Rule("RS006", "reentrant-under-fsdp", check)
+RULE = Rule("RS006", "reentrant-under-fsdp", check, severity="warning")

@@ -5,36 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 
-from recompute_scan.findings import (
-    compiled_recompute,
-    doubled_checkpoint,
-    early_stop_off,
-    idle_checkpoint,
-    memory_headroom,
-    nested_checkpoint,
-    reentrant_under_fsdp,
-    repeated_collectives,
-    selective_checkpoint,
-    uneven_recompute,
-    untrained_weights,
-)
-from recompute_scan.findings.base import Evidence, NotApplicable, Rule
+from recompute_scan.findings.base import Answer, NotApplicable, Rule
+from recompute_scan.findings.evidence import Evidence, RankEvidence
 from recompute_scan.result import Checked, Finding, Result
 
-RULES = (
-    doubled_checkpoint.RULE,
-    nested_checkpoint.RULE,
-    idle_checkpoint.RULE,
-    uneven_recompute.RULE,
-    repeated_collectives.RULE,
-    reentrant_under_fsdp.RULE,
-    compiled_recompute.RULE,
-    early_stop_off.RULE,
-    untrained_weights.RULE,
-    memory_headroom.RULE,
-    selective_checkpoint.RULE,
+# Modules of this folder, each with its ``RULE``, in the order of codes.
+_RULES = (
+    "doubled_checkpoint",
+    "nested_checkpoint",
+    "idle_checkpoint",
+    "uneven_recompute",
+    "repeated_collectives",
+    "reentrant_under_fsdp",
+    "compiled_recompute",
+    "early_stop_off",
+    "untrained_weights",
+    "memory_headroom",
+    "selective_checkpoint",
 )
+RULES: tuple[Rule, ...] = tuple(import_module(f"{__package__}.{name}").RULE for name in _RULES)
 
 
 def check_all(evidence: Evidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
@@ -42,7 +33,7 @@ def check_all(evidence: Evidence) -> tuple[tuple[Finding, ...], tuple[Checked, .
     findings: list[Finding] = []
     checked: list[Checked] = []
     for rule in RULES:
-        found, status = _checked(rule, partial(rule.check, evidence))
+        found, status = _checked(rule, partial(rule.look, evidence))
         findings.extend(found)
         checked.append(status)
     return tuple(findings), tuple(checked)
@@ -52,17 +43,22 @@ def check_ranks(result: Result) -> Result:
     """The result of several ranks, with what only they together show."""
     findings = list(result.findings)
     checked = {one.code: one for one in result.checked}
+    evidence = RankEvidence(result.ranks)
     for rule in RULES:
         if rule.check_ranks is not None:
-            found, checked[rule.code] = _checked(rule, partial(rule.check_ranks, result.ranks))
+            found, checked[rule.code] = _checked(rule, partial(rule.check_ranks, evidence))
             findings.extend(found)
     ordered = sorted(findings, key=lambda finding: finding.code)
     return replace(result, findings=tuple(ordered), checked=tuple(checked.values()))
 
 
-def _checked(
-    rule: Rule, check: Callable[[], list[Finding] | NotApplicable]
-) -> tuple[list[Finding], Checked]:
+def recommends_plan(result: Result) -> bool:
+    """Does a finding recommend the memory plan that the result has chosen?"""
+    codes = {rule.code for rule in RULES if rule.gives_plan}
+    return any(finding.code in codes for finding in result.findings)
+
+
+def _checked(rule: Rule, check: Callable[[], Answer]) -> tuple[list[Finding], Checked]:
     try:
         answer = check()
     except Exception as error:

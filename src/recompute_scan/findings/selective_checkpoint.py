@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from recompute_scan.advise import advise_selective
-from recompute_scan.cost.selective import KeptAttention, keep_attention
-from recompute_scan.findings.base import Evidence, NotApplicable, Rule, no_verdict
+from recompute_scan.cost.selective import KeptAttention
+from recompute_scan.findings.base import Answer, NotApplicable, Rule, predicted
+from recompute_scan.findings.evidence import Evidence
 from recompute_scan.findings.memory_headroom import WORTH
 from recompute_scan.result import Finding, Memory
 from recompute_scan.units import ms, pct, plural, size
 
 
-def check(evidence: Evidence) -> list[Finding] | NotApplicable:
+def check(evidence: Evidence) -> Answer:
     """One finding for all layers together."""
-    if unknown := no_verdict(evidence):
-        return unknown
-    if not evidence.facts.work.on_gpu:
+    if not evidence.on_gpu:
         return NotApplicable("The tensors lie in the host's memory, which other programs share.")
-    if len(evidence.facts.trace.signatures) < 2:
+    if not evidence.has_shapes:
         return NotApplicable(
             "The trace has no input shapes: record with `recompute-scan run`, or with "
             "record_shapes=True."
@@ -24,7 +23,7 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
     cost = evidence.cost
     if cost is None:
         return NotApplicable("There is no step time to gain from.")
-    kept = keep_attention(evidence.facts, cost)
+    kept = evidence.kept_attention
     if kept is None or kept.saving_ms < WORTH * cost.predicted_step_ms:
         return []
     return [_finding(evidence, kept)]
@@ -36,11 +35,9 @@ def _finding(evidence: Evidence, kept: KeptAttention) -> Finding:
     share = 100 * kept.saving_ms / cost.predicted_step_ms
     stacks = [region.checkpoints for region in evidence.regions if region.checkpoints]
     stack = max(stacks, key=stacks.count, default=())
-    return Finding(
-        code=RULE.code,
-        name=RULE.name,
-        severity="info",
-        confidence="medium" if evidence.confidence == "high" else evidence.confidence,
+    return RULE.finding(
+        evidence,
+        confidence=predicted(evidence),
         title=f"Keeping the results of attention would save about {pct(share)} of the step for "
         f"{size(kept.added_bytes)}",
         detail=(

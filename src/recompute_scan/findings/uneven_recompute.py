@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recompute_scan.findings.base import Evidence, NotApplicable, Rule
-from recompute_scan.result import Finding, Rank
+from recompute_scan.findings.base import Answer, NotApplicable, Rule
+from recompute_scan.findings.evidence import RankEvidence
 
 # Recomputes per block; one more layer of eight recomputed is more than this.
 _UNEVEN = 0.1
 
 
-def check(_: Evidence) -> list[Finding] | NotApplicable:
-    """Nothing can be said of one rank alone; see :func:`check_ranks`."""
-    return NotApplicable("The traces of two or more ranks are needed.")
-
-
-def check_ranks(ranks: Sequence[Rank]) -> list[Finding] | NotApplicable:
+def check_ranks(evidence: RankEvidence) -> Answer:
     """One finding where the ranks' recomputes per block differ."""
-    known = [rank for rank in ranks if rank.recomputes_per_block is not None]
+    known = [rank for rank in evidence.ranks if rank.recomputes_per_block is not None]
     if len(known) < 2:
         return NotApplicable("The traces of two or more ranks with a verdict are needed.")
     recomputes = [rank.recomputes_per_block or 0.0 for rank in known]
@@ -31,11 +26,8 @@ def check_ranks(ranks: Sequence[Rank]) -> list[Finding] | NotApplicable:
         f" Recomputes take from {min(times):.1f} to {max(times):.1f} ms of a step." if times else ""
     )
     return [
-        Finding(
-            code=RULE.code,
-            name=RULE.name,
-            severity="warning",
-            confidence="medium",
+        RULE.finding(
+            evidence,
             title=f"Ranks recompute from {least:.2g} to {most:.2g} times per block; "
             f"most on {_listed(busiest)}",
             detail=(
@@ -44,7 +36,7 @@ def check_ranks(ranks: Sequence[Rank]) -> list[Finding] | NotApplicable:
                 "first holds the activations of more micro-batches. Otherwise look for a setting "
                 "that is not the same on all ranks."
             ),
-            evidence=tuple(
+            evidence=[
                 f"rank {rank.rank}: {value:.3g} recomputes per block"
                 + (
                     f", {rank.recompute_ms:.1f} ms per step"
@@ -52,10 +44,7 @@ def check_ranks(ranks: Sequence[Rank]) -> list[Finding] | NotApplicable:
                     else ""
                 )
                 for rank, value in zip(known, recomputes, strict=True)
-            ),
-            fix=None,
-            saving_ms=None,
-            saving_pct=None,
+            ],
         )
     ]
 
@@ -65,4 +54,10 @@ def _listed(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
 
 
-RULE = Rule("RS004", "uneven-recompute", check, check_ranks)
+RULE = Rule(
+    "RS004",
+    "uneven-recompute",
+    check_ranks=check_ranks,
+    severity="warning",
+    needs_verdict=False,
+)

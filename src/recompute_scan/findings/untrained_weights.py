@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from recompute_scan.diagnose.checkpointing import SILENT
 from recompute_scan.diagnose.classify import Diagnosis, how_checked
 from recompute_scan.diagnose.outcome import finding_of
-from recompute_scan.findings.base import Evidence, NotApplicable, Rule
-from recompute_scan.result import Finding
+from recompute_scan.diagnose.reentrant import SILENT
+from recompute_scan.findings.base import Answer, NotApplicable, Rule
+from recompute_scan.findings.evidence import Evidence
 
 _MOST_NAMED = 6
 
 
-def check(evidence: Evidence) -> list[Finding] | NotApplicable:
+def check(evidence: Evidence) -> Answer:
     """One finding, where the run saw trainable weights without a gradient."""
     names = evidence.untrained
     if names is None:
@@ -25,4 +25,4 @@ def check(evidence: Evidence) -> list[Finding] | NotApplicable:
     return [finding_of(Diagnosis(SILENT, "high", shown))]
 
 
-RULE = Rule(SILENT.code, SILENT.name, check)
+RULE = Rule(SILENT.code, SILENT.name, check, severity=SILENT.severity, needs_verdict=False)

@@ -13,7 +13,7 @@ from recompute_scan.frameworks import fsdp
 from recompute_scan.frameworks.mechanism import Edit
 
 MECHANISM = replace(
-    fsdp.MECHANISM,
+    fsdp.BASE,
     name="accelerate-fsdp",
     title="accelerate's fsdp_activation_checkpointing",
     keep=70,
@@ -33,5 +33,6 @@ MECHANISM = replace(
     switched_by=("accelerate/accelerator.py:*", "accelerate/utils/fsdp_utils.py:*"),
     settings=("accelerate.utils.dataclasses:FullyShardedDataParallelPlugin.__post_init__",),
     variables=("FSDP_ACTIVATION_CHECKPOINTING",),
+    launchers=("accelerate.commands",),
     edits=(Edit("*", "keyword", "activation_checkpointing"),),
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from recompute_scan.frameworks import fsdp, huggingface
 
 MECHANISM = replace(
-    huggingface.MECHANISM,
+    huggingface.BASE,
     name="axolotl",
     title="axolotl's gradient_checkpointing",
     keep=60,
@@ -23,7 +23,7 @@ MECHANISM = replace(
         "supervised, all layers trained: reentrant by its default",
         "reinforcement learning: non-reentrant by its default",
     ),
-    asks=(*huggingface.MECHANISM.asks, *fsdp.MECHANISM.asks, "axolotl/*:*"),
+    asks=(*huggingface.BASE.asks, *fsdp.BASE.asks, "axolotl/*:*"),
     switched_by=("axolotl/*:*",),
     functions=("CPU_Offloaded_Gradient_Checkpointer", "HiddenStatesOffloadCheckpoint", "Disco"),
     edits=(),

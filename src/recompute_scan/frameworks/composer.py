@@ -11,7 +11,7 @@ from dataclasses import replace
 from recompute_scan.frameworks import fsdp
 
 MECHANISM = replace(
-    fsdp.MECHANISM,
+    fsdp.BASE,
     name="composer-fsdp",
     title="Composer's fsdp_config activation_checkpointing",
     keep=70,

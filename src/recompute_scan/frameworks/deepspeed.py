@@ -34,4 +34,6 @@ MECHANISM = Mechanism(
         "deepspeed.runtime.activation_checkpointing.checkpointing:CheckpointFunction",
         "deepspeed.runtime.activation_checkpointing.checkpointing:non_reentrant_checkpoint",
     ),
+    launchers=("deepspeed.launcher",),
+    engines=(("DeepSpeedEngine", "DeepSpeed"),),
 )

@@ -6,18 +6,27 @@ module of class ``CheckpointWrapper``; a second application wraps again, nothing
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from recompute_scan.frameworks.mechanism import Edit, Mechanism
 
-MECHANISM = Mechanism(
+# What all share that apply it.
+BASE = Mechanism(
     name="fsdp-wrapper",
     title="FSDP's checkpoint wrapper",
     keep=55,
     keep_sharded=100,
-    why_keep="it stands around the layer itself, whatever calls the layer",
+    why_keep="it is around the layer itself, whatever calls the layer",
     remove="delete the apply_activation_checkpointing(…) or checkpoint_wrapper(…) call",
     docs="https://docs.pytorch.org/docs/stable/fsdp.html",
     checked="ran here (torch 2.13.0)",
     variants=("torch < 2.2: reentrant", "torch >= 2.2: non-reentrant"),
     asks=("torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py:*",),
     edits=(Edit("apply_activation_checkpointing", "delete"), Edit("checkpoint_wrapper", "unwrap")),
+)
+MECHANISM = replace(
+    BASE,
+    fewer="let the check_fn of apply_activation_checkpointing refuse {layers}",
+    selectively="pass context_fn={context} to checkpoint_wrapper",
+    engines=(("FullyShardedDataParallel", "FSDP"),),
 )

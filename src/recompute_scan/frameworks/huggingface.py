@@ -7,9 +7,12 @@ wrapper around the layer; from 4.52 ``GradientCheckpointingLayer`` does, inside 
 
 from __future__ import annotations
 
-from recompute_scan.frameworks.mechanism import Edit, Mechanism, Rename
+from dataclasses import replace
 
-MECHANISM = Mechanism(
+from recompute_scan.frameworks.mechanism import Before, Edit, Mechanism, Rename
+
+# What all share that switch it on.
+BASE = Mechanism(
     name="hf-gradient-checkpointing",
     title="Hugging Face's gradient_checkpointing_enable",
     keep=50,
@@ -46,5 +49,21 @@ MECHANISM = Mechanism(
     edits=(
         Edit("gradient_checkpointing_enable", "delete"),
         Edit("activation_checkpointing_enable", "delete"),
+    ),
+)
+MECHANISM = replace(
+    BASE,
+    fewer="set gradient_checkpointing = False on {layers} once it is on for the model",
+    fewer_before=(
+        Before(
+            "transformers",
+            "4.52",
+            "the layers have no flag of their own before transformers 4.52: wrap the others in "
+            "checkpoint_wrapper, and not {layers}",
+        ),
+    ),
+    selectively=(
+        'gradient_checkpointing_enable(gradient_checkpointing_kwargs={{"use_reentrant": False, '
+        '"context_fn": {context}}})'
     ),
 )

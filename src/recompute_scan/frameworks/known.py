@@ -6,67 +6,50 @@ import re
 from collections.abc import Iterable
 from fnmatch import translate
 from functools import cache, lru_cache
+from importlib import import_module
 
-from recompute_scan.frameworks import (
-    accelerate,
-    axolotl,
-    compiler,
-    composer,
-    deepspeed,
-    diffusers,
-    fairscale,
-    fsdp,
-    huggingface,
-    lightning,
-    llamafactory,
-    megatron,
-    nemo,
-    peft,
-    pytorch,
-    timm,
-    torchtitan,
-    torchtune,
-    trainer,
-    transformer_engine,
-    trl,
-    unsloth,
-)
+from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.mechanism import Mechanism
 
 _WILDCARD = re.compile(r"[*?]")
 # Where transformers keeps code that came with a model: anybody's.
 _CODE_OF_MODELS = "transformers_modules"
 
-MECHANISMS = (
-    unsloth.MECHANISM,
-    llamafactory.MECHANISM,
-    axolotl.MECHANISM,
-    peft.MECHANISM,
-    trl.MECHANISM,
-    nemo.MECHANISM,
-    torchtitan.MECHANISM,
-    torchtune.MECHANISM,
-    composer.MECHANISM,
-    lightning.MECHANISM,
-    trainer.SHARDED,
-    trainer.MECHANISM,
-    accelerate.MECHANISM,
-    megatron.MECHANISM,
-    deepspeed.MECHANISM,
-    transformer_engine.MECHANISM,
-    fairscale.MECHANISM,
-    timm.MECHANISM,
-    diffusers.MECHANISM,
-    fsdp.MECHANISM,
-    huggingface.MECHANISM,
-    compiler.MECHANISM,
-    pytorch.COMPOSABLE,
-    pytorch.SEQUENTIAL,
-    pytorch.SELECTIVE,
-    pytorch.DIRECT,
-    pytorch.LIBRARY,
-    pytorch.OWN,
+# Modules of this folder, in the order in which they are asked; the first that fits counts.
+_FRAMEWORKS = (
+    "unsloth",
+    "llamafactory",
+    "axolotl",
+    "peft",
+    "trl",
+    "nemo",
+    "torchtitan",
+    "torchtune",
+    "composer",
+    "lightning",
+    "trainer",
+    "accelerate",
+    "megatron",
+    "deepspeed",
+    "transformer_engine",
+    "fairscale",
+    "timm",
+    "diffusers",
+    "fsdp",
+    "huggingface",
+    "compiler",
+    "pytorch",
 )
+
+
+def _mechanisms(framework: str) -> tuple[Mechanism, ...]:
+    """Those of one module: its ``MECHANISMS``, or the one ``MECHANISM`` that it has."""
+    module = vars(import_module(f"{__package__}.{framework}"))
+    several: tuple[Mechanism, ...] = module.get("MECHANISMS") or (module["MECHANISM"],)
+    return several
+
+
+MECHANISMS = tuple(mechanism for name in _FRAMEWORKS for mechanism in _mechanisms(name))
 
 
 def find_mechanism(name: str | None) -> Mechanism | None:
@@ -111,6 +94,16 @@ def find_title(name: str | None) -> str | None:
 def packages() -> tuple[str, ...]:
     """Distributions whose versions bear on a mechanism."""
     return tuple(dict.fromkeys(package for m in MECHANISMS for package in m.packages))
+
+
+def launchers() -> tuple[str, ...]:
+    """Modules of all frameworks that start or serve training: ``torch.distributed``."""
+    return tuple(dict.fromkeys(module for m in MECHANISMS for module in m.launchers))
+
+
+def engines() -> dict[str, str]:
+    """Classes that are around a model to train it in parallel, with what each is called."""
+    return dict(engine for m in MECHANISMS for engine in m.engines)
 
 
 def import_names() -> frozenset[str]:

@@ -13,7 +13,7 @@ from recompute_scan.frameworks import fsdp
 from recompute_scan.frameworks.mechanism import Edit
 
 MECHANISM = replace(
-    fsdp.MECHANISM,
+    fsdp.BASE,
     name="lightning-fsdp",
     title="Lightning's activation_checkpointing_policy",
     keep=70,

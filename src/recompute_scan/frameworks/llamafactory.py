@@ -11,7 +11,7 @@ from dataclasses import replace
 from recompute_scan.frameworks import huggingface
 
 MECHANISM = replace(
-    huggingface.MECHANISM,
+    huggingface.BASE,
     name="llama-factory",
     title="LLaMA-Factory's own switch (disable_gradient_checkpointing turns it off)",
     keep=45,

@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+# Where nothing more particular is known.
+FEWER = "leave {layers} out of {title}"
+SELECTIVELY = (
+    "switch {title} to its selective mode, or use checkpoint(…, use_reentrant=False, "
+    "context_fn={context}) in its place"
+)
+
 
 @dataclass(frozen=True)
 class Edit:
@@ -39,6 +46,15 @@ class Rename:
 
 
 @dataclass(frozen=True)
+class Before:
+    """What to do where a package is older than a version."""
+
+    package: str
+    version: str
+    words: str
+
+
+@dataclass(frozen=True)
 class Mechanism:
     """One API or setting that turns checkpointing on.
 
@@ -49,7 +65,7 @@ class Mechanism:
         name: As written into annotations and results.
         title: What a person calls it.
         keep: How much speaks for keeping it when two are found; the higher is kept.
-        keep_sharded: The same under FSDP, where it stands inside the units; 0 where it is not
+        keep_sharded: The same under FSDP, where it is inside the units; 0 where it is not
             made for them.
         why_keep: The reason, one sentence without the full stop.
         renames: Words of ``remove`` that depend on a version; there the older ones stand.
@@ -75,6 +91,16 @@ class Mechanism:
         settings: Entry points of the objects that hold its setting.
         variables: Variables of the environment that set it too.
         edits: Changes to the statement at the call site, the first that fits is taken.
+        fewer: How to leave out single layers: words with ``{layers}`` and ``{title}``.
+        fewer_before: The same in older versions, each with the package and the version that
+            ended it, oldest first.
+        selectively: How to keep the results of chosen operators: words with ``{context}`` (the
+            ``context_fn``) and ``{title}``.
+        hooked: Those of ``functions`` whose recompute a gradient hook starts, and not a node that
+            asks for a saved tensor.
+        launchers: Modules that start or serve training, which the recorded script is not.
+        engines: Classes that are around a model to train it in parallel, with what a person
+            calls them.
     """
 
     name: str
@@ -99,3 +125,9 @@ class Mechanism:
     keep_sharded: int = 0
     renames: tuple[Rename, ...] = ()
     edits: tuple[Edit, ...] = ()
+    fewer: str = FEWER
+    fewer_before: tuple[Before, ...] = ()
+    selectively: str = SELECTIVELY
+    hooked: tuple[str, ...] = ()
+    launchers: tuple[str, ...] = ()
+    engines: tuple[tuple[str, str], ...] = ()

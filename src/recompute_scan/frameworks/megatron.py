@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from recompute_scan.frameworks.mechanism import Mechanism
 
-# Its recompute is started by a gradient hook, not by a node that asks for a saved tensor
-# (``discard_output_and_register_recompute``).
-SELECTIVE_FUNCTION = "CheckpointWithoutOutputFunction"
+# A gradient hook starts its recompute (``discard_output_and_register_recompute``).
+_SELECTIVE = "CheckpointWithoutOutputFunction"
 
 MECHANISM = Mechanism(
     name="megatron-recompute",
@@ -23,7 +22,8 @@ MECHANISM = Mechanism(
     checked="ran here (megatron-core 0.16.1: its functions; what calls them was read)",
     variants=("0.16: its own, reentrant",),
     caution="The setting is one for all ranks and stages; memory must suffice on each.",
-    functions=(SELECTIVE_FUNCTION,),
+    functions=(_SELECTIVE,),
+    hooked=(_SELECTIVE,),
     holding=("megatron/core/tensor_parallel/random.py:checkpoint",),
     asks=("megatron/core/tensor_parallel/random.py:*",),
     watched=("megatron.core.tensor_parallel.random:CheckpointFunction",),

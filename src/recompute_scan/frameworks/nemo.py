@@ -11,7 +11,7 @@ from dataclasses import replace
 from recompute_scan.frameworks import fsdp, huggingface
 
 MECHANISM = replace(
-    fsdp.MECHANISM,
+    fsdp.BASE,
     name="nemo-automodel",
     title="NeMo Automodel's activation_checkpointing",
     keep=70,
@@ -21,7 +21,7 @@ MECHANISM = replace(
     checked="read (nemo-automodel 0.7.0)",
     variants=("0.7: non-reentrant",),
     caution="Look whether the recipe is shared with other jobs.",
-    asks=(*fsdp.MECHANISM.asks, *huggingface.MECHANISM.asks),
+    asks=(*fsdp.BASE.asks, *huggingface.BASE.asks),
     switched_by=("nemo_automodel/components/*:*",),
     edits=(),
 )

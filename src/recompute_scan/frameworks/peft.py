@@ -13,7 +13,7 @@ from recompute_scan.frameworks import huggingface
 from recompute_scan.frameworks.mechanism import Edit
 
 MECHANISM = replace(
-    huggingface.MECHANISM,
+    huggingface.BASE,
     name="peft-kbit",
     title="PEFT's prepare_model_for_kbit_training",
     keep=40,

@@ -22,6 +22,8 @@ COMPOSABLE = Mechanism(
     variants=("non-reentrant only",),
     asks=("torch/distributed/_composable/checkpoint_activation.py:*",),
     edits=(Edit("checkpoint", "delete"), Edit("checkpoint", "unwrap")),
+    fewer="do not apply checkpoint(module) to {layers}",
+    selectively="checkpoint(module, context_fn={context})",
 )
 SEQUENTIAL = Mechanism(
     name="checkpoint-sequential",
@@ -58,6 +60,10 @@ DIRECT = Mechanism(
     variants=_VARIANTS,
     asks=ANYWHERE,
     edits=(Edit("checkpoint", "call"),),
+    fewer="call {layers} directly instead of through checkpoint(…)",
+    selectively="checkpoint(…, use_reentrant=False, context_fn={context})",
+    launchers=("torch.distributed", "torch._inductor", "torch.multiprocessing"),
+    engines=(("DistributedDataParallel", "DDP"),),
 )
 LIBRARY = Mechanism(
     name="library-checkpoint",
@@ -81,3 +87,4 @@ OWN = Mechanism(
     variants=("its own; reentrant, as every autograd function that runs its forward again",),
     caution="What else the function does, such as moving what it saves to the host, goes with it.",
 )
+MECHANISMS = (COMPOSABLE, SEQUENTIAL, SELECTIVE, DIRECT, LIBRARY, OWN)

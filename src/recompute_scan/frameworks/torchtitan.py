@@ -11,7 +11,7 @@ from dataclasses import replace
 from recompute_scan.frameworks import fsdp
 
 MECHANISM = replace(
-    fsdp.MECHANISM,
+    fsdp.BASE,
     name="torchtitan",
     title="torchtitan's activation checkpointing",
     keep=70,

@@ -12,7 +12,7 @@ from recompute_scan.frameworks import fsdp
 from recompute_scan.frameworks.mechanism import Edit
 
 MECHANISM = replace(
-    fsdp.MECHANISM,
+    fsdp.BASE,
     name="torchtune",
     title="torchtune's enable_activation_checkpointing",
     keep=70,

@@ -16,7 +16,7 @@ _ARGUMENTS = ("transformers.training_args:TrainingArguments.__post_init__",)
 _DOCS = "https://huggingface.co/docs/transformers/main/en/main_classes/trainer"
 
 MECHANISM = replace(
-    huggingface.MECHANISM,
+    huggingface.BASE,
     name="hf-trainer",
     title="the Trainer's gradient_checkpointing",
     keep=60,
@@ -31,7 +31,7 @@ MECHANISM = replace(
     ),
 )
 SHARDED = replace(
-    fsdp.MECHANISM,
+    fsdp.BASE,
     name="hf-trainer-fsdp",
     title="the Trainer's fsdp_config activation_checkpointing",
     keep=70,
@@ -45,3 +45,4 @@ SHARDED = replace(
     settings=_ARGUMENTS,
     edits=(Edit("*", "entry", "activation_checkpointing"),),
 )
+MECHANISMS = (SHARDED, MECHANISM)

@@ -86,13 +86,14 @@ def _match_all(
     matcher: Matcher, sequences: list[Int64], starts: Int64, endings: Endings
 ) -> tuple[list[Recompute], list[Int64]]:
     """Recomputes of all sequences, in order of time, and what is left of each sequence."""
-    calls, structure = matcher.calls, matcher.structure
+    calls = matcher.calls
     recomputes: list[Recompute] = []
     unexplained: list[Int64] = []
-    for sequence in sequences:
-        engine = int(structure.engine[sequence[0]])
-        step = int(np.searchsorted(starts, calls.start[engine], side="right")) - 1
-        begin = int(starts[step]) if step >= 0 else 0
+    is_matched = np.zeros(len(calls), np.bool_)
+    engines = matcher.structure.engine[[sequence[0] for sequence in sequences]]
+    steps = np.searchsorted(starts, calls.start[engines], side="right")
+    begins = np.concatenate(([0], starts))[steps]
+    for sequence, engine, begin in zip(sequences, engines.tolist(), begins.tolist(), strict=True):
         found = matcher.match(sequence, engine, begin, endings)
         matched = np.concatenate([recompute.again for recompute in found] or [sequence[:0]])
         if 2 * len(matched) < len(sequence):
@@ -101,7 +102,8 @@ def _match_all(
         for recompute in found:
             matcher.anchors.remember(recompute.again, recompute.original)
         recomputes.extend(found)
-        unexplained.append(np.setdiff1d(sequence, matched, assume_unique=True))
+        is_matched[matched] = True
+        unexplained.append(sequence[~is_matched[sequence]])
     return recomputes, unexplained
 
 
@@ -120,7 +122,7 @@ def _readings(
         spans = []
         forgotten = []
         for recompute in reversed(of_engine[engine]):
-            places = np.searchsorted(matcher.forward, recompute.original)
+            places = matcher.forward.searchsorted(recompute.original)
             spans.append((int(places.min()), int(places.max())))
             forgotten.append(keeping.forgotten(recompute, places, later))
             later[places] = True

@@ -87,19 +87,19 @@ class Anchors:
             # What makes no node bears the number of the next that does: the last one is it.
             last = np.flatnonzero(structure.number[inside] == structure.number[inside].max())[-1]
             return int(inside[last])
-        at = int(np.searchsorted(self._outer_numbers, number, side="right")) - 1
+        at = int(self._outer_numbers.searchsorted(number, side="right")) - 1
         return int(self._outer_rows[at]) if at >= 0 else None
 
     def still_open(self, place: int, engine: int) -> int:
         """The first place of the graph that ``place`` belongs to, as far as that can be told.
 
-        What stands before it has been differentiated for the last time when the backward pass
+        What is before it has been differentiated for the last time when the backward pass
         that holds this engine range comes to ``place``: another micro-batch.
         """
         calls, structure = self._calls, self._structure
         while (parent := int(calls.parent[engine])) >= 0 and structure.engine[parent] >= 0:
             engine = int(structure.engine[parent])
-        run = int(np.searchsorted(self._run_ends, place)) - 1
+        run = int(self._run_ends.searchsorted(place)) - 1
         while run >= 0 and self._run_over[run] >= calls.start[engine]:
             run -= 1
         return int(self._run_ends[run]) + 1 if run >= 0 else 0
@@ -123,11 +123,11 @@ class Anchors:
             origins = origins[origins >= 0]
             if not len(origins):
                 return None
-            places = np.searchsorted(self._forward, origins)
+            places = self._forward.searchsorted(origins)
             whole = bool(self._structure.checkpoint_node[engine])
             return Anchor(int(places.min()) if whole else -1, int(places.max()))
         origin = int(self._origin[row])
-        return None if origin < 0 else Anchor(-1, int(np.searchsorted(self._forward, origin)))
+        return None if origin < 0 else Anchor(-1, int(self._forward.searchsorted(origin)))
 
     def _count_backwards(self, engines: Int64) -> Int64:
         """For each forward operator: how often a node of its own, or of its checkpoint, ran."""
@@ -158,7 +158,7 @@ class Anchors:
         return self._of_operators(last)
 
     def _roots(self) -> Int64:
-        """Rows of the numbered engine ranges that stand in no other."""
+        """Rows of the numbered engine ranges that are in no other."""
         root = self._structure.roots
         return root[self._structure.number[root] >= 0]
 

@@ -26,7 +26,7 @@ class AnnotatedCall:
 
     Attributes:
         annotation: What the wrapper wrote.
-        row: Row of the mark.
+        row: Row of the annotation.
         first: Position of its first operator in ``Alignment.forward``.
         last: Position of its last operator.
         recomputes: How many recomputes of this call were marked.
@@ -49,12 +49,14 @@ class Annotations:
         disagreeing: Recomputed operators outside every annotated recompute, and operators inside
             one that the forward pass does not explain. 0 when both views agree.
         recomputed: Recomputed operators found by structure and alignment, for comparison.
+        mechanisms: Those of all checkpointed calls, of calls in another's recompute too.
     """
 
     calls: tuple[AnnotatedCall, ...]
     forward: Int64
     disagreeing: int
     recomputed: int
+    mechanisms: frozenset[str] = frozenset()
 
 
 def read_annotations(
@@ -94,11 +96,33 @@ def read_annotations(
         forward=alignment.forward,
         disagreeing=int((~inside[matched] & ~beside).sum()) + len(unexplained),
         recomputed=len(matched),
+        mechanisms=frozenset(
+            annotation.mechanism
+            for row in regions
+            if (annotation := parse_region(calls.names[calls.name[row]])) is not None
+        ),
     )
 
 
+def recomputed_calls(
+    calls: Calls, annotations: Annotations | None, rows: Int64
+) -> list[RegionAnnotation | None]:
+    """For each row: the checkpointed call in whose recompute it stands; ``None`` if unknown."""
+    known = annotations.calls if annotations is not None else ()
+    by_number = {call.annotation.call: call.annotation for call in known}
+    found = []
+    for row in rows:
+        above = int(calls.parent[row])
+        number = None
+        while above >= 0 and number is None:
+            number = parse_recompute(calls.names[calls.name[above]])
+            above = int(calls.parent[above])
+        found.append(by_number.get(number or 0))
+    return found
+
+
 def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:
-    """For each row: does it stand before a checkpoint function, no recomputed operator between?
+    """For each row: is it before a checkpoint function, no recomputed operator between?
 
     Within a reentrant checkpoint, whose first run has gradients off, some functions are called
     in the recompute alone, and so is what makes their arguments (fairscale).
@@ -115,13 +139,13 @@ def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:
 def _innermost(calls: Calls, rows: Int64) -> Int32:
     """For each call: the innermost of ``rows`` that holds it, -1 for none."""
     found = np.full(len(calls), -1, np.int32)
-    for row in rows.tolist():  # in order: what stands in another comes after it
+    for row in rows.tolist():  # in order: what is in another comes after it
         found[row + 1 : row + 1 + int(calls.size[row])] = row
     return found
 
 
 def _inside(calls: Calls, rows: Int64) -> Bool:
-    """For each call: does it stand inside one of ``rows``?"""
+    """For each call: is it inside one of ``rows``?"""
     edges = np.zeros(len(calls) + 1, np.int64)
     np.add.at(edges, rows + 1, 1)
     np.add.at(edges, rows + 1 + calls.size[rows], -1)

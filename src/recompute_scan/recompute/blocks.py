@@ -42,6 +42,11 @@ class Block:
     checkpoints: tuple[Checkpoint, ...]
     batch: int
 
+    @property
+    def places(self) -> slice:
+        """Positions of its operators in ``Counts``."""
+        return slice(self.span.first, self.span.last + 1)
+
 
 def find_blocks(calls: Calls, counts: Counts, spans: Sequence[Span]) -> list[Block]:
     """The blocks of every forward pass, in forward order."""

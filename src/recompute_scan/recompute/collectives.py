@@ -22,10 +22,17 @@ class Collectives:
     Attributes:
         rows: All of them in complete steps, in order of rows.
         repeated: Those inside a recompute.
+        gathers: Those with which FSDP gathers parameters.
     """
 
     rows: Int64
     repeated: Int64
+    gathers: Int64
+
+    @property
+    def repeated_gathers(self) -> Int64:
+        """Gathers of parameters inside a recompute."""
+        return np.intersect1d(self.repeated, self.gathers)
 
 
 def find_collectives(
@@ -54,7 +61,11 @@ def find_collectives(
     counted = (step >= 0) & np.append(complete, False)[step]
     rows = rows[counted & ~_only_waits(calls, kernels, rows)]
     inside = [_inside(calls, structure, recompute, rows) for recompute in alignment.recomputes]
-    return Collectives(rows, np.unique(np.concatenate([rows[:0], *inside])))
+    return Collectives(
+        rows=rows,
+        repeated=np.unique(np.concatenate([rows[:0], *inside])),
+        gathers=rows[_gathers_parameters(calls, rows)],
+    )
 
 
 def time_of(calls: Calls, kernels: Kernels, rows: Int64) -> float:
@@ -71,7 +82,7 @@ def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     Args:
         calls: The trace's calls.
         kernels: Its device work.
-        rows: Calls none of which stands in another, ascending.
+        rows: Calls none of which is in another, ascending.
     """
     launch = kernels.launch
     at = np.searchsorted(rows, launch, side="right") - 1
@@ -84,7 +95,7 @@ def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
 def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     """For each call: is it NCCL's record of a wait for a collective that was counted already?
 
-    It has the name of the record of the collective itself, which stands inside the call of c10d
+    It has the name of the record of the collective itself, which is inside the call of c10d
     or, where a library asks NCCL without c10d, holds NCCL's own range and its launches.
     """
     bare = calls.matching(words.RECORD)[calls.name[rows]]
@@ -96,6 +107,18 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     for work in (ranges, launches):
         bare &= np.searchsorted(work, rows) == np.searchsorted(work, last, side="right")
     return bare
+
+
+def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
+    """For each collective: is it a gather that FSDP started?"""
+    gather, sharding = calls.matching(words.GATHER), calls.matching(words.SHARDING)
+    found: Bool = np.zeros(len(rows), np.bool_)
+    for place in np.flatnonzero(gather[calls.name[rows]]):
+        above = int(calls.parent[rows[place]])
+        while above >= 0 and not sharding[calls.name[above]]:
+            above = int(calls.parent[above])
+        found[place] = above >= 0
+    return found
 
 
 def _inside(calls: Calls, structure: Structure, recompute: Recompute, rows: Int64) -> Int64:

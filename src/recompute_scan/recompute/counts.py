@@ -49,12 +49,13 @@ class Counts:
     batch: Int64
     redundant_rows: Int64
 
-    def highest(self, among: Bool | Int64, matters: float = MATTERS) -> float:
+    def highest(self, among: Bool | Int64 | slice, matters: float = MATTERS) -> float:
         """The highest m that at least the share ``matters`` of these operators' time has."""
         multiplicity, weight = self.multiplicity[among], self.weight[among]
         total = weight.sum()
-        if not total:
-            return float(multiplicity.max(initial=0.0))
+        most = multiplicity.max(initial=0.0)
+        if not total or most == multiplicity.min(initial=most):
+            return float(most)
         for value in np.unique(multiplicity)[::-1]:
             if weight[multiplicity >= value].sum() >= matters * total:
                 return float(value)
@@ -123,7 +124,7 @@ def join_steps(calls: Calls, structure: Structure, steps: list[StepSpan]) -> lis
     """The steps, with those joined that several optimizers cut out of one training step.
 
     Where optimizer steps alone mark the steps, several may belong to one: they follow each
-    other without a backward pass between them, or stand inside one backward pass, as gradient
+    other without a backward pass between them, or are inside one backward pass, as gradient
     hooks run them.
     """
     backward = structure.rows(Role.BACKWARD)
@@ -162,7 +163,7 @@ def complete_steps(
         calls: The trace's calls.
         alignment: What ran backward.
         steps: The steps.
-        cut_at: Where a trace that was cut short ends, ns. A step's own range can stand in the
+        cut_at: Where a trace that was cut short ends, ns. A step's own range can be in the
             file before all that ran in it.
     """
     step = step_of(steps, calls.start[alignment.forward[alignment.backwards > 0]])

@@ -1,6 +1,6 @@
 """The plain count: forward operators by name, inside the backward pass and outside.
 
-It asks nothing of the match with the forward pass: not which call stands in which, not what
+It asks nothing of the match with the forward pass: not which call is in which, not what
 follows what, and no shapes. An operator that only a forward pass has (attention, ``linear``, a
 convolution, a norm) is counted by its name, and lies inside the backward pass where its start
 lies in the time of one of the engine's ranges on the same thread. What the match found has to
@@ -55,7 +55,7 @@ class Tally:
 
     @property
     def agrees(self) -> bool:
-        """Do both accounts come to the same, outside and inside?"""
+        """Do both counts come to the same, outside and inside?"""
         return self._alike(self.inside, self.again) and self._alike(self.outside, self.forward)
 
     @property

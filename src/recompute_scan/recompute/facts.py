@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,9 +10,10 @@ from functools import cached_property
 import numpy as np
 
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, link_kernels, nest
+from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment, align
 from recompute_scan.recompute.annotated import Annotations, read_annotations
-from recompute_scan.recompute.attention.evidence import (
+from recompute_scan.recompute.attention.kernel_evidence import (
     KernelEvidence,
     hides_backward,
     read_kernels,
@@ -27,13 +29,14 @@ from recompute_scan.recompute.frames import (
     spans_from_frames,
     with_frames,
 )
+from recompute_scan.recompute.layers import group_blocks
 from recompute_scan.recompute.soundness import check_soundness, check_steps
 from recompute_scan.recompute.spans import spans_from_annotations, spans_from_recomputes
 from recompute_scan.recompute.structure import Role, Structure, classify
 from recompute_scan.recompute.verdict import Judgement, judge
 from recompute_scan.recompute.work import Work, measure
 from recompute_scan.result import EvidenceLevel
-from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+from recompute_scan.trace.columns import Bool, Kind, Trace
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,20 @@ class RecomputeFacts:
             self.calls, self.structure, self.kernels, self.alignment, self.steps, self.complete
         )
 
-    def places(self, block: Block) -> Int64:
-        """Positions of a block's operators in ``counts``."""
-        return np.arange(block.span.first, block.span.last + 1)
+    @cached_property
+    def layers(self) -> list[list[Block]]:
+        """The blocks of all forward passes, grouped into layers, in forward order."""
+        return group_blocks(self.calls, self.counts, self.blocks)
+
+    @cached_property
+    def sharded(self) -> bool:
+        """Whether FSDP is at work."""
+        return bool(len(self.calls.named(words.SHARDING)))
+
+    def ran_again(self, pattern: re.Pattern[str]) -> int:
+        """How many calls whose name matches from its beginning were recomputed."""
+        named = self.calls.matching(pattern)[self.calls.name]
+        return sum(int(named[each.again[each.ran]].sum()) for each in self.alignment.recomputes)
 
 
 def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:

@@ -9,7 +9,7 @@ import numpy as np
 
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.attention.evidence import KernelEvidence
+from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Attention, Family

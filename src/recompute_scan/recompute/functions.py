@@ -62,7 +62,7 @@ def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions
     operator = calls.kind == Kind.OP
     begun = np.flatnonzero(engine[calls.name] & operator)
     starter = _operators_around(calls, begun)
-    # A bare node is its own engine range, so the outermost range stands in no operator.
+    # A bare node is its own engine range, so the outermost range is in no operator.
     inside = starter >= 0
     begun, starter = begun[inside], starter[inside]
     named = np.isin(calls.name[starter], list(functions))

@@ -51,9 +51,11 @@ class Boundaries:
             operators: Rows, ascending.
             engine: The engine range that they ran in; -1 for the forward pass.
         """
-        within = slice(*np.searchsorted(self._engine, (engine, engine + 1)))
-        passed = np.searchsorted(self._rows[within], operators, side="right")
-        return np.diff(passed, prepend=0)
+        first, last = self._engine.searchsorted((engine, engine + 1))
+        passed = self._rows[first:last].searchsorted(operators, side="right")
+        crossed: Int64 = passed.copy()
+        crossed[1:] -= passed[:-1]
+        return crossed
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,9 @@ class Matcher:
         sequence = sequence[self._unpacking(sequence, engine) :]
         anchor = self.anchors.find(engine)
         lowest, highest = 0, len(self.forward)
-        if self._one_thread:  # then forward operators stand in order of time
+        if self._one_thread:  # then forward operators are in order of time
             times = begin, int(self.calls.start[engine])
-            lowest, highest = np.searchsorted(self._starts, times).tolist()
+            lowest, highest = self._starts.searchsorted(times).tolist()
         wanted = Sequence(
             self.code[sequence],
             self._boundaries.before(sequence, engine),

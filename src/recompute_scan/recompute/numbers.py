@@ -10,6 +10,8 @@ between those of the numbers before and after it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 
 from recompute_scan.model import Calls
@@ -72,15 +74,18 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, engine: Int32, nodes: In
     first = np.where(at > 0, numbered[at - 1], -1)
     until = np.append(numbered, len(calls))[at]
     makers = _by_operator(calls, unnumbered)
+    codes = calls.name[orphans]
+    rows_of = {
+        code: makers.get(words.plain(calls.names[code].partition("Backward")[0]), _NONE).tolist()
+        for code in np.unique(codes).tolist()
+    }
     told, place = [], 0
-    for node, begin, end in zip(orphans.tolist(), first.tolist(), until.tolist(), strict=True):
-        place = max(place, begin + 1)
-        rows = makers.get(
-            words.plain(calls.names[calls.name[node]].partition("Backward")[0]), _NONE
-        )
-        here = int(np.searchsorted(rows, place))
+    found = zip(orphans.tolist(), codes.tolist(), first.tolist(), until.tolist(), strict=True)
+    for node, code, begin, end in found:
+        rows, place = rows_of[code], max(place, begin + 1)
+        here = bisect_left(rows, place)
         if here < len(rows) and rows[here] < end:
-            maker = int(rows[here])
+            maker = rows[here]
             number[maker] = number[node]
             place = maker + 1 + int(calls.size[maker])
             told.append(maker)

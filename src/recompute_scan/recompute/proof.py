@@ -7,7 +7,6 @@ import numpy as np
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.families import family_of_node
-from recompute_scan.recompute.regions import group_blocks
 from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Proof, ProofLane, ProofOp, Region
 from recompute_scan.trace.columns import Int64
@@ -25,8 +24,8 @@ def show_proof(facts: RecomputeFacts, regions: tuple[Region, ...]) -> Proof | No
     most = max(region.recompute_runs_per_backward for region in regions)
     shown = [region for region in regions if region.recompute_runs_per_backward == most]
     region = shown[len(shown) // 2]
-    block = group_blocks(facts)[region.ordinal][-1]
-    rows = facts.counts.rows[facts.places(block)]
+    block = facts.layers[region.ordinal][-1]
+    rows = facts.counts.rows[block.places]
     lanes = [_lane(facts, "forward", "forward", rows)]
     runs = _recomputes(facts, rows)
     for number, again in enumerate(runs, 1):

@@ -2,60 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 
 import numpy as np
 
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.recompute.layers import MATTERS_IN_BLOCK, operators_of
 from recompute_scan.result import Checkpoint, Region
-from recompute_scan.trace.columns import Int64
 
-# Within one block, a multiplicity counts when this share of the block's time has it.
-MATTERS_IN_BLOCK = 0.01
 _SHOWN_OPERATORS = 4
-
-_Key = tuple[str, int]
-
-
-def group_blocks(facts: RecomputeFacts) -> list[list[Block]]:
-    """The blocks of all forward passes, grouped into layers, in forward order.
-
-    The same layer in another pass is the block with the same module name, else with the same
-    operators; the first such, the second such, … of each pass belong together.
-    """
-    groups: dict[_Key, list[Block]] = defaultdict(list)
-    places: dict[_Key, list[int]] = defaultdict(list)
-    seen: dict[tuple[int, str], int] = defaultdict(int)
-    order: dict[int, int] = defaultdict(int)
-    for block in facts.blocks:
-        identity = block.span.module or _operators(facts, block)
-        key = (identity, seen[block.batch, identity])
-        seen[block.batch, identity] += 1
-        groups[key].append(block)
-        places[key].append(order[block.batch])
-        order[block.batch] += 1
-    in_order = sorted(groups, key=lambda key: (min(places[key]), key))
-    return [part for key in in_order for part in _one_layer_each(facts, groups[key])]
-
-
-def _one_layer_each(facts: RecomputeFacts, blocks: list[Block]) -> list[list[Block]]:
-    """The blocks apart where one step shows them to be those of several layers.
-
-    Two models can have modules of one name: their checkpoints were asked for elsewhere, or run
-    differently often in one step.
-    """
-    counts = facts.counts
-    kinds: dict[tuple[object, float], list[Block]] = defaultdict(list)
-    steps: dict[int, set[tuple[object, float]]] = defaultdict(set)
-    for block in blocks:
-        places = facts.places(block)
-        sites = tuple(checkpoint.call_site for checkpoint in block.checkpoints)
-        kind = (sites, counts.highest(places, MATTERS_IN_BLOCK))
-        kinds[kind].append(block)
-        steps[int(counts.step[places].max())].add(kind)
-    apart = any(len(found) > 1 for found in steps.values())
-    return list(kinds.values()) if apart else [blocks]
 
 
 def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...]:
@@ -69,10 +25,10 @@ def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...
     steps = max(1, facts.complete_count)
     counts = facts.counts
     regions = []
-    for ordinal, blocks in enumerate(group_blocks(facts)):
-        places = [facts.places(block) for block in blocks]
+    for ordinal, blocks in enumerate(facts.layers):
+        places = [block.places for block in blocks]
         recomputes = [counts.highest(p, MATTERS_IN_BLOCK) for p in places]
-        everywhere = np.concatenate(places)
+        everywhere = np.concatenate([np.arange(p.start, p.stop) for p in places])
         first = blocks[0]
         regions.append(
             Region(
@@ -94,7 +50,7 @@ def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...
 
 
 def _by_step(
-    facts: RecomputeFacts, places: list[Int64], recomputes: list[float]
+    facts: RecomputeFacts, places: list[slice], recomputes: list[float]
 ) -> tuple[float | None, ...]:
     found: list[list[float]] = [[] for _ in facts.steps]
     for place, number in zip(places, recomputes, strict=True):
@@ -107,13 +63,11 @@ def _commonest(blocks: list[Block]) -> tuple[Checkpoint, ...]:
     return Counter(block.checkpoints for block in blocks).most_common(1)[0][0]
 
 
-def _operators(facts: RecomputeFacts, block: Block) -> str:
-    calls = facts.calls
-    return "\n".join(calls.names[calls.name[row]] for row in facts.counts.rows[facts.places(block)])
-
-
 def _signature(facts: RecomputeFacts, block: Block) -> str:
-    names = [name.removeprefix("aten::") for name in _operators(facts, block).split("\n")]
+    names = [
+        name.removeprefix("aten::")
+        for name in operators_of(facts.calls, facts.counts, block).split("\n")
+    ]
     shown = list(dict.fromkeys(names))
     more = ", …" if len(shown) > _SHOWN_OPERATORS else ""
     return f"{len(names)} operators: {', '.join(shown[:_SHOWN_OPERATORS])}{more}"

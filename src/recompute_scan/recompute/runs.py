@@ -142,16 +142,15 @@ class ForwardSequence:
         runs: list[Run],
     ) -> Run | None:
         code = wanted.codes[end - 1]
-        left = np.searchsorted(self._sorted, code)
-        right = np.searchsorted(self._sorted, code, side="right")
+        left, right = self._sorted.searchsorted(code), self._sorted.searchsorted(code, "right")
         places = self._places[left:right]
-        places = places[slice(*np.searchsorted(places, (low, high)))]
+        places = places[slice(*places.searchsorted((low, high)))]
         after = runs[-1] if runs else None
         on = expected if after is None else after.place - 1
         # All recomputes of one sequence were asked for by one node, and end near it.
         again = expected if after is None else runs[0].stop - 1
         best: tuple[float, Run] | None = None
-        for position in places[np.argsort(np.abs(places - on), kind="stable")].tolist():
+        for position in places[np.abs(places - on).argsort(kind="stable")].tolist():
             length = self._length(wanted, begin, end, position, low)
             if not length:
                 continue

@@ -5,7 +5,7 @@ make a tree of calls, and an answer. None of this asks what was done to a trace;
 the trace says twice:
 
 * the engine opens a range around each node (``torch/csrc/autograd/engine.cpp``,
-  ``evaluate_function``), and the node's own range, of the same name, stands in it;
+  ``evaluate_function``), and the node's own range, of the same name, is in it;
 * a node bears the number of an operator that ran before it, and is called after that operator
   (``torch/csrc/autograd/function.h``, ``sequence_nr``; ``AddmmBackward0`` after ``aten::addmm``);
 * operators of one name and of the same shapes run the same inside, as a rule;

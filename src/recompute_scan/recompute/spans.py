@@ -195,7 +195,7 @@ def _variants(
     R stands for reentrant, N for non-reentrant, as measured for every pair: R round N recomputes
     directly in the function's node and again in a node of the nested backward; N round R and
     R round R recompute the inner function's forward, then its own recompute, which for R round R
-    stands in the nested backward of the outer one.
+    is in the nested backward of the outer one.
     """
     reentrant = [bool(structure.checkpoint_node[recompute.engine]) for recompute in recomputes]
     if len(recomputes) == 1:

@@ -3,10 +3,10 @@
 Nothing here decides that a call *is* a recompute: that takes the match with the forward pass in
 :mod:`recompute_scan.recompute.align`. Structure says where recomputes can stand:
 
-* A reentrant recompute stands inside its checkpoint function's node, whatever that is called
+* A reentrant recompute is inside its checkpoint function's node, whatever that is called
   (``evaluate_function: CheckpointFunctionBackward`` > ``CheckpointFunctionBackward``), before
   the nested backward pass that it starts.
-* A non-reentrant recompute stands inside whichever node first asked for a saved tensor, before
+* A non-reentrant recompute is inside whichever node first asked for a saved tensor, before
   that node's own formula. The recompute runs with gradients on, so its operators carry sequence
   numbers; a formula's operators do not, unless gradients of gradients are wanted.
 * Gradient hooks run inside the engine's range but outside the node, or in the node that adds
@@ -71,7 +71,7 @@ class Structure:
         number: Autograd's sequence number of the call; for a forward operator or candidate
             without one (TorchScript), the lowest inside it; for an engine range, its node's;
             -1 for none.
-        roots: Rows of the engine ranges that stand in no other, in order.
+        roots: Rows of the engine ranges that are in no other, in order.
         told: Rows of the operators whose number is that of the node that they made: they have
             none of their own.
     """
@@ -164,7 +164,7 @@ def classify(calls: Calls) -> Structure:
             starts_engine | is_node, -1, np.where(in_function, rows, above_function)
         )
     _settle_updates(calls, role, closures)
-    if words.RECOMPUTED_BY_HOOK not in calls.names:
+    if words.RECOMPUTED_BY_HOOK.isdisjoint(calls.names):
         _settle_hooks(calls, role, engine, owner, node)
     number, told = numbers_of(calls, _OPERATORS[role], engine, np.flatnonzero(node))
     _settle_formulas(calls, role, owner, number, told)

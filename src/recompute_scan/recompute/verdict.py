@@ -25,7 +25,7 @@ class Compiled:
     Attributes:
         nodes: How many ran.
         share: Their share of the host time of the backward pass, 0..1, without recomputes in them.
-        recomputes: Whether operators stand in them that no gradient's formula has: attention's
+        recomputes: Whether operators are in them that no gradient's formula has: attention's
             forward, a convolution, ``linear``. (``addmm`` proves nothing: Inductor makes it of a
             product and a sum, ``torch/_inductor/fx_passes/post_grad.py``.)
     """
@@ -35,7 +35,7 @@ class Compiled:
     recomputes: bool
 
 
-def compiled_backward(calls: Calls, structure: Structure) -> Compiled | None:
+def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | None:
     """The compiled part of the backward pass; ``None`` where nothing of it is compiled."""
     named = calls.matching(words.COMPILED_NODE)
     engines = structure.rows(Role.BACKWARD)
@@ -95,7 +95,7 @@ def judge(
     """The verdict on a whole trace."""
     counted = counts.counted
     recomputed = bool((counts.runs[counted] > 0).any())
-    compiled = compiled_backward(calls, structure)
+    compiled = find_compiled_backward(calls, structure)
     reason = _reason(calls, structure, counts, recomputed, compiled)
     if reason is None and not recomputed:
         reason = _lost(structure, alignment.unexplained)
@@ -160,7 +160,7 @@ def _contradiction(plain: PlainCounts) -> str | None:
     if tally is None:
         return None
     return (
-        f"{tally.inside} calls of {tally.name} stand inside the backward pass, beside "
+        f"{tally.inside} calls of {tally.name} are inside the backward pass, beside "
         f"{tally.outside} outside, and {tally.again} of them could be matched with the forward "
         "pass."
     )

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from recompute_scan.frameworks import megatron
 from recompute_scan.frameworks.known import MECHANISMS
 
 # torch/csrc/autograd/engine.cpp and function.h: the engine's range around each node.
@@ -36,7 +35,8 @@ def nodes_of(functions: Iterable[str]) -> frozenset[str]:
 
 CHECKPOINT_NODES = nodes_of(CHECKPOINT_FUNCTIONS)
 
-RECOMPUTED_BY_HOOK = megatron.SELECTIVE_FUNCTION
+# Functions whose recompute a gradient hook starts, and not a node that asks for a saved tensor.
+RECOMPUTED_BY_HOOK = frozenset(name for mechanism in MECHANISMS for name in mechanism.hooked)
 
 # Python frames, `path:function`, that hold the first run of what they checkpoint; and, of the
 # composable checkpoint, the hook before it.
@@ -182,7 +182,7 @@ def family_of(name: str) -> tuple[str, str]:
 
 
 def only_forward(name: str) -> bool:
-    """Is it costly forward work that never stands in an ordinary backward pass?
+    """Is it costly forward work that is never in an ordinary backward pass?
 
     A backward pass multiplies matrices too, but by ``mm`` and ``bmm``.
     """

@@ -115,7 +115,7 @@ class Ran:
 
 
 def _twins_before(calls: Calls, neutral: Bool) -> Int32:
-    """Operators before each row, and before the end, that stand in one of the same name.
+    """Operators before each row, and before the end, that are in one of the same name.
 
     A dispatch mode, which selective checkpointing uses, records each operator twice, one in
     the other (since torch 2.13 with a range between); one whose saved result is returned has

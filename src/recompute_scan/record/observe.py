@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from recompute_scan.crash import RankEnd
-from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
+from recompute_scan.diagnose.reentrant import NO_INPUT_GRAD
 from recompute_scan.record import selftest
 from recompute_scan.record.execute import Exit
 from recompute_scan.record.guard import Guard

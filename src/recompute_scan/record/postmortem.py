@@ -17,17 +17,14 @@ from torch import nn
 from recompute_scan.crash import Frame, ModelState, Raised, RankEnd
 from recompute_scan.diagnose.logs import read_log
 from recompute_scan.diagnose.places import user_place
+from recompute_scan.frameworks.known import engines
 from recompute_scan.record.execute import OWN_FOLDER
 from recompute_scan.record.module_names import real_class_name, root_modules
 
 _MOST_FRAMES = 200
 _LONGEST_MESSAGE = 20_000
 _MOST_MODELS = 4
-_PARALLEL = {
-    "FullyShardedDataParallel": "FSDP",
-    "DistributedDataParallel": "DDP",
-    "DeepSpeedEngine": "DeepSpeed",
-}
+_PARALLEL = engines()
 
 
 def end_of(

@@ -22,7 +22,7 @@ from typing import Literal
 from recompute_scan import _step
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.api import Scan
-from recompute_scan.diagnose.checkpointing import NO_INPUT_GRAD
+from recompute_scan.diagnose.reentrant import NO_INPUT_GRAD
 from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.record import selftest
 from recompute_scan.record.guard import Guard

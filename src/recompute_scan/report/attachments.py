@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import dataclass
 
 import msgspec
 
@@ -26,10 +27,19 @@ _COLUMNS = (
 )
 
 
+@dataclass(frozen=True)
+class Attachments:
+    """The result in the forms that the page hands out; ``json`` is ``None`` where too large."""
+
+    markdown: str
+    csv: str
+    json: str | None
+
+
 def regions_csv(result: Result) -> str:
     """The table of blocks as CSV, a header line first; text can start no formula.
 
-    Numbers stand as the result has them (ms, runs); ``checkpoints`` are ``variant call site``,
+    Numbers are as the result has them (ms, runs); ``checkpoints`` are ``variant call site``,
     outermost first, separated by `` > ``.
     """
     written = io.StringIO()

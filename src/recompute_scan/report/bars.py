@@ -134,8 +134,8 @@ def _summary(cost: Cost, step: StepAfter, whole: float, *, saves: bool) -> str:
     if parts.redundant > 0 and saves:
         return (
             f"Of a step of {ms(cost.step_ms)}, {ms(parts.redundant)} "
-            f"({share(parts.redundant / whole) if whole > 0 else share(None)}) repeat forward work "
-            f"that had been repeated already; without it a step "
+            f"({share(parts.redundant / whole) if whole > 0 else share(None)}) are redundant "
+            f"recomputes of work that had been recomputed already; without them a step "
             f"{'was measured at' if step.measured else 'is predicted to take'} "
             f"{ms(step.after_ms)}."
         )

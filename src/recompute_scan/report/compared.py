@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from recompute_scan.frameworks.known import find_title
 from recompute_scan.report.bars import Part, stacked
 from recompute_scan.report.escape import visible
-from recompute_scan.report.html import fill
 from recompute_scan.report.page import wrap
+from recompute_scan.report.templating import fill
 from recompute_scan.result.comparison import Comparison, FamilyCalls, Mark, Side, Switch
 from recompute_scan.units import UNKNOWN, count, ms, pct, plural, times
 
@@ -153,7 +153,7 @@ def _switch(switch: Switch, side: str) -> str:
         blocks = plural(before if side == "before" else after, "block")
     else:
         blocks = f"{plural(after, 'block')} instead of {count(before)}"
-    return f"{name}{variant}{place}, round {blocks}"
+    return f"{name}{variant}{place}, around {blocks}"
 
 
 def span(side: Side) -> str:

@@ -1,7 +1,7 @@
 """Names out of a trace, made harmless: for a page, a terminal, Markdown and a script block.
 
 A trace is written by somebody else's program, so every name in it may hold markup, terminal
-codes, or characters that turn the reading direction round (the "Trojan Source" trick,
+codes, or characters that reverse the reading direction (the "Trojan Source" trick,
 https://trojansource.codes). Here they become visible text. HTML quoting itself is the
 template engine's work (autoescaping); these functions do what quoting cannot.
 """

@@ -1,53 +1,19 @@
-"""What `run --verify` measured, as one table and a few sentences for every rendering."""
+"""What `run --verify` measured, in a few sentences for every rendering."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from recompute_scan.report.summary import predicted_beside
 from recompute_scan.report.words import mechanism_words
 from recompute_scan.result import Arm, Checkpoint, Losses, MemoryPlan, Result, Verified, WithPlan
-from recompute_scan.units import UNKNOWN, ms, pct, plural, size, times
-
-_NOTHING = "-"
-
-
-@dataclass(frozen=True)
-class MeasuredTable:
-    """Columns from the unchanged script on; each row has a label and one cell a column."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[str, ...]], ...]
+from recompute_scan.units import UNKNOWN, ms, pct, plural, size
 
 
 def measured_title(result: Result) -> str:
     """What the section is called."""
     tried = result.verified is not None and result.verified.outcome != "not-tried"
     return "Measured with the fix applied" if tried else "Measured"
-
-
-def measured_table(result: Result) -> MeasuredTable | None:
-    """The measured figures side by side, the prediction among them; ``None`` without any."""
-    verified = result.verified
-    if verified is None:
-        return None
-    arms = [("Unchanged", verified.before)]
-    arms += [("With the fix", verified.after)] if verified.after else []
-    arms += [("With the plan", plan)] if (plan := _plan_arm(verified)) else []
-    without = verified.without_checkpointing
-    arms += [("No checkpoints", without)] if without else []
-    measured = [arm for _, arm in arms]
-    rows = [
-        _row("Step time", measured, lambda arm: ms(arm.step_ms)),
-        _row("Likely between", measured, lambda arm: _span(arm.step_low_ms, arm.step_high_ms)),
-        _predicted(result, verified, measured),
-        _bytes("GPU memory, allocated", measured, lambda arm: arm.peak_allocated_bytes),
-        _bytes("GPU memory, reserved", measured, lambda arm: arm.peak_reserved_bytes),
-        _bytes("Process memory", measured, lambda arm: arm.peak_rss_bytes),
-        _row("Recomputes per layer", measured, lambda arm: times(arm.recompute_per_backward)),
-    ]
-    return MeasuredTable(tuple(name for name, _ in arms), tuple(row for row in rows if row))
 
 
 def measured_sentences(result: Result) -> list[str]:
@@ -63,7 +29,7 @@ def measured_sentences(result: Result) -> list[str]:
         found.append(_plan(result, verified, verified.with_plan))
     if verified.without_checkpointing is not None:
         found.append(_without(verified, verified.without_checkpointing))
-    if verified.after or _plan_arm(verified) or verified.without_checkpointing:
+    if verified.after or plan_arm(verified) or verified.without_checkpointing:
         found.append(_how(verified))
     return found
 
@@ -74,37 +40,12 @@ def removed_words(checkpoint: Checkpoint) -> str:
     return f"{mechanism_words(checkpoint)}{place}"
 
 
-def _row(
-    label: str, arms: list[Arm], cell: Callable[[Arm], str]
-) -> tuple[str, tuple[str, ...]] | None:
-    cells = tuple(cell(arm) if arm.status == "measured" else _NOTHING for arm in arms)
-    return (label, cells) if any(text not in (UNKNOWN, _NOTHING) for text in cells) else None
-
-
-def _bytes(
-    label: str, arms: list[Arm], value: Callable[[Arm], int | None]
-) -> tuple[str, tuple[str, ...]] | None:
-    return _row(label, arms, lambda arm: size(value(arm)))
-
-
-def _predicted(
-    result: Result, verified: Verified, arms: list[Arm]
-) -> tuple[str, tuple[str, ...]] | None:
-    predicted, plan = predicted_beside(result), _predicted_plan(result)
-
-    def cell(arm: Arm) -> str:
-        if arm is verified.after and predicted:
-            return ms(predicted.after_ms)
-        return ms(plan.step_ms) if arm is _plan_arm(verified) and plan else _NOTHING
-
-    return _row("Predicted", arms, cell)
-
-
-def _plan_arm(verified: Verified) -> Arm | None:
+def plan_arm(verified: Verified) -> Arm | None:
+    """The run with the plan of RS301; ``None`` where it was not run."""
     return verified.with_plan.arm if verified.with_plan else None
 
 
-def _predicted_plan(result: Result) -> MemoryPlan | None:
+def predicted_plan(result: Result) -> MemoryPlan | None:
     """RS301's plan, its step as the same share of the unchanged one as measured; that stays as
     predicted where the times vary too much.
     """
@@ -131,15 +72,15 @@ def _outcome(verified: Verified) -> str:
         return f"The script did not run to its end with the fix applied.{why}"
     if verified.outcome == "losses-differ":
         return (
-            "With the fix applied the losses are others than without it, so it is no mere saving: "
-            "look into that before you apply it."
+            "With the fix applied the losses differ from those without it, so it changes more than "
+            "the time: find out why before you apply it."
         )
-    likely = f"likely {_span(verified.saving_low_ms, verified.saving_high_ms)}"
+    likely = f"likely {range_words(verified.saving_low_ms, verified.saving_high_ms)}"
     if verified.outcome == "unclear":
         return (
             f"The step times vary too much to tell what the fix saves ({likely} per step). Measure "
-            "again on a quiet machine, or with more --timing-steps. Until then the prediction "
-            "stands."
+            "again on a quiet machine, or with more --timing-steps. Until then, the prediction "
+            "counts."
         )
     if verified.outcome == "no-gain":
         return f"The fix does not help measurably: it saves {ms(verified.saving_ms)} ({likely})."
@@ -153,7 +94,7 @@ def _outcome(verified: Verified) -> str:
     )
 
 
-def _span(low: float | None, high: float | None) -> str:
+def range_words(low: float | None, high: float | None) -> str:
     """``328.5 to 388.2 ms``."""
     return UNKNOWN if low is None else f"{ms(low).removesuffix(' ms')} to {ms(high)}"
 
@@ -190,16 +131,16 @@ def _against_prediction(result: Result, verified: Verified) -> list[str]:
         return []
     cost = result.cost
     assert cost is not None
-    likely = _span(predicted.low_ms, predicted.high_ms)
+    likely = range_words(predicted.low_ms, predicted.high_ms)
     less = 100 * (1 - cost.predicted_step_ms / cost.step_ms)
-    share = f"{pct(abs(less))} {'less' if less >= 0 else 'more'} time"
     made = (
-        f"The prediction was {share}; of the {ms(predicted.now_ms)} measured unchanged that "
-        f"leaves {ms(predicted.after_ms)}, likely {likely}."
+        f"A step was predicted to take {pct(abs(less))} {'less' if less >= 0 else 'more'} time: "
+        f"{ms(predicted.after_ms)} instead of the {ms(predicted.now_ms)} measured unchanged, "
+        f"likely {likely}."
     )
     if predicted.low_ms <= after <= predicted.high_ms:
-        return [f"{made} The measured step lies in that range."]
-    return [f"{made} The measured step lies outside that range; the measurement stands."]
+        return [f"{made} The measured step is in that range."]
+    return [f"{made} The measured step is outside that range; the measurement counts."]
 
 
 def _plan(result: Result, verified: Verified, plan: WithPlan) -> str:
@@ -215,7 +156,7 @@ def _plan(result: Result, verified: Verified, plan: WithPlan) -> str:
         return f"{which} the script ran out of memory: the plan does not fit.{why}"
     if arm.status == "failed":
         return f"{which} the script did not run to its end.{why}"
-    predicted = _predicted_plan(result)
+    predicted = predicted_plan(result)
     said = f"{which} a step takes {ms(arm.step_ms)}"
     if verified.pairs:  # then the plan's steps are of runs that varied too much to be compared
         said += " (in runs that varied)"
@@ -265,7 +206,7 @@ def _how(verified: Verified) -> str:
     rounds = verified.before.runs
     more = ""
     others = [
-        ("with the plan", _plan_arm(verified)),
+        ("with the plan", plan_arm(verified)),
         ("without checkpoints", verified.without_checkpointing),
     ]
     for way, arm in others:

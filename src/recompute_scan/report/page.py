@@ -11,7 +11,7 @@ from recompute_scan.report.escape import visible
 from recompute_scan.units import UNITS
 
 WIDTH = 80
-_COLUMN = 20
+_COLUMN = 22
 
 
 @dataclass

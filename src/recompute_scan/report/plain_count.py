@@ -14,8 +14,8 @@ COLUMNS = (
 )
 HOW = (
     "Operators that only a forward pass has, counted over the whole trace by name and time alone. "
-    "Inside the backward pass is what starts within a range of the autograd engine on its thread; "
-    "work without gradients is left out, but for that of autograd functions."
+    "An operator is inside the backward pass if it starts within a range of the autograd engine on "
+    "its thread. Work without gradients is left out, except for that of autograd functions."
 )
 _AGREES = {True: "agrees", False: "differs", None: "nothing to count"}
 

@@ -1,7 +1,7 @@
-"""One block side by side: where each box of the timeline stands, and the tables beside it.
+"""One block side by side: where each box of the timeline is, and the tables beside it.
 
-Every lane starts at the left edge on one common scale, so that the same operators stand under
-one another. Positions are percentages of the drawing's width; nothing here knows pixels.
+Every lane starts at the left edge on one common scale, so that the same operators line
+up. Positions are percentages of the drawing's width; nothing here knows pixels.
 """
 
 from __future__ import annotations

@@ -1,21 +1,18 @@
-"""What every rendering says first: three numbers, the waste, and the commands to check the fix.
+"""What is said in several places: three numbers, the step after the fix, the ranks, HFU over MFU.
 
 Reads the result, decides nothing: the verdict and the headline come from it as they are.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 
-from recompute_scan.result import MEASURED, Breakdown, Finding, Result
-from recompute_scan.units import UNKNOWN, ms, pct, share, times
+from recompute_scan.report.words import KIND_WORDS
+from recompute_scan.result import MEASURED, Breakdown, Result
+from recompute_scan.units import UNKNOWN, ms, pct, plural, share, times
 
-_PLAIN_SCRIPT = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./@%+-]{0,300}\.py")
-
-# The folder that the commands on the page record into.
-AFTER = "recompute-scan-after"
+_TYPICAL = "typical: 1.00 without checkpointing, 1.33 with each layer recomputed once, 1.67 twice"
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,11 @@ class StepAfter:
     measured: bool
 
 
+def shortest_answer(result: Result) -> str:
+    """The answer in one word: the verdict, or how the run failed."""
+    return KIND_WORDS[result.crash.kind] if result.crash else result.verdict
+
+
 def step_after(result: Result) -> StepAfter | None:
     """The step after the fix: as measured where that could tell, else as predicted."""
     verified, cost = result.verified, result.cost
@@ -72,7 +74,7 @@ def step_after(result: Result) -> StepAfter | None:
 
 
 def predicted_beside(result: Result) -> StepAfter | None:
-    """What was predicted, to stand beside what was measured.
+    """What was predicted, for comparison with what was measured.
 
     A prediction is a share of the step. The step that is measured later, unchanged, is seldom to
     the digit the one that it was made from, and may be of a slower hour: it is applied to that,
@@ -143,11 +145,11 @@ def _share(result: Result) -> KeyNumber:
     whole = total(parts) if parts else 0.0
     verified = result.verified
     if verified is not None and verified.outcome == "helps":
-        note = "goes with the fix, measured"
+        note = "saved by the fix (measured)"
         return KeyNumber("Share of the step", pct(verified.saving_pct), note, True)
     found = saving(result)
     if found is not None:
-        note = "would go with the fix, as predicted"
+        note = "would be saved by the fix (predicted)"
         return KeyNumber("Share of the step", pct(found.throughput_pct), note, True)
     if result.verdict == "doubled":
         value = parts.redundant / whole if parts and whole > 0 else None
@@ -171,7 +173,7 @@ def _step_after(result: Result) -> KeyNumber:
             f"{ms(step.now_ms)} now; likely {ms(step.low_ms)} to {ms(step.high_ms)} after the fix"
         )
         return KeyNumber(label, ms(step.after_ms), note)
-    note = "stays as it is: there is no redundant to remove"
+    note = "stays as it is: no recompute is redundant"
     if result.verdict == "doubled":
         note = "the same as now: no saving is predicted"
     elif result.verdict == "inconclusive":
@@ -185,71 +187,35 @@ def _measured_note(result: Result, step: StepAfter) -> str:
     return f"{note}; {ms(predicted.after_ms)} was predicted" if predicted else note
 
 
-def further_reason(result: Result) -> str | None:
-    """Why there is no clearer answer, where the headline does not say it already."""
-    reason = result.reason
-    if reason is None or reason.rstrip(".").casefold() in result.headline.casefold():
+def ratio_row(result: Result) -> tuple[str, str] | None:
+    """HFU over MFU as a number and what to hold beside it; ``None`` where it is not known."""
+    flops = result.flops
+    if flops is None or flops.hfu_over_mfu is None:
         return None
-    return reason
+    reached = ""
+    if flops.hfu is not None and flops.mfu is not None:
+        reached = f"HFU {share(flops.hfu)}, MFU {share(flops.mfu)} of the peak; "
+    return times(flops.hfu_over_mfu), reached + _TYPICAL
 
 
-def waste_sentences(result: Result) -> list[str]:
-    """What is redundant and its predicted cost, in whole sentences: time first, throughput apart.
+def rank_words(result: Result) -> str:
+    """``3 doubled, 1 full``: the ranks' own verdicts, the commonest first."""
+    counts = Counter(rank.verdict for rank in result.ranks)
+    return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
 
-    None where the fix was measured: :mod:`recompute_scan.report.measured` has better ones.
+
+def ranks_sentence(result: Result) -> str | None:
+    """How many ranks there are, whether they agree, and whose numbers the page shows.
+
+    ``None`` for a single rank. The result is that of the first rank with the worst verdict.
     """
-    found, step = saving(result), step_after(result)
-    if found is None or step is None or step.measured:
-        return []
-    return [
-        f"A step takes {pct(found.more_time_pct)} more time than needed "
-        f"({ms(found.saved_ms)} of it would go with the fix).",
-        f"Put as throughput, {pct(found.throughput_pct)} of it is lost.",
-    ]
-
-
-def health_counters(result: Result) -> list[tuple[str, int]]:
-    """What was repaired, dropped or missing, in words; the plain number of events is neither."""
-    return [
-        (name.replace("_", " "), number)
-        for name, number in result.health.items()
-        if number and name != "events"
-    ]
-
-
-def finding_anchors(findings: Sequence[Finding]) -> list[str]:
-    """One anchor a finding: its code, numbered from the second of the same code on."""
-    seen: dict[str, int] = {}
-    anchors = []
-    for finding in findings:
-        name = "finding-" + re.sub(r"[^A-Za-z0-9]+", "-", finding.code)[:40]
-        seen[name] = seen.get(name, 0) + 1
-        anchors.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
-    return anchors
-
-
-def check_commands(result: Result) -> list[tuple[str, str]]:
-    """How to see for oneself that the fix works: what each step does, and the exact command."""
-    steps = []
-    diff = next((item.fix.diff for item in result.findings if item.fix and item.fix.diff), None)
-    if diff is not None:
-        # patch takes an absolute path only as one below the folder it is told to start from
-        patch = "patch -d / -p1" if diff.startswith("--- /") else "patch -p1"
-        steps.append(("Save the diff as fix.diff and apply it.", f"{patch} < fix.diff"))
-    again = run_again(result) or f"recompute-scan run --steps 5 -o {AFTER} train.py"
-    what = "whole steps" if result.verdict == "inconclusive" else "the same steps again"
-    steps.append((f"Record {what}, into a folder of their own.", again))
-    steps.append(("Read the new verdict.", f"recompute-scan analyze {AFTER}"))
-    return steps
-
-
-def run_again(result: Result) -> str | None:
-    """The command that records the same script again, without the script's own arguments.
-
-    The script's name came with the result, and people paste what a report tells them to run:
-    a name that a shell would read more into gives ``None``.
-    """
-    target = result.environment.get("target", "")
-    if not _PLAIN_SCRIPT.fullmatch(target):
+    if len(result.ranks) < 2:
         return None
-    return f"recompute-scan run --steps 5 -o {AFTER} {target}"
+    number = plural(len(result.ranks), "rank")
+    shown = next((r.rank for r in result.ranks if r.verdict == result.verdict), None)
+    whose = "" if shown is None else f" The numbers of this page are those of rank {shown}"
+    if len({rank.verdict for rank in result.ranks}) == 1:
+        said = f"{number}, all {result.ranks[0].verdict}."
+        return said + (f"{whose}." if whose else "")
+    said = f"{number} that differ: {rank_words(result)}."
+    return said + (f"{whose}, the first with the worst verdict." if whose else "")

@@ -50,7 +50,7 @@ HOW_TO_RECORD = (
 )
 
 EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
-    "annotated": "the run marked every checkpointed call in the trace",
+    "annotated": "the trace has an annotation for every checkpointed call",
     "autograd": "operators and autograd nodes in the trace were matched, without annotations",
     "kernels": "attention was counted by the names of its kernels; operators do not show the model",
 }
@@ -66,6 +66,8 @@ PART_WORDS = {
 
 _SAFE = "safe; the results of training cannot change"
 _REVIEW = "look before you apply it"
+
+KIND_WORDS = {"raised": "failed", "exited": "failed", "hung": "hung", "killed": "killed"}
 
 STATUS_WORDS = {
     "found": "found",
@@ -119,7 +121,7 @@ def device_words(result: Result) -> str:
 
 
 def collectives_words(cost: Cost) -> str:
-    """``13 a step, 52.0 MiB, 4.10 ms, 1.20 ms with no computation beside them``."""
+    """``13 per step, 52.0 MiB, 4.10 ms, 1.20 ms with no computation beside them``."""
     if cost.repeated_collectives_ms is None or cost.repeated_collectives_count == 0:
         return UNKNOWN if cost.repeated_collectives_ms is None else "none"
     said = [ms(cost.repeated_collectives_ms)]

@@ -25,12 +25,13 @@ from recompute_scan.result.cost import (
 from recompute_scan.result.document import (
     SCHEMA,
     Result,
-    closed_schema,
     from_json,
     json_schema,
+    make_schema,
     to_json,
 )
 from recompute_scan.result.recompute import (
+    DOUBLED,
     Attention,
     Checked,
     Checkpoint,
@@ -52,6 +53,7 @@ from recompute_scan.result.recompute import (
 )
 
 __all__ = [
+    "DOUBLED",
     "MEASURED",
     "SCHEMA",
     "Arm",
@@ -86,8 +88,8 @@ __all__ = [
     "Verdict",
     "Verified",
     "WithPlan",
-    "closed_schema",
     "from_json",
     "json_schema",
+    "make_schema",
     "to_json",
 ]

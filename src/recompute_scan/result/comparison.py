@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from recompute_scan.intervals import is_sure, too_wide
-from recompute_scan.result import MEASURED, Result, Verdict, closed_schema
+from recompute_scan.result import MEASURED, Result, Verdict, make_schema
 from recompute_scan.result.comparable import doubts
 
 SCHEMA = "recompute-scan-comparison/1"
@@ -151,7 +151,7 @@ def to_json(comparison: Comparison) -> str:
 
 def json_schema() -> dict[str, Any]:
     """A JSON Schema (2020-12) of the document that :func:`to_json` writes."""
-    return closed_schema(Comparison, "recompute-scan comparison", SCHEMA)
+    return make_schema(Comparison, "recompute-scan comparison", SCHEMA)
 
 
 def _side(name: str, result: Result) -> Side:

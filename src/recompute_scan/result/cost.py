@@ -233,7 +233,7 @@ class WithPlan:
     """RS301's plan applied in memory, on top of the fix where there is one.
 
     ``modules`` are those without checkpoints. ``arm`` is ``None`` where their checkpoints could
-    not be taken out, and nothing was measured. ``losses`` stand beside those of the unchanged
+    not be taken out, and nothing was measured. ``losses`` are beside those of the unchanged
     script.
     """
 

@@ -102,10 +102,10 @@ def from_json(text: str | bytes) -> Result:
 
 def json_schema() -> dict[str, Any]:
     """A JSON Schema (2020-12) of the document that :func:`to_json` writes."""
-    return closed_schema(Result, "recompute-scan result", SCHEMA)
+    return make_schema(Result, "recompute-scan result", SCHEMA)
 
 
-def closed_schema(document: type, title: str, name: str) -> dict[str, Any]:
+def make_schema(document: type, title: str, name: str) -> dict[str, Any]:
     """A JSON Schema of a document of ours: every field is there, no other is, and ``schema``
     is the given name.
     """

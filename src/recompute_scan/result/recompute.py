@@ -9,6 +9,8 @@ Verdict = Literal["none", "partial", "full", "doubled", "inconclusive"]
 EvidenceLevel = Literal["annotated", "autograd", "kernels"]
 Level = Literal["high", "medium", "low"]
 Variant = Literal["reentrant", "non-reentrant"]
+# The code of what is found where the verdict is doubled; the check asks for it.
+DOUBLED = "RS001"
 
 
 @dataclass(frozen=True)

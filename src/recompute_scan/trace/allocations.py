@@ -20,7 +20,7 @@ from recompute_scan.trace.archive import is_zip
 from recompute_scan.trace.columns import Int32, Int64, Trace
 from recompute_scan.trace.kineto.schema import NO_TIME, UNREADABLE, exact_time, nanoseconds
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_events
-from recompute_scan.trace.streams import inflated
+from recompute_scan.trace.streams import inflate
 
 _NAME = b'"[memory]"'
 _CHUNK = 1 << 20
@@ -113,7 +113,7 @@ def _events(path: Path, limits: Limits) -> Iterator[_Event]:
     buffer = bytearray(_CHUNK + _LONGEST)
     kept = 0
     with path.open("rb", buffering=0) as file:
-        stream, _ = inflated(file, str(path), limits, {})
+        stream, _ = inflate(file, str(path), limits, {})
         while number := stream.readinto(memoryview(buffer)[kept:]):
             end = kept + number
             rest = yield from _events_in(buffer, end)

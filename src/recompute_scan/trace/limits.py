@@ -20,7 +20,7 @@ class Limits:
         depth: How deep values may be nested (``E312``). Traces need 6.
         events: Events kept (``E313``); each takes 49 bytes of memory.
         distinct: Distinct names, and distinct input shapes (``E314``).
-        event_bytes: Size of one event, or of what stands before the first (``E315``).
+        event_bytes: Size of one event, or of what is before the first (``E315``).
         members: Files in an archive (``E316``).
         name_chars: Longer names are cut, and counted as ``names_shortened``.
     """
@@ -72,7 +72,7 @@ def refuse_distinct(source: str, limit: int, what: str) -> InputError:
 
 
 def refuse_event_size(source: str, limit: int) -> InputError:
-    """``E315``: one event, or what stands before the first, is too long."""
+    """``E315``: one event, or what is before the first, is too long."""
     return _refuse(
         "E315",
         f"{source} goes on for {_size(limit)} without an event's end.",

@@ -36,7 +36,7 @@ _PACKAGES = {
     "webdav": "webdav4",
 }
 _HTTP = ("http", "https")
-# In an address of HTTP, ? begins a query, and [ stands around a host.
+# In an address of HTTP, ? begins a query, and [ is around a host.
 _MAGIC, _HTTP_MAGIC = re.compile(r"[*?[]"), re.compile(r"[^?]*\*")
 # The address of a host in version 6 has colons of its own.
 _HOST_IN_BRACKETS = re.compile(r"(?<=://)([^/@]*@)?\[[0-9A-Za-z:.%]*\]")

@@ -34,7 +34,7 @@ class Stream(Protocol):
         """Fill the front of the buffer; the number of bytes, 0 at the end."""
 
 
-def inflated(
+def inflate(
     raw: Stream, source: str, limits: Limits, health: dict[str, int]
 ) -> tuple[Stream, bool]:
     """The stream's content without compression, and whether there was any.

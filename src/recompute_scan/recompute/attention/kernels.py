@@ -21,9 +21,9 @@ from typing import Literal
 
 Direction = Literal["forward", "backward"]
 
-# What may stand before a name, in `pytorch_flash::name` and in the mangled `_ZN…16nameI…`.
+# What may be before a name, in `pytorch_flash::name` and in the mangled `_ZN…16nameI…`.
 _BEGIN = r"(?<![A-Za-z_])"
-# What may stand behind it: template arguments, parameters, or nothing.
+# What may be behind it: template arguments, parameters, or nothing.
 _END = r"(?=[<(I]|E|\.kd|$)"
 
 
@@ -51,7 +51,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
         "flash_attention_2",
         re.compile(rf"{_BEGIN}flash_fwd(_splitkv)?_kernel{_END}"),
         re.compile(rf"{_BEGIN}flash_bwd_dq_dk_dv_loop(_seqk_parallel)?_kernel{_END}"),
-        "torch's copy stands in `pytorch_flash`. Split keys take another forward kernel and a "
+        "torch's copy is in `pytorch_flash`. Split keys take another forward kernel and a "
         "combination. Helpers: flash_bwd_dot_do_o_kernel, flash_bwd_convert_dq_kernel, …",
         "Dao-AILab/flash-attention: csrc/flash_attn/src/flash_fwd_launch_template.h, "
         "flash_bwd_launch_template.h",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
+from recompute_scan.findings.rules import recommends_plan
 from recompute_scan.record.run_options import Removal, RunOptions
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.result import Checkpoint, Region, Result
@@ -152,14 +153,13 @@ def to_remove(result: Result) -> tuple[Checkpoint, ...]:
 
 
 def planned_regions(result: Result) -> tuple[Region, ...]:
-    """The regions that RS301's plan takes the checkpoints from.
+    """The regions that the recommended plan takes the checkpoints from.
 
-    None without that finding, or where names do not tell these regions' modules from others: a
+    None without such a plan, or where names do not tell these regions' modules from others: a
     module that runs twice in a forward pass is two regions of one name.
     """
     memory = result.memory
-    found = any(finding.code == "RS301" for finding in result.findings)
-    if not found or memory is None or memory.chosen is None:
+    if not recommends_plan(result) or memory is None or memory.chosen is None:
         return ()
     ordinals = set(memory.plans[memory.chosen].regions)
     planned = [region for region in result.regions if region.ordinal in ordinals]

@@ -83,7 +83,7 @@ def object_end(data: bytes, start: int = 0, most: int = 1 << 20) -> int:
     return -1
 
 
-def nesting(data: bytes, enough: int) -> int:
+def measure_nesting(data: bytes, enough: int) -> int:
     """How deep values are nested, strings aside; counted up to ``enough``."""
     depth = deepest = 0
     for token in _TOKEN.finditer(data):

@@ -57,7 +57,7 @@ _CLOSED = re.compile(rb"\}\s*(?:,\s*)*\]")
 
 
 class FileEnd:
-    """Takes in what stands behind the last sound chunk of events.
+    """Takes in what is behind the last sound chunk of events.
 
     Args:
         about: Takes what the file says about itself.
@@ -82,7 +82,7 @@ class FileEnd:
         Args:
             window: What is held of the file.
             piece: What seems to be one event.
-            behind: How many bytes of the window stand before it.
+            behind: How many bytes of the window are before it.
 
         Returns:
             ``None`` where the trace does not end here.

@@ -1,4 +1,4 @@
-"""How a file is laid out: where its events begin, what stands between two of them, and chunks of
+"""How a file is laid out: where its events begin, what is between two of them, and chunks of
 whole events.
 """
 
@@ -23,7 +23,7 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Head:
-    """What stands before the first event.
+    """What is before the first event.
 
     Attributes:
         text: The bytes up to and with the bracket that opens the events.
@@ -78,12 +78,12 @@ def _may_be_trace(data: bytearray, start: int, end: int) -> bool:
 
 @dataclass(frozen=True)
 class Separator:
-    """What stands between two events: ``text``, from the first one's end into the second.
+    """What is between two events: ``text``, from the first one's end into the second.
 
     Attributes:
-        text: The bytes looked for; they cannot stand inside a sound string.
-        comma: Where the comma stands in ``text``.
-        brace: Where the next event's brace stands in ``text``.
+        text: The bytes looked for; they cannot be inside a sound string.
+        comma: Where the comma is in ``text``.
+        brace: Where the next event's brace is in ``text``.
         short: The part of ``text`` that all events share, whatever their first key.
         python: Bytes that each ``python_function`` event of this file has once.
     """
@@ -99,7 +99,7 @@ def find_separator(window: Window) -> Separator:
     """The file's separator, read off what follows its first event. The window may grow.
 
     ``window`` begins at the first event. The text is the whitespace before the event's closing
-    brace (where it stands on a line of its own), the gap, and how the next event opens: with a
+    brace (where it is on a line of its own), the gap, and how the next event opens: with a
     line break in it, or a bare quote, it cannot be part of a sound string.
     """
     while True:
@@ -156,15 +156,15 @@ def loose_cut(data: bytearray, start: int, end: int) -> tuple[int, int] | None:
 # Bytes to decode at once; larger ones cost more in page faults.
 CHUNK = 256 * 1024
 _LOOKED_AT = 256
-# How often one byte stands in a part of a buffer, as `bytearray.count` tells.
+# How often one byte is in a part of a buffer, as `bytearray.count` tells.
 CountOf = Callable[[bytearray, bytes, int, int], int]
 
 
-def decoded(data: bytearray, first: int, comma: int, decode: Decode) -> list[Event]:
+def decode_chunk(data: bytearray, first: int, comma: int, decode: Decode) -> list[Event]:
     """The events from ``first`` to the comma that follows them, decoded as an array.
 
     The byte before ``first`` and the comma are an array's brackets meanwhile. They decode only
-    if both places stand between two events.
+    if both places are between two events.
 
     Raises:
         UNREADABLE: They do not decode.

@@ -10,7 +10,7 @@ from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.kineto.layout import CHUNK
 from recompute_scan.trace.kineto.reader import Reader
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
-from recompute_scan.trace.streams import Stream, inflated
+from recompute_scan.trace.streams import Stream, inflate
 
 
 def parse(data: bytes, source: str) -> Trace:
@@ -56,7 +56,7 @@ def read(
             (``E310`` to ``E315``).
     """
     health = {} if health is None else health
-    stream, compressed = inflated(raw, source, limits, health)
+    stream, compressed = inflate(raw, source, limits, health)
     # Every event is garbage by the end of its chunk, and none is part of a cycle.
     collecting = gc.isenabled()
     gc.disable()

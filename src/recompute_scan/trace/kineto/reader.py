@@ -21,7 +21,7 @@ from recompute_scan.trace.kineto.layout import (
     BOM,
     CHUNK,
     Separator,
-    decoded,
+    decode_chunk,
     find_head,
     find_separator,
     loose_cut,
@@ -120,7 +120,7 @@ class Reader:
         return self._builder.finish(self._about.metadata, self._about.rank, cut=self._ending.cut)
 
     def _read_head(self) -> Separator:
-        """Take in what stands before the events; what stands between two of them."""
+        """Take in what is before the events; what is between two of them."""
         window = self._window
         window.fill()
         if window.data.startswith(BOM, window.FIRST, window.end):
@@ -207,9 +207,9 @@ class Reader:
         """
         data, first = self._window.data, self._window.FIRST
         try:
-            events = decoded(data, first, comma, self._decode)
+            events = decode_chunk(data, first, comma, self._decode)
             if self._needs_text(events):
-                events = decoded(data, first, comma, self._decode)
+                events = decode_chunk(data, first, comma, self._decode)
         except UNREADABLE:
             return self._repair(comma, separator)
         self._builder.add(events)
@@ -264,7 +264,7 @@ class Reader:
         return undone
 
     def _finish(self, rest: bytes) -> None:
-        """Take in the last event and what stands behind the events."""
+        """Take in the last event and what is behind the events."""
         try:
             if self._ending.bare:
                 events = self._decode(b"[" + rest)

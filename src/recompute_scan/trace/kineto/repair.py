@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from recompute_scan.trace.health import count
-from recompute_scan.trace.kineto.brackets import BETWEEN_EVENTS, STRING, EventSpans, nesting
+from recompute_scan.trace.kineto.brackets import BETWEEN_EVENTS, STRING, EventSpans, measure_nesting
 from recompute_scan.trace.kineto.schema import UNREADABLE, Decode, Event, decode_events
 from recompute_scan.trace.limits import Limits, refuse_depth
 
@@ -189,7 +189,7 @@ class Mender:
             return self._decode_one(piece)
         except RecursionError:
             depth = self._limits.depth
-            if nesting(piece, depth + 1) > depth:
+            if measure_nesting(piece, depth + 1) > depth:
                 raise refuse_depth(self._source, depth) from None
         except UNREADABLE:
             pass

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from recompute_scan.errors import InputError
-from recompute_scan.trace.kineto.brackets import nesting
+from recompute_scan.trace.kineto.brackets import measure_nesting
 from recompute_scan.trace.kineto.repair import mend_text
 from recompute_scan.trace.kineto.schema import UNREADABLE, decode_document, decode_events
 from recompute_scan.trace.limits import Limits, refuse_depth
@@ -28,11 +28,15 @@ _LOOKS = tuple(
         (rb"\A%PDF", "it is a PDF document"),
         (rb"\A\s*<(?:!DOCTYPE|html|\?xml)", "it is a web page, perhaps of a failed download"),
         (rb"\Aversion https://git-lfs", "it is a Git LFS pointer; fetch the file itself"),
-        (rb"\A\s*Traceback \(most recent", "it is a Python traceback"),
         (rb"\A\xff\xfe|\A\xfe\xff", "it is UTF-16 text"),
         (rb"\A\x28\xb5\x2f\xfd|\A\x1f\x8b", "it is compressed more than twice"),
         (rb"\A[^{\[]*\0", "it is binary data"),
     )
+)
+_LOG = re.compile(
+    rb"^(?:Traceback \(most recent call last\):|\[?(?:default|rank)\d+\]?:"
+    rb"|[\w.]*(?:Error|Warning): |\[?[IWEF]\d{4} )",
+    re.MULTILINE,
 )
 _DOCUMENTS = tuple(
     (re.compile(pattern), what)
@@ -53,12 +57,11 @@ def no_json(source: str, data: bytes, why: str) -> InputError:
         data: Its first bytes.
         why: What the decoder said; used where the bytes tell nothing better.
     """
-    return InputError(
-        "E302",
-        f"{source} is not JSON.",
-        why=_first_match(_LOOKS, data) or why,
-        hint=f"give a trace that {_WRITER} wrote (.json, .json.gz, .json.zst or .zip)",
-    )
+    hint = f"give a trace that {_WRITER} wrote (.json, .json.gz, .json.zst or .zip)"
+    what = _first_match(_LOOKS, data)
+    if what is None and _LOG.search(data[:_LOOKED_AT]):
+        what, hint = "it is the log of a program", "`recompute-scan explain` reads logs"
+    return InputError("E302", f"{source} is not JSON.", why=what or why, hint=hint)
 
 
 def no_trace(source: str, data: bytes, why: str) -> InputError:
@@ -125,7 +128,7 @@ def without_events(
     """
     if health.get("archive_damaged"):
         return broken_archive(source)
-    if nesting(data[:_SEARCHED], limits.depth + 1) > limits.depth:
+    if measure_nesting(data[:_SEARCHED], limits.depth + 1) > limits.depth:
         return refuse_depth(source, limits.depth)
     if not whole:
         if data.lstrip()[:1] not in (b"{", b"[", b'"'):

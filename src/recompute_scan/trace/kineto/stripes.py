@@ -16,7 +16,13 @@ from typing import Any
 
 import msgspec
 
-from recompute_scan.trace.kineto.layout import CHUNK, CountOf, Separator, decoded, python_frames
+from recompute_scan.trace.kineto.layout import (
+    CHUNK,
+    CountOf,
+    Separator,
+    decode_chunk,
+    python_frames,
+)
 from recompute_scan.trace.kineto.packing import MISFIT, Packed, Packer
 from recompute_scan.trace.kineto.schema import UNREADABLE, Event, decode_events, is_coarse
 
@@ -34,7 +40,7 @@ class ReadingPlan(msgspec.Struct, frozen=True):
         first: Where its first event begins.
         stripe: Bytes of a stripe.
         stripes: How many stripes are shared; what follows them is not.
-        separator: What stands between two events.
+        separator: What is between two events.
         python: Whether ``python_function`` events are kept.
     """
 
@@ -151,7 +157,7 @@ class Stripes:
             if frames:
                 self._packer.pass_over(frames)
                 return
-        events = decoded(data, first, comma, decode_events)
+        events = decode_chunk(data, first, comma, decode_events)
         if any(is_coarse(event.ts) for event in _ends(events)):
             raise ValueError("times need all their digits")
         packed = self._packer.pack(events, strict=True)

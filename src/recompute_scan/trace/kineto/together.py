@@ -46,7 +46,7 @@ def worth_it(size: int) -> bool:
 
 
 def count_of(data: bytearray, byte: bytes, first: int, stop: int) -> int:
-    """How often a byte stands in a part of a buffer: NumPy takes a fifth of `bytearray.count`.
+    """How often a byte is in a part of a buffer: NumPy takes a fifth of `bytearray.count`.
 
     The second process does without: importing NumPy takes longer than it saves there.
     """
@@ -64,7 +64,7 @@ def read_together(
     Args:
         path: The file.
         first: Where its first event begins.
-        separator: What stands between two of its events.
+        separator: What is between two of its events.
         python: Whether ``python_function`` events are kept.
         builder: Takes the events in.
 

@@ -51,7 +51,7 @@ class Window:
         self.fill()
 
     def drop(self, position: int) -> None:
-        """Forget what stands before ``position`` and fill up behind."""
+        """Forget what is before ``position`` and fill up behind."""
         left = self.end - position
         self.data[self.FIRST : self.FIRST + left] = self.data[position : self.end]
         self.end = self.FIRST + left

@@ -20,7 +20,7 @@ import numpy as np
 from recompute_scan.trace.columns import Int64
 
 MAGIC = b"SQLite format 3\0"
-# What stands in a block where the file has no integer.
+# What is in a block where the file has no integer.
 UNKNOWN = int(np.iinfo(np.int64).min)
 # What a damaged file raises: Python decodes SQLite's own messages strictly, and they may quote it.
 UNREADABLE = (sqlite3.Error, UnicodeDecodeError)

@@ -1,0 +1,48 @@
+"""The sections of the report in their order, which every rendering follows."""
+
+from __future__ import annotations
+
+from recompute_scan.report.section import Section
+from recompute_scan.report.sections import (
+    block_by_block,
+    checkpoint_sites,
+    device_use,
+    every_rule,
+    failure,
+    findings_and_fixes,
+    first_screen,
+    how_to_check,
+    hta_figures,
+    measured_fix,
+    method,
+    rank_by_rank,
+    run_by_run,
+    step_cost,
+    steps_and_families,
+    trace_health,
+)
+from recompute_scan.result import Result
+
+SECTIONS: tuple[Section, ...] = (
+    failure.SECTION,
+    first_screen.SECTION,
+    measured_fix.SECTION,
+    step_cost.SECTION,
+    run_by_run.SECTION,
+    block_by_block.SECTION,
+    rank_by_rank.SECTION,
+    checkpoint_sites.SECTION,
+    findings_and_fixes.SECTION,
+    how_to_check.SECTION,
+    device_use.SECTION,
+    hta_figures.SECTION,
+    every_rule.SECTION,
+    steps_and_families.SECTION,
+    trace_health.SECTION,
+    method.SECTION,
+)
+
+
+def sections_of(result: Result) -> tuple[Section, ...]:
+    """Those that this result has, in the order in which they are read."""
+    return tuple(section for section in SECTIONS if section.present(result))

@@ -1,0 +1,104 @@
+"""Findings in words: their places on the page, their lines on a terminal, what ``explain`` says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from recompute_scan.report import words
+from recompute_scan.report.escape import lines, visible
+from recompute_scan.report.page import Page
+from recompute_scan.result import Finding
+
+UNKNOWN_CAUSE = "This is none of the failures that recompute-scan knows."
+_SEVERITY_COLOUR = {"error": "red", "warning": "yellow", "info": "cyan"}
+
+
+def is_crash_finding(finding: Finding) -> bool:
+    """Is this a finding on a failure, rather than on what a trace shows?"""
+    return finding.code.startswith(("RS1", "RS2"))
+
+
+def finding_anchors(findings: Sequence[Finding]) -> list[str]:
+    """One anchor a finding: its code, numbered from the second of the same code on."""
+    seen: dict[str, int] = {}
+    anchors = []
+    for finding in findings:
+        name = "finding-" + re.sub(r"[^A-Za-z0-9]+", "-", finding.code)[:40]
+        seen[name] = seen.get(name, 0) + 1
+        anchors.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+    return anchors
+
+
+def finding_text(page: Page, finding: Finding) -> None:
+    """What was found and how it is repaired, on a terminal."""
+    page.title("Finding")
+    page.prose(_head(finding), "    ", "  ", fg=_SEVERITY_COLOUR[finding.severity])
+    page.prose(finding.title)
+    if is_crash_finding(finding):
+        _why(page, finding)
+    fix = finding.fix
+    if fix is None:
+        return
+    page.prose(f"Fix: {fix.summary}", "       ", "  ", bold=True)
+    parts = [("Keep:", fix.keep), ("Remove:", fix.remove)]
+    if not is_crash_finding(finding):
+        parts.append(("Risk:", words.risk_words(fix)))
+    for label, said in parts:
+        if said:
+            page.prose(f"{label} {said}", " " * (len(label) + 8), " " * 7)
+    if fix.diff:
+        page.written.append("")
+        for line in lines(fix.diff.rstrip("\n")):
+            colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+            page.verbatim(line, "    ", **({"fg": colour} if colour else {}))
+
+
+def explanation(
+    findings: Sequence[Finding], hints: Sequence[Finding], first: str | None, *, color: bool
+) -> str:
+    """What ``explain`` prints for a log: the cause, what else it shows, where to read more.
+
+    Args:
+        findings: The cause, where it is known.
+        hints: What is only worth knowing.
+        first: The failure that came first, in one line, or ``None`` where the log has none.
+        color: Whether to use ANSI codes.
+    """
+    page = Page(color)
+    if first is None and not findings:
+        page.prose("No exception and no timeout was found in this text.", "", bold=True)
+    elif not findings:
+        page.prose(f"First failure: {visible(first or '', 400)}", "", bold=True)
+        page.prose(UNKNOWN_CAUSE, "")
+    for finding in findings:
+        _explained(page, finding)
+    for finding in hints:
+        page.title("Also seen; nothing shows that it ended the run")
+        _explained(page, finding)
+    codes = list(dict.fromkeys(finding.code for finding in (*findings, *hints)))
+    if codes:
+        page.title("Read more")
+        for code in codes:
+            page.verbatim(f"recompute-scan explain {code}", "  ")
+    return "\n".join(page.written).strip("\n") + "\n"
+
+
+def _explained(page: Page, finding: Finding) -> None:
+    page.prose(_head(finding), "", fg="red" if finding.severity == "error" else "yellow")
+    page.prose(finding.title, "", bold=True)
+    _why(page, finding)
+    if finding.fix is not None:
+        page.prose(f"Fix: {finding.fix.summary}", "       ", "  ", bold=True)
+
+
+def _head(finding: Finding) -> str:
+    return f"{finding.code} {finding.name} ({finding.severity}, {finding.confidence} confidence)"
+
+
+def _why(page: Page, finding: Finding) -> None:
+    """Why it happened and what shows it, below the title of a finding on a failure."""
+    page.prose(f"Why: {finding.detail}", "       ", "  ")
+    page.prose("What shows it:")
+    for item in finding.evidence:
+        page.prose(f"- {visible(item, 400)}", "      ", "    ")

@@ -1,0 +1,37 @@
+"""The proof: one block, its forward pass and each recompute side by side, and the plain count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recompute_scan.report.attachments import proof_trace
+from recompute_scan.report.plain_count import COLUMNS, HOW, plain_count_table
+from recompute_scan.report.section import Section
+from recompute_scan.report.side_by_side import family_table, timeline
+from recompute_scan.result import Result
+
+
+def _html(result: Result) -> Mapping[str, Any]:
+    return {
+        "proof": timeline(result),
+        "families": family_table(result.proof) if result.proof else [],
+        "excerpt": proof_trace(result.proof) if result.proof else "",
+        "plain_rows": plain_count_table(result),
+        "plain_columns": COLUMNS,
+        "plain_how": HOW,
+    }
+
+
+SECTION = Section(
+    anchor="proof",
+    title="The proof: one block, run by run",
+    template="run_by_run.html",
+    html=_html,
+    link="Proof",
+    help=(
+        "The proof",
+        "puts the runs of one block under one another: the same operators, once in the forward "
+        "pass and again in each recompute. `Enlarge` widens the drawing.",
+    ),
+)

@@ -1,0 +1,11 @@
+"""Steps and operator families: the counts that everything above is made from."""
+
+from __future__ import annotations
+
+from recompute_scan.report.section import Section
+
+SECTION = Section(
+    anchor="steps",
+    title="Steps and operator families",
+    template="steps_and_families.html",
+)

@@ -1,0 +1,98 @@
+"""The recipes of ``docs/extending.md`` are true: followed in a copy of the package, they work."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import recompute_scan
+
+ROOT = Path(__file__).parents[1]
+TRACE = ROOT / "traces" / "doubled_llama_fsdp"
+KNOWN = b"mechanism=hf-gradient-checkpointing"
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package, to add to."""
+    copy = tmp_path / "src" / "recompute_scan"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(recompute_scan.__file__).parent, copy, ignore=ignored)
+    return copy
+
+
+def example(heading: str) -> str:
+    """The module that a recipe shows."""
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    recipe = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    found = re.search(r"^   ```python\n(.*?)^   ```$", recipe, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return textwrap.dedent(found[1])
+
+
+def listed(module: Path, entry: str, *, before: str) -> None:
+    """One more line in the list of a module."""
+    text = module.read_text(encoding="utf-8")
+    line = f'    "{before}",\n'
+    assert text.count(line) == 1
+    module.write_text(text.replace(line, f'    "{entry}",\n{line}'), encoding="utf-8")
+
+
+def printed(package: Path, *words: str) -> str:
+    """What the copy prints."""
+    ran = subprocess.run(
+        [sys.executable, *words],
+        env={**os.environ, "PYTHONPATH": str(package.parent)},
+        cwd=package.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def analysed(package: Path, trace: Path) -> str:
+    return printed(package, "-m", "recompute_scan", "analyze", str(trace), "--format", "json")
+
+
+def test_a_finding_is_one_module_and_one_line(package: Path) -> None:
+    module = package / "findings" / "all_recomputed.py"
+    module.write_text(example("A finding"), encoding="utf-8")
+    listed(package / "findings" / "rules.py", "all_recomputed", before="untrained_weights")
+    result = json.loads(analysed(package, TRACE))
+    (found,) = [one for one in result["findings"] if one["code"] == "RS099"]
+    assert found["name"] == "all-recomputed"
+    assert re.fullmatch(r"(\d+) of \1 blocks run again", found["title"])
+    assert (found["severity"], found["confidence"]) == ("info", result["confidence"])
+    assert (found["fix"], found["saving_ms"], found["saving_pct"]) == (None, None, None)
+    assert ["RS099", "found"] in [[one["code"], one["status"]] for one in result["checked"]]
+    assert "RS001" in [one["code"] for one in result["findings"]]
+
+
+def test_a_framework_is_one_module_and_one_line(package: Path, tmp_path: Path) -> None:
+    heading = "A framework's way to switch checkpointing on"
+    (package / "frameworks" / "acme.py").write_text(example(heading), encoding="utf-8")
+    listed(package / "frameworks" / "known.py", "acme", before="timm")
+    asked = "from recompute_scan.frameworks.known import recognise, packages\n"
+    asked += "print(recognise('acme/blocks.py:forward').title, 'acme' in packages())"
+    assert printed(package, "-c", asked) == "Acme's save_memory True\n"
+
+    # The stored run, as if Acme had switched its inner checkpoints on.
+    run = shutil.copytree(TRACE, tmp_path / "run")
+    trace = run / "trace-rank0.json.gz"
+    events = gzip.decompress(trace.read_bytes())
+    assert KNOWN in events
+    trace.write_bytes(gzip.compress(events.replace(KNOWN, b"mechanism=acme"), 1))
+    result = json.loads(analysed(package, run))
+    (found,) = [one for one in result["findings"] if one["code"] == "RS001"]
+    assert "Acme's save_memory" in found["detail"]
