@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-import recompute_scan
+from tests.scratch import copy_package, printed
 
 ROOT = Path(__file__).parents[1]
 TRACE = ROOT / "traces" / "doubled_llama_fsdp"
@@ -24,10 +21,7 @@ KNOWN = b"mechanism=hf-gradient-checkpointing"
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A copy of the package, to add to."""
-    copy = tmp_path / "src" / "recompute_scan"
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(recompute_scan.__file__).parent, copy, ignore=ignored)
-    return copy
+    return copy_package(tmp_path)
 
 
 def example(heading: str) -> str:
@@ -45,20 +39,6 @@ def listed(module: Path, entry: str, *, before: str) -> None:
     line = f'    "{before}",\n'
     assert text.count(line) == 1
     module.write_text(text.replace(line, f'    "{entry}",\n{line}'), encoding="utf-8")
-
-
-def printed(package: Path, *words: str) -> str:
-    """What the copy prints."""
-    ran = subprocess.run(
-        [sys.executable, *words],
-        env={**os.environ, "PYTHONPATH": str(package.parent)},
-        cwd=package.parent,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
 
 
 def analysed(package: Path, trace: Path) -> str:

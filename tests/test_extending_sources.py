@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.scratch import copy_package, printed
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -62,11 +60,7 @@ OP aten::relu 20 30
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The folder of a copy of the package, to write in."""
-    package = tmp_path / "src" / "recompute_scan"
-    shutil.copytree(
-        ROOT / "src" / "recompute_scan", package, ignore=shutil.ignore_patterns("__pycache__")
-    )
-    return package
+    return copy_package(tmp_path)
 
 
 def recipe(title: str) -> str:
@@ -81,18 +75,6 @@ def insert(path: Path, before: str, text: str) -> None:
     source = path.read_text(encoding="utf-8")
     assert source.count(before) == 1
     path.write_text(source.replace(before, text + before), encoding="utf-8")
-
-
-def python(package: Path, *arguments: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, **environment, "PYTHONPATH": str(package.parent)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_a_trace_source(copy: Path, tmp_path: Path) -> None:
@@ -115,8 +97,8 @@ def test_a_trace_source(copy: Path, tmp_path: Path) -> None:
     )
     trace = tmp_path / "run.toy"
     trace.write_text(EVENTS, encoding="utf-8")
-    printed = python(copy, "-m", "recompute_scan", "analyze", "--format", "json", str(trace))
-    result = json.loads(printed)
+    answer = printed(copy, "-m", "recompute_scan", "analyze", "--format", "json", str(trace))
+    result = json.loads(answer)
     assert result["health"]["events"] == 3
     assert result["verdict"] == "inconclusive"
     assert "backward" in result["reason"]
@@ -133,14 +115,14 @@ def test_a_launcher(copy: Path) -> None:
     )
     text = recipe("A launcher")
     for name, line in {
-        "_TOOLS": '    "toylauncher",\n',
-        "_RANK_VARIABLES": '    ("TOY_RANK", "TOY_SIZE"),\n',
+        "_TOOLS": '"toylauncher", ',
+        "_RANK_VARIABLES": '("TOY_RANK", "TOY_SIZE"), ',
     }.items():
         found = re.search(rf"`{name}` in `src/recompute_scan/([\w/]+\.py)`", text)
         assert found
         path = copy / found[1]
         source = path.read_text(encoding="utf-8")
-        assert source.count(f"{name} = (\n") == 1
-        path.write_text(source.replace(f"{name} = (\n", f"{name} = (\n{line}"), encoding="utf-8")
-    printed = python(copy, "-c", asks, TOY_RANK="1", TOY_SIZE="2")
-    assert printed.split() == ["True", "False", "1", "2"]
+        assert source.count(f"{name} = (") == 1
+        path.write_text(source.replace(f"{name} = (", f"{name} = ({line}"), encoding="utf-8")
+    answer = printed(copy, "-c", asks, TOY_RANK="1", TOY_SIZE="2")
+    assert answer.split() == ["True", "False", "1", "2"]

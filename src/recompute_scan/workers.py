@@ -167,5 +167,10 @@ def _dask_executor(address: str) -> Iterator[Executor]:
             hint="give the address that `dask scheduler` or your cluster prints, "
             "such as tcp://host:8786",
         ) from None
-    with client, client.get_executor(pure=False) as executor:
-        yield executor
+    with client:
+        executor = client.get_executor(pure=False)
+        try:
+            yield executor
+        finally:
+            # All that was wanted is there; of a worker that died some may never come.
+            executor.shutdown(wait=False)

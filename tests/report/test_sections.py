@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-import recompute_scan
 from recompute_scan.report import contents
 from recompute_scan.report.contents import SECTIONS, sections_of
 from recompute_scan.result import from_json
 from tests.report.page_reader import Page
 from tests.report.pages import RECORDED, RESULTS, page
 from tests.report.sample_results import doubled
+from tests.scratch import copy_package
 
 ROOT = Path(__file__).parents[2]
 REPORT = files("recompute_scan.report")
@@ -53,14 +53,12 @@ def _recipe() -> dict[str, str]:
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package in which the recipe was followed, word by word."""
     root = tmp_path_factory.mktemp("scratch")
-    package = Path(recompute_scan.__file__).parent
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(package, root / "src" / "recompute_scan", ignore=ignored)
+    package = copy_package(root)
     shutil.copytree(RECORDED, root / "tests" / "report" / "recorded")
     for name, body in _recipe().items():
         assert not (root / name).exists(), f"the recipe writes over {name}"
         (root / name).write_text(body, encoding="utf-8")
-    listed = root / "src" / "recompute_scan" / "report" / "contents.py"
+    listed = package / "report" / "contents.py"
     text = listed.read_text(encoding="utf-8")
     text = text.replace("    rank_by_rank,\n", "    rank_by_rank,\n    recorded_steps,\n")
     text = text.replace(
