@@ -60,7 +60,7 @@ def joined(
         if flag in _WITH_VALUE:
             at += 2
             continue
-        # Flags may stand together, and what takes an argument ends them: -um pkg, -c code.
+        # Flags may come together, and what takes an argument ends them: -um pkg, -c code.
         letters = flag[1:] if not flag.startswith("--") else ""
         ends = next((place for place, letter in enumerate(letters) if letter in "cmWX"), None)
         if ends is not None and letters[ends] in "cm":

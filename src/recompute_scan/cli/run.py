@@ -104,10 +104,10 @@ def run(
 ) -> int:
     """Run SCRIPT unchanged for a few steps, find what runs again, and report on it.
 
-    Options of recompute-scan stand before SCRIPT; everything after it belongs to the script.
+    Options of recompute-scan go before SCRIPT; everything after it belongs to the script.
     The script is ended after the last recorded step.
 
-    A launcher stands behind two dashes: recompute-scan run -- torchrun --nproc-per-node 4 train.py.
+    A launcher goes after two dashes: recompute-scan run -- torchrun --nproc-per-node 4 train.py.
     The scripts that it starts are recorded.
     """
     whole: list[str] = click.get_current_context().obj

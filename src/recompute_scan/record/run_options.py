@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Removal:
-    """Which checkpoint calls to take out: those of one mechanism, call site and variant, round
-    all modules or some.
+    """Which checkpoint calls to take out: those of one mechanism, call site and variant,
+    around all modules or some.
 
     Attributes:
         mechanism: As written into the annotations.
         site: ``file:line``; empty where it is not known.
         variant: ``reentrant`` or ``non-reentrant``.
         depth: Number of checkpoints around it, only where one of the same mechanism, site and
-            variant stands around it or inside it and must stay; else ``None``.
+            variant is around it or inside it and must stay; else ``None``.
         modules: Names below the model of the modules that lose theirs; empty for all.
     """
 
