@@ -60,7 +60,7 @@ def joined(
         if flag in _WITH_VALUE:
             at += 2
             continue
-        # Flags may stand together, and what takes an argument ends them: -um pkg, -c code.
+        # Flags may come together, and what takes an argument ends them: -um pkg, -c code.
         letters = flag[1:] if not flag.startswith("--") else ""
         ends = next((place for place, letter in enumerate(letters) if letter in "cmWX"), None)
         if ends is not None and letters[ends] in "cm":
@@ -109,13 +109,13 @@ class Recorded:
 
     Attributes:
         target: What the script gave.
-        options: How to record it.
+        options: How to record it, as :mod:`recompute_scan.record.run_options` encodes it.
         number: How many such processes the script had started before.
         module: The module whose ``run_here`` does, imported only where torch is.
     """
 
     target: Callable[..., Any]
-    options: Any
+    options: str
     number: int
     module: str
 

@@ -18,8 +18,8 @@ import pytest
 
 import recompute_scan
 from recompute_scan.record import ranges
-from recompute_scan.record.launch.runner import RunOptions, record
-from recompute_scan.record.verify.bypass import Removal
+from recompute_scan.record.launch.runner import record
+from recompute_scan.record.run_options import Removal, RunOptions
 from recompute_scan.run_info import RunInfo
 
 OURS = str(Path(recompute_scan.__file__).parent)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.record.launch.runner import RunOptions
+from recompute_scan.record.run_options import Removal, RunOptions
 from recompute_scan.record.verify import rounds as module
-from recompute_scan.record.verify.bypass import Removal
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.result import Finding, Memory, MemoryPlan, Result
 from tests.record.runs import LAYERS, write_script

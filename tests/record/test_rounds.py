@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.record.launch.runner import RunOptions
+from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.verify import rounds as module
 from recompute_scan.result import Result
 from recompute_scan.run_info import write_run_info

@@ -25,7 +25,8 @@ checkpoint(_weights, torch.ones(2, 2), use_reentrant=False).sum().backward()
 _optimizer.step()
 del _weights, _optimizer
 
-from recompute_scan.record.launch.runner import RunOptions, record
+from recompute_scan.record.launch.runner import record
+from recompute_scan.record.run_options import RunOptions
 
 
 def _wait(child: int) -> int:

@@ -22,7 +22,7 @@ from recompute_scan.report.folder import write_report
 
 if TYPE_CHECKING:
     from recompute_scan.cost.peaks import Machine
-    from recompute_scan.record.launch.runner import RunOptions
+    from recompute_scan.record.run_options import RunOptions
     from recompute_scan.result import Result
     from recompute_scan.run_info import RunInfo
 
@@ -111,10 +111,10 @@ def run(
 ) -> int:
     """Run SCRIPT unchanged for a few steps, find what runs again, and report on it.
 
-    Options of recompute-scan stand before SCRIPT; everything after it belongs to the script.
+    Options of recompute-scan go before SCRIPT; everything after it belongs to the script.
     The script is ended after the last recorded step.
 
-    A launcher stands behind two dashes: recompute-scan run -- torchrun --nproc-per-node 4 train.py.
+    A launcher goes after two dashes: recompute-scan run -- torchrun --nproc-per-node 4 train.py.
     The scripts that it starts are recorded.
     """
     whole: list[str] = click.get_current_context().obj
@@ -127,7 +127,8 @@ def run(
     if launcher is None and nproc_per_node is None and not is_module:
         set_early(Path(script))
     from recompute_scan.record.launch.launcher import launch, launch_with
-    from recompute_scan.record.launch.runner import RunOptions, record
+    from recompute_scan.record.launch.runner import record
+    from recompute_scan.record.run_options import RunOptions
     from recompute_scan.record.scope import chosen
 
     folder = output or default_folder(script, args, launched=launcher is not None)

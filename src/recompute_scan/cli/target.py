@@ -15,7 +15,7 @@ from recompute_scan.errors import UsageError
 
 
 def launcher_in(whole: Sequence[str], script: str, args: Sequence[str]) -> str | None:
-    """The launcher's path where one stands behind ``--``; ``None`` for a script.
+    """The launcher's path where one comes after ``--``; ``None`` for a script.
 
     Args:
         whole: The whole command line.

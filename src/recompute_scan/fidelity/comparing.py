@@ -21,7 +21,7 @@ from recompute_scan.faithful import (
 from recompute_scan.fidelity.checker import Checker
 from recompute_scan.fidelity.fingerprint import Fingerprint
 from recompute_scan.fidelity.random_state import python_states
-from recompute_scan.fidelity.state import Kept, changed_again, look_at_state
+from recompute_scan.fidelity.state import ModuleState, changed_again, look_at_state
 from recompute_scan.fidelity.tape import Entry, Tape
 from recompute_scan.fidelity.watch import NameOf, Thread, Watch
 
@@ -208,7 +208,7 @@ class _Run:
 
 class _Forward(_Run):
     def __init__(
-        self, untold: Callable[[str], None], before: Kept, random_before: dict[str, int]
+        self, untold: Callable[[str], None], before: ModuleState, random_before: dict[str, int]
     ) -> None:
         super().__init__(untold)
         self.before = before
@@ -216,7 +216,7 @@ class _Forward(_Run):
         self._random_before = random_before
         self.drew: dict[str, int] = {}
 
-    def end(self, after: Kept, random_after: dict[str, int]) -> None:
+    def end(self, after: ModuleState, random_after: dict[str, int]) -> None:
         """The forward has ended; only what another run may need is kept."""
         self.after = after
         self.drew = {

@@ -19,21 +19,21 @@ _TORCHS = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True)
-class Kept:
+class ModuleState:
     """The state of a region's modules at one moment, by qualified name."""
 
     buffers: dict[str, Fingerprint | None]
     attributes: dict[str, object]
 
 
-def look_at_state(modules: Sequence[tuple[str, nn.Module]]) -> Kept:
+def look_at_state(modules: Sequence[tuple[str, nn.Module]]) -> ModuleState:
     """The state of these modules, and of all in them, now."""
     buffers: dict[str, Fingerprint | None] = {}
     attributes: dict[str, object] = {}
     with unseen():
         for name, module in _all(modules):
             _look_at(name, module, buffers, attributes)
-    return Kept(buffers, attributes)
+    return ModuleState(buffers, attributes)
 
 
 def _look_at(
@@ -59,7 +59,9 @@ def _all(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, nn.Mod
             yield ".".join(filter(None, (name, inner))), part
 
 
-def changed_again(before: Kept, forward: Kept, start: Kept, recompute: Kept) -> list[KeptState]:
+def changed_again(
+    before: ModuleState, forward: ModuleState, start: ModuleState, recompute: ModuleState
+) -> list[KeptState]:
     """What both the forward (from ``before``) and the recompute (from ``start``) have changed."""
     found = []
     for name, last in recompute.buffers.items():

@@ -1,6 +1,6 @@
 """What torch's versions do differently where a recording touches them, from 2.1 to 2.14.
 
-Each difference stands here once, with the versions that it is for. What is the same in all of
+Each difference is here once, with the versions that it is for. What is the same in all of
 them is used where it is needed; whether checkpoints are caught at all is seen by
 :mod:`recompute_scan.record.selftest`.
 """
@@ -75,7 +75,7 @@ def generator_name() -> str | None:
 def inputs(args: Sequence[Any]) -> tuple[Any, ...]:
     """What the checkpointed function is called with, among what the generator got after it.
 
-    Up to 2.13 the settings stand before the function's own arguments, and come along here. From
+    Up to 2.13 the settings come before the function's own arguments, and come along here. From
     2.14 on there are a tuple and a dictionary of arguments, and settings by keyword only.
     """
     if generator_name() == _PACKED:

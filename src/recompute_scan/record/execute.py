@@ -169,7 +169,7 @@ def cannot_open(script: str, why: str | None) -> UsageError:
         "E202",
         f"Cannot open the script {script}.",
         why=why,
-        hint="the tool's options stand before the script, the script's own after it",
+        hint="the tool's options go before the script, the script's own after it",
     )
 
 

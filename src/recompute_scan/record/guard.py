@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Call:
-    """A call of the script's function, for ours that stands around it.
+    """A call of the script's function, for ours that is around it.
 
     Calling this calls the function, and keeps what comes of it, so that nobody has to call it a
     second time if ours fails behind it. It is compiled as it would be without us, by ``compiler``.
@@ -96,7 +96,7 @@ class Guard:
         named: bool = True,
         vital: bool = False,
     ) -> Callable[..., Any]:
-        """A function to stand in the place of the original, whose calls go through ours.
+        """A function to put in the place of the original, whose calls go through ours.
 
         Args:
             original: The script's function, or torch's.

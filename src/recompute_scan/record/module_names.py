@@ -31,7 +31,7 @@ _DEEPEST_CLOSURE = 3
 class ModuleName:
     """Name below the root model and class name, wrappers left out; empty where unknown.
 
-    Where two models that are trained share names, that of the model stands before.
+    Where two models that are trained share names, that of the model comes before.
     """
 
     name: str = ""

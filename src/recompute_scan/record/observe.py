@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import _exit  # scripts get another
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import Any
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.reentrant import NO_INPUT_GRAD
@@ -22,17 +18,25 @@ from recompute_scan.record.execute import Exit
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.collect import receive, send
 from recompute_scan.record.launch.forks import in_forked_processes
-from recompute_scan.record.launch.launcher import rank_facts, wait_for_ranks
+from recompute_scan.record.launch.launcher import rank_facts
+from recompute_scan.record.leaving import (
+    drop_buffers,
+    how_it_failed,
+    leave_groups,
+    leave_hanging,
+    leave_now,
+)
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.postmortem import end_of
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.run_folder import cannot_write
+from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.run_record import make_run_record
-from recompute_scan.record.scope import DEFAULT, Plan
+from recompute_scan.record.scope import Plan
 from recompute_scan.record.steps import StepCounter, StepHooks
 from recompute_scan.record.unstepped import Unstepped
-from recompute_scan.record.verify.bypass import Alternation, Bypass, Removal
+from recompute_scan.record.verify.bypass import Alternation, Bypass
 from recompute_scan.record.verify.gauges import Gauges
 from recompute_scan.record.watchdog import HUNG, Watchdog
 from recompute_scan.run_info import WORD, RunInfo, write_run_info, write_so_far
@@ -41,51 +45,6 @@ from recompute_scan.run_info import WORD, RunInfo, write_run_info, write_so_far
 KILLED = 137
 # What observes now, with the process that it belongs to: a forked one inherits its parent's.
 _ACTIVE: list[tuple[int, list[Callable[[], None]]]] = []
-# Streams of a script that has left by `os._exit`: who is deleted is flushed.
-_DROPPED: list[Any] = []
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What to run and how much of it to record.
-
-    Attributes:
-        target: Path of the script, or name of the module.
-        is_module: Whether ``target`` is a module, as with ``python -m``.
-        args: The script's own arguments.
-        output: Folder for the traces and the run record; made when missing.
-        steps: Steps profiled without stacks, at least 1; where steps are measured, 0 will do.
-        warmup: Steps before anything is recorded, at least 1.
-        timing_steps: Steps timed without the profiler; 0 for none.
-        device: What to record; ``auto`` records the GPU where the script uses one.
-        keep_going: Let the script run to its end after the last recorded step.
-        measure: Measure memory and losses too, from seeds that are the same in every run.
-        removals: Checkpoints to take out in memory.
-        switching: Take them out in some steps only, as
-            :class:`recompute_scan.record.verify.bypass.Alternation` does.
-        without_checkpointing: Take out every checkpoint.
-        timeout_s: Seconds without progress after which a run is ended; 0 for never.
-        ranks: The ranks to record, as :func:`recompute_scan.record.scope.chosen` reads them; the
-            others count and time their steps, and stop with them.
-        fidelity: Whether to compare the recomputes of one more step with their forward.
-    """
-
-    target: str
-    is_module: bool
-    args: tuple[str, ...]
-    output: Path
-    steps: int = 5
-    warmup: int = 3
-    timing_steps: int = 10
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    keep_going: bool = False
-    measure: bool = False
-    removals: tuple[Removal, ...] = ()
-    switching: bool = False
-    without_checkpointing: bool = False
-    timeout_s: float = 0.0
-    ranks: str = DEFAULT
-    fidelity: bool = True
 
 
 def observe(
@@ -112,8 +71,8 @@ def observe(
         on_hang: As for :func:`recompute_scan.record.launch.runner.record`.
         on_exit: Likewise.
         keep: Whether to write this run record.
-        waits: Whether the program may stand still now, because others work for it.
-        guard: What stands between the script and what is installed around this.
+        waits: Whether the program may make no progress now, because others work for it.
+        guard: What is between the script and what is installed around this.
         removes: What takes that out again, in a process that the script forks.
 
     Raises:
@@ -136,7 +95,7 @@ def observe(
     target = f"-m {options.target}" if options.is_module else options.target
 
     def run_record(outcome: Exit, end: RankEnd | None) -> RunInfo:
-        failure = _how_it_failed(outcome) if outcome.exit_status else None
+        failure = how_it_failed(outcome) if outcome.exit_status else None
         return make_run_record(
             recorder, probe, plan, target, failure=failure, status=outcome.exit_status, end=end
         )
@@ -183,7 +142,7 @@ def observe(
         recorder.abandon()
         end = replace(end, regions=dict(probe.entered))
         info = run_record(Exit("hung", HUNG), end)
-        _leave(folder, info, watchdog.patience_s, on_hang)
+        leave_hanging(folder, info, watchdog.patience_s, on_hang)
 
     def close() -> None:
         ends_with = [watchdog.stop, hooks.remove, recorder.finish, recorder.others.remove]
@@ -198,7 +157,7 @@ def observe(
         if gauges is not None:
             info = replace(info, measured=gauges.measurements(bypass.calls))
         if outcome.ending == "stopped":
-            _leave_groups()
+            leave_groups()
         if recorder.store is not None and outcome.ending in ("stopped", "finished"):
             info = _bring_together(folder, recorder.store, info)
         if info.rank == 0:
@@ -214,13 +173,13 @@ def observe(
         if os.getpid() != process:
             _exit(status)
         try:
-            _drop_buffers()  # as `os._exit` does
+            drop_buffers()  # as `os._exit` does
             if status:
                 failed(SystemExit(status))
             close()
             on_exit(conclude(Exit("exited", status & 0xFF)))
         finally:
-            _leave_now(status)
+            leave_now(status)
 
     process = os.getpid()
     patches = Patches()
@@ -272,29 +231,6 @@ def _forget_in_forked_processes() -> None:
     in_forked_processes(forget_parent)
 
 
-def _drop_buffers() -> None:
-    """Write no more of what the script has printed than it has flushed, but let us print."""
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        _DROPPED.append(getattr(sys, name))
-        stream = None
-        with suppress(OSError):
-            stream = os.fdopen(os.dup(number), "w", encoding="utf-8", errors="replace")
-        setattr(sys, name, stream)
-
-
-def _how_it_failed(outcome: Exit) -> str:
-    if outcome.ending == "raised":
-        error = (outcome.error or "an exception").rstrip(".")
-        return f"The script raised {error}."
-    if outcome.ending == "interrupted":
-        return "The script was interrupted."
-    if outcome.ending == "killed":
-        return "The process ended without a word."
-    if outcome.ending == "hung":
-        return "The script made no progress and was ended."
-    return f"The script ended with exit status {outcome.exit_status}."
-
-
 @dataclass(frozen=True)
 class _Boundaries:
     """The step boundaries go to the recorder, once the gradients have been looked at, and then to
@@ -322,30 +258,3 @@ class _Boundaries:
         if self.recorder.done and not self.keeps_probe:
             self.probe.remove()
             self.recorder.others.remove()
-
-
-def _leave(
-    folder: Path, info: RunInfo, patience_s: float, on_hang: Callable[[RunInfo], None]
-) -> None:
-    """End this process, which hangs, once the run record is written and the others' are there."""
-    try:
-        write_run_info(folder, info)
-        # The first process that ends makes a launcher end the others.
-        wait_for_ranks(folder, info.world_size, patience_s)
-        on_hang(info)
-    finally:
-        _leave_now(HUNG)
-
-
-def _leave_now(status: int) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    _exit(status)
-
-
-def _leave_groups() -> None:
-    gc.collect()  # data-loader workers end with the script's frames, which are gone by now
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()

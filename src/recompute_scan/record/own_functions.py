@@ -30,7 +30,7 @@ def own_functions() -> Iterator[Any]:
 
 def recomputes(backward: Any) -> bool:
     """Does the code of a ``backward`` turn gradients on and start a backward pass?"""
-    # torch.amp.custom_bwd and once_differentiable stand around many.
+    # torch.amp.custom_bwd and once_differentiable are around many.
     names = set(_names(inspect.unwrap(backward), _DEEPEST)) if callable(backward) else set()
     return bool(names & _TURNS_ON) and bool(names & _STARTS)
 

@@ -1,4 +1,4 @@
-"""What a failing process still knows: the exception, where it stands, its models, its memory."""
+"""What a failing process still knows: the exception, where it is, its models, its memory."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _frames(trace: TracebackType | None) -> tuple[Frame, ...]:
 
 
 def stack_of(thread: int) -> tuple[Frame, ...]:
-    """Where a thread of this process stands now, outermost frame first."""
+    """Where a thread of this process is now, outermost frame first."""
     frame = sys._current_frames().get(thread)
     found: list[Frame] = []
     for one, line in traceback.walk_stack(frame) if frame is not None else ():

@@ -90,7 +90,7 @@ class ProfilerWindow:
                 self._profiler.step()
 
     def stop(self) -> None:
-        """Close the recording where it stands."""
+        """Close the recording where it is."""
         if not self._closed:
             self._closed = True
             with without_kineto_noise(), without_modes():

@@ -28,7 +28,7 @@ _GRAD = re.compile(r"The \.grad attribute of a Tensor")
 @contextmanager
 def without_kineto_noise() -> Iterator[None]:
     """Run the body with Kineto's log lines left out of standard error."""
-    with suppress(Exception):  # the script's own object may stand there, or none
+    with suppress(Exception):  # the script's own object may be there, or none
         sys.stderr.flush()
     try:
         terminal = os.dup(2)
@@ -86,3 +86,7 @@ class Progress:
             line = f"{fresh_line(sys.stderr)}recompute-scan: {text}"
             print(line, file=sys.stderr, flush=True)
             self._said = text
+
+    def end(self) -> None:
+        """Say nothing from here on: another rank does."""
+        self._on = False

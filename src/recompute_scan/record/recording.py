@@ -8,11 +8,8 @@ out of the process again, and the loop goes on as if nothing had been there.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import warnings
-import weakref
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,13 +17,12 @@ from types import TracebackType
 from typing import Literal
 
 from recompute_scan import _step
-from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.api import Scan
 from recompute_scan.diagnose.reentrant import NO_INPUT_GRAD
-from recompute_scan.errors import RunError, ScanError, UsageError
+from recompute_scan.errors import ScanError, UsageError
 from recompute_scan.record import selftest
 from recompute_scan.record.guard import Guard
-from recompute_scan.record.launch.launcher import wait_for_ranks
+from recompute_scan.record.home import Home
 from recompute_scan.record.postmortem import end_of
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.recorder import Recorder
@@ -34,11 +30,8 @@ from recompute_scan.record.run_folder import cannot_write, check_device, check_p
 from recompute_scan.record.run_record import make_run_record
 from recompute_scan.record.scope import Plan, Wording
 from recompute_scan.record.steps import EXPLICIT, StepCounter
-from recompute_scan.report.folder import write_report
 from recompute_scan.run_info import RunInfo, write_run_info
 
-# How long rank 0 waits for the run records of the others, which end with the same step.
-_RANKS_TIMEOUT_S = 30.0
 _INTERRUPTED = 130
 _WORDING = Wording(
     who="The loop",
@@ -49,32 +42,12 @@ _WORDING = Wording(
 _current: Recording | None = None
 
 
-class _Home:
-    """The folder of a recording; one of our own is deleted when nobody needs it any more."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self.lasting = folder is not None
-        # Absolute, because the loop may change the current directory.
-        self.path = (
-            folder.absolute()
-            if folder is not None
-            else Path(tempfile.mkdtemp(prefix="recompute-scan-"))
-        )
-        if not self.lasting:
-            weakref.finalize(self, _delete, self.path, os.getpid())
-
-
-def _delete(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # not in a forked child, which has it too
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 @dataclass(frozen=True)
 class _Live:
     """What is at work while a recording is under way."""
 
     plan: Plan
-    home: _Home
+    home: Home
     probe: Probe
     counter: StepCounter
     recorder: Recorder
@@ -103,7 +76,7 @@ class Recording:
         self._device = device
         self._folder = folder
         self._gives_way = False
-        self._home: _Home | None = None
+        self._home: Home | None = None
         self._live: _Live | None = None
         self._unwritten: UsageError | None = None
         self._scan: Scan | None = None
@@ -149,7 +122,9 @@ class Recording:
                 hint="ask for .scan after the `with` block, or when .done is true",
             )
         if self._scan is None:
-            self._scan = self._analysed(self.info, self._home)
+            if self._unwritten is not None:
+                raise self._unwritten
+            self._scan = self._home.scan(self.info)
         return self._scan
 
     def begin(self, *, gives_way: bool = False) -> None:
@@ -174,7 +149,7 @@ class Recording:
                 why=f"{who} is under way, and torch runs one profiler at a time",
                 hint="end the other one first: its `with` block, or its end()",
             )
-        home = _Home(self._folder)
+        home = Home(self._folder)
         prepare(home.path)
         self._home, self._scan, self._unwritten, self.info = home, None, None, None
         self._gives_way = gives_way
@@ -272,21 +247,6 @@ class Recording:
             write_run_info(live.home.path, self.info)
         except OSError as unwritten:
             self._unwritten = cannot_write(live.home.path, unwritten)
-
-    def _analysed(self, info: RunInfo, home: _Home) -> Scan:
-        if self._unwritten is not None:
-            raise self._unwritten
-        if home.lasting and info.world_size > 1:
-            wait_for_ranks(home.path, info.world_size, _RANKS_TIMEOUT_S)
-        elif info.trace is None and info.end is None:
-            why = " ".join(filter(None, (info.message, *info.warnings)))
-            if not info.chosen:
-                why = f"of {info.world_size} ranks, rank {info.rank} was not one to be recorded"
-            raise RunError("E309", "The recording gave no trace.", why=why)
-        scan = Scan(analyse([home.path]), (str(home.path),), keeps=home)
-        if home.lasting and info.rank == 0:
-            write_report(home.path, scan.result)
-        return scan
 
 
 def record(

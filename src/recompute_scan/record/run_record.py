@@ -89,15 +89,15 @@ def make_run_record(
         end: How it ended, where it failed.
         wording: How a person asked for the recording.
     """
+    kept, ranks = recorder.kept, recorder.ranks
     if not recorder.chosen:
         plan = replace(plan, steps=0)
-    missing = recorder.failure or shortfall(plan, recorder.seen, wording)
+    missing = kept.failure or shortfall(plan, recorder.seen, wording)
     outcome: Literal["complete", "ended-early", "failed"] = "ended-early" if missing else "complete"
     message = missing
     if failure is not None:
         outcome = "failed"
         message = " ".join(part for part in (failure, missing) if part)
-    ranks = recorder.ranks
     return RunInfo(
         bug=recorder.bug,
         rank=ranks.rank,
@@ -105,19 +105,19 @@ def make_run_record(
         status=outcome,
         exit_status=status,
         message=message,
-        device=recorder.device,
-        warmup_steps=recorder.warmup_steps,
-        timed_steps_ms=recorder.timed_ms,
-        profiled_steps=recorder.profiled,
-        trace=recorder.trace,
-        stacks=recorder.stacks,
+        device=kept.device,
+        warmup_steps=kept.warmup_steps,
+        timed_steps_ms=kept.timed_ms,
+        profiled_steps=kept.profiled,
+        trace=kept.trace,
+        stacks=kept.stacks,
         chosen=recorder.chosen,
         sources=probe.sites.sources(),
         functions=probe.functions,
-        environment=environment(target, recorder.device, ranks),
-        warnings=(*recorder.warnings, *probe.warnings),
+        environment=environment(target, kept.device, ranks),
+        warnings=(*kept.warnings, *probe.warnings),
         switched_on=probe.switched_on,
         end=replace(end, rank=ranks.rank) if end is not None else None,
         untrained=probe.untrained.names,
-        fidelity=recorder.fidelity,
+        fidelity=kept.fidelity,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recompute_scan.errors import UsageError
 
-# The first rank, and the one that stands furthest from it: another node, another pipeline stage.
+# The first rank, and the one that is furthest from it: another node, another pipeline stage.
 DEFAULT = "0,last"
 
 _ITEM = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")

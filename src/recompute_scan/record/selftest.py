@@ -134,7 +134,7 @@ def _wrapped(module: ModuleType, implementation: object, x: object) -> None:
     wrapper = module.CheckpointWrapper(nn.Identity(), implementation)
     asked = wrapper.checkpoint_fn
     if not str(_without_compiler(asked.func).__module__).startswith("torch."):
-        raise _Caught  # the script's own stands in torch's place, and is not ours to call
+        raise _Caught  # the script's own is in torch's place, and is not ours to call
     wrapper.checkpoint_fn = functools.partial(
         _without_compiler(asked.func), *asked.args, **asked.keywords
     )

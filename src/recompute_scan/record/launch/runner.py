@@ -10,12 +10,11 @@ from pathlib import Path
 from recompute_scan.record.execute import run_program
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.children import Children, trained
-from recompute_scan.record.observe import RunOptions, observe
+from recompute_scan.record.observe import observe
 from recompute_scan.record.run_folder import check_device, check_plan, prepare
+from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.scope import Plan, chosen
 from recompute_scan.run_info import RunInfo, accept_so_far, run_records_in
-
-__all__ = ["RunOptions", "record"]
 
 
 def record(

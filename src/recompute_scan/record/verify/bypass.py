@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
 
@@ -30,37 +30,8 @@ from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origin
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.recorder import Recorder
+from recompute_scan.record.run_options import Removal
 from recompute_scan.run_info import step_has_fix
-
-
-@dataclass(frozen=True)
-class Removal:
-    """Which checkpoint calls to take out: those of one mechanism, call site and variant, round
-    all modules or some.
-
-    Attributes:
-        mechanism: As written into the annotations.
-        site: ``file:line``; empty where it is not known.
-        variant: ``reentrant`` or ``non-reentrant``.
-        depth: Number of checkpoints around it, only where one of the same mechanism, site and
-            variant stands around it or inside it and must stay; else ``None``.
-        modules: Names below the model of the modules that lose theirs; empty for all.
-    """
-
-    mechanism: str
-    site: str
-    variant: str
-    depth: int | None = None
-    modules: tuple[str, ...] = ()
-
-    def takes(self, variant: Variant, origin: Origin, depth: int) -> bool:
-        """Whether a call of this origin, inside so many checkpoints, is one of these."""
-        return (
-            (self.mechanism, self.site, self.variant) == (origin.mechanism, origin.site, variant)
-            and self.depth in (None, depth)
-            and (not self.modules or origin.module.name in self.modules)
-        )
-
 
 _NOBODY = Origin()
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
 from recompute_scan.findings.rules import recommends_plan
-from recompute_scan.record.launch.runner import RunOptions
-from recompute_scan.record.verify.bypass import Removal
+from recompute_scan.record.run_options import Removal, RunOptions
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.result import Checkpoint, Region, Result
 from recompute_scan.run_info import run_records_in

@@ -16,11 +16,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import msgspec
-
 from recompute_scan.errors import ScanError
 from recompute_scan.record.launch.launcher import launch
-from recompute_scan.record.launch.runner import RunOptions, record
+from recompute_scan.record.launch.runner import record
+from recompute_scan.record.run_options import RunOptions, decode_options, encode_options
 
 _MODULE = "recompute_scan.record.verify.trial"
 # How long a trial that was asked to end may take for it.
@@ -36,7 +35,7 @@ def run_trial(options: RunOptions, nproc_per_node: int | None, output: Path | No
         nproc_per_node: Processes to start with torchrun's launcher; ``None`` for one without.
         output: File for what the script prints; ``None`` lets it print here.
     """
-    arguments = [str(nproc_per_node or 0), msgspec.json.encode(options, enc_hook=str).decode()]
+    arguments = [str(nproc_per_node or 0), encode_options(options)]
     # Sets of names are walked in an order that this decides.
     environment = {"PYTHONHASHSEED": "0", **os.environ}
     if output is None:
@@ -50,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     nproc_per_node, text = int(argv[0]), argv[1]
     if nproc_per_node:
         return launch(nproc_per_node, ["0", text], _MODULE)
-    options = msgspec.json.decode(text, type=RunOptions, dec_hook=lambda kind, value: kind(value))
+    options = decode_options(text)
     try:
         return record(options).exit_status
     except ScanError as error:

@@ -1,4 +1,4 @@
-"""The step whose recomputes are compared with their forward, as the probe sees its regions."""
+"""Regions of the step whose recomputes are compared with their forward."""
 
 from __future__ import annotations
 
@@ -8,30 +8,26 @@ from typing import Any
 
 from torch import nn
 
-from recompute_scan.annotations import RegionAnnotation
 from recompute_scan.faithful import ComparedRegion, Fidelity
 from recompute_scan.fidelity.comparing import Comparing, RegionCall
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.module_names import ModuleIndex, covered_modules
 from recompute_scan.record.patches import Patches
+from recompute_scan.record.region_ranges import AnnotatedRegions, CheckpointCall, Region
 
 _AMBIGUOUS = "The same module was run several times before it was recomputed."
 
 
-class CompareStep:
-    """Compares while it is under way; between :meth:`compare` and :meth:`compared`."""
+class ComparedRegions:
+    """Regions that are annotated, and compared between :meth:`compare` and :meth:`compared`."""
 
-    def __init__(self, index: ModuleIndex, guard: Guard) -> None:
+    def __init__(self, annotated: AnnotatedRegions, index: ModuleIndex, guard: Guard) -> None:
+        self._annotated = annotated
         self._index = index
         self._guard = guard
         self._comparing: Comparing | None = None
         self._patches = Patches()
         self._modules: dict[int, _ModuleRuns] = {}
-
-    @property
-    def under_way(self) -> bool:
-        """Whether recomputes are compared now."""
-        return self._comparing is not None
 
     def compare(self) -> None:
         """The step begins."""
@@ -49,12 +45,23 @@ class CompareStep:
         comparing, self._comparing = self._comparing, None
         return comparing.outcome() if comparing is not None else Fidelity()
 
-    def region(
-        self, annotation: RegionAnnotation, function: object, args: tuple[object, ...]
-    ) -> RegionCall:
-        """One call of a region, while the step is under way."""
+    @property
+    def wanted(self) -> bool:
+        """Whether recomputes are compared, or a profiler records."""
+        return self._comparing is not None or self._annotated.wanted
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """As :meth:`AnnotatedRegions.preparing`; a step that is compared is not timed."""
+        return self._annotated.preparing() if self._comparing is None else nullcontext()
+
+    def region(self, call: CheckpointCall) -> Region:
+        """The region of one call."""
         if self._comparing is None:
-            raise RuntimeError("no step is being compared")
+            return self._annotated.region(call)
+        return self._compared(self._comparing, call)
+
+    def _compared(self, comparing: Comparing, call: CheckpointCall) -> RegionCall:
+        annotation = self._annotated.annotation(call)
         known = ComparedRegion(
             module=annotation.module,
             module_class=annotation.module_class,
@@ -63,19 +70,21 @@ class CompareStep:
             site=annotation.site,
             options=tuple(filter(None, annotation.options.split(","))),
         )
-        return self._comparing.region(known, covered_modules(function, args))
+        return comparing.region(known, covered_modules(call.function, call.args))
 
-    def forward_of(
-        self, module: nn.Module, annotation: RegionAnnotation
-    ) -> AbstractContextManager[None]:
+    def around_module(self, call: CheckpointCall) -> AbstractContextManager[None]:
         """Around a checkpoint function of the script's own that runs a module by itself, and keeps
-        it for the recompute: nothing can stand in the place of a module, so its ``forward`` does.
+        it for the recompute: nothing can take the place of a module, so its ``forward`` is
+        replaced until the step has ended.
         """
+        module = call.function
+        if self._comparing is None or not isinstance(module, nn.Module):
+            return self._annotated.around_module(call)
         runs = self._modules.get(id(module))
         if runs is None:
             runs = self._modules[id(module)] = _ModuleRuns()
             self._patches.replace(module, "forward", self._followed(module.forward, runs))
-        return runs.forward_of(self.region(annotation, module, ()))
+        return runs.forward_of(self._compared(self._comparing, call))
 
     def _followed(self, original: Any, runs: _ModuleRuns) -> Callable[..., Any]:
         def forward(call: Call, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,239 @@
+"""Wrappers around the functions that run checkpoints, which give each call its region.
+
+Checkpoints are caught where :mod:`recompute_scan.record.caught` says, and those of other
+libraries like torch's own reentrant one. What is wrapped around the forward's run and around the
+recomputes is for :class:`~recompute_scan.record.region_ranges.Regions` to say; what is computed
+never changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+import wrapt
+from torch import nn
+
+from recompute_scan.record.call_sites import CallSites
+from recompute_scan.record.caught import (
+    Variant,
+    generator_function,
+    reentrant_function,
+    replace_generator,
+)
+from recompute_scan.record.compat import inputs
+from recompute_scan.record.guard import Call, Guard, Sheltered, within
+from recompute_scan.record.module_names import Untrained
+from recompute_scan.record.options import Arguments
+from recompute_scan.record.own_functions import own_functions
+from recompute_scan.record.patches import Patches, after_import
+from recompute_scan.record.region_ranges import UNNAMED, CheckpointCall, Region, Regions
+
+# What can be called and has no other use to speak of.
+_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
+
+
+class CheckpointCalls:
+    """The wrapped checkpoint functions of one process.
+
+    Attributes:
+        entered: Calls of checkpointed regions so far, by variant.
+        functions: Line that calls each checkpoint function whose runs get no region, by name.
+        untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
+    """
+
+    def __init__(self, regions: Regions, sites: CallSites, patches: Patches, guard: Guard) -> None:
+        self._regions = regions
+        self._sites = sites
+        self._patches = patches
+        self._guard = guard
+        self._watched: list[Any] = []
+        self.untrained = Untrained()
+        self.entered: dict[str, int] = {}
+        self.functions: dict[str, str] = {}
+
+    def watch_reentrant(self) -> bool:
+        """Watch torch's reentrant checkpoint; ``False`` where it is not found."""
+        function = reentrant_function()
+        if getattr(function, "forward", None) is None:
+            return False
+        self._watch_function(function)
+        return True
+
+    def watch_non_reentrant(self) -> bool:
+        """Watch torch's other checkpoint; ``False`` where it is not found."""
+        original = generator_function()
+        if original is None:
+            return False
+        arguments = Arguments(original)
+
+        def generator(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
+            self._count("non-reentrant")
+            if not self._regions.wanted:
+                return call(function, *args, **kwargs)
+            with self._regions.preparing():
+                options = arguments.options((function, *args), kwargs)
+                region = self._regions.region(
+                    CheckpointCall(
+                        "non-reentrant", function, inputs(args), sys._getframe(1), options
+                    )
+                )
+                recompute = self._recompute(function, region)
+            inner = call(recompute, *args, **kwargs)
+            return within(inner, Sheltered(self._guard, region.forward()))
+
+        replace_generator(self._guard.around(original, generator), self._patches)
+        return True
+
+    def watch_others(self, entry: str) -> None:
+        """Watch a library's own checkpoint function, ``module:name``, once it is imported.
+
+        The name is that of its autograd function, if it has one; else of the function itself.
+        """
+        name, _, attribute = entry.partition(":")
+
+        def hook(module: ModuleType) -> None:
+            function = getattr(module, attribute, None)
+            if getattr(function, "forward", None) is not None:
+                self._watch_function(function)
+            elif callable(function):
+                self._watch_call(module, attribute, function)
+
+        self._patches.add(after_import(name, self._guard.aside(hook)))
+
+    def watch_own(self) -> None:
+        """Watch the autograd functions of the script's making that there are by now."""
+        for function in own_functions():
+            if function not in self._watched:
+                self._watch_function(function, known=False)
+
+    def _watch_function(self, function: Any, *, known: bool = True) -> None:
+        """Give a region to what an autograd function of the reentrant kind runs.
+
+        Its forward takes the checkpointed function as the first argument that can be called,
+        and keeps it for the recompute. A function of the script's own may do anything else with it
+        too: what takes its place there looks like it in every other respect, and a module,
+        which is compared, searched and trained, stays.
+        """
+        original = function.forward
+        own = "" if function is reentrant_function() else function.__name__
+
+        def this_call(args: tuple[Any, ...], place: int) -> CheckpointCall:
+            frame = sys._getframe(2)
+            return CheckpointCall("reentrant", args[place], args[place + 1 :], frame, own=own)
+
+        def forward(call: Call, ctx: Any, *args: Any, **kwargs: Any) -> Any:
+            # Most of this runs in every step, recorded or not: hence no generators, no copies.
+            place: int | None = 0
+            if not (args and callable(args[0])):
+                place = next((n for n, arg in enumerate(args) if callable(arg)), None)
+            if place is not None:
+                self._count("reentrant")
+                if not _needs_gradient(args):
+                    self._suspect(args[place], args[place + 1 :])
+                if not (known or isinstance(args[place], _FUNCTIONS)):
+                    self._note(function.__name__, sys._getframe(1))
+                    if self._regions.wanted and isinstance(args[place], nn.Module):
+                        with self._regions.around_module(this_call(args, place)):
+                            return call(ctx, *args, **kwargs)
+                elif self._regions.wanted:
+                    with self._regions.preparing():
+                        region = self._regions.region(this_call(args, place))
+                        both = self._both_runs(args[place], region)
+                        if not known:
+                            both = _disguised(both, args[place])
+                    args = (*args[:place], both, *args[place + 1 :])
+            else:
+                self._note(function.__name__, sys._getframe(1))
+            return call(ctx, *args, **kwargs)
+
+        self._watched.append(function)
+        guarded = self._guard.around(original, forward)
+        self._patches.replace(function, "forward", staticmethod(guarded))
+
+    def _watch_call(self, module: ModuleType, name: str, original: Any) -> None:
+        """Give a region to what a function of the non-reentrant kind runs: its first argument.
+
+        The region is made when that runs first, inside the library's function, so that its
+        frame is among those that tell the call site.
+        """
+
+        def checkpoint(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
+            self._count("non-reentrant")
+            if self._regions.wanted:
+                function = self._region_when_run("non-reentrant", function)
+            return call(function, *args, **kwargs)
+
+        self._patches.replace(module, name, self._guard.around(original, checkpoint))
+
+    def _region_when_run(self, variant: Variant, function: Any) -> Callable[..., Any]:
+        """The function, given a region in its first run."""
+        both: Callable[..., Any] | None = None
+
+        def run(call: Call, *args: Any, **kwargs: Any) -> Any:
+            nonlocal both
+            if both is None:
+                with self._regions.preparing():
+                    region = self._regions.region(
+                        CheckpointCall(variant, function, args, sys._getframe(1))
+                    )
+                    both = self._both_runs(function, region)
+            return call.instead(both, *args, **kwargs)
+
+        return self._guard.around(function, run, named=False)
+
+    def _both_runs(self, function: Any, region: Region) -> Callable[..., Any]:
+        """The function, whose first run is the forward's and whose later ones are recomputes."""
+        has_run = False
+
+        def run(call: Call, *args: Any, **kwargs: Any) -> Any:
+            nonlocal has_run
+            around = region.recompute() if has_run else region.forward()
+            has_run = True
+            with around:
+                return call(*args, **kwargs)
+
+        return self._guard.around(function, run, named=False)
+
+    def _recompute(self, function: Any, region: Region) -> Callable[..., Any]:
+        def recompute(call: Call, *args: Any, **kwargs: Any) -> Any:
+            with region.recompute():
+                return call(*args, **kwargs)
+
+        return self._guard.around(function, recompute, named=False)
+
+    def _count(self, variant: Variant) -> None:
+        self.entered[variant] = self.entered.get(variant, 0) + 1
+
+    def _note(self, function: str, frame: FrameType | None) -> None:
+        """Where a function is called whose runs get no region, such as a reversible block."""
+        if function in self.functions:
+            return
+        with self._guard.part(UNNAMED):
+            self.functions[function] = self._sites.called_at(frame)
+
+    def _suspect(self, function: object, args: tuple[object, ...]) -> None:
+        unseen = self._guard.part("Checkpoint inputs could not be seen")
+        with unseen, torch._C.DisableTorchFunction():
+            self.untrained.entered(function, args)
+
+
+def _disguised(function: Callable[..., Any], original: Any) -> Any:
+    """The function, with everything but its calls that of the original."""
+
+    def called(_: Any, __: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapt.FunctionWrapper(original, called)
+
+
+def _needs_gradient(args: tuple[Any, ...]) -> bool:
+    with torch._C.DisableTorchFunction():  # no mode or subclass of the script's sees this look
+        for arg in args:
+            if isinstance(arg, torch.Tensor) and arg.requires_grad:
+                return True
+    return False

@@ -1,0 +1,158 @@
+"""The profiled steps of a recording: one profiler window after another.
+
+First the steps without Python stacks, then one with them, for the call sites only. What a window
+holds is written as soon as it closes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from recompute_scan.record.guard import Guard
+from recompute_scan.record.kept import Kept
+from recompute_scan.record.launch.membership import Membership
+from recompute_scan.record.obstacles import OTHER_PROFILER, no_profiler, no_stacks
+from recompute_scan.record.phase import Phase
+from recompute_scan.record.profiler import OtherProfilers, ProfilerWindow
+from recompute_scan.record.quiet import Progress
+from recompute_scan.record.scope import Plan
+from recompute_scan.record.steps import StepCounter
+
+
+class Tracing:
+    """Opens and closes the windows of one rank.
+
+    Attributes:
+        others: Sees profilers of the script's own.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        kept: Kept,
+        membership: Membership,
+        *,
+        counter: StepCounter,
+        progress: Progress,
+        begin_annotating: Callable[[], None],
+        on_kept: Callable[[], None],
+        guard: Guard,
+    ) -> None:
+        self._thread = threading.get_ident()
+        self._plan = plan
+        self._kept = kept
+        self._membership = membership
+        self._counter = counter
+        self._progress = progress
+        self._begin_annotating = begin_annotating
+        self._on_kept = on_kept
+        self._window: ProfilerWindow | None = None
+        self.others = OtherProfilers(self._give_way, guard)
+
+    def open(self, *, lead: int) -> None:
+        """Begin the next window, or the phase in its place where it cannot begin.
+
+        Args:
+            lead: Steps that warm the profiler up.
+        """
+        if not self._membership.chosen:
+            self._kept.phase = Phase.COUNTING
+            if not lead:
+                self._counter.freeze()
+            return
+        if self.others.running():
+            self._wait_for_other_profiler()
+            return
+        if why := no_profiler():
+            self._do_without(why)
+            return
+        stacks = self._kept.trace is not None
+        if stacks and (why := no_stacks()):
+            self._do_without(why)
+            return
+        needed = (0 if stacks else lead + self._plan.steps) + 1 + self._plan.fidelity
+        self._membership.last_step.settle(self._counter.steps, needed)
+        if not lead:
+            self._counter.freeze()
+        self._begin_annotating()
+        window = ProfilerWindow(
+            lead=0 if stacks else lead,
+            steps=1 if stacks else self._plan.steps,
+            device=self._kept.device,
+            stacks=stacks,
+        )
+        with self.others.ours():
+            window.start()
+        self._window = window
+        self._kept.phase = Phase.STACKS if stacks else Phase.TRACE
+
+    def step(self) -> None:
+        """A step has ended while a window is open."""
+        if self._window is None:
+            return
+        with self.others.ours():
+            self._window.step()
+        if self._window.begun:
+            self._counter.freeze()
+        if self._window.full:
+            self._close()
+
+    def keep(self) -> None:
+        """The script has ended: keep what an open window holds."""
+        window, self._window = self._window, None
+        if window is None:
+            return
+        window.stop()
+        # Half a step with stacks could name some call sites and not others.
+        if window.begun and self._kept.trace is None:
+            self._save(window)
+
+    def drop(self) -> None:
+        """Stop an open window, and keep nothing of it."""
+        window, self._window = self._window, None
+        if window is not None:
+            window.stop()
+
+    def _close(self) -> None:
+        window, self._window = self._window, None
+        if window is None:
+            return
+        self._save(window)
+        if self._kept.stacks is None:
+            self.open(lead=0)
+        else:
+            self._kept.phase = Phase.DONE
+
+    def _save(self, window: ProfilerWindow) -> None:
+        if self._kept.trace is None:
+            self._progress.show("writing the trace")
+            self._kept.save_trace(window, self._membership.ranks.rank)
+            self._on_kept()
+        else:
+            self._progress.show("writing the stacks")
+            self._kept.save_stacks(window, self._membership.ranks.rank)
+
+    def _give_way(self) -> None:
+        # Of another thread's profiler torch runs two, and ours cannot be ended from there.
+        if self._window is None or threading.get_ident() != self._thread:
+            return
+        self.drop()
+        self._wait_for_other_profiler()
+
+    def _wait_for_other_profiler(self) -> None:
+        membership = self._membership
+        # The other ranks stop at the end: there is nothing to wait for when it is too near.
+        can_wait = membership.alone or membership.last_step.wait(self._counter.steps)
+        self._kept.phase = Phase.WAITING if can_wait else Phase.DONE
+        self._kept.warn(OTHER_PROFILER)
+
+    def _do_without(self, why: str) -> None:
+        """No profiler of the kind that comes next may start in this process."""
+        self._kept.phase = Phase.DONE
+        if self._kept.trace is None:
+            self._kept.failure = (
+                f"Nothing was recorded: {why}. Run the script without its profiler."
+            )
+        else:
+            self._kept.warn(f"The step with Python stacks was left out: {why}.")
