@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recompute_scan import crash as crash_module
+from recompute_scan import faithful
 from recompute_scan import result as result_module
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
@@ -159,5 +160,6 @@ def test_numbers_that_json_cannot_hold_become_null(doubled: Result) -> None:
 
 def test_every_class_of_the_document_is_frozen() -> None:
     for name in json_schema()["$defs"]:
-        module = result_module if hasattr(result_module, name) else crash_module
+        homes = (result_module, crash_module, faithful)
+        module = next(home for home in homes if hasattr(home, name))
         assert getattr(module, name).__dataclass_params__.frozen, name

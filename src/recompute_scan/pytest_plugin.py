@@ -1,7 +1,7 @@
-"""A fixture for pytest, so that a model's own tests keep it from recomputing twice.
+"""Fixtures for pytest, so that a model's own tests keep its checkpoints cheap and right.
 
 Loaded by pytest itself (entry point ``pytest11``). Nothing but pytest is imported until a test
-asks for the fixture.
+asks for one.
 """
 
 from __future__ import annotations
@@ -40,6 +40,37 @@ def assert_no_redundant_recompute(tmp_path: Path) -> Iterator[Assert]:
             recorder.record(step, trace)
             policy = Policy(doubled=max_recompute < 2, max_recompute=max_recompute)
             outcome = judge(analyse([trace]), policy)
+            if outcome.status:
+                pytest.fail(text(outcome), pytrace=False)
+
+        yield check
+
+
+@pytest.fixture
+def assert_recompute_is_faithful(tmp_path: Path) -> Iterator[Assert]:
+    """``assert_recompute_is_faithful(step)``: fails where a recompute is not the computation of
+    its forward.
+
+    ``step`` is a function without arguments that trains one step: a forward pass with its
+    backward. It is called four times, and the second time each checkpoint's recompute is compared
+    with its forward, operator by operator, on whatever device the model is. The test fails with
+    the operator, the module and the fix where gradients come out wrong or buffers are updated
+    twice, and where that cannot be told, as with compiled code. Make the model inside the test,
+    so that the call sites are seen.
+    """
+    from recompute_scan.record.calls import CallRecorder  # noqa: PLC0415 - it imports torch
+
+    with CallRecorder(Path.cwd()) as recorder:
+
+        def check(step: Callable[[], Any]) -> None:
+            __tracebackhide__ = True
+            from recompute_scan.analysis.pipeline import analyse  # noqa: PLC0415
+            from recompute_scan.check import Policy, judge  # noqa: PLC0415
+            from recompute_scan.check.render import text  # noqa: PLC0415
+
+            recorder.record_run(step, tmp_path)
+            policy = Policy(doubled=False, wrong_gradients=True)
+            outcome = judge(analyse([tmp_path]), policy)
             if outcome.status:
                 pytest.fail(text(outcome), pytrace=False)
 

@@ -1,4 +1,4 @@
-"""The fixture ``assert_no_redundant_recompute``, in a test file of a model's own repository."""
+"""The fixtures, in a test file of a model's own repository."""
 
 from __future__ import annotations
 
@@ -29,6 +29,25 @@ class Block(nn.Module):
         return checkpoint(self.forward, x, times - 1, use_reentrant=True)
 
 
+class Noisy(Block):
+    def __init__(self):
+        super().__init__()
+        self.body.append(nn.Dropout(0.5))
+
+
+def noisy_step(keep):
+    blocks = nn.ModuleList(Noisy() for _ in range(3))
+    x = torch.randn(4, 32, requires_grad=True)
+
+    def train():
+        y = x
+        for block in blocks:
+            y = checkpoint(block, y, use_reentrant=False, preserve_rng_state=keep)
+        y.square().sum().backward()
+
+    return train
+
+
 def step(times):
     blocks = nn.ModuleList(Block() for _ in range(3))
     x = torch.randn(4, 32, requires_grad=True)
@@ -42,7 +61,7 @@ def step(times):
     return train
 """
 TESTS = """
-from model import step
+from model import noisy_step, step
 
 
 def test_repaired(assert_no_redundant_recompute):
@@ -63,6 +82,14 @@ def test_any_recompute_where_none_is_wanted(assert_no_redundant_recompute):
 
 def test_nothing_to_see(assert_no_redundant_recompute):
     assert_no_redundant_recompute(lambda: None)
+
+
+def test_dropout_with_its_state(assert_recompute_is_faithful):
+    assert_recompute_is_faithful(noisy_step(True))
+
+
+def test_dropout_without_its_state(assert_recompute_is_faithful):
+    assert_recompute_is_faithful(noisy_step(False))
 
 
 def test_a_step_that_fails(assert_no_redundant_recompute):
@@ -86,10 +113,16 @@ def test_in_a_project_of_its_own(tmp_path: Path) -> None:
         timeout=300,
     )
     printed = done.stdout
-    assert "4 failed, 2 passed" in printed, printed + done.stderr
-    for name in ("doubled", "any_recompute_where_none_is_wanted", "nothing_to_see"):
+    assert "5 failed, 3 passed" in printed, printed + done.stderr
+    for name in (
+        "doubled",
+        "any_recompute_where_none_is_wanted",
+        "nothing_to_see",
+        "dropout_without_its_state",
+    ):
         assert f"FAILED test_model.py::test_{name}" in printed
     assert "refused: RS001" in printed
+    assert "refused: RS401" in printed
     assert "model.py:15" in printed
     assert "undecided: " in printed
     assert "ZeroDivisionError" in printed
@@ -101,3 +134,4 @@ def test_the_entry_point_is_declared() -> None:
     (declared,) = re.findall(r'entry-points.pytest11\]\n\w+ = "([\w.]+)"', text)
     plugin = EntryPoint("recompute_scan", declared, "pytest11").load()
     assert hasattr(plugin, "assert_no_redundant_recompute")
+    assert hasattr(plugin, "assert_recompute_is_faithful")

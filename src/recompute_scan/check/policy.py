@@ -134,6 +134,9 @@ def _doubts(result: Result, policy: Policy) -> list[str]:
     found = []
     if result.verdict == "inconclusive":
         found.append(result.reason or "There is no verdict.")
+    if policy.wrong_gradients and (result.fidelity is None or result.fidelity.untold):
+        why = result.fidelity.untold if result.fidelity else None
+        found.append(why or "Only `recompute-scan run` compares recomputes with their forward.")
     if policy.max_cost is not None and result.cost is None:
         found.append("The cost of the recomputes is not known.")
     asked = policy.codes | set(policy.max_cost_of)

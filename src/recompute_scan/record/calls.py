@@ -6,14 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from recompute_scan.faithful import Fidelity
 from recompute_scan.record import selftest
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.profiler import ProfilerWindow
+from recompute_scan.run_info import RunInfo, write_run_info
 
 
 class CallRecorder:
-    """Marks checkpointed calls from its beginning to its end, and records steps when told.
+    """Annotates checkpointed calls from its beginning to its end, and records steps when told.
 
     Made before the model is, it sees who switched checkpointing on. On the CPU only: what runs
     again does not depend on the device.
@@ -37,6 +39,49 @@ class CallRecorder:
         traceback: TracebackType | None,
     ) -> None:
         self._probe.remove()
+
+    def compare(self, step: Callable[[], object], *, warmup: int = 1) -> Fidelity:
+        """How the recomputes of a step compare with their forward.
+
+        Args:
+            step: One training step: a forward pass and its backward.
+            warmup: Calls before the one that is compared.
+        """
+        for _ in range(warmup):
+            step()
+        self._probe.begin()
+        self._probe.comparison.compare()
+        try:
+            step()
+        finally:
+            found = self._probe.comparison.compared()
+        return found
+
+    def record_run(self, step: Callable[[], object], folder: Path) -> None:
+        """Compare a step, record two more, and leave a run's folder with what both show.
+
+        Args:
+            step: One training step: a forward pass and its backward.
+            folder: Where the trace and the run record go.
+        """
+        found = self.compare(step)
+        trace = folder / "trace-rank0.json.gz"
+        self.record(step, trace, warmup=0)
+        info = RunInfo(
+            rank=0,
+            world_size=1,
+            status="complete",
+            exit_status=0,
+            device="cpu",
+            warmup_steps=1,
+            timed_steps_ms=(),
+            profiled_steps=2,
+            trace=trace.name,
+            stacks=None,
+            sources=self._probe.sites.sources(),
+            fidelity=found,
+        )
+        write_run_info(folder, info)
 
     def record(
         self, step: Callable[[], object], trace: Path, *, warmup: int = 1, steps: int = 2

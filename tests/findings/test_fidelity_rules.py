@@ -1,0 +1,119 @@
+"""RS401 to RS405 on trainings whose gradients are known to be wrong, and on their right twins."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from recompute_scan.advise import place
+from recompute_scan.analysis.answer import result_of
+from recompute_scan.check.policy import Policy, judge
+from recompute_scan.faithful import ComparedRegion, Difference, Fidelity, KeptState, Operation
+from recompute_scan.result import Finding, Result
+from recompute_scan.run_info import RunInfo
+from tests.fidelity.cases import CASES
+from tests.fidelity.compare import compare
+from tests.recompute.training import plain_step
+from tests.trace_builder import loaded, thread
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CODES = {"RS401", "RS402", "RS403", "RS404", "RS405"}
+BY_NAME = {case.name: case for case in CASES}
+
+
+def info(fidelity: Fidelity | None) -> RunInfo:
+    return RunInfo(0, 1, "complete", 0, "cpu", 1, (), 1, "t.json", None, fidelity=fidelity)
+
+
+def result(fidelity: Fidelity | None) -> Result:
+    return result_of(loaded(thread(plain_step(0))), info(fidelity))
+
+
+@functools.cache
+def of_case(name: str) -> tuple[Finding, ...]:
+    fidelity, _, _ = compare(BY_NAME[name])
+    return tuple(one for one in result(fidelity).findings if one.code in CODES)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("dropout, state dropped, non-reentrant", "RS401", "torch (cpu)"),
+        ("a generator of one's own", "RS401", "a generator of the script's own"),
+        ("random.random() as a factor", "RS401", "random"),
+        ("autocast forgotten by a hand-written checkpoint", "RS402", "bfloat16"),
+        ("a Python counter as a factor", "RS403", "1.0 where the forward had 0.5"),
+        ("another branch each time", "RS403", "another branch was taken"),
+        ("a cache that grows", "RS403", "(16, 32)"),
+        ("a factor that changes before the backward", "RS403", "no longer what it was"),
+        ("BatchNorm in training, reentrant", "RS404", "running statistics"),
+        ("keyword tensors that lose their gradient", "RS405", "keywords"),
+        ("a hand-written checkpoint without autograd in its recompute", "RS405", "autograd is off"),
+    ],
+)
+def test_each_fault_has_its_finding(name: str, code: str, said: str) -> None:
+    found = of_case(name)
+    assert {one.code for one in found} == {code}
+    assert all(one.wrong_gradients for one in found)
+    assert any(said in one.detail for one in found), [one.detail for one in found]
+    fixes = [one.fix for one in found]
+    assert all(fix is not None and fix.disposition == "review" and fix.reason for fix in fixes)
+
+
+@pytest.mark.parametrize(
+    "name", ["dropout, state kept, reentrant", "mixture of experts", "a policy that keeps products"]
+)
+def test_a_faithful_recompute_has_none(name: str) -> None:
+    assert of_case(name) == ()
+
+
+def test_the_same_fault_in_many_blocks_is_one_finding() -> None:
+    where = Operation("aten.bernoulli_", "layers.0.drop", "Dropout", "train.py:7")
+    regions = tuple(
+        ComparedRegion(
+            f"layers.{n}",
+            "Block",
+            "reentrant",
+            "direct",
+            "train.py:9",
+            calls=1,
+            recomputes=1,
+            differences=(Difference("random", where, generator="torch (cuda)", distance=1.0),),
+        )
+        for n in range(40)
+    )
+    (finding,) = [one for one in result(Fidelity(regions)).findings if one.code == "RS401"]
+    assert finding.title.startswith("Recomputes of 40 of 40 blocks draw")
+    assert place("train.py:7") in finding.detail
+    assert "and 37 more" in finding.evidence
+
+
+def test_what_was_not_compared_is_not_called_clean() -> None:
+    for fidelity in (None, Fidelity(), Fidelity(untold="Part of the step is compiled.")):
+        checked = {one.code: one.status for one in result(fidelity).checked}
+        assert {checked[code] for code in CODES} == {"not-applicable"}
+    reason = {one.code: one.why for one in result(Fidelity(untold="Compiled.")).checked}["RS401"]
+    assert reason == "Compiled."
+
+
+def test_check_refuses_wrong_gradients_and_says_where_they_were_not_looked_for() -> None:
+    policy = Policy(doubled=False, wrong_gradients=True)
+    state = KeptState("norm.running_mean", True, "0", "1", "2")
+    region = ComparedRegion(
+        "norm", "BatchNorm", "reentrant", "", "", calls=1, recomputes=1, states=(state,)
+    )
+    assert judge(result(Fidelity((region,))), policy).status == 1
+    clean = ComparedRegion("norm", "BatchNorm", "reentrant", "", "", calls=1, recomputes=1)
+    assert judge(result(Fidelity((clean,))), policy).status == 0
+    assert judge(result(None), policy).status == 4
+    assert judge(result(Fidelity((region,))), Policy()).status == 0
+
+
+def test_the_headline_says_that_training_changes() -> None:
+    state = KeptState("norm.running_mean", True, "0", "1", "2")
+    region = ComparedRegion(
+        "norm", "BatchNorm", "reentrant", "", "", calls=1, recomputes=1, states=(state,)
+    )
+    assert "It also changes what is trained: RS404." in result(Fidelity((region,))).headline
+    assert "trained" not in result(Fidelity()).headline
