@@ -11,9 +11,9 @@ import pytest
 
 from recompute_scan.joining import VARIABLE, joined
 
-OPTIONS = ["--steps", "2"]
+OPTIONS = '{"steps": 2, "output": "a b"}'
 TOOLS = ["/venv/bin", "/venv/lib/python3.11"]
-RUN = ["-m", "recompute_scan", "run", *OPTIONS]
+RUN = ["-m", "recompute_scan", "run", "--handed-on", OPTIONS]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from recompute_scan.errors import UsageError
+from recompute_scan.errors import InputError, UsageError
+
+
+def read(path: Path) -> bytes:
+    """A whole file.
+
+    Raises:
+        InputError: It cannot be read (``E301``).
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError("E301", f"Cannot read {path}.", why=error.strerror) from None
 
 
 def write(path: Path, text: str, *, force: bool = False) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shlex
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The options of `recompute-scan run` for the processes that join, quoted as for a shell.
+# What the processes that join are told, as text that is passed on and not looked into.
 VARIABLE = "RECOMPUTE_SCAN_JOIN"
 
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -37,21 +36,20 @@ def join() -> None:
     options = os.environ.pop(VARIABLE, None)
     if options is None:
         return
-    command = joined(sys.orig_argv, shlex.split(options), _tool_folders())
+    command = joined(sys.orig_argv, options, _tool_folders())
     if command is None:
         os.environ[VARIABLE] = options  # for those that this process starts
     else:
         os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - the same interpreter
 
 
-def joined(
-    argv: Sequence[str], options: Sequence[str], tool_folders: Sequence[str]
-) -> list[str] | None:
+def joined(argv: Sequence[str], options: str, tool_folders: Sequence[str]) -> list[str] | None:
     """The interpreter's new arguments, or ``None`` where the process is not to take part.
 
     Args:
         argv: The process's whole command line, the interpreter first.
-        options: What to give to ``recompute-scan run``.
+        options: What ``recompute-scan run`` is told, as
+            :mod:`recompute_scan.record.run_options` encodes it.
         tool_folders: Scripts in these folders are tools: installed packages and programs.
     """
     at = 1
@@ -81,8 +79,8 @@ def joined(
     return [*argv[1:at], *_run(options), *argv[at:]]
 
 
-def _run(options: Sequence[str]) -> list[str]:
-    return ["-m", "recompute_scan", "run", *options]
+def _run(options: str) -> list[str]:
+    return ["-m", "recompute_scan", "run", "--handed-on", options]
 
 
 def _is_tool(module: str) -> bool:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.record.run_options import Removal, RunOptions, decode_options, encode_options
+from recompute_scan.cost.peaks import Machine
+from recompute_scan.record.run_options import Removal, RunOptions, decode, encode
+from recompute_scan.record.ways import Handed
 
 REMOVAL = Removal("m", "train.py:3", "reentrant", depth=2, modules=("layers.0",))
 
@@ -20,11 +22,17 @@ REMOVAL = Removal("m", "train.py:3", "reentrant", depth=2, modules=("layers.0",)
     ],
 )
 def test_what_is_decoded_is_what_was_encoded(options: RunOptions) -> None:
-    assert decode_options(encode_options(options)) == options
+    assert decode(encode(options), RunOptions) == options
+
+
+def test_what_is_handed_on_arrives_whole() -> None:
+    options = RunOptions("train.py", False, (), Path("/o\udcff"), keep_going=True)
+    handed = Handed(options, Machine(312.0, 80 * 2**30), ("recompute-scan compare 'a b' c",))
+    assert decode(encode(handed), Handed) == handed
 
 
 @pytest.mark.parametrize("wrong", ['"steps": "5"', '"device": "tpu"', '"args": 1'])
 def test_a_field_of_another_type_is_refused(wrong: str) -> None:
-    good = encode_options(RunOptions("train.py", False, (), Path("/out")))
+    good = encode(RunOptions("train.py", False, (), Path("/out")))
     with pytest.raises(ValueError, match=r"Expected|Invalid"):
-        decode_options(good[:-1] + ", " + wrong + "}")
+        decode(good[:-1] + ", " + wrong + "}", RunOptions)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +60,7 @@ def bundle(
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.bundle import GITHUB_LIMIT, pack
+    from recompute_scan.bundle.listing import listing
 
     def make(target: Path) -> Archive:
         return pack(
@@ -75,7 +75,7 @@ def bundle(
     if show:
         with tempfile.TemporaryDirectory() as folder:
             contents = make(Path(folder) / "bundle.zip")
-        click.echo("\n".join(_listing(contents, every_name=True)))
+        click.echo("\n".join(listing(contents, every_name=True)))
         return 0
     if output is None:
         raise UsageError("E210", "Where the archive should go is not given.", hint="-o FILE.zip")
@@ -88,38 +88,6 @@ def bundle(
     refuse_existing(output, force=force)
     with written(output, force=force) as partial:
         contents = make(partial)
-        click.echo("\n".join(_listing(contents, every_name=False)))
+        click.echo("\n".join(listing(contents, every_name=False)))
     tell(f"recompute-scan: wrote {output}")
     return 0
-
-
-def _listing(contents: Archive, *, every_name: bool) -> Iterator[str]:
-    from recompute_scan.report.escape import visible
-
-    yield f"What goes in ({contents.size:,} bytes packed):"
-    for name, packed, unpacked in contents.members:
-        yield f"  {name:20} {packed:>12,} bytes packed {unpacked:>14,} unpacked"
-    result = contents.after
-    runs = result.recompute_per_backward
-    counted = "" if runs is None else f", {runs:g} recomputes per backward"
-    yield f"Verdict of the archive: {result.verdict}{counted}"
-    for sentence in contents.differences:
-        yield f"  differs from the original: {visible(sentence, 300)}"
-    for sentence in contents.untold:
-        yield f"  not in the archive: {sentence}"
-    for phrase in contents.dropped:
-        yield f"  left out to make it small: {phrase}"
-    if result.environment:
-        yield "Versions and devices that go in:"
-        for name, value in result.environment.items():
-            yield f"  {visible(name)}: {visible(value)}"
-    for title, names in (
-        ("Names that stay", contents.kept),
-        ("Names that are replaced", [f"{name} -> {alias}" for name, alias in contents.aliases]),
-    ):
-        if every_name and names:
-            yield f"{title} ({len(names)}):"
-            for name in names:
-                yield f"  {visible(name, 200)}"
-        else:
-            yield f"{title}: {len(names)}" + (" (--show lists them)" if names else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,16 +10,11 @@ import click
 
 from recompute_scan.cli.analyze import lifted, limit_options
 from recompute_scan.cli.output import debug_option, force_option, progress
-from recompute_scan.errors import InputError, UsageError
-from recompute_scan.files import refuse_existing, write
+from recompute_scan.files import read, refuse_existing, write
 
 if TYPE_CHECKING:
-    from recompute_scan.check import Policy
     from recompute_scan.result import Result
     from recompute_scan.trace import Limits
-
-_CODE = re.compile(r"RS\d{3}")
-_RESULT = b'"recompute-scan/'
 
 
 @click.command(short_help="Refuse doubled checkpointing, in CI.")
@@ -28,7 +22,7 @@ _RESULT = b'"recompute-scan/'
 @click.option(
     "--fail-on",
     metavar="WHAT,…",
-    help="What to refuse: doubled, any, none, or codes such as RS001.  [default: doubled]",
+    help="What to refuse: doubled, wrong-gradients, any, none, or codes such as RS001.  [default: doubled]",
 )
 @click.option(
     "--max-recompute",
@@ -88,15 +82,16 @@ def check(
     checkpointing is refused.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    policy = _policy(fail_on, max_recompute, costs)
-    for target in (output, write_baseline):
-        if target is not None:
-            refuse_existing(target, force=force)
     from recompute_scan.check import judge
     from recompute_scan.check.baseline import baseline_json, parse_baseline
     from recompute_scan.check.render import RENDERINGS
+    from recompute_scan.check.thresholds import parse_thresholds
 
-    accepted = parse_baseline(_read(baseline), baseline.name) if baseline else ()
+    policy = parse_thresholds(fail_on, max_recompute, costs)
+    for target in (output, write_baseline):
+        if target is not None:
+            refuse_existing(target, force=force)
+    accepted = parse_baseline(read(baseline), baseline.name) if baseline else ()
     result = _result(traces, lifted(limits))
     if write_baseline is not None:
         listed = baseline_json(result)
@@ -119,54 +114,6 @@ def _result(traces: tuple[str, ...], limits: Limits) -> Result:
     only = Path(traces[0])
     if len(traces) == 1 and only.suffix == ".json" and only.is_file():
         with only.open("rb") as file:
-            if _RESULT in file.read(200):
-                return from_json(_read(only))
+            if b'"recompute-scan/' in file.read(200):
+                return from_json(read(only))
     return analyse(traces, progress, limits)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError("E301", f"Cannot read {path}.", why=error.strerror) from None
-
-
-def _policy(fail_on: str | None, max_recompute: float | None, costs: tuple[str, ...]) -> Policy:
-    from recompute_scan.check import Policy
-
-    total: float | None = None
-    by_code: dict[str, float] = {}
-    for cost in costs:
-        code, given, share = cost.rpartition("=")
-        try:
-            percent = float(share)
-        except ValueError:
-            percent = -1.0
-        if not 0 <= percent <= 100 or (given and not _CODE.fullmatch(code)):
-            raise UsageError(
-                "E211",
-                f"--max-cost {cost} is no threshold.",
-                hint="--max-cost 5 for 5 % of the step, --max-cost RS005=2 for one finding",
-            )
-        if given:
-            by_code[code] = percent
-        else:
-            total = percent
-    thresholds = max_recompute is not None or total is not None
-    default = "none" if thresholds else "doubled"
-    words = [word.strip() for word in (fail_on or default).split(",") if word.strip()]
-    for word in words:
-        if word not in ("doubled", "any", "none") and not _CODE.fullmatch(word):
-            raise UsageError(
-                "E211",
-                f"--fail-on {word} is not known.",
-                hint="doubled, any, none, or codes such as RS001, separated by commas",
-            )
-    return Policy(
-        doubled="doubled" in words,
-        any="any" in words,
-        codes=frozenset(filter(_CODE.fullmatch, words)),
-        max_recompute=max_recompute,
-        max_cost=total,
-        max_cost_of=by_code,
-    )

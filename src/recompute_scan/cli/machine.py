@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-
-if TYPE_CHECKING:
-    from recompute_scan.cost.peaks import Machine
 
 _GIB = 2**30
 
@@ -37,11 +34,3 @@ def machine_options(command: Callable[..., int]) -> Callable[..., int]:
         return command(*args, machine=Machine(peak_tflops, memory), **others)
 
     return with_machine
-
-
-def as_arguments(machine: Machine) -> list[str]:
-    """The same options as words of a command line."""
-    words = ["--peak-tflops", str(machine.peak_tflops)] if machine.peak_tflops else []
-    if machine.memory_bytes:
-        words += ["--memory-gib", str(machine.memory_bytes / _GIB)]
-    return words

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from recompute_scan.cli.again import seen_from_here
 from recompute_scan.terminal import fresh_line
 
 if TYPE_CHECKING:
@@ -42,6 +43,17 @@ def print_text(result: Result, *, report: str | None, after: Sequence[str] = ())
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     text = render_text(result, color=color, report=report, after=after)
     click.echo(text, nl=False, color=color)
+
+
+def print_report(folder: Path, result: Result, after: Sequence[str] = ()) -> None:
+    """Print the summary, and the commands that come next where there is something to fix."""
+    useful = result.findings and result.crash is None
+    page = folder / "report.html"
+    there = page.exists()
+    click.echo(fresh_line(sys.stdout), nl=False)  # the script may have left a line unfinished
+    print_text(
+        result, report=str(seen_from_here(page)) if there else None, after=after if useful else ()
+    )
 
 
 force_option = click.option(

@@ -73,7 +73,7 @@ class Call:
 
 
 class Guard:
-    """Stands between one recording and the script.
+    """What is between one recording and the script.
 
     Attributes:
         failure: The first bug of ours that it has met, in one sentence; ``None`` without one.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
@@ -17,6 +17,9 @@ from recompute_scan.record.scope import DEFAULT
 if TYPE_CHECKING:
     from recompute_scan.record.caught import Variant
     from recompute_scan.record.origins import Origin
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -91,16 +94,16 @@ class RunOptions:
     fidelity: bool = True
 
 
-def encode_options(options: RunOptions) -> str:
-    """The options as JSON text, for a command line or a pickle."""
+def encode(options: object) -> str:
+    """A data class of options as JSON text, for a command line, the environment or a pickle."""
     # Names that are no UTF-8 have lone surrogates, which only `json` writes, escaped.
     return json.dumps(msgspec.to_builtins(options, enc_hook=str))
 
 
-def decode_options(text: str) -> RunOptions:
-    """The options that :func:`encode_options` wrote.
+def decode(text: str, kind: type[_T]) -> _T:
+    """The options of one kind that :func:`encode` wrote.
 
     Raises:
         ValueError: It is no JSON, a field is missing, or one is not of its type.
     """
-    return msgspec.convert(json.loads(text), RunOptions, dec_hook=lambda kind, value: kind(value))
+    return msgspec.convert(json.loads(text), kind, dec_hook=lambda kind, value: kind(value))

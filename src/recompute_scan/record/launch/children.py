@@ -20,7 +20,7 @@ from recompute_scan.record.launch.launcher import rank_facts, started_as
 from recompute_scan.record.observe import forget_parent, observe
 from recompute_scan.record.ownership import is_library
 from recompute_scan.record.patches import Patches
-from recompute_scan.record.run_options import RunOptions, decode_options, encode_options
+from recompute_scan.record.run_options import RunOptions, decode, encode
 from recompute_scan.run_info import STOPPED, RunInfo
 
 
@@ -79,7 +79,7 @@ class Children:
         self._started.append(process)
 
     def _recorded(self, target: Callable[..., Any]) -> Recorded:
-        return Recorded(target, encode_options(self._options), next(self._numbers), __name__)
+        return Recorded(target, encode(self._options), next(self._numbers), __name__)
 
     def _join(self, call: Call, process: BaseProcess, timeout: float | None = None) -> None:
         call(process, timeout)
@@ -100,7 +100,7 @@ def run_here(
     What it raises is raised again once all is written. It returns early, with ``None``, when
     everything is recorded. A target that makes no step leaves nothing.
     """
-    options = decode_options(text)
+    options = decode(text, RunOptions)
     forget_parent()
     started_as(number)
     returned: list[Any] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
 import time
@@ -97,16 +96,16 @@ def launch(nproc_per_node: int, argv: Sequence[str], module: str = "recompute_sc
     return 0
 
 
-def launch_with(command: Sequence[str], options: Sequence[str]) -> int:
+def launch_with(command: Sequence[str], handed: str) -> int:
     """Exit status of a launcher whose Python processes take part by themselves.
 
     See :mod:`recompute_scan.joining` for which do. 128 + N where signal N ended the launcher.
 
     Args:
         command: The launcher with all its arguments.
-        options: What each process gives to ``recompute-scan run``.
+        handed: What each process is told, encoded.
     """
-    environment = os.environ | {VARIABLE: shlex.join(options)}
+    environment = os.environ | {VARIABLE: handed}
     with subprocess.Popen(list(command), env=environment) as launcher:  # noqa: S603 - the user's
         before = signal.signal(signal.SIGTERM, lambda number, _: launcher.send_signal(number))
         try:

@@ -19,7 +19,7 @@ from typing import Any
 from recompute_scan.errors import ScanError
 from recompute_scan.record.launch.launcher import launch
 from recompute_scan.record.launch.runner import record
-from recompute_scan.record.run_options import RunOptions, decode_options, encode_options
+from recompute_scan.record.run_options import RunOptions, decode, encode
 
 _MODULE = "recompute_scan.record.verify.trial"
 # How long a trial that was asked to end may take for it.
@@ -35,7 +35,7 @@ def run_trial(options: RunOptions, nproc_per_node: int | None, output: Path | No
         nproc_per_node: Processes to start with torchrun's launcher; ``None`` for one without.
         output: File for what the script prints; ``None`` lets it print here.
     """
-    arguments = [str(nproc_per_node or 0), encode_options(options)]
+    arguments = [str(nproc_per_node or 0), encode(options)]
     # Sets of names are walked in an order that this decides.
     environment = {"PYTHONHASHSEED": "0", **os.environ}
     if output is None:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     nproc_per_node, text = int(argv[0]), argv[1]
     if nproc_per_node:
         return launch(nproc_per_node, ["0", text], _MODULE)
-    options = decode_options(text)
+    options = decode(text, RunOptions)
     try:
         return record(options).exit_status
     except ScanError as error:

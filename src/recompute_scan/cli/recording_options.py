@@ -1,0 +1,74 @@
+"""Options by which a person says what `run` records, and how it starts the script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+_OPTIONS = (
+    click.option("--steps", default=5, show_default=True, help="Steps to profile."),
+    click.option(
+        "--warmup", default=3, show_default=True, help="Steps before anything is recorded."
+    ),
+    click.option(
+        "--timing-steps", default=10, show_default=True, help="Steps to time without the profiler."
+    ),
+    click.option(
+        "-o",
+        "--output",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Folder for traces and report.  [default: recompute-scan-out/NAME]",
+    ),
+    click.option(
+        "--device",
+        type=click.Choice(["auto", "cpu", "cuda"]),
+        default="auto",
+        show_default=True,
+        help="What to record.",
+    ),
+    click.option("--nproc-per-node", type=int, help="Start that many processes with torchrun."),
+    click.option(
+        "--ranks",
+        metavar="0|all|LIST",
+        default="0,last",
+        show_default=True,
+        help="Ranks to record, such as 0,8-15; all stop after the same step.",
+    ),
+    click.option(
+        "--verify",
+        is_flag=True,
+        help="Run it again with the fix applied in memory, and measure what that changes.",
+    ),
+    click.option(
+        "--without-checkpointing",
+        is_flag=True,
+        help="With --verify: measure it without any checkpoint too, where it fits into memory.",
+    ),
+    click.option(
+        "--fidelity/--no-fidelity",
+        default=True,
+        show_default=True,
+        help="Compare the recomputes of one more step with their forward.",
+    ),
+    click.option("--keep-going", is_flag=True, help="Let the script run on after the last step."),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        default=600.0,
+        show_default=True,
+        type=click.FloatRange(0),
+        help="Seconds without progress after which a hanging run is ended; 0 for never.",
+    ),
+    click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as with `python -m`."),
+    # From the process that started this one's launcher: it has read all the others.
+    click.option("--handed-on", hidden=True),
+)
+
+
+def recording_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options to a command, in the order in which its help lists them."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
