@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 # What a recompute did otherwise than its forward, by the first operator whose result shows it.
 DifferenceKind = Literal[
@@ -143,3 +147,54 @@ class Fidelity:
     regions: tuple[ComparedRegion, ...] = ()
     step_ms: float | None = None
     untold: str | None = None
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A gradient or a buffer, as far as two runs need it to be compared.
+
+    Attributes:
+        name: Qualified name of the parameter or buffer.
+        is_buffer: Whether it is a buffer; else the gradient of a parameter.
+        bits: A number that depends on every bit; ``None`` where there is no gradient.
+        values: Up to 256 elements, the same places in every run.
+        rounding: The distance that one rounding of its type explains.
+    """
+
+    name: str
+    is_buffer: bool
+    bits: int | None = None
+    values: tuple[float, ...] = ()
+    rounding: float = 0.0
+
+    def distance(self, other: Sampled) -> float:
+        """Norm of the difference over the norm; infinite where one is missing, 0 where all bits
+        are the same.
+        """
+        if self.bits == other.bits:
+            return 0.0
+        if self.bits is None or other.bits is None or len(self.values) != len(other.values):
+            return math.inf
+        apart = math.dist(self.values, other.values)
+        norm = math.hypot(*other.values)
+        distance = apart / norm if norm else (math.inf if apart else 0.0)
+        return distance if math.isfinite(distance) else math.inf
+
+
+def sampled_name(rank: int) -> str:
+    """File name of a rank's gradients in the folder of a run with ``--verify``."""
+    return f"gradients-rank{rank}.json"
+
+
+def write_sampled(folder: Path, rank: int, sampled: tuple[Sampled, ...]) -> None:
+    """Write the gradients of the first step beside the run record."""
+    (folder / sampled_name(rank)).write_bytes(msgspec.json.encode(sampled))
+
+
+def read_sampled(folder: Path, rank: int = 0) -> tuple[Sampled, ...]:
+    """Read them back; empty where there are none, or none that can be read."""
+    try:
+        data = (folder / sampled_name(rank)).read_bytes()
+        return msgspec.json.decode(data, type=tuple[Sampled, ...])
+    except (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError):
+        return ()

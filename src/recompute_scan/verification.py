@@ -14,8 +14,19 @@ from statistics import median
 from typing import Literal
 
 from recompute_scan.analysis.confidence import headline
+from recompute_scan.faithful import Sampled
+from recompute_scan.gradient_check import compare_gradients
 from recompute_scan.intervals import median_interval, pair_interval, ratio_interval
-from recompute_scan.result import Arm, Checkpoint, Losses, Outcome, Result, Verified, WithPlan
+from recompute_scan.result import (
+    Arm,
+    Checkpoint,
+    Gradients,
+    Losses,
+    Outcome,
+    Result,
+    Verified,
+    WithPlan,
+)
 from recompute_scan.run_info import Measurements, RunInfo, step_has_fix
 
 _OUT_OF_MEMORY = re.compile(
@@ -40,11 +51,13 @@ class Trial:
         records: What its ranks left, rank 0 first; empty where none did.
         exit_status: Of the script, or of what started it.
         result: What its trace showed, where it recorded one.
+        gradients: Of its first step, on rank 0; empty where they were not seen.
     """
 
     records: tuple[RunInfo, ...]
     exit_status: int = 0
     result: Result | None = None
+    gradients: tuple[Sampled, ...] = ()
 
     @property
     def measured(self) -> list[Measurements]:
@@ -81,6 +94,8 @@ def verified(
     plan: Sequence[Trial] = (),
     *,
     planned: tuple[str, ...] = (),
+    again: Sequence[Trial] = (),
+    bare: Sequence[Trial] = (),
 ) -> Result:
     """The result with its measured section, and the headline that follows from it.
 
@@ -94,6 +109,8 @@ def verified(
             steps, the step times are theirs, unless one of them failed.
         plan: Runs with the plan of RS301; none where there was none to try.
         planned: The modules that lose their checkpoints there.
+        again: A second run of the unchanged script, for its gradients.
+        bare: A run without any checkpoint, for its gradients.
     """
     runs = _paired(switching)
     pairs = [pair for run in runs for pair in run]
@@ -124,6 +141,8 @@ def verified(
         switching_runs=len(runs),
         pairs=len(pairs),
         with_plan=_with_plan(before, plan, planned) if plan else None,
+        gradients=_gradients(before, bare, again),
+        gradients_with_fix=_gradients(before, after, again),
     )
     if section.before_step_ms is not None and section.after_step_ms is not None:
         rounds = [(b.timed_ms, a.timed_ms) for b, a in zip(before, after, strict=False)]
@@ -134,6 +153,16 @@ def verified(
         section = _without_figures(section)
     result = replace(result, verified=section)
     return replace(result, headline=headline(result))
+
+
+def _gradients(
+    before: Sequence[Trial], others: Sequence[Trial], again: Sequence[Trial]
+) -> Gradients | None:
+    """The unchanged script's gradients beside those of the others' first run, if it was run."""
+    if not others:
+        return None
+    twice = again[0].gradients if again else ()
+    return compare_gradients(before[0].gradients, others[0].gradients, twice)
 
 
 def _paired(switching: Sequence[Trial]) -> list[list[tuple[float, float]]]:

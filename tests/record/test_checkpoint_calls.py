@@ -31,6 +31,9 @@ class Noted:
         self.seen.append(call.variant)
         return self
 
+    def around_module(self, _: CheckpointCall) -> AbstractContextManager[None]:
+        return nullcontext()
+
     @contextmanager
     def forward(self) -> Iterator[None]:
         self.seen.append("forward")

@@ -18,7 +18,7 @@ def parse_thresholds(
     """The policy that a person asked for; without any threshold, doubled checkpointing is refused.
 
     Args:
-        fail_on: ``doubled``, ``wrong-gradients``, ``any``, ``none`` or codes, with commas between them.
+        fail_on: ``doubled``, ``wrong-gradients``, ``any``, ``none`` or codes, with commas between.
         max_recompute: Highest number of recomputes per backward to let through.
         costs: Highest costs in percent of the step, each for all (``5``) or one code (``RS005=2``).
 

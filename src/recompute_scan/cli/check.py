@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 @click.option(
     "--fail-on",
     metavar="WHAT,…",
-    help="What to refuse: doubled, wrong-gradients, any, none, or codes such as RS001.  [default: doubled]",
+    help="What to refuse: doubled, wrong-gradients, any, none, or codes such as RS001.  "
+    "[default: doubled]",
 )
 @click.option(
     "--max-recompute",

@@ -124,7 +124,7 @@ def observe(
     bypassing = bool(options.removals) or everything
     bypass = Bypass(probe, options.removals, everything=everything, guard=guard)
     alternation = Alternation(bypass, recorder, plan.warmup) if options.switching else None
-    boundaries = _Boundaries(recorder, probe, alternation, keeps_probe=bypassing)
+    boundaries = _Boundaries(recorder, probe, alternation, gauges, keeps_probe=bypassing)
     hooks = StepHooks(counter, boundaries, guard)
     unstepped = Unstepped(counter, guard)
     ends: list[RankEnd] = []
@@ -156,6 +156,7 @@ def observe(
         info = run_record(outcome, ends[0] if ends else None)
         if gauges is not None:
             info = replace(info, measured=gauges.measurements(bypass.calls))
+            gauges.gradients.write(folder, info.rank)
         if outcome.ending == "stopped":
             leave_groups()
         if recorder.store is not None and outcome.ending in ("stopped", "finished"):
@@ -242,6 +243,7 @@ class _Boundaries:
     recorder: Recorder
     probe: Probe
     alternation: Alternation | None
+    gauges: Gauges | None
     keeps_probe: bool
 
     def restart(self) -> None:
@@ -250,6 +252,8 @@ class _Boundaries:
     def boundary(self) -> None:
         if not self.recorder.done:
             self.probe.look_at_gradients()
+        if self.gauges is not None:
+            self.gauges.gradients.look()
         if self.alternation is not None:
             self.alternation.settle()
         self.recorder.boundary()

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from recompute_scan.report.escape import visible
 from recompute_scan.report.summary import predicted_beside
 from recompute_scan.report.words import mechanism_words
-from recompute_scan.result import Arm, Checkpoint, Losses, MemoryPlan, Result, Verified, WithPlan
+from recompute_scan.result import (
+    Arm,
+    Checkpoint,
+    Gradients,
+    Losses,
+    MemoryPlan,
+    Result,
+    Verified,
+    WithPlan,
+)
 from recompute_scan.units import UNKNOWN, ms, pct, plural, size
+
+_MOST_NAMED = 3
 
 
 def measured_title(result: Result) -> str:
@@ -22,6 +34,10 @@ def measured_sentences(result: Result) -> list[str]:
     if verified is None:
         return []
     found = [_outcome(verified)]
+    if verified.gradients is not None:
+        found.append(_gradients(verified.gradients))
+    if verified.gradients_with_fix is not None:
+        found.append(_gradients_with_fix(verified.gradients_with_fix))
     if verified.after is not None and verified.after.status == "measured":
         found.append(_losses(verified.losses))
         found += _against_prediction(result, verified)
@@ -32,6 +48,56 @@ def measured_sentences(result: Result) -> list[str]:
     if verified.after or plan_arm(verified) or verified.without_checkpointing:
         found.append(_how(verified))
     return found
+
+
+def _gradients(gradients: Gradients) -> str:
+    """Whether the script trains what it would train without its checkpoints."""
+    number = f"{gradients.compared} gradients and buffers"
+    if gradients.status == "equal":
+        return (
+            f"After the first step all {number} are equal to the last bit with and without the "
+            "script's checkpoints."
+        )
+    if gradients.status == "rounding":
+        return (
+            f"After the first step all {number} are equal up to rounding with and without the "
+            f"script's checkpoints{_worst(gradients)}."
+        )
+    if gradients.status == "not-repeatable":
+        return (
+            "Whether the script's checkpoints change gradients could not be told: the script "
+            "itself gives others each time it is run."
+        )
+    if gradients.status == "not-seen":
+        return (
+            "Gradients could not be compared with those without checkpoints: the script did not "
+            "make a first step without them, or its gradients were gone by then."
+        )
+    return (
+        f"The script's checkpoints change what is trained: after the first step, gradients or "
+        f"buffers differ from those without checkpoints{_worst(gradients)}."
+    )
+
+
+def _gradients_with_fix(gradients: Gradients) -> str:
+    if gradients.status == "equal":
+        return "With the fix the gradients of the first step stay equal to the last bit."
+    if gradients.status == "different":
+        return f"With the fix gradients of the first step change{_worst(gradients)}."
+    return (
+        "With the fix the gradients of the first step stay equal up to rounding"
+        f"{_worst(gradients)}."
+    )
+
+
+def _worst(gradients: Gradients) -> str:
+    """The worst few by name, in brackets."""
+    named = [
+        f"{visible(one.name, 80)} "
+        + ("is missing in one" if one.distance is None else f"{one.distance:.2g} of its norm")
+        for one in gradients.worst[:_MOST_NAMED]
+    ]
+    return f" (furthest off: {', '.join(named)})" if named else ""
 
 
 def removed_words(checkpoint: Checkpoint) -> str:

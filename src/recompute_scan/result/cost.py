@@ -243,6 +243,32 @@ class WithPlan:
 
 
 @dataclass(frozen=True)
+class GradientDistance:
+    """How far one gradient or buffer is from that of the other run, as a share of its norm.
+
+    ``distance`` is ``null`` where one of the two runs has none.
+    """
+
+    name: str
+    is_buffer: bool
+    distance: float | None
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients and buffers after the first step, beside those of another run from the same seeds.
+
+    ``status`` is ``equal`` where all bits are, ``rounding`` where no more than that lies between,
+    ``not-repeatable`` where the script itself gives others each time, ``not-seen`` where there
+    were none. ``worst`` names those that are furthest off, at most ten.
+    """
+
+    status: Literal["equal", "rounding", "different", "not-repeatable", "not-seen"]
+    compared: int = 0
+    worst: tuple[GradientDistance, ...] = ()
+
+
+@dataclass(frozen=True)
 class Verified:
     """The fix applied in memory and measured, beside the unchanged script.
 
@@ -255,6 +281,8 @@ class Verified:
     a GPU, else the resident memory of the process. ``pairs`` counts neighbouring steps, one
     unchanged and one with the fix, of ``switching_runs`` that switched it on and off; both are 0
     where the other runs answered. ``with_plan`` is ``None`` where RS301 has no plan to try.
+    ``gradients`` compares the unchanged script with itself without any checkpoint, and
+    ``gradients_with_fix`` the script with the fix.
     """
 
     outcome: Outcome
@@ -276,3 +304,5 @@ class Verified:
     switching_runs: int = 0
     pairs: int = 0
     with_plan: WithPlan | None = None
+    gradients: Gradients | None = None
+    gradients_with_fix: Gradients | None = None

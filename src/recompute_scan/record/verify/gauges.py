@@ -19,6 +19,7 @@ import torch
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.launch.launcher import rank_facts
 from recompute_scan.record.patches import Patches
+from recompute_scan.record.verify.gradients import GradientWatch
 from recompute_scan.run_info import Measurements
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -118,11 +119,13 @@ class Gauges:
 
     Attributes:
         memory: To be told when the timed steps begin and end.
+        gradients: To be told when the first step has ended.
     """
 
     def __init__(self, guard: Guard | None = None) -> None:
         self.memory = PeakMemory()
         self._losses = LossWatch(guard)
+        self.gradients = GradientWatch(guard or Guard())
         self._seed = _SEED + rank_facts().rank
 
     def install(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
+from recompute_scan.faithful import read_sampled
 from recompute_scan.findings.rules import recommends_plan
 from recompute_scan.record.run_options import Removal, RunOptions
 from recompute_scan.record.verify.trial import run_trial
@@ -25,6 +26,7 @@ _ROUNDS, _MOST_ROUNDS = 2, 6
 _MOST_SWITCHING = 4
 _FOLDER = "verify"
 _UNCHANGED, _FIX, _WITHOUT = "unchanged", "with-the-fix", "without-checkpointing"
+_AGAIN, _BARE = "first-step-unchanged", "first-step-without-checkpointing"
 _PLAN, _SWITCHING = "with-the-plan", "switching-the-fix"
 
 
@@ -42,7 +44,8 @@ def verify(
     plan of RS301 with it, and no checkpoints (where asked for), and all of them once more, the
     other way round. While that leaves the outcome open, the script is run with the fix switched on
     and off from step to step; where that fails or times no steps, unchanged and with the fix again.
-    The first run of each way but that leaves a trace too. What the runs print goes to
+    The first run of each way but that leaves a trace too. Before them, two short runs, of which one
+    has no checkpoints, leave the gradients of the first step. What the runs print goes to
     ``output.txt`` beside their run records, in ``verify/…`` below the run's folder.
 
     Args:
@@ -64,9 +67,14 @@ def verify(
         ways[_PLAN] = replace(options, removals=removals + plan_removals(planned, result))
     if without_checkpointing:
         ways[_WITHOUT] = replace(options, without_checkpointing=True)
+    short = replace(options, steps=0, warmup=1, timing_steps=1)
+    ways[_AGAIN] = short
+    ways[_BARE] = replace(short, without_checkpointing=True)
     runs = _Runs(result, removed, planned, ways, nproc_per_node, on_progress)
     in_turn = [name for name in (_UNCHANGED, _FIX, _PLAN, _WITHOUT) if name in ways]
-    for number in range(1, _ROUNDS + 1) if len(ways) > 1 else ():
+    for name in (_AGAIN, _BARE):
+        runs.add(name, 1, "for its gradients")
+    for number in range(1, _ROUNDS + 1) if len(in_turn) > 1 else ():
         # The other way around every second time, for machines that get slower and slower.
         for name in in_turn[1:] if number == 1 else reversed(in_turn):
             runs.add(name, number, f"of {_ROUNDS}")
@@ -101,7 +109,8 @@ class _Runs:
         self._nproc_per_node = nproc_per_node
         self._on_progress = on_progress
         self._trials: defaultdict[str, list[Trial]] = defaultdict(list)
-        first = Trial(run_records_in(ways[_UNCHANGED].output), result=result)
+        output = ways[_UNCHANGED].output
+        first = Trial(run_records_in(output), result=result, gradients=read_sampled(output))
         self._trials[_UNCHANGED].append(first)
         self.so_far = self._together()
 
@@ -139,7 +148,14 @@ class _Runs:
     def _together(self) -> Result:
         ways = (_UNCHANGED, _FIX, _WITHOUT, _SWITCHING, _PLAN)
         trials = (self._trials[name] for name in ways)
-        return verified(self._result, self._removed, *trials, planned=self._planned)
+        return verified(
+            self._result,
+            self._removed,
+            *trials,
+            planned=self._planned,
+            again=self._trials[_AGAIN],
+            bare=self._trials[_BARE],
+        )
 
 
 def to_remove(result: Result) -> tuple[Checkpoint, ...]:
@@ -206,7 +222,7 @@ def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier verification left
     folder.mkdir(parents=True)
     # One trace a way is enough, and only the ways that differ from the first run need one.
-    traced = number == 1
+    traced = number == 1 and options.steps > 0
     options = replace(
         options, output=folder, steps=options.steps if traced else 0, keep_going=False
     )
@@ -215,7 +231,7 @@ def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None
     result = None
     if traced and any(record.trace is not None for record in records):
         result = _analysed(folder)
-    return Trial(records, status, result)
+    return Trial(records, status, result, read_sampled(folder))
 
 
 def _analysed(folder: Path) -> Result | None:
