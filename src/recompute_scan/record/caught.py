@@ -44,3 +44,11 @@ def replace_generator(replacement: Callable[..., Any], patches: Patches) -> None
     for module in (torch_checkpoint, sys.modules.get(COMPOSABLE_MODULE)):
         if module is not None and getattr(module, name, None) is original:
             patches.replace(module, name, replacement)
+
+    def restore() -> None:
+        # Imported while the replacement was there, it has that by name.
+        late = sys.modules.get(COMPOSABLE_MODULE)
+        if late is not None and getattr(late, name, None) is replacement:
+            setattr(late, name, original)
+
+    patches.add(restore)
