@@ -9,6 +9,10 @@ OUT    ?= demo-out
 # too, small models then take many times as long.
 export OMP_NUM_THREADS ?= 1
 
+# Tests start Python by the hundred: without bytecode on disk, each of them would compile the
+# package anew, and whatever uv installed.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 RUN := $(VENV)/.can-run
 DEV := $(VENV)/.can-test
