@@ -51,6 +51,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist lo
 test: check ## check, then all quick tests and a sample of the slow ones
 	$(PYTEST) -m "not slow or sample"
 
+test-all: export RECOMPUTE_SCAN_THOROUGH := 1
 test-all: check ## check, then every test: training processes by the hundred, most of an hour
 	$(PYTEST)
 

@@ -18,6 +18,7 @@ from recompute_scan.cost.plan import Problem, best, build_problem, curve
 from recompute_scan.recompute.facts import study
 from recompute_scan.trace import load
 from recompute_scan.trace.allocations import Allocations, allocations, read_allocations
+from tests.effort import examples
 from tests.memory.layers import WIDTHS
 from tests.recompute.training import checkpointed_step
 from tests.trace_builder import studied, thread
@@ -38,7 +39,7 @@ def by_trying(problem: Problem, gains: list[float], budget: int) -> float | None
 MIB = 2**20
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.data())
 def test_the_solver_finds_what_trying_everything_finds(data: st.DataObject) -> None:
     layers = data.draw(st.integers(1, 7))
@@ -66,7 +67,7 @@ def test_the_solver_finds_what_trying_everything_finds(data: st.DataObject) -> N
     assert sum(itertools.compress(gains, choice)) == pytest.approx(expected)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=6))
 def test_more_memory_never_means_less_gain(layers: list[tuple[int, int]]) -> None:
     gains = [float(gain) for gain, _ in layers]
