@@ -68,7 +68,13 @@ def test_the_answer_is_the_truth(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in COMPILED if case.verdict is None], ids=lambda case: case.name
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if "_n_in_n" in case.name else ())
+        for case in COMPILED
+        if case.verdict is None
+    ],
+    ids=lambda case: case.name,
 )
 def test_what_a_compiler_recomputes_is_not_guessed(case: Case, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json.gz"
