@@ -46,7 +46,7 @@ demo: $(RUN) ## Find the doubled checkpointing in an example, then look at its r
 	@$(BIN)/python examples/read_results.py \
 	    $(OUT)/plain/result.json $(OUT)/repaired/result.json $(OUT)/doubled/result.json
 
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: check ## check, then all quick tests and a sample of the slow ones
 	$(PYTEST) -m "not slow or sample"

@@ -57,9 +57,9 @@ PACKED += [(source, False) for source in (*RECORDED, GPU)]
         *PACKED,
         *(pytest.param(one, False, marks=pytest.mark.slow) for one in PUBLIC if one != GPU),
     ],
-    ids=lambda value: {True: "strict", False: "plain"}[value]
-    if isinstance(value, bool)
-    else value.name,
+    ids=lambda value: (
+        {True: "strict", False: "plain"}[value] if isinstance(value, bool) else value.name
+    ),
 )
 def test_the_archive_gives_the_answer_of_the_original(
     source: Path, strict: bool, tmp_path: Path
