@@ -114,7 +114,6 @@ SAMPLE = {
     "profiler_during",
     "range_around_step",
     "range_of_operators",
-    "start_methods",
 }
 every_script = pytest.mark.parametrize(
     "name",
