@@ -33,7 +33,6 @@ SAMPLE = {
     ],
     "record/test_probe.py": [
         "test_marks_count_what_ran[N-R-8]",
-        "test_losses_are_equal_to_the_last_bit[True]",
         "test_removing_the_probe_restores_torch",
     ],
     "record/test_sites.py": ["test_every_way_of_torchs_own"],
