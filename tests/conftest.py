@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 
-from tests.cases.recorded import SHARED
+from tests.cases import SHARED
 
 # Of the slow tests one or two of each kind, by file; ``make test-all`` runs every one.
 SAMPLE = {
