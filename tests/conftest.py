@@ -32,12 +32,10 @@ SAMPLE = {
         "test_an_interrupt_keeps_its_trace",
     ],
     "record/test_probe.py": [
-        "test_marks_count_what_ran[N-R-8]",
         "test_removing_the_probe_restores_torch",
     ],
     "record/test_sites.py": ["test_every_way_of_torchs_own"],
     "record/test_verify.py": ["test_wrong_use[options0-environment0-E220]"],
-    "recompute/test_hard_cases.py": ["test_every_rank_gives_the_truth[fsdp1_r_in_wrapper_n]"],
     "recompute/test_marked_cases.py": [
         f"test_marks_and_operators_agree[{name}]"
         for name in (

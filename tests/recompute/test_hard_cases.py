@@ -45,6 +45,9 @@ CASES = {
     for case in (*BYSTANDERS, *HOOKS, *PLACES, *STACKS, *DISCARDED, *DISTRIBUTED, *COMPILED)
 }
 
+# What a compiler recomputes in a whole model, and in a graph per layer.
+ONE_OF_EACH = ("compiled_model_r_in_n", "compiled_layers_n_inside", "compiled_layers_n_inside_n")
+
 
 def check(trace: Path, truth: Truth) -> None:
     result = analyse([trace])
@@ -70,7 +73,7 @@ def test_the_answer_is_the_truth(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=pytest.mark.slow if "_n_in_n" in case.name else ())
+        pytest.param(case, marks=() if case.name in ONE_OF_EACH else pytest.mark.slow)
         for case in COMPILED
         if case.verdict is None
     ],
