@@ -9,6 +9,10 @@ OUT    ?= demo-out
 # too, small models then take many times as long.
 export OMP_NUM_THREADS ?= 1
 
+# Tests start Python by the hundred: without bytecode on disk, each of them would compile the
+# package anew, and whatever uv installed.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 RUN := $(VENV)/.can-run
 DEV := $(VENV)/.can-test
@@ -42,11 +46,12 @@ demo: $(RUN) ## Find the doubled checkpointing in an example, then look at its r
 	@$(BIN)/python examples/read_results.py \
 	    $(OUT)/plain/result.json $(OUT)/repaired/result.json $(OUT)/doubled/result.json
 
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: check ## check, then all quick tests and a sample of the slow ones
 	$(PYTEST) -m "not slow or sample"
 
+test-all: export RECOMPUTE_SCAN_THOROUGH := 1
 test-all: check ## check, then every test: training processes by the hundred, most of an hour
 	$(PYTEST)
 

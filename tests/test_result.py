@@ -21,6 +21,7 @@ from recompute_scan.report.html import render_html
 from recompute_scan.report.markdown import render_markdown
 from recompute_scan.report.text import render_text
 from recompute_scan.result import SCHEMA, Result, from_json, json_schema, to_json
+from tests.effort import examples
 from tests.recompute.training import checkpointed_step
 from tests.trace_builder import as_bytes, document, thread
 
@@ -129,7 +130,7 @@ def with_text(result: Result, text: str) -> Result:
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(TEXT)
 def test_any_text_can_be_written_and_rendered(doubled: Result, text: str) -> None:
     hostile = with_text(doubled, text)

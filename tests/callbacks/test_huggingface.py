@@ -70,7 +70,10 @@ def checkpointing() -> dict[str, Any]:
     return {name: True, f"{name}_kwargs": {"use_reentrant": True}}
 
 
-@pytest.mark.parametrize(("twice", "verdict"), [(True, "doubled"), (False, "full")])
+@pytest.mark.parametrize(
+    ("twice", "verdict"),
+    [(True, "doubled"), pytest.param(False, "full", marks=pytest.mark.slow)],
+)
 def test_a_trainer_is_recorded(tmp_path: Path, twice: bool, verdict: str) -> None:
     callback = HuggingFaceCallback(**PLAN, folder=tmp_path / "scan")
     made = model()

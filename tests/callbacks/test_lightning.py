@@ -66,7 +66,9 @@ def fit(folder: Path, model: Model, callback: LightningCallback, **options: Any)
     trainer.fit(model, loader())
 
 
-@pytest.mark.parametrize(("checkpoints", "verdict"), [(2, "doubled"), (1, "full")])
+@pytest.mark.parametrize(
+    ("checkpoints", "verdict"), [(2, "doubled"), pytest.param(1, "full", marks=pytest.mark.slow)]
+)
 def test_a_fit_is_recorded(tmp_path: Path, checkpoints: int, verdict: str) -> None:
     callback, model = LightningCallback(**PLAN, folder=tmp_path / "scan"), Model(checkpoints)
     counters = [Counter(layer) for layer in model.layers]

@@ -11,3 +11,6 @@ one of them under plain ``torch.profiler`` and gives the counts back as a ``Trut
 
 writes ``NAME.json.gz`` (the trace) and ``NAME.truth.json`` for each case of ``nesting``.
 """
+
+# Names the folder in which the processes of a test run share what they recorded.
+SHARED = "RECOMPUTE_SCAN_TEST_CASES"

@@ -10,14 +10,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from . import SHARED
 from .case import record
 from .functions import FUNCTIONS
 from .functions_more import MORE_FUNCTIONS
 from .nesting import CASES
 from .truth import Truth, read_truth, write_truth
-
-# Names the folder that the processes of a test run share (tests/conftest.py).
-SHARED = "RECOMPUTE_SCAN_TEST_CASES"
 
 BY_NAME = {case.name: case for case in (*CASES, *FUNCTIONS, *MORE_FUNCTIONS)}
 

@@ -6,9 +6,9 @@ Nothing here reads a trace, except to see that it holds the steps that the truth
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from .case import STEPS, Case
@@ -143,7 +143,7 @@ def test_only_the_selective_case_keeps_anything() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_trace_holds_the_steps_of_the_truth(case: Case) -> None:
     trace, truth = recorded(case.name)
-    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    events = msgspec.json.decode(gzip.decompress(trace.read_bytes()))["traceEvents"]
     marked = [e for e in events if e.get("ph") == "X" and e["name"].startswith("ProfilerStep#")]
     assert truth.steps == STEPS
     assert len(marked) == (STEPS if case.scheduled else 0)

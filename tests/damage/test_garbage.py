@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from recompute_scan.trace import Limits
 from recompute_scan.trace.kineto import brackets, repair
+from tests.effort import examples
 
 PIECES = [
     "{",
@@ -58,7 +59,7 @@ def test_the_same_over_and_over(piece: str) -> None:
     assert mended <= 70 * len(data)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(pieces=st.lists(st.sampled_from(PIECES), min_size=2, max_size=6))
 def test_any_pattern(pieces: list[str]) -> None:
     data = ("".join(pieces) * 8000)[:8000].encode()

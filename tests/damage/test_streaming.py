@@ -18,6 +18,7 @@ from recompute_scan.trace import Trace, load
 from recompute_scan.trace.columns import Kind
 from recompute_scan.trace.kineto.parse import parse, read
 from tests.cases.recorded import recorded
+from tests.effort import examples
 
 from .make_corpus import FOLDER
 
@@ -87,7 +88,7 @@ def comparable(trace: Trace) -> Any:
     return columns, tables, rest
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(events, max_size=30),
     st.sampled_from(["compact", "dense", "indent2", "indent4", "kineto"]),
@@ -175,7 +176,7 @@ seeds = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seeds, st.data())
 def test_flipped_bytes_raise_only_our_own_errors(seed: Any, data: Any) -> None:
     content = bytearray(seed.read_bytes())
@@ -186,7 +187,7 @@ def test_flipped_bytes_raise_only_our_own_errors(seed: Any, data: Any) -> None:
     outcome(bytes(content), data.draw(st.sampled_from([16, 500, 1 << 18])), python=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(
         st.sampled_from(

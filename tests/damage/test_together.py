@@ -20,6 +20,7 @@ from recompute_scan.trace.kineto import stripes, together
 from recompute_scan.trace.kineto.second import share
 from recompute_scan.trace.kineto.stripes import ODD, ReadingPlan
 from tests.cases.recorded import recorded
+from tests.effort import examples
 
 from .make_corpus import FOLDER
 from .test_streaming import comparable, events, written
@@ -122,7 +123,7 @@ def test_damage_anywhere_is_read_as_by_one_process(
 
 @pytest.mark.usefixtures("in_one_process")
 @settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -11,7 +13,7 @@ import pytest
 
 from recompute_scan.result import json_schema
 from recompute_scan.run_info import read_run_info, run_info_name
-from tests.diagnose.cases import CASES, FORMS, HUNG, REPAIRED, Case, run_case
+from tests.diagnose.cases import CASES, FORMS, HUNG, REPAIRED, Case, Ended, run_case
 from tests.record.runs import run_plain, write_script
 
 BY_NAME = {case.script: case for case in CASES}
@@ -21,13 +23,23 @@ TORCHRUN = (
     "--nproc-per-node=2",
 )
 
+Ran = Callable[[str], Ended]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Runs a case, once for all tests that read what it left."""
+    return functools.cache(
+        lambda name: run_case(BY_NAME[name], tmp_path_factory.mktemp(Path(name).name))
+    )
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.script)
-def test_a_failing_script_gets_its_finding(case: Case, tmp_path: Path) -> None:
+def test_a_failing_script_gets_its_finding(case: Case, ran: Ran) -> None:
     if case.missing is not None:
         pytest.skip(case.missing)
-    ended = run_case(case, tmp_path)
+    ended = ran(case.script)
     assert (ended.code, ended.status) == (case.code, case.status), ended.stderr
     result = ended.result
     jsonschema.validate(json.loads((ended.folder / "result.json").read_text()), json_schema())
@@ -57,17 +69,17 @@ def test_other_forms_get_theirs_and_their_repaired_twins_get_none(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["kv_cache", "no_input_grad"])
-def test_what_the_script_prints_and_its_status_are_pythons(name: str, tmp_path: Path) -> None:
-    ended = run_case(BY_NAME[name], tmp_path)
-    plain = run_plain(tmp_path, "train.py")
+def test_what_the_script_prints_and_its_status_are_pythons(name: str, ran: Ran) -> None:
+    ended = ran(name)
+    plain = run_plain(ended.folder.parent, "train.py")
     assert ended.status == plain.returncode == 1
     # Under the command the file is the absolute one in both.
     assert ended.stderr == plain.stderr
 
 
 @pytest.mark.slow
-def test_the_state_of_the_model_is_told(tmp_path: Path) -> None:
-    ended = run_case(BY_NAME["kv_cache"], tmp_path)
+def test_the_state_of_the_model_is_told(ran: Ran) -> None:
+    ended = ran("kv_cache")
     crash = ended.result.crash
     assert crash is not None
     assert crash.phase == "while a checkpointed region was recomputed"
@@ -135,10 +147,10 @@ def test_one_failing_rank_is_named_and_the_other_is_told_of(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_save_that_hangs_names_both_places_and_keeps_what_was_recorded(tmp_path: Path) -> None:
-    ended = run_case(BY_NAME["save_hang"], tmp_path)
+def test_a_save_that_hangs_names_both_places_and_keeps_what_was_recorded(ran: Ran) -> None:
+    ended = ran("save_hang")
     assert ended.status == HUNG
-    lines = (tmp_path / "train.py").read_text().splitlines()
+    lines = (ended.folder.parent / "train.py").read_text().splitlines()
     place = {
         text: f"train.py:{number}"
         for number, text in enumerate(lines, 1)

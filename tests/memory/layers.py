@@ -1,16 +1,7 @@
-"""Layers of different widths that note what autograd keeps, recorded in a process of their own.
-
-    python -m tests.memory.layers FILE [--reentrant] [LAYER…]
-
-writes the trace of one step, in which the given layers are not checkpointed, and prints what
-autograd keeps for each layer. A process of its own, because torch remembers the sizes of host
-memory from one recording to the next.
-"""
+"""Layers of different widths that note what autograd keeps, and the trace of a step of them."""
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -77,20 +68,16 @@ class Training:
         return sum(kept.values())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("file", type=Path)
-    parser.add_argument("stopped", nargs="*", type=int)
-    parser.add_argument("--reentrant", action="store_true")
-    options = parser.parse_args()
-    training = Training(options.stopped, options.reentrant)
+def record_step(file: Path, stopped: Iterable[int], reentrant: bool) -> list[int]:
+    """Write the trace of one step, in which the layers ``stopped`` are not checkpointed.
+
+    Returns:
+        Bytes that autograd keeps for each layer.
+    """
+    training = Training(stopped, reentrant)
     with profile(
         activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True
     ) as profiler:
         training.step()
-    profiler.export_chrome_trace(str(options.file))
-    print(json.dumps([training.saved_by_autograd(layer) for layer in range(len(WIDTHS))]))
-
-
-if __name__ == "__main__":
-    main()
+    profiler.export_chrome_trace(str(file))
+    return [training.saved_by_autograd(layer) for layer in range(len(WIDTHS))]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
-import sys
+import multiprocessing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +17,10 @@ from recompute_scan.cost.plan import Problem, best, build_problem, curve
 from recompute_scan.recompute.facts import study
 from recompute_scan.trace import load
 from recompute_scan.trace.allocations import Allocations, allocations, read_allocations
-from tests.memory.layers import WIDTHS
+from tests.effort import examples
+from tests.memory.layers import WIDTHS, record_step
 from tests.recompute.training import checkpointed_step
 from tests.trace_builder import studied, thread
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def by_trying(problem: Problem, gains: list[float], budget: int) -> float | None:
@@ -38,7 +36,7 @@ def by_trying(problem: Problem, gains: list[float], budget: int) -> float | None
 MIB = 2**20
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.data())
 def test_the_solver_finds_what_trying_everything_finds(data: st.DataObject) -> None:
     layers = data.draw(st.integers(1, 7))
@@ -66,7 +64,7 @@ def test_the_solver_finds_what_trying_everything_finds(data: st.DataObject) -> N
     assert sum(itertools.compress(gains, choice)) == pytest.approx(expected)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=6))
 def test_more_memory_never_means_less_gain(layers: list[tuple[int, int]]) -> None:
     gains = [float(gain) for gain, _ in layers]
@@ -121,30 +119,43 @@ def test_every_micro_batch_holds_its_own() -> None:
 # -- allocations of real steps -------------------------------------------------------------------
 
 
-def recorded(file: Path, *options: str | int) -> tuple[Footprint, Allocations, list[int]]:
-    """What our own code reads off a step, and what autograd kept for each layer."""
-    command = [sys.executable, "-m", "tests.memory.layers", str(file), *map(str, options)]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    trace = load(file)
-    found = read_allocations(file, trace)
-    assert found is not None
-    return measure_memory(study(trace), found), found, json.loads(done.stdout)
+Recorded = tuple[Footprint, Allocations, list[int]]
+Record = Callable[..., Recorded]
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> tuple[Footprint, Allocations, list[int]]:
+def recorded() -> Iterator[Record]:
+    """What our own code reads off a step, and what autograd kept for each layer.
+
+    Each step is recorded in a process of its own, because torch remembers the sizes of host memory
+    from one recording to the next; all are forks of one that has imported torch already.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", record_step.__module__])
+    with context.Pool(1, maxtasksperchild=1) as pool:
+
+        def record(file: Path, *stopped: int, reentrant: bool = False) -> Recorded:
+            truth = pool.apply(record_step, (file, stopped, reentrant))
+            trace = load(file)
+            found = read_allocations(file, trace)
+            assert found is not None
+            return measure_memory(study(trace), found), found, truth
+
+        yield record
+
+
+@pytest.fixture(scope="module")
+def before(recorded: Record, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return recorded(tmp_path_factory.mktemp("before") / "trace.json")
 
 
-def test_a_checkpoint_saves_what_autograd_would_keep(
-    before: tuple[Footprint, Allocations, list[int]],
-) -> None:
+def test_a_checkpoint_saves_what_autograd_would_keep(before: Recorded) -> None:
     measured, _, truth = before
     assert [measured.saved(layer) for layer in range(len(WIDTHS))] == truth
 
 
-def test_a_reentrant_recompute_holds_its_result_too(tmp_path: Path) -> None:
-    measured, _, truth = recorded(tmp_path / "trace.json", "--reentrant")
+def test_a_reentrant_recompute_holds_its_result_too(recorded: Record, tmp_path: Path) -> None:
+    measured, _, truth = recorded(tmp_path / "trace.json", reentrant=True)
     result = 64 * 32 * 4
     saved = [measured.saved(layer) for layer in range(len(WIDTHS))]
     assert saved == [size + result for size in truth]
@@ -152,7 +163,7 @@ def test_a_reentrant_recompute_holds_its_result_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.75, 1.0])
 def test_a_plan_takes_the_memory_that_it_says(
-    before: tuple[Footprint, Allocations, list[int]], share: float, tmp_path: Path
+    before: Recorded, recorded: Record, share: float, tmp_path: Path
 ) -> None:
     """The same steps run again with the plan's layers not checkpointed."""
     measured, *_ = before
@@ -167,7 +178,7 @@ def test_a_plan_takes_the_memory_that_it_says(
     assert after.peak_allocated <= 1.05 * budget
 
 
-def test_totals_follow_from_sizes(before: tuple[Footprint, Allocations, list[int]]) -> None:
+def test_totals_follow_from_sizes(before: Recorded) -> None:
     _, found, _ = before
     assert (found.device == -1).all()
     assert (found.size < 0).any()
@@ -175,9 +186,7 @@ def test_totals_follow_from_sizes(before: tuple[Footprint, Allocations, list[int
     assert np.all(np.diff(found.ts) >= 0)
 
 
-def test_a_gpu_stands_above_the_host(
-    before: tuple[Footprint, Allocations, list[int]], tmp_path: Path
-) -> None:
+def test_a_gpu_stands_above_the_host(before: Recorded, tmp_path: Path) -> None:
     _, found, _ = before
     columns = zip(found.ts.tolist(), found.size.tolist(), found.allocated.tolist(), strict=True)
     rows = [(ts, -1, size, total, -1) for ts, size, total in columns]

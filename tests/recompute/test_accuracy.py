@@ -68,7 +68,15 @@ def test_the_verdict_is_the_truth(case: Case) -> None:
     assert truth.verdict is not None or case.name == "first_half_only"
 
 
-@pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if number % 9 else ())
+        for number, case in enumerate(CASES)
+        if number % 3 == 0
+    ],
+    ids=lambda case: case.name,
+)
 def test_whole_microseconds_give_the_same_answer(case: Case, tmp_path: Path) -> None:
     fine, trace = answer(case.name), recorded(case.name)[0]
     cut = analyse([write_coarse(trace, tmp_path / trace.name)])

@@ -45,6 +45,9 @@ CASES = {
     for case in (*BYSTANDERS, *HOOKS, *PLACES, *STACKS, *DISCARDED, *DISTRIBUTED, *COMPILED)
 }
 
+# What a compiler recomputes in a whole model, and in a graph per layer.
+ONE_OF_EACH = ("compiled_model_r_in_n", "compiled_layers_n_inside", "compiled_layers_n_inside_n")
+
 
 def check(trace: Path, truth: Truth) -> None:
     result = analyse([trace])
@@ -68,7 +71,13 @@ def test_the_answer_is_the_truth(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in COMPILED if case.verdict is None], ids=lambda case: case.name
+    "case",
+    [
+        pytest.param(case, marks=() if case.name in ONE_OF_EACH else pytest.mark.slow)
+        for case in COMPILED
+        if case.verdict is None
+    ],
+    ids=lambda case: case.name,
 )
 def test_what_a_compiler_recomputes_is_not_guessed(case: Case, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json.gz"

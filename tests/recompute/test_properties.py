@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import gzip
-import json
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,26 +18,27 @@ from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.trace.kineto.parse import parse
 from tests.cases.recorded import recorded
+from tests.effort import examples
 
 Event = dict[str, Any]
 CASE = "one_layer_doubled"
 
-few = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @functools.cache
-def written(name: str) -> str:
-    return gzip.decompress(recorded(name)[0].read_bytes()).decode()
+def complete_events(name: str) -> tuple[Event, ...]:
+    document = msgspec.json.decode(gzip.decompress(recorded(name)[0].read_bytes()))
+    return tuple(event for event in document["traceEvents"] if event["ph"] == "X")
 
 
 def events_of(name: str) -> list[Event]:
-    """The complete events of a recorded case, for a test to change."""
-    events = json.loads(written(name))["traceEvents"]
-    return [event for event in events if event["ph"] == "X"]
+    """The complete events of a recorded case, for a test to order anew; none may be changed."""
+    return list(complete_events(name))
 
 
 def studied_events(events: list[Event]) -> RecomputeFacts:
-    return study(parse(json.dumps({"traceEvents": events}).encode(), "changed"))
+    return study(parse(msgspec.json.encode({"traceEvents": events}), "changed"))
 
 
 Answer = tuple[str, float | None, list[float], list[int]]
@@ -100,17 +102,12 @@ def test_events_may_stand_in_any_order(seed: int) -> None:
     """Only calls that share start and duration are told apart by the order of the file."""
     events = events_of(CASE)
     random.Random(seed).shuffle(events)
-    place = {id(event): number for number, event in enumerate(events)}
-    original = {(e["ts"], e["dur"], e["tid"]): [] for e in events_of(CASE)}  # type: ignore[var-annotated]
-    for event in events_of(CASE):
-        original[event["ts"], event["dur"], event["tid"]].append(event)
+    spots = defaultdict(list)
+    for spot, event in enumerate(events):
+        spots[event["ts"], event["dur"], event["tid"]].append(spot)
     # Equal intervals keep their order, wherever they stand.
-    for same in original.values():
-        if len(same) > 1:
-            mine = [e for e in events if e in same]
-            spots = sorted(place[id(e)] for e in mine)
-            for spot, event in zip(spots, same, strict=True):
-                events[spot] = event
+    for event in reversed(events_of(CASE)):
+        events[spots[event["ts"], event["dur"], event["tid"]].pop()] = event
     assert answer(events) == unchanged()
 
 

@@ -130,7 +130,7 @@ def run(folder: Path, faults: Faults, *, removing: bool = False) -> tuple[RunInf
 # What a fault leaves half open is closed by the collector, which says so.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 12])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 24])
 @pytest.mark.parametrize("removing", [False, True], ids=["recording", "verifying"])
 def test_no_fault_of_ours_reaches_the_script(
     tmp_path: Path, removing: bool, every: int, capfd: pytest.CaptureFixture[str]

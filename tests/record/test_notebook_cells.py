@@ -45,7 +45,7 @@ print(json.dumps([[one.call_site for one in asked], [one.source for one in asked
 """
 
 
-@pytest.mark.parametrize("shell", ["ipython", "jupyter"])
+@pytest.mark.parametrize("shell", [pytest.param("ipython", marks=pytest.mark.slow), "jupyter"])
 def test_a_call_site_is_a_cell(tmp_path: Path, shell: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SHELL, shell, MODEL, LOOP, PRINT],

@@ -114,7 +114,6 @@ SAMPLE = {
     "profiler_during",
     "range_around_step",
     "range_of_operators",
-    "start_methods",
 }
 every_script = pytest.mark.parametrize(
     "name",
@@ -140,7 +139,9 @@ def ran(
     return run_scripts(names, 1, tmp_path_factory.mktemp("scripts"))
 
 
-@pytest.mark.parametrize("name", sorted(ALONE))
+@pytest.mark.parametrize(
+    "name", ["uncaught", pytest.param("replaced_steps", marks=pytest.mark.slow)]
+)
 def test_a_script_started_by_itself_does_the_same(name: str, tmp_path: Path) -> None:
     plain, recorded = run_alone(name, tmp_path)
     assert recorded[0] == plain[0]

@@ -31,9 +31,15 @@ def number(event: Json, field: str) -> int:
     return int(value) if value is not None else -1
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_columns_hold_what_the_file_says(file: Path) -> None:
-    events, trace = intervals(file), load(file)
+@pytest.fixture(scope="module", params=FILES, ids=lambda file: file.name)
+def walked(request: pytest.FixtureRequest) -> tuple[Path, list[Json]]:
+    """A file, with what a plain walk finds in it."""
+    return request.param, intervals(request.param)
+
+
+def test_columns_hold_what_the_file_says(walked: tuple[Path, list[Json]]) -> None:
+    file, events = walked
+    trace = load(file)
     assert [trace.names[code] for code in trace.name] == [str(e["name"]) for e in events]
     assert [trace.threads[code] for code in trace.thread] == [
         (str(e["pid"]), str(e["tid"])) for e in events
@@ -48,9 +54,8 @@ def test_columns_hold_what_the_file_says(file: Path) -> None:
     assert trace.health == {}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_device_work_without_a_launch_is_counted(file: Path) -> None:
-    events = intervals(file)
+def test_device_work_without_a_launch_is_counted(walked: tuple[Path, list[Json]]) -> None:
+    file, events = walked
     launched = {number(e, "correlation") for e in events if e.get("cat") in RUNTIME} - {-1}
     lost = [
         e for e in events if e.get("cat") in DEVICE and number(e, "correlation") not in launched
