@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -50,6 +51,32 @@ class Alignment:
     backwards: Int64
     recomputes: tuple[Recompute, ...]
     unexplained: Int64
+
+    @cached_property
+    def original(self) -> Int64:
+        """Rows of the forward operators of all recomputes, one recompute after the other."""
+        return np.concatenate([*(each.original for each in self.recomputes), self.forward[:0]])
+
+    @cached_property
+    def again(self) -> Int64:
+        """Rows of the same operators' second runs."""
+        return np.concatenate([*(each.again for each in self.recomputes), self.forward[:0]])
+
+    @cached_property
+    def ran(self) -> Bool:
+        """Whether each really ran."""
+        return np.concatenate([*(each.ran for each in self.recomputes), np.zeros(0, np.bool_)])
+
+    @cached_property
+    def places(self) -> Int64:
+        """Positions of the same operators in ``forward``."""
+        return np.searchsorted(self.forward, self.original)
+
+    @cached_property
+    def begins(self) -> Int64:
+        """For each recompute: where its operators begin in these."""
+        sizes = [0, *(len(each.again) for each in self.recomputes)]
+        return np.cumsum(sizes, dtype=np.int64)[:-1]
 
 
 def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alignment:
