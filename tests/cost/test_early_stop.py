@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from recompute_scan.cost.clock import join
 from recompute_scan.cost.context import find_context
 from recompute_scan.cost.hooks import TYPICAL
-from recompute_scan.cost.removal import remove_checkpoints
+from recompute_scan.cost.removal import Removal
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace import load
 
@@ -114,7 +114,7 @@ def left(facts: RecomputeFacts) -> Counter[str]:
     """Calls inside the recomputes, by name, without what goes with the inner checkpoint."""
     calls = facts.calls
     around = find_context(facts, facts.steps[0].start, facts.steps[-1].end)
-    edits = join(remove_checkpoints(around, lambda kinds: kinds[0], TYPICAL))
+    edits = join(Removal(around, lambda kinds: kinds[0]).edits(TYPICAL))
     lost = edits.removed(calls.thread, calls.start)
     return Counter(
         calls.names[calls.name[inner]]

@@ -10,7 +10,7 @@ from recompute_scan.cost.clock import TimeEdit, join
 from recompute_scan.cost.context import annotation_edits, find_context
 from recompute_scan.cost.hooks import Hooks, saved_tensors
 from recompute_scan.cost.predict import predict, prepare
-from recompute_scan.cost.removal import remove_checkpoints
+from recompute_scan.cost.removal import Removal
 from recompute_scan.recompute.facts import RecomputeFacts
 from tests.recompute.training import gradients, marked_step, run, training_step
 from tests.trace_builder import annotation, op, studied, thread, wait
@@ -21,7 +21,7 @@ NO_HOOKS = Hooks(0.0, 0.0, 0.0, 0.0, 0.0)
 def gone(facts: RecomputeFacts, place: int | None) -> list[TimeEdit]:
     keep = None if place is None else lambda checkpoints: checkpoints[place]
     around = find_context(facts, facts.steps[0].start, facts.steps[-1].end)
-    return [edit for edit in remove_checkpoints(around, keep, NO_HOOKS) if edit.gone]
+    return [edit for edit in Removal(around, keep).edits(NO_HOOKS) if edit.gone]
 
 
 def starts_inside(facts: RecomputeFacts, edits: list[TimeEdit], recompute: int) -> int:

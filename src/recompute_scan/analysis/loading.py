@@ -158,11 +158,13 @@ def with_stacks(
     if not whole:
         return facts
     # One step tells as much as all, and of a long trace they would not fit into memory.
-    within = (whole[0].start, whole[0].end) if source == address else None
+    again = source == address
+    within = (whole[0].start, whole[0].end) if again else None
+    outline = facts.trace.outline if again else None
     on_progress(f"reading the Python frames of {traces.name_of(source)}")
     bounded = replace(limits, events=min(limits.events, _MOST_EVENTS))
     try:
-        trace = traces.load(source, python=True, within=within, limits=bounded)
+        trace = traces.load(source, python=True, within=within, outline=outline, limits=bounded)
     except InputError:  # too many frames, or a file that is not there any more
         return facts
     return _carried_over(facts, study(trace, name_mechanism))

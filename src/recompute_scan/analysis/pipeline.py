@@ -11,6 +11,7 @@ from recompute_scan import trace as traces
 from recompute_scan.analysis.answer import result_from, result_without_trace
 from recompute_scan.analysis.loading import Loaded, load_one, name_mechanism, with_stacks
 from recompute_scan.analysis.ranks import Piece, ends_in, merge
+from recompute_scan.collecting import paused
 from recompute_scan.cost.device import device_time
 from recompute_scan.cost.footprint import Footprint, measure_memory
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine
@@ -109,8 +110,9 @@ def _worth_it(jobs: Sequence[_Job]) -> Workers:
 
 def _answer(job: _Job, on_progress: Progress) -> Piece | InputError:
     try:
-        one = load_one(job.address, job.number, on_progress, job.limits)
-        result = answer_to(one, job.machine, job.limits, on_progress)
+        with paused():  # of the columns and what is found in them, nothing is part of a cycle
+            one = load_one(job.address, job.number, on_progress, job.limits)
+            result = answer_to(one, job.machine, job.limits, on_progress)
     except InputError as error:
         # A traceback holds every frame, and so the buffers of the reader.
         error.__context__ = None

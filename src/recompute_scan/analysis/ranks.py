@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from recompute_scan.crash import RankEnd
-from recompute_scan.diagnose.outcome import crash_of, findings_of, own_failure
-from recompute_scan.diagnose.places import main_stack, user_frame
 from recompute_scan.errors import InputError
 from recompute_scan.findings.rules import check_ranks
 from recompute_scan.result import Checked, Rank, Result, Verdict
@@ -34,12 +32,17 @@ class Ends:
 
         Not where somebody interrupted the run, and the rest followed from that.
         """
-        failed = any(end.ending != "ended" for end in self.ranks)
+        if all(end.ending == "ended" for end in self.ranks):
+            return False
+        from recompute_scan.diagnose.outcome import own_failure  # noqa: PLC0415 - most end well
+
         interrupted = any(one.exit_status == INTERRUPTED for one in self.records)
-        return failed and (not interrupted or own_failure(self.ranks))
+        return not interrupted or own_failure(self.ranks)
 
     def with_crash(self, result: Result) -> Result:
         """The result with what is known of the failure, the finding on it first."""
+        from recompute_scan.diagnose.outcome import crash_of, findings_of  # noqa: PLC0415 - as above
+
         findings = findings_of(self.ranks)
         known = {finding.code for finding in findings}
         checked = [Checked(one.code, one.name, "found") for one in findings]
@@ -77,6 +80,8 @@ def _end(folder: Path, rank: int, info: RunInfo | None) -> RankEnd | None:
     written = folder / stacks_text_name(rank)
     if not written.is_file():
         return end
+    from recompute_scan.diagnose.places import main_stack, user_frame  # noqa: PLC0415 - as above
+
     try:
         with written.open(encoding="utf-8", errors="replace") as file:
             stack = main_stack(file.read(_LONGEST_STACKS))

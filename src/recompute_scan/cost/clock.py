@@ -160,15 +160,16 @@ def _usual(length: Float64, before: Int64, after: Int64, step: Int64) -> Float64
     """
     if not len(length):
         return length
-    # Numbers the intervals between the same two cuts anew in each step.
-    order = np.lexsort((np.arange(len(length)), step, after, before))
-    new = _changes(before[order], after[order], step[order])
-    begins = np.flatnonzero(new)
-    turn = np.empty(len(length), np.int64)
-    turn[order] = np.arange(len(length)) - np.repeat(begins, np.diff([*begins, len(length)]))
-    order = np.lexsort((length, turn, after, before))
-    begins = np.flatnonzero(_changes(before[order], after[order], turn[order]))
-    size = np.diff([*begins, len(length)])
+    # Numbers the intervals between the same two cuts anew in each step; steps are in order.
+    order = np.lexsort((after, before))
+    kinds = _changes(before[order], after[order])
+    begins = np.flatnonzero(kinds | _changes(step[order]))
+    turn = np.arange(len(length)) - np.repeat(begins, np.diff(np.append(begins, len(length))))
+    place = np.empty(len(length), np.int64)
+    place[order] = np.cumsum(kinds) * (int(turn.max()) + 1) + turn
+    order = np.lexsort((length, place))
+    begins = np.flatnonzero(_changes(place[order]))
+    size = np.diff(np.append(begins, len(length)))
     median = np.repeat(length[order[begins + (size - 1) // 2]], size)
     known = np.repeat(size >= _ENOUGH, size)
     held_up = known & (length[order] > _HELD_UP * median + _HELD_UP_NS)

@@ -195,8 +195,7 @@ def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
     calls, role = facts.calls, facts.structure.role
     here = (calls.start < end) & (calls.end > begin)
     recomputed = np.zeros(len(calls), np.bool_)
-    for recompute in facts.alignment.recomputes:
-        recomputed[recompute.again] = True
+    recomputed[facts.alignment.again] = True
     above = np.maximum(calls.parent, 0)
     node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
     nodes = words.nodes_of(facts.structure.functions.names)

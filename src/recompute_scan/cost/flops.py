@@ -147,8 +147,7 @@ def _is_heavy(name: str) -> bool:
 def _idle(facts: RecomputeFacts) -> Bool:
     """One entry per call: is it in a recomputed operator that was entered only?"""
     idle = np.zeros(len(facts.calls), np.bool_)
-    for recompute in facts.alignment.recomputes:
-        idle[recompute.again[~recompute.ran]] = True
+    idle[facts.alignment.again[~facts.alignment.ran]] = True
     top = facts.structure.top
     return np.asarray((top >= 0) & idle[np.maximum(top, 0)], np.bool_)
 
@@ -174,8 +173,7 @@ def _parts(facts: RecomputeFacts, rows: Int64) -> tuple[Bool, Bool, Bool, Bool]:
     """Which calls are forward work, backward work, a first recompute, and a further one."""
     structure = facts.structure
     again = np.zeros(len(facts.calls), np.int8)
-    for recompute in facts.alignment.recomputes:
-        again[recompute.again] = 1
+    again[facts.alignment.again] = 1
     again[facts.counts.redundant_rows] = 2
     top = structure.top[rows]
     recomputed = np.where(top >= 0, again[np.maximum(top, 0)], 0)

@@ -37,15 +37,7 @@ def host_phases(facts: RecomputeFacts) -> Phases:
     calls, counts = facts.calls, facts.counts
     redundant_of = np.zeros(len(calls), np.bool_)
     redundant_of[counts.redundant_rows] = True
-    recomputes = np.zeros((len(facts.alignment.recomputes), 2))
-    # Nanoseconds since 1970 do not fit into a double.
-    begins = np.zeros(len(facts.alignment.recomputes), np.int64)
-    for row, recompute in enumerate(facts.alignment.recomputes):
-        length = float(calls.end[recompute.again].max() - calls.start[recompute.again].min())
-        time = calls.duration[recompute.again]
-        beyond = float(time[redundant_of[recompute.again]].sum() / max(1, time.sum()))
-        begins[row] = calls.start[recompute.again[0]]
-        recomputes[row] = (length * (1 - beyond), length * beyond)
+    begins, recomputes = _times(facts, redundant_of)
     optimizer = facts.structure.rows(Role.OPTIMIZER)
     passes = _passes(facts)
     rows: list[tuple[float, ...]] = []
@@ -63,6 +55,19 @@ def host_phases(facts: RecomputeFacts) -> Phases:
     return _phases(rows)
 
 
+def _times(facts: RecomputeFacts, redundant_of: Bool) -> tuple[Int64, Float64]:
+    """When each recompute began, ns, and how long its needed and its redundant part took."""
+    calls, again, first = facts.calls, facts.alignment.again, facts.alignment.begins
+    if not len(again):
+        return first, np.zeros((0, 2))
+    length = np.maximum.reduceat(calls.end[again], first)
+    length -= np.minimum.reduceat(calls.start[again], first)
+    time = calls.duration[again]
+    beyond = np.add.reduceat(np.where(redundant_of[again], time, 0), first)
+    beyond = beyond / np.maximum(1, np.add.reduceat(time, first))
+    return calls.start[again[first]], np.stack([length * (1 - beyond), length * beyond], axis=1)
+
+
 def device_phases(facts: RecomputeFacts) -> Phases:
     """Phases by kernel time; kernels belong to the step that launched them.
 
@@ -71,8 +76,7 @@ def device_phases(facts: RecomputeFacts) -> Phases:
     """
     calls, structure, kernels = facts.calls, facts.structure, facts.kernels
     again = np.zeros(len(calls), np.int8)
-    for recompute in facts.alignment.recomputes:
-        again[recompute.again] = 1
+    again[facts.alignment.again] = 1
     again[facts.counts.redundant_rows] = 2
     launched = kernels.launch >= 0
     launch, time = kernels.launch[launched], (kernels.end - kernels.start)[launched]

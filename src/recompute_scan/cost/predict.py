@@ -18,7 +18,7 @@ from recompute_scan.cost.context import Context, annotation_edits, find_context
 from recompute_scan.cost.graph import Graph, build_graph
 from recompute_scan.cost.hooks import TYPICAL, Hooks, scale
 from recompute_scan.cost.phases import Float64
-from recompute_scan.cost.removal import remove_checkpoints
+from recompute_scan.cost.removal import Removal
 from recompute_scan.cost.reruns import Keep, unevenness
 from recompute_scan.cost.simulation import simulate, simulate_unchanged
 from recompute_scan.model import StepSpan
@@ -146,8 +146,8 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
         hooks: What a saved tensor costs at the usual host speed.
     """
     hooks = scale(hooks, base.host_speed)
-    edits = remove_checkpoints(base.around, keep, hooks)
-    free = remove_checkpoints(base.around, keep, scale(hooks, 0.0))
+    removal = Removal(base.around, keep)
+    edits, free = removal.edits(hooks), removal.edits(scale(hooks, 0.0))
     share = _shares(base, edits, base.overhead)
     bare = _shares(base, free, base.overhead)
     # With the profiler's time where it was taken off, without where it was not.

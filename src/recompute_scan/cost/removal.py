@@ -18,7 +18,8 @@ to its end, stops at the last of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import numpy as np
 
@@ -31,31 +32,40 @@ from recompute_scan.recompute.structure import Role
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Int64
 
+# An edit that depends on what hooks take.
+HookedEdit = Callable[[Hooks], TimeEdit]
 # Of a recompute, what ending it by an exception takes at most.
 _MOST_STOP = 0.25
 
 
-def remove_checkpoints(around: Context, keep: Keep | None, hooks: Hooks) -> list[TimeEdit]:
+class Removal:
     """The edits that leave one checkpoint around each block, or none.
 
     Args:
         around: What ran again, in the steps that matter; others have no edits.
         keep: Of the checkpoints around a block, the one that stays; where that is ``None`` every
             checkpoint goes. Where the checkpoints are not known the last run stays.
-        hooks: What autograd and a non-reentrant checkpoint take for what they save.
     """
-    return list(_Removal(around, keep, hooks).edits())
 
-
-class _Removal:
-    def __init__(self, around: Context, keep: Keep | None, hooks: Hooks) -> None:
+    def __init__(self, around: Context, keep: Keep | None) -> None:
         self._around = around
         self._facts = around.facts
         self._keep = keep
-        self._hooks = hooks
         self._staying = np.zeros(len(around.facts.calls) + 1, np.int32)
 
-    def edits(self) -> Iterator[TimeEdit]:
+    def edits(self, hooks: Hooks) -> list[TimeEdit]:
+        """The edits.
+
+        Args:
+            hooks: What autograd and a non-reentrant checkpoint take for what they save.
+        """
+        return [edit(hooks) if callable(edit) else edit for edit in self._edits]
+
+    @cached_property
+    def _edits(self) -> list[TimeEdit | HookedEdit]:
+        return list(self._find())
+
+    def _find(self) -> Iterator[TimeEdit | HookedEdit]:
         sequences = self._around.sequences
         goes = [self._goes(sequence) for sequence in sequences]
         staying = self._around.recomputed & self._around.here
@@ -173,9 +183,9 @@ class _Removal:
 
     # -- what changes ------------------------------------------------------------------------
 
-    def _changed_forward(self, sequence: OpSequence) -> Iterator[TimeEdit]:
+    def _changed_forward(self, sequence: OpSequence) -> Iterator[TimeEdit | HookedEdit]:
         """The first run of operators whose checkpoint goes."""
-        rows, hooks = self._originals(sequence), self._hooks
+        rows = self._originals(sequence)
         kept, before = self._kept(sequence), _innermost(sequence)
         saved = int(self._around.saved[rows].sum())
         recorded = with_gradients(self._facts, rows)
@@ -183,17 +193,20 @@ class _Removal:
         known = bool(sequence.checkpoints)
         records = recorded if not known else kept is None or kept.variant != "reentrant"
         will = kept is not None and kept.variant == "non-reentrant"
-        add = hooks.pack_ns * saved * (int(will) - int(was))
-        if records and not recorded:
-            add += hooks.gradient_ns * saved
-        if self._keep is None and before == "non-reentrant":
-            add -= hooks.unpack_ns * saved
-        yield self._changed(rows, add)
+        unpacks = self._keep is None and before == "non-reentrant"
+
+        def take(hooks: Hooks) -> float:
+            add = hooks.pack_ns * saved * (int(will) - int(was))
+            if records and not recorded:
+                add += hooks.gradient_ns * saved
+            return add - hooks.unpack_ns * saved if unpacks else add
+
+        yield self._changed(rows, take)
         yield from self._around.checkpoint_overhead.gone(sequence.checkpoints, kept, rows)
 
-    def _changed_recompute(self, sequence: OpSequence) -> Iterator[TimeEdit]:
+    def _changed_recompute(self, sequence: OpSequence) -> Iterator[TimeEdit | HookedEdit]:
         """A run again that stays where another goes."""
-        rows, hooks = self._rows(sequence), self._hooks
+        rows = self._rows(sequence)
         kept, before = self._kept(sequence), _innermost(sequence)
         if kept is None:
             return
@@ -201,15 +214,17 @@ class _Removal:
         recorded = with_gradients(self._facts, rows)
         was = recorded and before == "non-reentrant"
         will = kept.variant == "non-reentrant"
-        add = hooks.repack_ns * saved * (int(will) - int(was))
-        add += hooks.unpack_ns * saved * (int(will) - int(before == "non-reentrant"))
-        if not recorded:
-            add += hooks.gradient_ns * saved
-        yield self._changed(rows, add)
+
+        def take(hooks: Hooks) -> float:
+            add = hooks.repack_ns * saved * (int(will) - int(was))
+            add += hooks.unpack_ns * saved * (int(will) - int(before == "non-reentrant"))
+            return add if recorded else add + hooks.gradient_ns * saved
+
+        yield self._changed(rows, take)
         yield from self._around.checkpoint_overhead.gone(sequence.checkpoints, kept, rows)
         yield from self._stopped(sequence, kept)
 
-    def _stopped(self, sequence: OpSequence, kept: Checkpoint) -> Iterator[TimeEdit]:
+    def _stopped(self, sequence: OpSequence, kept: Checkpoint) -> Iterator[HookedEdit]:
         """The end of a recompute that nothing inside keeps from stopping early any more."""
         rows = self._rows(sequence)
         last = sequence.stop == len(self._facts.alignment.recomputes[sequence.recompute].again)
@@ -226,13 +241,13 @@ class _Removal:
         end = max(int(calls.end[rows[-1]]), int(calls.end[function]) if function >= 0 else 0)
         # An exception passes no more frames than the run had time for.
         most = _MOST_STOP * float(calls.end[rows[-1]] - calls.start[rows[0]])
-        add = min(self._hooks.stop_ns, most)
-        yield TimeEdit(int(calls.thread[rows[-1]]), stop, end, gone=True, add=add)
+        thread = int(calls.thread[rows[-1]])
+        yield lambda hooks: TimeEdit(thread, stop, end, gone=True, add=min(hooks.stop_ns, most))
 
-    def _changed(self, rows: Int64, add: float) -> TimeEdit:
-        calls = self._facts.calls
-        thread, start, end = calls.thread[rows[0]], calls.start[rows[0]], calls.end[rows[-1]]
-        return TimeEdit(int(thread), int(start), int(end), gone=False, add=add)
+    def _changed(self, rows: Int64, take: Callable[[Hooks], float]) -> HookedEdit:
+        calls, first, last = self._facts.calls, int(rows[0]), int(rows[-1])
+        thread, start, end = int(calls.thread[first]), int(calls.start[first]), int(calls.end[last])
+        return lambda hooks: TimeEdit(thread, start, end, gone=False, add=take(hooks))
 
     def _rows(self, sequence: OpSequence) -> Int64:
         recompute = self._facts.alignment.recomputes[sequence.recompute]

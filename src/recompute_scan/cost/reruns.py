@@ -50,11 +50,12 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
             of its first run, counts.
     """
     alignment = facts.alignment
-    chosen = [
-        number
-        for number, one in enumerate(alignment.recomputes)
-        if here[[one.again[0], one.again[-1], one.original[0], one.original[-1]]].any()
-    ]
+    if not alignment.recomputes:
+        return []
+    edges = np.append(alignment.begins, len(alignment.again))
+    ends = np.concatenate([edges[:-1], edges[1:] - 1]).reshape(2, -1)
+    touched = here[alignment.again[ends]].any(axis=0) | here[alignment.original[ends]].any(axis=0)
+    chosen = np.flatnonzero(touched).tolist()
     if not chosen:
         return []
     stacks: dict[tuple[Checkpoint, ...], int] = {(): 0}
@@ -68,8 +69,7 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
     seen = np.zeros(len(alignment.forward), np.int64)
     passes = np.maximum(alignment.backwards, 1)
     runs = np.zeros(len(alignment.forward), np.int64)
-    originals = (alignment.recomputes[number].original for number in chosen)
-    places_of = [alignment.forward.searchsorted(rows) for rows in originals]
+    places_of = [alignment.places[edges[number] : edges[number + 1]] for number in chosen]
     for places in places_of:
         np.add.at(runs, places, 1)
     runs = runs // passes
@@ -119,10 +119,7 @@ def unevenness(facts: RecomputeFacts) -> float:
     Between their first run and a run again: caches, memory to allocate, clocks. A prediction
     that takes one run out and leaves the other cannot know which of the two times will stay.
     """
-    before = after = 0.0
-    time = facts.work.time
-    for recompute in facts.alignment.recomputes:
-        ran = recompute.ran
-        before += float(time[recompute.original[ran]].sum())
-        after += float(time[recompute.again[ran]].sum())
+    time, ran = facts.work.time, facts.alignment.ran
+    before = float(time[facts.alignment.original[ran]].sum())
+    after = float(time[facts.alignment.again[ran]].sum())
     return abs(after - before) / max(after, before) if before and after else 0.0

@@ -17,7 +17,7 @@ from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.annotated import recomputed_calls
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.structure import Role
-from recompute_scan.recompute.verdict import Compiled, find_compiled_backward
+from recompute_scan.recompute.verdict import Compiled
 from recompute_scan.result import Checkpoint, Cost, Level, Memory, Rank, Region, Verdict
 from recompute_scan.run_info import Source, SwitchedOn
 
@@ -91,10 +91,10 @@ class Evidence:
         """Whether the trace shows nodes of a backward pass."""
         return bool(len(self._facts.structure.rows(Role.BACKWARD)))
 
-    @cached_property
+    @property
     def compiled(self) -> Compiled | None:
         """The compiled part of the backward pass; ``None`` where nothing of it is compiled."""
-        return find_compiled_backward(self._facts.calls, self._facts.structure)
+        return self._facts.compiled
 
     @cached_property
     def compiled_calls_again(self) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from recompute_scan.diagnose.classify import Diagnosis, how_checked
-from recompute_scan.diagnose.outcome import finding_of
 from recompute_scan.diagnose.reentrant import SILENT
 from recompute_scan.findings.base import Answer, NotApplicable, Rule
 from recompute_scan.findings.evidence import Evidence
@@ -18,6 +16,10 @@ def check(evidence: Evidence) -> Answer:
         return NotApplicable("Only `recompute-scan run` sees which weights have a gradient.")
     if not names:
         return []
+    # What reads logs is loaded where there is something to say.
+    from recompute_scan.diagnose.classify import Diagnosis, how_checked  # noqa: PLC0415 - above
+    from recompute_scan.diagnose.outcome import finding_of  # noqa: PLC0415 - above
+
     named = ", ".join(names[:_MOST_NAMED])
     more = len(names) - _MOST_NAMED
     seen = f"after a backward pass, no weight has a gradient in {named}"

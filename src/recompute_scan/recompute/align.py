@@ -16,17 +16,18 @@ What stands nowhere in the forward pass is no recompute and is returned as unexp
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.matching import Matcher, Recompute
+from recompute_scan.recompute.matching import Match, Matcher, Recompute
 from recompute_scan.recompute.readings import Endings, Reading, correct
 from recompute_scan.recompute.structure import OperatorCodes, Role, Structure
-from recompute_scan.recompute.work import Work
+from recompute_scan.recompute.work import Ran, Work
 from recompute_scan.trace.columns import Bool, Int64
 
 # What sets some sequences right can show that others were read wrongly.
@@ -51,6 +52,32 @@ class Alignment:
     recomputes: tuple[Recompute, ...]
     unexplained: Int64
 
+    @cached_property
+    def original(self) -> Int64:
+        """Rows of the forward operators of all recomputes, one recompute after the other."""
+        return np.concatenate([*(each.original for each in self.recomputes), self.forward[:0]])
+
+    @cached_property
+    def again(self) -> Int64:
+        """Rows of the same operators' second runs."""
+        return np.concatenate([*(each.again for each in self.recomputes), self.forward[:0]])
+
+    @cached_property
+    def ran(self) -> Bool:
+        """Whether each really ran."""
+        return np.concatenate([*(each.ran for each in self.recomputes), np.zeros(0, np.bool_)])
+
+    @cached_property
+    def places(self) -> Int64:
+        """Positions of the same operators in ``forward``."""
+        return np.searchsorted(self.forward, self.original)
+
+    @cached_property
+    def begins(self) -> Int64:
+        """For each recompute: where its operators begin in these."""
+        sizes = [0, *(len(each.again) for each in self.recomputes)]
+        return np.cumsum(sizes, dtype=np.int64)[:-1]
+
 
 def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alignment:
     """Match every candidate sequence with the forward pass.
@@ -64,128 +91,143 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
     neutral = calls.matching(words.NEUTRAL)[calls.name]
     forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
     candidates = np.flatnonzero((structure.role == Role.CANDIDATE) & ~neutral)
-    matcher = Matcher(calls, structure, work, forward, neutral)
-    sequences = _op_sequences(calls, structure, candidates)
+    matcher = Matcher(calls, structure, forward, candidates, starts)
     endings = Endings({})
-    recomputes, unexplained = _match_all(matcher, sequences, starts, endings)
+    matches, unexplained = _match_all(matcher, endings)
     for _ in range(_CORRECTIONS):
-        corrected = correct(endings, _readings(matcher, sequences, recomputes))
+        corrected = correct(endings, _readings(matcher, calls, matches))
         if corrected == endings:
             break
         endings = corrected
-        recomputes, unexplained = _match_all(matcher, sequences, starts, endings)
+        matches, unexplained = _match_all(matcher, endings)
     return Alignment(
         forward=forward,
         backwards=matcher.anchors.backwards,
-        recomputes=tuple(recomputes),
+        recomputes=_with_work(matches, structure, Ran(calls, work, forward, neutral)),
         unexplained=np.concatenate([*unexplained, candidates[:0]]),
     )
 
 
-def _match_all(
-    matcher: Matcher, sequences: list[Int64], starts: Int64, endings: Endings
-) -> tuple[list[Recompute], list[Int64]]:
+def _match_all(matcher: Matcher, endings: Endings) -> tuple[list[Match], list[Int64]]:
     """Recomputes of all sequences, in order of time, and what is left of each sequence."""
-    calls = matcher.calls
-    recomputes: list[Recompute] = []
+    matches: list[Match] = []
     unexplained: list[Int64] = []
-    is_matched = np.zeros(len(calls), np.bool_)
-    engines = matcher.structure.engine[[sequence[0] for sequence in sequences]]
-    steps = np.searchsorted(starts, calls.start[engines], side="right")
-    begins = np.concatenate(([0], starts))[steps]
-    for sequence, engine, begin in zip(sequences, engines.tolist(), begins.tolist(), strict=True):
-        found = matcher.match(sequence, engine, begin, endings)
-        matched = np.concatenate([recompute.again for recompute in found] or [sequence[:0]])
-        if 2 * len(matched) < len(sequence):
-            unexplained.append(sequence)
+    for sequence in matcher.sequences:
+        found = matcher.match(sequence, endings)
+        matched = sum(len(match.again) for match in found)
+        if 2 * matched < len(sequence.rows):
+            unexplained.append(sequence.rows)
             continue
-        for recompute in found:
-            matcher.anchors.remember(recompute.again, recompute.original)
-        recomputes.extend(found)
-        is_matched[matched] = True
-        unexplained.append(sequence[~is_matched[sequence]])
-    return recomputes, unexplained
+        for match in found:
+            matcher.anchors.remember(match.again, match.original)
+        matches.extend(found)
+        if matched < len(sequence.rows):
+            known = [match.again for match in found]
+            unexplained.append(np.setdiff1d(sequence.rows, np.concatenate(known)))
+    return matches, unexplained
 
 
-def _readings(
-    matcher: Matcher, sequences: list[Int64], recomputes: list[Recompute]
-) -> list[Reading]:
+def _with_work(matches: list[Match], structure: Structure, ran: Ran) -> tuple[Recompute, ...]:
+    """The recomputes, with what of each really ran."""
+    if not matches:
+        return ()
+    original, again = _all_rows(matches)
+    stops = np.cumsum([len(match.again) for match in matches])
+    checkpoint = structure.checkpoint_node[[match.engine for match in matches]]
+    # Only a non-reentrant recompute stops early, and not inside a function that it runs again.
+    whole = checkpoint | np.array([match.inner_function for match in matches], np.bool_)
+    parts = np.split(ran.of(original, again, stops - 1, whole), stops[:-1])
+    return tuple(
+        Recompute(match.engine, match.original, match.again, part, match.inner_function)
+        for match, part in zip(matches, parts, strict=True)
+    )
+
+
+def _all_rows(matches: list[Match]) -> tuple[Int64, Int64]:
+    """Rows of all first runs, and of the second runs of the same operators."""
+    none = np.zeros(0, np.int64)
+    return (
+        np.concatenate([*(match.original for match in matches), none]),
+        np.concatenate([*(match.again for match in matches), none]),
+    )
+
+
+def _readings(matcher: Matcher, calls: Calls, matches: list[Match]) -> list[Reading]:
     """What sequences with an expected end were taken for."""
-    of_engine: dict[int, list[Recompute]] = defaultdict(list)
-    for recompute in recomputes:
-        of_engine[recompute.engine].append(recompute)
-    keeping = Keeping(matcher.calls, matcher.code, recomputes)
+    of_engine: dict[int, list[Kept]] = defaultdict(list)
+    for kept in _kept(matcher, calls, matches):
+        of_engine[kept.engine].append(kept)
     later = np.zeros(len(matcher.forward), np.bool_)
     readings = []
-    for sequence in reversed(sequences):
-        engine = int(matcher.structure.engine[sequence[0]])
+    for sequence in reversed(matcher.sequences):
         spans = []
         forgotten = []
-        for recompute in reversed(of_engine[engine]):
-            places = matcher.forward.searchsorted(recompute.original)
-            spans.append((int(places.min()), int(places.max())))
-            forgotten.append(keeping.forgotten(recompute, places, later))
-            later[places] = True
-        anchor = matcher.anchors.find(engine) if spans else None
+        for kept in reversed(of_engine[sequence.engine]):
+            spans.append((int(kept.places.min()), int(kept.places.max())))
+            forgotten.append(kept.forgotten(later))
+            later[kept.places] = True
+        anchor = matcher.anchors.find(sequence.engine) if spans else None
         if anchor is not None:
             readings.append(
                 Reading(
-                    operators=matcher.code[sequence],
+                    operators=sequence.operators.codes,
                     expected=anchor.last,
                     recomputes=tuple(reversed(spans)),
-                    asked=not matcher.structure.checkpoint_node[engine],
+                    asked=not matcher.structure.checkpoint_node[sequence.engine],
                     forgotten=max((p for p in forgotten if p is not None), default=None),
                 )
             )
     return readings[::-1]
 
 
-def _op_sequences(calls: Calls, structure: Structure, candidates: Int64) -> list[Int64]:
-    """Candidates by the engine range they ran in, in order of time."""
-    engines = structure.engine[candidates]
-    order = np.lexsort((candidates, calls.start[engines]))
-    rows = candidates[order]
-    edges = np.flatnonzero(np.diff(structure.engine[rows])) + 1
-    return [part for part in np.split(rows, edges) if len(part)]
-
-
-class Keeping:
-    """Tells which operators of a recompute gave up what they save.
+@dataclass(frozen=True)
+class Kept:
+    """Which operators of a recompute gave up what they save.
 
     A non-reentrant checkpoint that is recomputed keeps each tensor that an operator saves, detached
     inside that operator; not those of operators in a further checkpoint within, which keeps
     nothing but its inputs until it is recomputed itself (``torch/utils/checkpoint.py``,
     ``_recomputation_hook``). Operators that save nothing tell nothing.
+
+    Attributes:
+        engine: Row of the engine range in which it ran.
+        places: Places of its operators in the forward pass.
+        saving: Which of its operators save tensors.
+        lost: Which of these did not keep them.
     """
 
-    def __init__(self, calls: Calls, code: OperatorCodes, recomputes: Sequence[Recompute]) -> None:
-        detach = np.array([name == words.DETACH for name in calls.names], np.bool_)[calls.name]
-        self._before = np.concatenate(([0], np.cumsum(detach, dtype=np.int32)))
-        self._size = calls.size
-        again = np.concatenate(
-            [*(recompute.again for recompute in recomputes), np.zeros(0, np.int64)]
-        )
-        codes = code[again]
-        self._saving = np.zeros(len(calls), np.bool_)
-        self._saving[again] = np.isin(codes, codes[self._detaches(again)])
+    engine: int
+    places: Int64
+    saving: Bool
+    lost: Bool
 
-    def forgotten(self, recompute: Recompute, places: Int64, later: Bool) -> int | None:
+    def forgotten(self, later: Bool) -> int | None:
         """The last place that a recompute gave up for good, ``None`` for none.
 
         Operators that save nothing share the fate of the one before them.
 
         Args:
-            recompute: The recompute.
-            places: Places of its operators in the forward pass.
             later: For each place: was it recomputed after this one?
         """
-        saving = self._saving[recompute.again]
-        lost = np.flatnonzero(saving & ~self._detaches(recompute.again) & ~later[places])
+        lost = np.flatnonzero(self.lost & ~later[self.places])
         if not len(lost):
             return None
-        behind = np.flatnonzero(saving[lost[-1] + 1 :])
-        return int(places[lost[-1] + behind[0]] if len(behind) else places[-1])
+        behind = np.flatnonzero(self.saving[lost[-1] + 1 :])
+        return int(self.places[lost[-1] + behind[0]] if len(behind) else self.places[-1])
 
-    def _detaches(self, rows: Int64) -> Bool:
-        inside = self._before[rows + self._size[rows] + 1] - self._before[rows + 1]
-        return np.asarray(inside > 0)
+
+def _kept(matcher: Matcher, calls: Calls, matches: list[Match]) -> Iterator[Kept]:
+    """What each recompute kept."""
+    original, again = _all_rows(matches)
+    detach = np.array([name == words.DETACH for name in calls.names], np.bool_)[calls.name]
+    before = np.concatenate(([0], np.cumsum(detach, dtype=np.int32)))
+    detaches = before[again + calls.size[again] + 1] > before[again + 1]
+    codes = OperatorCodes(calls)[again]
+    saving = np.isin(codes, codes[detaches])
+    places = matcher.forward.searchsorted(original)
+    lost = saving & ~detaches
+    begin = 0
+    for match in matches:
+        part = slice(begin, begin + len(match.again))
+        yield Kept(match.engine, places[part], saving[part], lost[part])
+        begin = part.stop

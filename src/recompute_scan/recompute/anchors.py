@@ -35,7 +35,7 @@ class Anchors:
         backwards: For each forward operator: how many backward passes went through it.
     """
 
-    def __init__(self, calls: Calls, structure: Structure, forward: Int64) -> None:
+    def __init__(self, calls: Calls, structure: Structure, forward: Int64, engines: Int64) -> None:
         self._calls = calls
         self._structure = structure
         self._forward = forward
@@ -48,7 +48,7 @@ class Anchors:
         rows = np.flatnonzero(numbered & outside & ((structure.role == Role.FORWARD) | functions))
         self._outer_rows = rows[np.argsort(structure.number[rows], kind="stable")]
         self._outer_numbers = structure.number[self._outer_rows]
-        self._asker: dict[int, int | None] = {}
+        self._askers = self._find_askers(engines)
         self.backwards = self._count_backwards(structure.rows(Role.BACKWARD))
         self._run_ends, self._run_over = self._descents()
 
@@ -58,37 +58,48 @@ class Anchors:
 
     def find(self, engine: int) -> Anchor | None:
         """Where the recomputes of an engine range are expected to end, and to begin if known."""
-        if engine not in self._asker:
-            self._asker[engine] = self._find_asker(engine)
-        row = self._asker[engine]
-        return None if row is None else self._place(row, engine)
+        row = self._askers[engine]
+        return None if row < 0 else self._place(row, engine)
 
-    def _find_asker(self, engine: int) -> int | None:
-        """Row of the operator, or of the checkpoint function, whose node this engine range runs."""
+    def _find_askers(self, engines: Int64) -> dict[int, int]:
+        """Row of the operator, or of the checkpoint function, whose node each engine range runs.
+
+        -1 where none is known.
+        """
+        numbers = self._structure.number[engines]
+        at, rows = self._outer(numbers)
+        askers = np.full(len(engines), -1, np.int64)
+        askers[at] = rows
+        enclosing = enclosing_engines(self._calls, self._structure, engines)
+        nested = np.flatnonzero(enclosing >= 0)
+        for around in np.unique(enclosing[nested]).tolist():
+            mine = nested[enclosing[nested] == around]
+            askers[mine] = self._find_nested(around, engines[mine])
+        askers[numbers < 0] = -1
+        return dict(zip(engines.tolist(), askers.tolist(), strict=True))
+
+    def _find_nested(self, enclosing: int, engines: Int64) -> list[int]:
+        """The same for nodes of a nested backward: of the recompute that started it, no other."""
         calls, structure = self._calls, self._structure
-        number = int(structure.number[engine])
-        if number < 0:
-            return None
-        enclosing = int(enclosing_engines(calls, structure, np.array([engine]))[0])
-        if enclosing >= 0:
-            first, last = enclosing + 1, enclosing + 1 + int(calls.size[enclosing])
-            rows = np.arange(first, last)
-            role = structure.role[first:last]
-            inside = rows[
-                (structure.engine[rows] == enclosing)
-                & (structure.number[rows] >= 0)
-                & (structure.number[rows] <= number)
-                & ((role == Role.CANDIDATE) | (role == Role.RANGE))
-                & (calls.start[rows] < calls.start[engine])
-            ]
-            # The nodes of a nested backward belong to the recompute that started it, no other.
-            if not len(inside):
-                return None
+        first, last = enclosing + 1, enclosing + 1 + int(calls.size[enclosing])
+        role = structure.role[first:last]
+        rows = first + np.flatnonzero(
+            (structure.engine[first:last] == enclosing)
+            & (structure.number[first:last] >= 0)
+            & ((role == Role.CANDIDATE) | (role == Role.RANGE))
+        )
+        numbers, starts = structure.number[rows], calls.start[rows]
+        found = []
+        for number, before in zip(
+            structure.number[engines].tolist(),
+            starts.searchsorted(calls.start[engines]).tolist(),
+            strict=True,
+        ):
+            earlier = numbers[:before]
             # What makes no node bears the number of the next that does: the last one is it.
-            last = np.flatnonzero(structure.number[inside] == structure.number[inside].max())[-1]
-            return int(inside[last])
-        at = int(self._outer_numbers.searchsorted(number, side="right")) - 1
-        return int(self._outer_rows[at]) if at >= 0 else None
+            most = earlier.max(where=earlier <= number, initial=-1)
+            found.append(int(rows[np.flatnonzero(earlier == most)[-1]]) if most >= 0 else -1)
+        return found
 
     def still_open(self, place: int, engine: int) -> int:
         """The first place of the graph that ``place`` belongs to, as far as that can be told.

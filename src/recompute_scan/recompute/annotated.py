@@ -81,9 +81,7 @@ def read_annotations(
             marked.append(
                 AnnotatedCall(annotation, int(row), first, last, times.get(annotation.call, 0))
             )
-    none = alignment.forward[:0]
-    matched = np.concatenate([r.again for r in alignment.recomputes] or [none])
-    original = np.concatenate([r.original for r in alignment.recomputes] or [none])
+    matched, original = alignment.again, alignment.original
     inside = _inside(calls, recomputes)
     # A function's annotation is around what it was given to run, and not around what it does
     # itself.

@@ -60,7 +60,8 @@ def find_collectives(
     step = step_of(list(steps), calls.start[rows])
     counted = (step >= 0) & np.append(complete, False)[step]
     rows = rows[counted & ~_only_waits(calls, kernels, rows)]
-    inside = [_inside(calls, structure, recompute, rows) for recompute in alignment.recomputes]
+    recomputes = alignment.recomputes if len(rows) else ()
+    inside = [_inside(calls, structure, recompute, rows) for recompute in recomputes]
     return Collectives(
         rows=rows,
         repeated=np.unique(np.concatenate([rows[:0], *inside])),

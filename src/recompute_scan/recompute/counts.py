@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,12 +55,27 @@ class Counts:
         multiplicity, weight = self.multiplicity[among], self.weight[among]
         total = weight.sum()
         most = multiplicity.max(initial=0.0)
-        if not total or most == multiplicity.min(initial=most):
+        enough = matters * total
+        if not total or weight[multiplicity == most].sum() >= enough:
             return float(most)
         for value in np.unique(multiplicity)[::-1]:
-            if weight[multiplicity >= value].sum() >= matters * total:
+            if weight[multiplicity >= value].sum() >= enough:
                 return float(value)
         return 0.0
+
+    def highest_of(self, parts: Sequence[slice], matters: float = MATTERS) -> list[float]:
+        """The same for each of some rows of operators, none of them empty."""
+        if not parts:
+            return []
+        edges = np.array([(part.start, part.stop) for part in parts]).ravel()
+        # Of the reductions every other one lies between two of them.
+        padded = np.append(self.multiplicity, 0.0)
+        most = np.maximum.reduceat(padded, edges)[::2]
+        least = np.minimum.reduceat(padded, edges)[::2]
+        return [
+            high if high == low else self.highest(part, matters)
+            for part, high, low in zip(parts, most.tolist(), least.tolist(), strict=True)
+        ]
 
     def mean(self, among: Bool | Int64) -> float:
         """Time-weighted mean m of these operators."""
@@ -89,20 +105,12 @@ def count(
     """
     rows = alignment.forward
     backwards = np.maximum(alignment.backwards, 1)
-    seen = np.zeros(len(rows), np.int64)
-    runs = np.zeros(len(rows), np.int64)
-    again = np.zeros(len(rows), np.float64)
-    redundant = np.zeros(len(rows), np.float64)
-    redundant_rows = [rows[:0]]
-    for recompute in alignment.recomputes:
-        shares = _shares(calls, work, recompute.again)
-        places = np.searchsorted(rows, recompute.original)
-        beyond = seen[places] >= backwards[places]
-        np.add.at(seen, places, 1)
-        np.add.at(runs, places[recompute.ran], 1)
-        np.add.at(again, places, shares)
-        np.add.at(redundant, places[beyond], shares[beyond])
-        redundant_rows.append(recompute.again[beyond])
+    places, shares = alignment.places, _shares(calls, work, alignment)
+    beyond = _turns(places) >= backwards[places]
+    runs = np.bincount(places[alignment.ran], minlength=len(rows))
+    again, redundant = np.zeros((2, len(rows)))
+    np.add.at(again, places, shares)
+    np.add.at(redundant, places[beyond], shares[beyond])
     step = step_of(steps, calls.start[rows])
     inside = step >= 0
     inside[inside] = complete[step[inside]]
@@ -116,7 +124,7 @@ def count(
         counted=(alignment.backwards > 0) & inside,
         step=step,
         batch=_batches(calls, structure, alignment),
-        redundant_rows=np.sort(np.concatenate(redundant_rows)),
+        redundant_rows=np.sort(alignment.again[beyond]),
     )
 
 
@@ -188,13 +196,28 @@ def _typical(time: Int64, name: Int32, dims: Int32) -> Float64:
     return typical
 
 
-def _shares(calls: Calls, work: Work, again: Int64) -> Float64:
-    """Time of each operator of one recompute; on a CPU the gaps between them are shared out."""
-    time = work.time[again].astype(np.float64)
-    if work.on_gpu or not time.sum():
+def _shares(calls: Calls, work: Work, alignment: Alignment) -> Float64:
+    """Time of each operator of all recomputes; on a CPU the gaps between them are shared out."""
+    again, begins = alignment.again, alignment.begins
+    time: Float64 = work.time[again].astype(np.float64)
+    if work.on_gpu or not len(again):
         return time
-    span = float(calls.end[again].max() - calls.start[again].min())
-    return time * max(1.0, span / float(time.sum()))
+    last = np.maximum.reduceat(calls.end[again], begins)
+    span = (last - np.minimum.reduceat(calls.start[again], begins)).astype(np.float64)
+    total = np.add.reduceat(time, begins)
+    factor = np.ones(len(begins))
+    np.divide(span, total, out=factor, where=total > 0)
+    time *= np.repeat(np.maximum(factor, 1.0), np.diff(np.append(begins, len(again))))
+    return time
+
+
+def _turns(places: Int64) -> Int64:
+    """For each of these numbers: how often it came before."""
+    order = np.argsort(places, kind="stable")
+    ordered = places[order]
+    turns = np.empty(len(places), np.int64)
+    turns[order] = np.arange(len(places)) - np.searchsorted(ordered, ordered)
+    return turns
 
 
 def _batches(calls: Calls, structure: Structure, alignment: Alignment) -> Int64:

@@ -207,6 +207,5 @@ def _matched(
     part = np.zeros(len(calls) + 1, np.int64)
     part[alignment.forward] = 1
     times = np.zeros(len(calls) + 1, np.int64)
-    for recompute in alignment.recomputes:
-        times[recompute.again] += 1
+    np.add.at(times, alignment.again, 1)
     return part[tops], times[tops]  # the last entry is that of no operator: -1

@@ -33,7 +33,7 @@ from recompute_scan.recompute.layers import group_blocks
 from recompute_scan.recompute.soundness import check_soundness, check_steps
 from recompute_scan.recompute.spans import spans_from_annotations, spans_from_recomputes
 from recompute_scan.recompute.structure import Role, Structure, classify
-from recompute_scan.recompute.verdict import Judgement, judge
+from recompute_scan.recompute.verdict import Compiled, Judgement, find_compiled_backward, judge
 from recompute_scan.recompute.work import Work, measure
 from recompute_scan.result import EvidenceLevel
 from recompute_scan.trace.columns import Bool, Kind, Trace
@@ -58,6 +58,7 @@ class RecomputeFacts:
         plain: Forward operators by name, counted without the match.
         judgement: The verdict.
         level: What the verdict rests on.
+        compiled: The compiled part of the backward pass; ``None`` where nothing of it is compiled.
         attention: What attention's kernels say, where operators alone could not answer; the
             verdict rests on it only where ``level`` is ``kernels``.
         framed: Whether Python frames told the checkpoint call sites.
@@ -77,6 +78,7 @@ class RecomputeFacts:
     plain: PlainCounts
     judgement: Judgement
     level: EvidenceLevel
+    compiled: Compiled | None
     attention: KernelEvidence | None
     framed: bool = False
 
@@ -138,7 +140,8 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
         spans = with_frames(spans, framed)
     blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
     plain = count_plainly(trace, calls, structure, alignment)
-    judgement = judge(calls, structure, counts, blocks, alignment, plain)
+    compiled = find_compiled_backward(calls, structure)
+    judgement = judge(calls, structure, counts, blocks, alignment, plain, compiled)
     hidden = hides_backward(trace, calls, structure, kernels)
     attention = None
     if hidden or judgement.verdict == "inconclusive":
@@ -160,6 +163,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
         plain=plain,
         judgement=judgement,
         level=level,
+        compiled=compiled,
         attention=attention,
         framed=bool(framed),
     )

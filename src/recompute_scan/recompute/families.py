@@ -36,12 +36,16 @@ def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, .
     steps = max(1, facts.complete_count)
     tallies: dict[tuple[str, str], _Tally] = defaultdict(_Tally)
     counts = facts.counts
-    kinds = _families_of_rows(facts, counts.rows)
-    for place in np.flatnonzero(counts.counted):
-        tally = tallies[kinds[place]]
-        tally.forward += 1
-        tally.again += float(counts.runs[place])
-        tally.time_ms += float(counts.again[place]) / 1e6
+    known, kinds = _families_of_rows(facts, counts.rows[counts.counted])
+    columns = (
+        np.bincount(kinds),
+        np.bincount(kinds, counts.runs[counts.counted]),
+        np.bincount(kinds, counts.again[counts.counted] / 1e6),
+    )
+    for family, forward, again, time_ms in zip(
+        known, *map(np.ndarray.tolist, columns), strict=True
+    ):
+        tallies[family] = _Tally(forward=forward, again=again, time_ms=time_ms)
     for family, number in _backward_nodes(facts).items():
         if family in tallies:
             tallies[family].backward = number
@@ -90,19 +94,22 @@ def count_kernels(evidence: KernelEvidence) -> tuple[Family, ...]:
     )
 
 
-def _families_of_rows(facts: RecomputeFacts, rows: Int64) -> list[tuple[str, str]]:
-    """Family of each operator; attention by the kernel-level operator inside the wrapper."""
+def _families_of_rows(facts: RecomputeFacts, rows: Int64) -> tuple[list[tuple[str, str]], Int64]:
+    """Families in order of appearance, and the position there of each operator's.
+
+    Attention's is that of the kernel-level operator inside the wrapper.
+    """
     calls = facts.calls
     by_name = [words.family_of(name) for name in calls.names]
-    found = []
-    for row in rows:
-        family = by_name[calls.name[row]]
-        if family[1] == "attention":
-            inside = range(int(row), int(row) + 1 + int(calls.size[row]))
-            exact = {by_name[calls.name[inner]] for inner in inside} - {("attention", "attention")}
-            family = min((f for f in exact if f[1] == "attention"), default=family)
-        found.append(family)
-    return found
+    found = [by_name[code] for code in calls.name[rows].tolist()]
+    attention = np.array([kind == "attention" for _, kind in by_name], np.bool_)
+    for place in np.flatnonzero(attention[calls.name[rows]]).tolist():
+        inside = slice(int(rows[place]), int(rows[place]) + 1 + int(calls.size[rows[place]]))
+        exact = {by_name[code] for code in calls.name[inside].tolist()}
+        exact.discard(("attention", "attention"))
+        found[place] = min((f for f in exact if f[1] == "attention"), default=found[place])
+    known = dict(zip(dict.fromkeys(found), range(len(found)), strict=False))
+    return list(known), np.array([known[family] for family in found], np.int64)
 
 
 def _backward_nodes(facts: RecomputeFacts) -> dict[tuple[str, str], int]:

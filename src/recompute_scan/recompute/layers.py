@@ -49,11 +49,11 @@ def _one_layer_each(counts: Counts, blocks: list[Block]) -> list[list[Block]]:
     """
     kinds: dict[tuple[object, float], list[Block]] = defaultdict(list)
     steps: dict[int, set[tuple[object, float]]] = defaultdict(set)
-    for block in blocks:
-        places = block.places
+    highest = counts.highest_of([block.places for block in blocks], MATTERS_IN_BLOCK)
+    for block, number in zip(blocks, highest, strict=True):
         sites = tuple(checkpoint.call_site for checkpoint in block.checkpoints)
-        kind = (sites, counts.highest(places, MATTERS_IN_BLOCK))
+        kind = (sites, number)
         kinds[kind].append(block)
-        steps[int(counts.step[places].max())].add(kind)
+        steps[int(counts.step[block.places].max())].add(kind)
     apart = any(len(found) > 1 for found in steps.values())
     return list(kinds.values()) if apart else [blocks]

@@ -23,8 +23,7 @@ from recompute_scan.recompute.runs import (
     until_jump,
 )
 from recompute_scan.recompute.structure import OperatorCodes, Role, Structure
-from recompute_scan.recompute.work import Ran, Work
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.trace.columns import Bool, Int64, Ints
 
 
 class Boundaries:
@@ -41,20 +40,23 @@ class Boundaries:
         functions = np.flatnonzero(structure.function == np.arange(len(calls)))
         rows = np.concatenate([savers, functions, functions + calls.size[functions] + 1])
         engine = structure.engine[np.concatenate([savers, functions, functions])]
-        order = np.lexsort((rows, engine))
-        self._rows, self._engine = rows[order], engine[order]
+        # In order of the engine range, and in each of the row.
+        self._size = len(calls) + 2
+        self._place = np.sort(engine.astype(np.int64) * self._size + rows)
 
-    def before(self, operators: Int64, engine: int = -1) -> Int64:
-        """How many lie between each operator and the one before it.
+    def before(self, operators: Int64, engine: Int64) -> Int64:
+        """How many lie between each operator and the one before it in its engine range.
 
         Args:
-            operators: Rows, ascending.
-            engine: The engine range that they ran in; -1 for the forward pass.
+            operators: Rows, in order of the engine range, in it ascending.
+            engine: The engine range that each ran in; -1 for the forward pass.
         """
-        first, last = self._engine.searchsorted((engine, engine + 1))
-        passed = self._rows[first:last].searchsorted(operators, side="right")
+        first = engine * self._size
+        passed = self._place.searchsorted(first + operators, side="right")
+        passed -= self._place.searchsorted(first)
         crossed: Int64 = passed.copy()
-        crossed[1:] -= passed[:-1]
+        on = np.flatnonzero(engine[1:] == engine[:-1])
+        crossed[on + 1] -= passed[on]
         return crossed
 
 
@@ -79,69 +81,172 @@ class Recompute:
     inner_function: bool
 
 
+@dataclass(frozen=True)
+class Match:
+    """A recompute of which is not known yet what of it really ran; see :class:`Recompute`."""
+
+    engine: int
+    original: Int64
+    again: Int64
+    inner_function: bool
+
+
+@dataclass(frozen=True)
+class NodeSequence:
+    """What one node's engine range ran where a recompute can stand.
+
+    Attributes:
+        engine: Row of the engine range.
+        rows: Rows of the operators.
+        operators: The operators.
+        unpacking: How many at the beginning bring back what a checkpoint inside offloading saved.
+        lowest: First place of the forward pass that they may repeat.
+        highest: Place behind the last.
+    """
+
+    engine: int
+    rows: Int64
+    operators: Sequence
+    unpacking: int
+    lowest: int
+    highest: int
+
+    def unpacked(self) -> tuple[Int64, Sequence]:
+        """Rows and operators behind those that bring back."""
+        skipped, operators = self.unpacking, self.operators
+        if not skipped:
+            return self.rows, operators
+        crossed = operators.crossed[skipped:].copy()
+        crossed[:1] += operators.crossed[:skipped].sum()
+        kept = Sequence(operators.codes[skipped:], crossed, operators.function[skipped:])
+        return self.rows[skipped:], kept
+
+
 class Matcher:
-    """What every sequence of one trace is matched with."""
+    """What every sequence of one trace is matched with.
+
+    Args:
+        calls: The trace's calls.
+        structure: Their roles.
+        forward: Rows of the operators of the forward pass.
+        candidates: Rows of the operators that could be recomputes.
+        starts: Start of each step in ns, ascending.
+
+    Attributes:
+        structure: The roles.
+        forward: Those rows.
+        sequences: The candidates of each node, in order of time.
+        anchors: Where each of them is expected.
+    """
 
     def __init__(
-        self, calls: Calls, structure: Structure, work: Work, forward: Int64, neutral: Bool
+        self, calls: Calls, structure: Structure, forward: Int64, candidates: Int64, starts: Int64
     ) -> None:
-        self.calls = calls
-        self.structure = structure
         self.forward = forward
-        self.anchors = Anchors(calls, structure, forward)
-        self.code = OperatorCodes(calls)
-        self._boundaries = Boundaries(calls, structure)
+        self._calls = calls
+        self.structure = structure
+        boundaries = Boundaries(calls, structure)
+        code = OperatorCodes(calls)
         self._sequence = ForwardSequence(
             Sequence(
-                self.code[forward], self._boundaries.before(forward), structure.function[forward]
+                code[forward],
+                boundaries.before(forward, np.full(len(forward), -1, np.int64)),
+                structure.function[forward],
             )
         )
-        self._starts = calls.start[forward]
-        self._ran = Ran(calls, work, forward, neutral)
-        self._brings_back = calls.matching(words.BRINGS_BACK)
         self._formula_ends = _have_unnumbered_formula(structure)
         self._one_thread = len(np.unique(calls.thread[forward])) <= 1
+        self.sequences = self._list_sequences(candidates, starts, code, boundaries)
+        engines = np.array([sequence.engine for sequence in self.sequences], np.int64)
+        self.anchors = Anchors(calls, structure, forward, engines)
 
-    def match(self, sequence: Int64, engine: int, begin: int, endings: Endings) -> list[Recompute]:
+    def _list_sequences(
+        self, candidates: Int64, starts: Int64, code: OperatorCodes, boundaries: Boundaries
+    ) -> list[NodeSequence]:
+        """Candidates by the engine range they ran in, in order of time."""
+        if not len(candidates):
+            return []
+        calls, structure = self._calls, self.structure
+        order = np.lexsort((candidates, calls.start[structure.engine[candidates]]))
+        rows = candidates[order]
+        engine: Int64 = structure.engine[rows].astype(np.int64)
+        begins = np.append(0, np.flatnonzero(np.diff(engine)) + 1)
+        engines = engine[begins]
+        lowest, highest = self._bounds(engines, starts)
+        codes, function = code[rows], structure.function[rows]
+        crossed = boundaries.before(rows, engine)
+        unpacking = self._unpacking(rows, begins, engines)
+        ends = np.append(begins[1:], len(rows))
+        return [
+            NodeSequence(
+                engine=node,
+                rows=rows[begin:end],
+                operators=Sequence(codes[begin:end], crossed[begin:end], function[begin:end]),
+                unpacking=skipped,
+                lowest=low,
+                highest=high,
+            )
+            for node, begin, end, skipped, low, high in zip(
+                *(a.tolist() for a in (engines, begins, ends, unpacking, lowest, highest)),
+                strict=True,
+            )
+        ]
+
+    def _bounds(self, engines: Int64, starts: Int64) -> tuple[Int64, Int64]:
+        """Places of the forward pass between the start of each engine range's step and its own."""
+        lowest = np.zeros(len(engines), np.int64)
+        if not self._one_thread:
+            return lowest, lowest + len(self.forward)
+        # Forward operators are in order of time.
+        times = self._calls.start[self.forward]
+        own = self._calls.start[engines]
+        begin = np.concatenate(([0], starts))[np.searchsorted(starts, own, side="right")]
+        return times.searchsorted(begin), times.searchsorted(own)
+
+    def _unpacking(self, rows: Int64, begins: Int64, engines: Int64) -> Int64:
+        """How many operators at the beginning of each sequence bring back what was offloaded.
+
+        They look like those that took it away in the forward pass, but have no gradient.
+        """
+        structure = self.structure
+        brings_back = self._calls.matching(words.BRINGS_BACK)[self._calls.name[rows]]
+        others = np.flatnonzero(~(brings_back & (structure.number[rows] < 0)))
+        # A sequence of nothing else is not cut at all.
+        first = np.append(others, len(rows))[np.searchsorted(others, begins)]
+        alone = first >= np.append(begins[1:], len(rows))
+        return np.where(alone | structure.checkpoint_node[engines], 0, first - begins)
+
+    def match(self, node: NodeSequence, endings: Endings) -> list[Match]:
         """The recomputes that one sequence consists of, in order of time.
 
         Args:
-            sequence: Rows of its candidates.
-            engine: Row of its engine range.
-            begin: Start of its step, ns.
+            node: The sequence.
             endings: What is known of some; it counts unless it explains less.
         """
-        ending = endings.of(self.code[sequence])
-        sequence = sequence[self._unpacking(sequence, engine) :]
+        engine = node.engine
+        ending = endings.of(node.operators.codes)
+        sequence, wanted = node.unpacked()
         anchor = self.anchors.find(engine)
-        lowest, highest = 0, len(self.forward)
-        if self._one_thread:  # then forward operators are in order of time
-            times = begin, int(self.calls.start[engine])
-            lowest, highest = self._starts.searchsorted(times).tolist()
-        wanted = Sequence(
-            self.code[sequence],
-            self._boundaries.before(sequence, engine),
-            self.structure.function[sequence],
-        )
+        checkpoint_node = bool(self.structure.checkpoint_node[engine])
         runs: list[Run] = []
-        for floor, known in self._ways(engine, anchor, lowest, ending):
-            found = self._runs(wanted, anchor, floor, highest, known)
+        for floor, known in self._ways(engine, anchor, node.lowest, ending):
+            found = self._runs(wanted, anchor, floor, node.highest, known)
             if _explained(found) > _explained(runs):
                 runs = found
-            if _explained(runs) == len(sequence):
+            if _explained(runs) == len(wanted):
                 break
         parts = passes_of(runs)
-        if not self._formula_ends[engine] and not self.structure.checkpoint_node[engine]:
+        if not self._formula_ends[engine] and not checkpoint_node:
             # Every operator of this node is numbered: gradients of gradients, where a formula
             # looks like a forward pass. Only long runs count.
             parts = [[run for run in part if run.length > SHORT_RUN] for part in parts]
             parts = [part for part in parts if part]
-        if self.structure.checkpoint_node[engine]:
+        if checkpoint_node:
             # The node's own recompute comes last, after that of an outer checkpoint, which runs
             # its function; a few operators outside that unpack the node's inputs.
             own = parts[-1:]
-            parts = [part for part in parts[:-1] if not self._unpacks(sequence, part)] + own
-        return [self._recompute(sequence, engine, part) for part in parts]
+            parts = [part for part in parts[:-1] if not _unpacks(wanted, part)] + own
+        return [self._matched(engine, sequence, wanted, part) for part in parts]
 
     def _ways(
         self, engine: int, anchor: Anchor | None, lowest: int, ending: Ending | None
@@ -155,23 +260,6 @@ class Matcher:
         if ending is not None:
             ways.insert(0, (ways[0][0], ending))
         return ways
-
-    def _unpacking(self, sequence: Int64, engine: int) -> int:
-        """How many operators at the beginning bring back what a checkpoint inside offloading saved.
-
-        They look like those that took it away in the forward pass, but have no gradient.
-        """
-        if self.structure.checkpoint_node[engine]:
-            return 0
-        copies = self._brings_back[self.calls.name[sequence]] & (
-            self.structure.number[sequence] < 0
-        )
-        others = np.flatnonzero(~copies)
-        return int(others[0]) if len(others) else 0
-
-    def _unpacks(self, sequence: Int64, part: list[Run]) -> bool:
-        function = int(self.structure.function[sequence[part[0].start]])
-        return function < 0 and _explained(part) < SHORT_RUN
 
     def _runs(
         self,
@@ -198,20 +286,23 @@ class Matcher:
         ceiling = min(highest, last + len(wanted) + NEAR)
         return own + self._sequence.cut(wanted, end, lowest, ceiling, last, behind=known)
 
-    def _recompute(self, sequence: Int64, engine: int, runs: list[Run]) -> Recompute:
-        again = np.concatenate([sequence[run.start : run.start + run.length] for run in runs])
-        original = np.concatenate([self.forward[run.place : run.stop] for run in runs])
-        functions = self.structure.function[again]
-        inner_function = bool(np.count_nonzero(functions >= 0) * 2 > len(again))
-        # Only a non-reentrant recompute stops early, and not inside a function that it runs again.
-        whole = inner_function or bool(self.structure.checkpoint_node[engine])
-        return Recompute(
+    def _matched(self, engine: int, rows: Int64, wanted: Sequence, runs: list[Run]) -> Match:
+        parts = [slice(run.start, run.start + run.length) for run in runs]
+        functions = _joined([wanted.function[part] for part in parts])
+        return Match(
             engine=engine,
-            original=original,
-            again=again,
-            ran=self._ran.of(original, again, whole),
-            inner_function=inner_function,
+            original=_joined([self.forward[run.place : run.stop] for run in runs]),
+            again=_joined([rows[part] for part in parts]),
+            inner_function=bool(np.count_nonzero(functions >= 0) * 2 > len(functions)),
         )
+
+
+def _joined(parts: list[Ints]) -> Ints:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _unpacks(wanted: Sequence, part: list[Run]) -> bool:
+    return bool(wanted.function[part[0].start] < 0) and _explained(part) < SHORT_RUN
 
 
 def _have_unnumbered_formula(structure: Structure) -> Bool:

@@ -27,7 +27,7 @@ def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...
     regions = []
     for ordinal, blocks in enumerate(facts.layers):
         places = [block.places for block in blocks]
-        recomputes = [counts.highest(p, MATTERS_IN_BLOCK) for p in places]
+        recomputes = counts.highest_of(places, MATTERS_IN_BLOCK)
         everywhere = np.concatenate([np.arange(p.start, p.stop) for p in places])
         first = blocks[0]
         regions.append(

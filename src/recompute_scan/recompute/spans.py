@@ -104,10 +104,12 @@ def _unmarked(calls: Calls, structure: Structure, annotations: Annotations) -> l
 
 def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignment) -> list[Span]:
     """One span per recomputed boundary, in forward order, with what the ranges tell of it."""
-    intervals = []
-    for recompute in alignment.recomputes:
-        places = np.searchsorted(alignment.forward, recompute.original)
-        intervals.append((int(places.min()), int(places.max()), recompute))
+    if not alignment.recomputes:
+        return []
+    places, begins = alignment.places, alignment.begins
+    first = np.minimum.reduceat(places, begins).tolist()
+    last = np.maximum.reduceat(places, begins).tolist()
+    intervals = list(zip(first, last, alignment.recomputes, strict=True))
     intervals.sort(key=lambda item: (item[0], -item[1]))
     groups: list[list[tuple[int, int, Recompute]]] = []
     for interval in intervals:
@@ -222,8 +224,9 @@ def _variants(
 
 def _function(calls: Calls, structure: Structure, recomputes: list[Recompute]) -> str | None:
     """The function that holds the first run, where its name is not that of torch's own."""
-    functions = np.unique(np.concatenate([structure.function[r.original] for r in recomputes]))
-    names = (calls.names[calls.name[row]] for row in functions[functions >= 0])
+    functions = np.concatenate([structure.function[r.original] for r in recomputes])
+    rows = sorted({*functions.tolist()} - {-1})
+    names = (calls.names[calls.name[row]] for row in rows)
     return next((name for name in names if name != words.TORCHS_FUNCTION), None)
 
 

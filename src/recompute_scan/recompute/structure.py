@@ -51,6 +51,7 @@ def _table(*roles: Role) -> Bool:
 
 
 _LOOKED_THROUGH = _table(Role.RANGE, Role.BACKWARD)
+_OPEN = _table(Role.RANGE, Role.BACKWARD, Role.FORMULA)
 _OPERATORS = _table(Role.FORWARD, Role.CANDIDATE)
 _RECOMPUTED = _table(Role.CANDIDATE, Role.RANGE)
 _KEEPS_OWNER = _table(Role.RANGE, Role.CANDIDATE, Role.INNER)
@@ -119,17 +120,21 @@ def classify(calls: Calls) -> Structure:
     closure = np.zeros(size, np.bool_)
     closure[closures] = True
     node_of_engine = classes.node[calls.name]
-    for rows in calls.levels():
-        parent = calls.parent[rows]
+    begins_engine = classes.engine[calls.name] & (calls.kind == Kind.OP)
+    for every in calls.levels():
+        parent = calls.parent[every]
         inside = parent >= 0
+        # What lies inside an operator with a role is nothing of its own: most calls do.
+        for above in (engine, owner, function):
+            above[every] = np.where(inside, above[parent], -1)
         above_role = np.where(inside, role[parent], Role.RANGE)
-        above_engine = np.where(inside, engine[parent], -1)
-        above_owner = np.where(inside, owner[parent], -1)
-        above_function = np.where(inside, function[parent], -1)
+        some = np.flatnonzero(_OPEN[above_role] | begins_engine[every])
+        rows, parent, inside, above_role = every[some], parent[some], inside[some], above_role[some]
+        above_engine, above_owner, above_function = engine[rows], owner[rows], function[rows]
         name = calls.name[rows]
         is_op = calls.kind[rows] == Kind.OP
 
-        starts_engine = classes.engine[name] & is_op
+        starts_engine = begins_engine[rows]
         open_above = _LOOKED_THROUGH[above_role] | (
             (above_role == Role.FORMULA) & (above_owner == parent)
         )

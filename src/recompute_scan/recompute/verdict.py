@@ -91,11 +91,11 @@ def judge(
     blocks: Sequence[Block],
     alignment: Alignment,
     plain: PlainCounts,
+    compiled: Compiled | None,
 ) -> Judgement:
     """The verdict on a whole trace."""
     counted = counts.counted
     recomputed = bool((counts.runs[counted] > 0).any())
-    compiled = find_compiled_backward(calls, structure)
     reason = _reason(calls, structure, counts, recomputed, compiled)
     if reason is None and not recomputed:
         reason = _lost(structure, alignment.unexplained)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +165,8 @@ _FAMILIES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
 # `flash_attn_3::bwd` is a backward operator as much as `aten::convolution_backward`.
 _BACKWARD = re.compile(r"bwd|backward", re.I)
 OTHER_FAMILY = ("other", "other")
+# The same few names come up again and again, in one trace and in those of other ranks.
+_remembered = lru_cache(maxsize=4096)
 
 
 def alike(names: Sequence[str]) -> NDArray[np.int64]:
@@ -173,6 +176,7 @@ def alike(names: Sequence[str]) -> NDArray[np.int64]:
     return np.array([first.setdefault(name, at) for at, name in enumerate(same)], np.int64)
 
 
+@_remembered
 def family_of(name: str) -> tuple[str, str]:
     """Family and kind of an operator by its name; ``("other", "other")`` where none fits."""
     for family, kind, pattern in _FAMILIES:
@@ -202,6 +206,7 @@ _NORM = re.compile(
 _WRITTEN = re.compile(r"[\w:.]{1,120}", re.ASCII)
 
 
+@_remembered
 def light_forward(name: str) -> bool:
     """The same of lighter work: dropout, softmax, activations, embeddings, pooling."""
     kind = family_of(name)[1]
@@ -209,11 +214,13 @@ def light_forward(name: str) -> bool:
     return light and not _BACKWARD.search(name) and bool(_WRITTEN.fullmatch(name))
 
 
+@_remembered
 def forward_only(name: str) -> bool:
     """Is it heavy work that by its name belongs to a forward pass, and to no gradient's formula?"""
     return (only_forward(name) or bool(_NORM.match(name))) and bool(_WRITTEN.fullmatch(name))
 
 
+@_remembered
 def plain(name: str) -> str:
     """``aten::_softmax``, ``softmax_`` and ``Softmax`` are all ``softmax``: what a node shares with
     its operator.

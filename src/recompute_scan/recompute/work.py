@@ -70,37 +70,43 @@ class Ran:
         self._codes = self._code[forward]
         self._typical: dict[int, float] = {}
 
-    def of(self, original: Int64, again: Int64, whole: bool) -> Bool:
-        """For each operator: did it?
+    def of(self, original: Int64, again: Int64, ends: Int64, whole: Bool) -> Bool:
+        """For each operator of all recomputes: did it?
 
         Args:
             original: Rows of first runs.
             again: Rows of the same operators' second runs.
-            whole: Early stop cannot have cut this recompute.
+            ends: For each recompute, where its last operator is in these.
+            whole: For each recompute: early stop cannot have cut it.
         """
-        ran = self._twins(again) >= self._twins(original)
+        ran = np.asarray(self._twins(again) >= self._twins(original))
         if self._work.on_gpu:
             kernels = self._work.kernels
             return np.asarray(ran & ((kernels[original] == 0) | (kernels[again] > 0)))
-        if whole or self._calls.name[again[-1]] != self._calls.name[original[-1]]:
-            return ran
-        last, first_run = int(again[-1]), int(original[-1])
+        name = self._calls.name
+        last, first_run = again[ends], original[ends]
+        for at in np.flatnonzero(~whole & (name[last] == name[first_run])):
+            ran[ends[at]] &= self._ended(int(last[at]), int(first_run[at]))
+        return ran
+
+    def _ended(self, last: int, first_run: int) -> bool:
+        """Did the last operator of a recompute do its work, by what is inside it or by its time?"""
         inside, inside_first = self._operators_inside(last), self._operators_inside(first_run)
         if inside < inside_first:
-            ran[-1] = False
-        elif inside == inside_first == 0:
+            return False
+        if inside == inside_first == 0:
             duration = int(self._calls.end[last] - self._calls.start[last])
-            ran[-1] &= 4 * duration >= self._typical_duration(original[-1:])
-        return ran
+            return 4 * duration >= self._typical_duration(first_run)
+        return True
 
     def _operators_inside(self, row: int) -> int:
         """A recompute detaches, inside its operators, what it recomputed: that does not count."""
         within = slice(row + 1, row + 1 + int(self._calls.size[row]))
         return int(np.count_nonzero(~self._neutral[within]))
 
-    def _typical_duration(self, row: Int64) -> float:
+    def _typical_duration(self, row: int) -> float:
         """Median of all first runs of equal operators: one alone may have been held up."""
-        code = int(self._code[row][0])
+        code = int(self._code[np.array([row])][0])
         if code not in self._typical:
             equals = self._forward[self._codes == code]
             durations = self._calls.end[equals] - self._calls.start[equals]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recompute_scan.trace.kineto.schema import Kind
+from recompute_scan.trace.outline import Outline
 
 __all__ = ["Bool", "Int8", "Int32", "Int64", "Ints", "Kind", "Trace"]
 
@@ -48,6 +49,8 @@ class Trace:
         cut_at: Where the file was cut among the host's calls: start of the last one that was
             read, in ns. A step that ends later was not read whole. ``None`` where all of
             the host's calls are there.
+        outline: Which parts of the file hold which times; ``None`` where it is compressed, or was
+            read by two processes.
     """
 
     name: Int32
@@ -67,6 +70,7 @@ class Trace:
     health: dict[str, int] = field(default_factory=dict)
     left_out: int = 0
     cut_at: int | None = None
+    outline: Outline | None = None
 
     def __len__(self) -> int:
         return len(self.ts)

@@ -11,6 +11,7 @@ from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.kineto import parse
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 from recompute_scan.trace.nsys import export
+from recompute_scan.trace.outline import Outline
 
 # A path, or a remote address (`s3://…`): a path would lose one of its slashes.
 Address = Path | str
@@ -39,6 +40,7 @@ def load(
     *,
     python: bool = False,
     within: tuple[int, int] | None = None,
+    outline: Outline | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Trace:
     """The trace at one address; what it is is told by its first bytes.
@@ -48,6 +50,8 @@ def load(
         python: Whether ``python_function`` events are kept.
         within: Only what overlaps this span of time is kept, ns on the trace's clock; all of
             a database, or of what lies elsewhere.
+        outline: The file's own, from an earlier reading; with ``within``, later parts of the file
+            are passed over.
         limits: What is refused.
 
     Raises:
@@ -65,7 +69,7 @@ def load(
             head = file.read(_HEAD)
         if export.is_sqlite(head):
             return export.load_nsys(path, limits)
-    return store.load(path, python=python, within=within, limits=limits)
+    return store.load(path, python=python, within=within, outline=outline, limits=limits)
 
 
 def name_of(address: Address) -> str:

@@ -14,6 +14,7 @@ from recompute_scan.trace.archive import is_zip, members, open_member, split_mem
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.kineto.parse import read
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_event_size
+from recompute_scan.trace.outline import Excerpt, Outline
 
 _SUFFIXES = (".json", ".json.gz", ".json.zst")
 _DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
@@ -28,6 +29,7 @@ def load(
     *,
     python: bool = False,
     within: tuple[int, int] | None = None,
+    outline: Outline | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Trace:
     """The trace in one file, or in one member of a zip archive.
@@ -40,6 +42,8 @@ def load(
             may be left out where the archive holds one trace.
         python: Whether ``python_function`` events are kept.
         within: Only what overlaps this span of time is kept, ns on the trace's clock.
+        outline: The file's own, from an earlier reading; with ``within``, parts that hold nothing
+            but later events are passed over, and not counted in ``left_out``.
         limits: What is refused.
 
     Raises:
@@ -56,6 +60,8 @@ def load(
     try:
         if inside is None:
             with path.open("rb", buffering=0) as file:
+                if outline is not None and within is not None:
+                    return how(Excerpt(file, outline.before(within[1])), str(path))
                 return how(file, str(path), path=path)
         archive, member = inside
         source = str(archive / member)

@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from recompute_scan.trace.health import Numbering, count
-from recompute_scan.trace.kineto.schema import KINDS, NO_ARGS, Args, Event, Kind, nanoseconds
+from recompute_scan.trace.kineto.schema import (
+    KINDS,
+    LATEST_US,
+    NO_ARGS,
+    Args,
+    Event,
+    Kind,
+    nanoseconds,
+)
 
 # What a convolution does depends on its stride, padding and the like, not on shapes alone.
 _CONVOLUTION = "convolution"
@@ -161,12 +170,26 @@ class Packer:
     def _chosen(self, events: list[Event]) -> tuple[bytes, list[Event]]:
         """Those of the events that are kept, and their kinds."""
         if self._within is not None:
-            events = [event for event in events if _overlaps(event, *self._within)]
+            events = self._overlapping(events, *self._within)
         kinds = bytes([self._kinds[event.cat] for event in events])
         if self._python or Kind.PYTHON not in kinds:
             return kinds, events
         kept = [event for event, kind in zip(events, kinds, strict=True) if kind != Kind.PYTHON]
         return kinds.replace(bytes([Kind.PYTHON]), b""), kept
+
+    def _overlapping(self, events: list[Event], begin: int, end: int) -> list[Event]:
+        """Those of the events that overlap a span of time, ns."""
+        # Most are well inside, whatever the rounding of their times, and a comparison shows it.
+        first, last = begin / 1000 + 1, end / 1000 - 1
+        with suppress(TypeError):
+            if not self.exact:
+                return [
+                    event
+                    for event in events
+                    if (event.ts < last and first < event.ts + event.dur < LATEST_US)
+                    or _overlaps(event, begin, end)
+                ]
+        return [event for event in events if _overlaps(event, begin, end)]
 
     def pass_over(self, frames: int) -> None:
         """Note Python frames that were not decoded."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import io
 from pathlib import Path
 
+from recompute_scan.collecting import paused
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.kineto.layout import CHUNK
 from recompute_scan.trace.kineto.reader import Reader
@@ -58,11 +58,6 @@ def read(
     health = {} if health is None else health
     stream, compressed = inflate(raw, source, limits, health)
     # Every event is garbage by the end of its chunk, and none is part of a cycle.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with paused():
         reader = Reader(stream, source, limits, python, health, within, chunk)
         return reader.read(None if compressed else path)
-    finally:
-        if collecting:
-            gc.enable()

@@ -8,8 +8,8 @@ before it no wrong cut passes silently; a chunk that does not decode goes event 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from recompute_scan.trace.columns import Trace
@@ -42,11 +42,11 @@ from recompute_scan.trace.kineto.schema import (
 from recompute_scan.trace.kineto.sniff import nothing_kept, without_events
 from recompute_scan.trace.kineto.window import Window
 from recompute_scan.trace.limits import Limits
+from recompute_scan.trace.outline import Outline, earliest
 from recompute_scan.trace.streams import Stream
 
 # A cut at a false separator makes pieces that only decode together.
 _JOINED = 4
-_TIME = re.compile(rb'"ts"\s*:\s*(\d+(?:\.\d+)?)[\s,}]')
 _FINISHED = -1
 
 
@@ -87,6 +87,7 @@ class Reader:
         self._decode_document = decode_document
         self._about = About(health)
         self._ending = FileEnd(self._about, self._mender, health)
+        self._outline = Outline()
         # Where the last decoding stopped for want of bytes: it must not stop there twice.
         self._waiting = 0
 
@@ -102,10 +103,11 @@ class Reader:
                 beyond a limit (``E312`` to ``E315``).
         """
         separator = self._read_head()
-        shared = path is not None and self._within is None
-        if path is not None and shared and together.worth_it(path.stat().st_size):
+        whole = path is not None and self._within is None
+        if path is not None and whole and together.worth_it(path.stat().st_size):
             first = self._window.position
             done = together.read_together(path, first, separator, self._python, self._builder)
+            whole = False
             with path.open("rb", buffering=0) as file:
                 file.seek(done)
                 self._window = Window(file, self._chunk, self._source, self._limits)
@@ -117,7 +119,9 @@ class Reader:
             raise nothing_kept(self._source, self._health)
         if self._within is None:
             self._packer.numbering.report(self._health)
-        return self._builder.finish(self._about.metadata, self._about.rank, cut=self._ending.cut)
+        about, cut = self._about, self._ending.cut
+        trace = self._builder.finish(about.metadata, about.rank, cut)
+        return replace(trace, outline=self._outline) if whole else trace
 
     def _read_head(self) -> Separator:
         """Take in what is before the events; what is between two of them."""
@@ -150,7 +154,9 @@ class Reader:
                 window.grow()
                 continue
             comma, brace = cut
-            if self._is_python(separator, comma) or self._is_later(separator, comma):
+            time = earliest(window.data, window.FIRST, comma)
+            self._outline.add(window.position, time)
+            if self._is_python(separator, comma) or self._is_later(separator, comma, time):
                 window.drop(brace)
                 continue
             undone = self._take(comma, separator)
@@ -187,15 +193,11 @@ class Reader:
         self._packer.pass_over(frames)
         return True
 
-    def _is_later(self, separator: Separator, comma: int) -> bool:
+    def _is_later(self, separator: Separator, comma: int, time: float) -> bool:
         """Whether the chunk begins and ends behind the span of time that is wanted."""
-        if self._within is None:
+        if self._within is None or time < self._within[1]:
             return False
         data, first = self._window.data, self._window.FIRST
-        for at in (data.find(b'"ts"', first, comma), data.rfind(b'"ts"', first, comma)):
-            written = _TIME.match(data, max(at, 0))
-            if not written or float(written[1]) * 1000 < self._within[1]:
-                return False
         self._packer.left_out += data.count(separator.text, first, comma) + 1
         return True
 
