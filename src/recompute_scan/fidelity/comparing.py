@@ -23,7 +23,7 @@ from recompute_scan.fidelity.fingerprint import Fingerprint
 from recompute_scan.fidelity.random_state import python_states
 from recompute_scan.fidelity.state import ModuleState, changed_again, look_at_state
 from recompute_scan.fidelity.tape import Entry, Tape
-from recompute_scan.fidelity.watch import NameOf, Thread, Watch
+from recompute_scan.fidelity.watch import NameOf, Step, Thread, Watch
 
 # Of one region; a model has the same fault in each layer, and each in its own region.
 _MOST = 8
@@ -34,7 +34,8 @@ class Comparing:
 
     def __init__(self, name_of: NameOf) -> None:
         self._name_of = name_of
-        self._thread = Thread()
+        self._step = Step()
+        self._thread = Thread(self._step)
         self._regions: dict[ComparedRegion, _Sum] = {}
         self._began = time.perf_counter()
 
@@ -58,7 +59,8 @@ class Comparing:
         return RegionCall(total, named, self._thread, self._name_of, wanted=untold is None)
 
     def outcome(self) -> Fidelity:
-        """What was seen so far."""
+        """The step has ended: what was seen."""
+        self._step.under_way = False
         regions = tuple(total.of(region) for region, total in self._regions.items())
         return Fidelity(regions, (time.perf_counter() - self._began) * 1e3)
 

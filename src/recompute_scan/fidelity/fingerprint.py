@@ -7,14 +7,14 @@ modes, subclasses, hooks or the autograd of the script.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from isal import isal_zlib
 
+_T = TypeVar("_T")
 _SAMPLE = 256
 _COLUMNS = 1024
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -43,14 +43,16 @@ class Fingerprint:
         """
         if self.shape != other.shape:
             return None
-        with unseen():
-            mine, others = self.sample.double(), other.sample.double()
-            finite = mine.isfinite() & others.isfinite()
-            if not torch.equal(mine.isfinite(), others.isfinite()):
-                return float("inf")
-            mine, others = mine[finite], others[finite]
-            norm = float(mine.norm())
-            apart = float((mine - others).norm())
+        return unseen(self._distance, other)
+
+    def _distance(self, other: Fingerprint) -> float:
+        mine, others = self.sample.double(), other.sample.double()
+        finite = mine.isfinite() & others.isfinite()
+        if not torch.equal(mine.isfinite(), others.isfinite()):
+            return float("inf")
+        mine, others = mine[finite], others[finite]
+        norm = float(mine.norm())
+        apart = float((mine - others).norm())
         return apart / norm if norm else (float("inf") if apart else 0.0)
 
     def rounding(self) -> float:
@@ -64,15 +66,20 @@ class Fingerprint:
     @property
     def mean(self) -> float:
         """Mean of the sampled elements."""
-        with unseen():
-            return float(self.sample.double().mean()) if self.sample.numel() else 0.0
+        return unseen(self._mean)
+
+    def _mean(self) -> float:
+        return float(self.sample.double().mean()) if self.sample.numel() else 0.0
 
 
-@contextmanager
-def unseen() -> Iterator[None]:
-    """In the body, neither a mode of the script's nor a subclass nor autograd sees what is done."""
+def unseen(function: Callable[..., _T], *args: Any) -> _T:
+    """What the function returns; no mode or subclass of the script's and no autograd sees it work.
+
+    Not a context manager of ours: one that failed between its beginning and the body would leave
+    autograd off.
+    """
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
-        yield
+        return function(*args)
 
 
 def plain_parts(value: Any) -> list[torch.Tensor] | None:

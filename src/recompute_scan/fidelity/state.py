@@ -30,9 +30,8 @@ def look_at_state(modules: Sequence[tuple[str, nn.Module]]) -> ModuleState:
     """The state of these modules, and of all in them, now."""
     buffers: dict[str, Fingerprint | None] = {}
     attributes: dict[str, object] = {}
-    with unseen():
-        for name, module in _all(modules):
-            _look_at(name, module, buffers, attributes)
+    for name, module in _all(modules):
+        unseen(_look_at, name, module, buffers, attributes)
     return ModuleState(buffers, attributes)
 
 

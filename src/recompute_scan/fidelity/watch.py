@@ -42,10 +42,18 @@ class WatchedRun(Protocol):
         """Something of ours has failed; nothing more is asked of this run."""
 
 
+class Step:
+    """Whether the step that is compared is under way still, in all threads."""
+
+    def __init__(self) -> None:
+        self.under_way = True
+
+
 class Thread(threading.local):
     """The runs under way in one thread, the outermost first, and whether an operator is."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: Step) -> None:
+        self.step = step
         self.runs: list[WatchedRun] = []
         self.inside = False
 
@@ -79,7 +87,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         named = kwargs or {}
         here = self._here
-        kind = None if here.inside else kind_of(func)
+        unwanted = here.inside or not here.step.under_way
+        kind = None if unwanted else kind_of(func)
         # Seen already, by the mode of a run inside this one; or nothing that is compared.
         if kind is None or not (kind.computes or kind.leaves_open):
             return func(*args, **named)
@@ -96,13 +105,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _look(
         self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]
     ) -> _Before | None:
-        on = torch.is_grad_enabled()
+        grad_mode = torch.is_grad_enabled()
+        if not kind.computes:
+            return _Before(kind, grad_mode)
+
+        def look() -> _Before:
+            outside = [run.tape.look(args, named) for run in self._here.runs]
+            return _Before(kind, grad_mode, Drawn(kind, args, named), outside)
+
         try:
-            with unseen():
-                if not kind.computes:
-                    return _Before(kind, on)
-                outside = [run.tape.look(args, named) for run in self._here.runs]
-                return _Before(kind, on, Drawn(kind, args, named), outside)
+            return unseen(look)
         except Exception as error:
             self._fail(error)
             return None
@@ -123,23 +135,25 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def repeat() -> Fingerprint | None:
             return _repeat(func, kind, args, named)
 
+        def note() -> None:
+            drawing = before.drawn.outcome() if before.drawn is not None else None
+            prints = Prints()
+            for place, run in enumerate(self._here.runs):
+                entry = run.tape.add(
+                    kind,
+                    args,
+                    named,
+                    result,
+                    before.outside[place] if before.outside else (),
+                    drawing,
+                    prints,
+                    grad_mode=before.grad_mode,
+                )
+                if entry is not None:
+                    run.made(entry, where, repeat)
+
         try:
-            with unseen():
-                drawing = before.drawn.outcome() if before.drawn is not None else None
-                prints = Prints()
-                for place, run in enumerate(self._here.runs):
-                    entry = run.tape.add(
-                        kind,
-                        args,
-                        named,
-                        result,
-                        before.outside[place] if before.outside else (),
-                        drawing,
-                        prints,
-                        grad_mode=before.grad_mode,
-                    )
-                    if entry is not None:
-                        run.made(entry, where, repeat)
+            unseen(note)
         except Exception as error:
             self._fail(error)
 

@@ -26,8 +26,8 @@ class GradientWatch:
         """A step has ended; only the first one is looked at."""
         if self._seen is None:
             self._seen = ()
-            with self._guard.part("Gradients could not be kept"), unseen():
-                self._seen = tuple(_sampled())
+            with self._guard.part("Gradients could not be kept"):
+                self._seen = unseen(lambda: tuple(_sampled()))
 
     def write(self, folder: Path, rank: int) -> None:
         """Leave what was seen in the run's folder."""
