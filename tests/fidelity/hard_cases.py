@@ -19,6 +19,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.fidelity.cases import Case, D, Mlp, Net, Own, caller, net
 
 HARD: list[Case] = []
+# What is told otherwise than the gradients have it: what autograd keeps is not seen, nor whether a
+# result reaches the loss, nor which operator of a library wrote a tensor.
+NOT_TOLD = (
+    "noise that a mask hides",
+    "a noisy result for a log",
+    "the largest of a noisy result for a log",
+    "a factor kept for the backward",
+    "the second result of an operator",
+    "an operator that writes",
+    "a sparse product with noise",
+)
 
 
 def case(*args: Any, **kwargs: Any) -> None:
@@ -151,8 +162,6 @@ case(
     "aten.rand",
 )
 
-CALLS = 0
-
 
 @torch.library.custom_op("hard::noisy", mutates_args=())
 def noisy(x: torch.Tensor) -> torch.Tensor:
@@ -161,8 +170,8 @@ def noisy(x: torch.Tensor) -> torch.Tensor:
 
 
 noisy.register_autograd(
-    lambda ctx, grad: grad * ctx.factor,
-    setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", (output / inputs[0]).detach()),
+    lambda ctx, grad: grad * ctx.saved_tensors[0],
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward((output / inputs[0]).detach()),
 )
 
 
@@ -481,11 +490,12 @@ for name, then in {
 }.items():
     for reentrant in (False, True):
         how = "reentrant" if reentrant else "non-reentrant"
+        if not reentrant and then in (_func_grad, _nested, _nested_noise):
+            continue  # torch refuses these by itself
         case(f"{name}, {how}", False, own(then, use_reentrant=reentrant))
 case("vmap that draws, state dropped", True, own(_vmapped_random, **DROPPED), "aten.rand")
 case("a sparse product with noise", True, own(_sparse_noise, **DROPPED), "aten.rand")
 case("complex noise", True, own(_complex_noise, **DROPPED), "aten.rand")
-case("nested tensors, dropout, state dropped", True, own(_nested_noise, **DROPPED), "")
 case("attention with dropout, state dropped", True, own(_sdpa, **DROPPED), "")
 
 
@@ -647,4 +657,3 @@ def anomaly() -> Iterator[None]:
 
 
 case("anomaly mode", False, net(_dropping), around=anomaly)
-case("deterministic fill", False, net(_dropping), around=contextlib.nullcontext)

@@ -18,10 +18,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.faithful import Operation
-from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
-from recompute_scan.fidelity.operators import OperatorKind, kind_of, results
+from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, is_plain, unseen
+from recompute_scan.fidelity.operators import OperatorKind, kind_of, results, tensors
 from recompute_scan.fidelity.tape import Drawn, Entry, Outside, Prints, Tape
 
+_APPLY = torch.autograd.Function.apply.__code__
 NameOf = Callable[[nn.Module], tuple[str, str]]
 
 
@@ -96,7 +97,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _look(
         self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]
     ) -> _Before | None:
-        on = torch.is_grad_enabled()
+        on = torch.is_grad_enabled() or _in_own_function()
         try:
             with unseen():
                 if not kind.computes:
@@ -165,6 +166,19 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Operation(kind.name, name, kind_name, site or torchs)
 
 
+def _in_own_function() -> bool:
+    """Is this the forward of an autograd function, inside the region?
+
+    Autograd is off there, and runs through what it computes nevertheless.
+    """
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None and _package(frame) != "recompute_scan":
+        if frame.f_code is _APPLY:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
@@ -172,7 +186,9 @@ def _package(frame: FrameType) -> str:
 def _repeat(
     func: Any, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]
 ) -> Fingerprint | None:
-    if kind.writes or kind.may_draw:
+    # An operator of a library may do more than compute; a subclass has no memory for a kernel.
+    plain = all(is_plain(one) for one in tensors((*args, *named.values())))
+    if kind.writes or kind.may_draw or kind.foreign or not plain:
         return None
     again = results(kind, func(*args, **named), args)
     return fingerprint(again[0]) if again else None
