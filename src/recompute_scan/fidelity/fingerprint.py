@@ -82,9 +82,14 @@ def unseen(function: Callable[..., _T], *args: Any) -> _T:
         return function(*args)
 
 
+def is_plain(value: torch.Tensor) -> bool:
+    """Whether a tensor is no subclass, so that a kernel can read it as it is."""
+    return type(value) in _PLAIN
+
+
 def plain_parts(value: Any) -> list[torch.Tensor] | None:
     """The plain tensors that hold a tensor's elements; ``None`` where they cannot be had."""
-    if type(value) in _PLAIN:
+    if is_plain(value):
         return [value]
     if type(value).__name__ == "AsyncCollectiveTensor" or not hasattr(value, "__tensor_flatten__"):
         return None
@@ -109,7 +114,9 @@ def fingerprint(value: torch.Tensor) -> Fingerprint | None:
     bits = _bits(flat[0])
     for part in flat[1:]:
         bits = isal_zlib.crc32(_bits(part).to_bytes(8, "little"), bits)
-    return Fingerprint(value.dtype, tuple(value.shape), bits, _sample(flat[0]))
+    # A ragged size has a name of its own in each tensor.
+    shape = tuple(size if type(size) is int else -1 for size in value.shape)
+    return Fingerprint(value.dtype, shape, bits, _sample(flat[0]))
 
 
 def _has_no_elements(part: torch.Tensor) -> bool:

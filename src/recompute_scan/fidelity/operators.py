@@ -30,6 +30,9 @@ class OperatorKind:
         leaves_open: Whether its result holds what the memory held.
         overwrites: Whether it writes all of its first argument.
         may_draw: Whether it may draw random numbers.
+        foreign: Whether it is none of torch's own.
+        derives: Whether its result depends on the elements of its arguments.
+        written: Places of the arguments that it writes.
     """
 
     name: str
@@ -38,6 +41,9 @@ class OperatorKind:
     leaves_open: bool = False
     overwrites: bool = False
     may_draw: bool = False
+    foreign: bool = False
+    derives: bool = True
+    written: tuple[int, ...] = ()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -53,6 +59,7 @@ def kind_of(operator: Any) -> OperatorKind:
     if (
         space == "profiler"
         or space == "prim"
+        or base.startswith("sym_")
         or base in ("detach", "alias", "lift_fresh", "_unsafe_view")
     ):
         return OperatorKind(name, computes=False)
@@ -60,6 +67,7 @@ def kind_of(operator: Any) -> OperatorKind:
     writes = schema.is_mutable
     returned = [one.alias_info for one in schema.returns]
     is_view = any(alias is not None and not alias.is_write for alias in returned)
+    foreign = space not in ("aten", "prims")
     tags = getattr(operator, "tags", ())
     return OperatorKind(
         name,
@@ -67,7 +75,14 @@ def kind_of(operator: Any) -> OperatorKind:
         writes=writes,
         leaves_open=leaves_open,
         overwrites=base in _OVERWRITING,
-        may_draw=torch.Tag.nondeterministic_seeded in tags,
+        may_draw=foreign or torch.Tag.nondeterministic_seeded in tags,
+        foreign=foreign,
+        derives=not base.endswith("_like") and not base.startswith("new_"),
+        written=tuple(
+            place
+            for place, one in enumerate(schema.arguments)
+            if one.alias_info is not None and one.alias_info.is_write
+        ),
     )
 
 
@@ -85,9 +100,7 @@ def results(kind: OperatorKind, result: Any, args: Sequence[Any]) -> list[torch.
             return list(result) if isinstance(result, list) else [first]
         if isinstance(first, (list, tuple)):
             return [one for one in first if isinstance(one, torch.Tensor)]
-    if kind.writes and args:
-        return tensors(args[:1])
-    return []
+    return tensors([args[place] for place in kind.written if place < len(args)])
 
 
 def tensors(values: Sequence[Any]) -> list[torch.Tensor]:

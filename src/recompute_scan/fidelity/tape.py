@@ -141,7 +141,10 @@ class Tape:
             outside,
             numbers(args, kwargs),
             drawing,
-            grad_mode and any(one.requires_grad for one in arguments),
+            grad_mode
+            and kind.derives
+            and any(one.requires_grad for one in arguments)
+            and (not computed or any(map(_has_gradient, computed))),
             place,
             frozenset(one for one in sources if one is not None),
         )
@@ -155,6 +158,10 @@ class Tape:
         if storage in self._open and not kind.overwrites:
             return None  # part of it may be what the memory held
         return prints.of(result)
+
+
+def _has_gradient(result: torch.Tensor) -> bool:
+    return result.is_floating_point() or result.is_complex()
 
 
 def _storages(given: Sequence[torch.Tensor]) -> set[int]:

@@ -18,10 +18,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.faithful import Operation
-from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
-from recompute_scan.fidelity.operators import OperatorKind, kind_of, results
+from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, is_plain, unseen
+from recompute_scan.fidelity.operators import OperatorKind, kind_of, results, tensors
 from recompute_scan.fidelity.tape import Drawn, Entry, Outside, Prints, Tape
 
+_APPLY = torch.autograd.Function.apply.__code__
 NameOf = Callable[[nn.Module], tuple[str, str]]
 
 
@@ -94,18 +95,23 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **named)
         here.inside = True
         try:
-            before = self._look(kind, args, named)
+            before = None
+            try:
+                before = self._look(kind, args, named)
+            except Exception as error:
+                self._fail(error)
             result = func(*args, **named)
-            if before is not None:
-                self._note(func, before, args, named, result)
+            try:
+                if before is not None:
+                    self._note(func, before, args, named, result)
+            except Exception as error:
+                self._fail(error)
         finally:
             here.inside = False
         return result
 
-    def _look(
-        self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> _Before | None:
-        grad_mode = torch.is_grad_enabled()
+    def _look(self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]) -> _Before:
+        grad_mode = torch.is_grad_enabled() or _in_own_function()
         if not kind.computes:
             return _Before(kind, grad_mode)
 
@@ -113,11 +119,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             outside = [run.tape.look(args, named) for run in self._here.runs]
             return _Before(kind, grad_mode, Drawn(kind, args, named), outside)
 
-        try:
-            return unseen(look)
-        except Exception as error:
-            self._fail(error)
-            return None
+        return unseen(look)
 
     def _note(
         self,
@@ -152,12 +154,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if entry is not None:
                     run.made(entry, where, repeat)
 
-        try:
-            unseen(note)
-        except Exception as error:
-            self._fail(error)
+        unseen(note)
 
     def _fail(self, error: Exception) -> None:
+        """No run that is under way is compared any further."""
         for run in self._here.runs:
             run.failed(error)
 
@@ -179,6 +179,19 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Operation(kind.name, name, kind_name, site or torchs)
 
 
+def _in_own_function() -> bool:
+    """Is this the forward of an autograd function, inside the region?
+
+    Autograd is off there, and runs through what it computes nevertheless.
+    """
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None and _package(frame) != "recompute_scan":
+        if frame.f_code is _APPLY:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
@@ -186,7 +199,9 @@ def _package(frame: FrameType) -> str:
 def _repeat(
     func: Any, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]
 ) -> Fingerprint | None:
-    if kind.writes or kind.may_draw:
+    # An operator of a library may do more than compute; a subclass has no memory for a kernel.
+    plain = all(is_plain(one) for one in tensors((*args, *named.values())))
+    if kind.writes or kind.may_draw or kind.foreign or not plain:
         return None
     again = results(kind, func(*args, **named), args)
     return fingerprint(again[0]) if again else None

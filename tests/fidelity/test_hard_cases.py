@@ -1,0 +1,37 @@
+"""Comparing a hard step says what the gradients say, and changes none of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.fidelity.cases import Case
+from tests.fidelity.compare import compare, gradients, wrong
+from tests.fidelity.hard_cases import HARD, NOT_TOLD
+from tests.fidelity.truth import build, measure, step
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("case", HARD, ids=[case.name for case in HARD])
+def test_what_is_said_is_what_the_gradients_say(case: Case, request: pytest.FixtureRequest) -> None:
+    truth = measure(case)
+    assert truth.wrong == case.wrong, "its author was mistaken"
+    alone, x = build(case, on=True)
+    step(case, alone, x)
+    drawn = torch.get_rng_state()
+
+    found, model, untrained = compare(case)
+    assert torch.equal(drawn, torch.get_rng_state())
+    compared = gradients(model)
+    for name, gradient in gradients(alone).items():
+        other = compared[name]
+        assert (gradient is None) == (other is None), name
+        if gradient is not None and other is not None:
+            assert torch.equal(gradient, other), name
+
+    if case.name in NOT_TOLD:
+        request.applymarker(pytest.mark.xfail(strict=True))
+    said = wrong(found, untrained)
+    assert bool(said) == truth.wrong, (truth, said)
+    assert any(case.operator in one and case.module in one for one in said) or not case.wrong, said
