@@ -47,6 +47,7 @@ from benchmarks.machine import processor, versions
 
 _RESAMPLES = 500
 _CALLS = 40
+_COMPARED = 15
 # Steps of a block: those that are left out, and those that are measured.
 SETTLE, STEPS = 6, 8
 # Without us, and with: ms of the processor.
@@ -249,6 +250,22 @@ def calls() -> str:
     return "\n".join(lines)
 
 
+def compared(training: Training, rounds: int) -> str:
+    """What a step takes that is compared, as a multiple of a plain one: the median of so many."""
+    probe = Probe(Path.cwd())
+    probe.install()
+    probe.begin()
+    plain, seen = [], []
+    for _ in range(rounds):
+        plain.append(training.step(nothing))
+        probe.comparison.compare()
+        seen.append(training.step(nothing))
+        probe.comparison.compared()
+    probe.remove()
+    before, after = statistics.median(plain), statistics.median(seen)
+    return f"A compared step: {after:.1f} ms, {after / before:.2f} times a plain one ({before:.1f} ms)"
+
+
 def _step_us(recording: Recording) -> float:
     began = time.thread_time()
     for _ in range(_CALLS):
@@ -311,6 +328,7 @@ def main() -> None:
         f"{asked.rounds} pairs of blocks of {STEPS} steps a row"
     )
     print(calls())
+    print(f"\n{compared(training, _COMPARED)}")
     if asked.rounds:
         print(f"\n{report(measure(training, asked.rounds))}")
 
