@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed._composable.checkpoint_activation import checkpoint as apply
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -48,22 +51,22 @@ DROPPED: dict[str, Any] = {"preserve_rng_state": False}
 # Drawn, and of no consequence
 
 
-def _noise_for_a_log(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _noise_for_a_log(layer: Any, x: torch.Tensor) -> Any:
     layer.log = float(torch.rand_like(x).sum())
     return x.sin()
 
 
-def _noise_hidden(_: Own, x: torch.Tensor) -> torch.Tensor:
+def _noise_hidden(_: Any, x: torch.Tensor) -> Any:
     return torch.where(torch.ones_like(x, dtype=torch.bool), x, torch.rand(x.shape))
 
 
-def _noise_into_a_log(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _noise_into_a_log(layer: Any, x: torch.Tensor) -> Any:
     noisy = x + torch.rand(x.shape)
     layer.log = float(noisy.detach().mean())
     return x.sin()
 
 
-def _argmax_of_noise(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _argmax_of_noise(layer: Any, x: torch.Tensor) -> Any:
     layer.log = int((x + torch.rand(x.shape)).argmax())
     return x.sin()
 
@@ -76,23 +79,23 @@ case("the largest of a noisy result for a log", False, own(_argmax_of_noise, **D
 # A small part of a large tensor
 
 
-def _one_column(_: Own, x: torch.Tensor) -> torch.Tensor:
+def _one_column(_: Any, x: torch.Tensor) -> Any:
     scale = torch.ones(x.shape)
     scale[:, 1] = torch.rand(x.shape[0]) * 8
     return x * scale
 
 
-def _one_row(_: Own, x: torch.Tensor) -> torch.Tensor:
+def _one_row(_: Any, x: torch.Tensor) -> Any:
     scale = torch.ones(x.shape)
     scale[5] = torch.rand(x.shape[1]) * 200
     return x * scale
 
 
-def _some_rows(_: Own, x: torch.Tensor) -> torch.Tensor:
+def _some_rows(_: Any, x: torch.Tensor) -> Any:
     return x[torch.randperm(x.shape[0])[: x.shape[0] // 2]].repeat(2, 1)
 
 
-def _masked_scores(_: Own, x: torch.Tensor) -> torch.Tensor:
+def _masked_scores(_: Any, x: torch.Tensor) -> Any:
     scores = x.masked_fill(torch.arange(D) < 3, float("-inf"))
     scale = torch.ones(x.shape)
     scale[:, 5] = torch.rand(x.shape[0]) * 8
@@ -119,7 +122,7 @@ class Noisy(torch.autograd.Function):
         return x * mask
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         return grad * ctx.saved_tensors[0]
 
 
@@ -132,7 +135,7 @@ class Straight(torch.autograd.Function):
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         return grad * ctx.saved_tensors[0]
 
 
@@ -205,12 +208,12 @@ def fill_in(x: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(x * torch.rand(x.shape))
 
 
-def _second(_: Own, x: torch.Tensor) -> torch.Tensor:
+def _second(_: Any, x: torch.Tensor) -> Any:
     y, mask = two(x)
     return y * mask
 
 
-def _mutating(_: Own, x: torch.Tensor) -> torch.Tensor:
+def _mutating(_: Any, x: torch.Tensor) -> Any:
     out = torch.empty(x.shape)
     fill_in(x.detach(), out)
     return x * out
@@ -224,6 +227,7 @@ case("an operator that writes", True, own(_mutating, **DROPPED), "hard.fill_in",
 case("an operator that writes, state kept", False, own(_mutating))
 
 # The step around
+NONE: Any = None
 
 
 class Micro(Net):
@@ -305,11 +309,11 @@ case(
     "saved on the CPU around",
     False,
     net(_dropping),
-    around=lambda: torch.autograd.graph.save_on_cpu(),
+    around=torch.autograd.graph.save_on_cpu,
 )
 
 
-def _saved(_: Own, x: torch.Tensor) -> torch.Tensor:
+def _saved(_: Any, x: torch.Tensor) -> Any:
     with torch.autograd.graph.save_on_cpu():
         return x.sin() * x.cos()
 
@@ -320,26 +324,23 @@ case("saved on the CPU inside", False, own(_saved))
 class Sequential(Net):
     """Checkpointed in two parts."""
 
+    call: Any
+
     def forward(self, x: torch.Tensor) -> Any:
         x = self.embed(x)
         run = nn.Sequential(*self.layers)
-        if self.call is None:
-            x = run(x)
-        else:
-            x = checkpoint_sequential(run, 2, x, use_reentrant=False)
+        x = checkpoint_sequential(run, 2, x, use_reentrant=False) if self.call else run(x)
         return self.head(x).square().mean()
 
 
 case(
     "in two parts",
     False,
-    lambda on: Sequential([_dropping() for _ in range(4)], "" if on else None),
-)  # type: ignore[arg-type]
+    lambda on: Sequential([_dropping() for _ in range(4)], caller(True) if on else NONE),
+)
 
 
 def _composable(on: bool) -> nn.Module:
-    from torch.distributed._composable import checkpoint as apply
-
     model = Net([_dropping() for _ in range(3)], lambda layer, x: layer(x))
     for layer in model.layers:
         if on:
@@ -352,77 +353,75 @@ case("composable checkpoints", False, _composable)
 # Inside
 
 
-def _vmapped(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _vmapped(layer: Any, x: torch.Tensor) -> Any:
     return torch.func.vmap(lambda row: (row * row.sum()).sin())(x)
 
 
-def _vmapped_random(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _vmapped_random(layer: Any, x: torch.Tensor) -> Any:
     return torch.func.vmap(lambda r: r * torch.rand(r.shape), randomness="different")(x)
 
 
-def _functional(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _functional(layer: Any, x: torch.Tensor) -> Any:
     weights = {name: p * 1.1 for name, p in layer.lin.named_parameters()}
     return x + torch.func.functional_call(layer.lin, weights, (x,))
 
 
-def _func_grad(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _func_grad(layer: Any, x: torch.Tensor) -> Any:
     return torch.func.grad(lambda y: y.sin().sum())(x) * x
 
 
-def _caught(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _caught(layer: Any, x: torch.Tensor) -> Any:
     with contextlib.suppress(RuntimeError):
         x = x @ torch.ones(3, 3)
     return x.sin()
 
 
-def _in_place(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _in_place(layer: Any, x: torch.Tensor) -> Any:
     y = x.sin()
     y[:, 1:3].mul_(2)
     y.view(-1)[::5].add_(1)
     return y.cos()
 
 
-def _sparse(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _sparse(layer: Any, x: torch.Tensor) -> Any:
     return torch.sparse.mm(torch.eye(x.shape[0]).to_sparse(), x)
 
 
-def _sparse_noise(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _sparse_noise(layer: Any, x: torch.Tensor) -> Any:
     return torch.sparse.mm((torch.eye(x.shape[0]) * torch.rand(x.shape[0])).to_sparse(), x)
 
 
-def _complex(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _complex(layer: Any, x: torch.Tensor) -> Any:
     return torch.fft.irfft(torch.fft.rfft(x) * (0.5 + 0.5j), n=D)
 
 
-def _complex_noise(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _complex_noise(layer: Any, x: torch.Tensor) -> Any:
     return torch.fft.irfft(torch.fft.rfft(x) * torch.rand(D // 2 + 1, dtype=torch.complex64), n=D)
 
 
-def _float8(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _float8(layer: Any, x: torch.Tensor) -> Any:
     return x * x.detach().to(torch.float8_e4m3fn).float()
 
 
-def _inner_step(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _inner_step(layer: Any, x: torch.Tensor) -> Any:
     with torch.enable_grad():
         y = x.detach().requires_grad_()
         (grad,) = torch.autograd.grad(y.sin().sum(), y)
     return x * grad
 
 
-def _inference(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _inference(layer: Any, x: torch.Tensor) -> Any:
     with torch.inference_mode():
         layer.seen = float((x * 2).sum())
     return x.sin()
 
 
-def _new_parameter(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _new_parameter(layer: Any, x: torch.Tensor) -> Any:
     layer.scale = torch.full((D,), 1.5)
     return x * layer.scale
 
 
-def _threads(layer: Own, x: torch.Tensor) -> torch.Tensor:
-    import threading
-
+def _threads(layer: Any, x: torch.Tensor) -> Any:
     out: dict[int, torch.Tensor] = {}
 
     def run(n: int) -> None:
@@ -436,33 +435,33 @@ def _threads(layer: Own, x: torch.Tensor) -> torch.Tensor:
     return out[0] + out[1]
 
 
-def _from_numpy(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _from_numpy(layer: Any, x: torch.Tensor) -> Any:
     for n in range(6):
         x = x * torch.from_numpy(np.full(x.shape, 1.0 + 0.1 * n, dtype=np.float32))
     return x
 
 
-def _own_mode(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _own_mode(layer: Any, x: torch.Tensor) -> Any:
     with FlopCounterMode(display=False):
         return x @ layer.lin.weight
 
 
-def _nested(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _nested(layer: Any, x: torch.Tensor) -> Any:
     t = torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 3, 8]))
     return (t.sin() * 2).values()
 
 
-def _nested_noise(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _nested_noise(layer: Any, x: torch.Tensor) -> Any:
     t = torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 3, 8]))
     return torch.nn.functional.dropout(t, 0.5).values()
 
 
-def _ties(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _ties(layer: Any, x: torch.Tensor) -> Any:
     place = (x > 0).float().topk(4, dim=-1).indices
     return x.scatter(1, place, 0.0)
 
 
-def _sdpa(layer: Own, x: torch.Tensor) -> torch.Tensor:
+def _sdpa(layer: Any, x: torch.Tensor) -> Any:
     y = x.view(1, 2, -1, D // 2)
     return nn.functional.scaled_dot_product_attention(y, y, y, dropout_p=0.4).reshape(x.shape)
 
@@ -502,10 +501,10 @@ case("attention with dropout, state dropped", True, own(_sdpa, **DROPPED), "")
 class Wrap(torch.Tensor):
     """A tensor around a tensor."""
 
-    inner: torch.Tensor
+    inner: Any
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Any:
+    def __new__(cls: Any, inner: torch.Tensor) -> Any:
         return torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
@@ -521,9 +520,9 @@ class Wrap(torch.Tensor):
         return ["inner"], None
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from torch.utils._pytree import tree_map_only
-
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         plain = tree_map_only(Wrap, lambda t: t.inner, (args, kwargs or {}))
         out = func(*plain[0], **plain[1])
         return tree_map_only(torch.Tensor, Wrap, out)
@@ -552,7 +551,7 @@ class WrapIt(torch.autograd.Function):
         return Wrap(x.detach())
 
     @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, g: Any) -> Any:
         return g.inner if isinstance(g, Wrap) else g
 
 
@@ -562,7 +561,7 @@ class UnwrapIt(torch.autograd.Function):
         return x.inner.detach()
 
     @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, g: Any) -> Any:
         return Wrap(g)
 
 
@@ -628,6 +627,8 @@ case(
 class Structured(Net):
     """Inputs in structures and by keyword."""
 
+    call: Any
+
     def forward(self, x: torch.Tensor) -> Any:
         x = self.embed(x)
         mask = (x.detach() > 0).float()
@@ -636,7 +637,7 @@ class Structured(Net):
             def run(given: Any, *, extra: Any, layer: nn.Module = layer) -> Any:
                 return {"y": [layer(given["x"][0]) * extra["mask"]]}
 
-            if self.call is None:
+            if not self.call:
                 x = run({"x": [x]}, extra={"mask": mask})["y"][0]
             else:
                 x = checkpoint(run, {"x": [x]}, extra={"mask": mask}, use_reentrant=False)["y"][0]
@@ -646,8 +647,8 @@ class Structured(Net):
 case(
     "structures and keywords",
     False,
-    lambda on: Structured([_dropping() for _ in range(3)], "" if on else None),
-)  # type: ignore[arg-type]
+    lambda on: Structured([_dropping() for _ in range(3)], caller(True) if on else NONE),
+)
 
 
 @contextlib.contextmanager
