@@ -263,7 +263,9 @@ def compared(training: Training, rounds: int) -> str:
         probe.comparison.compared()
     probe.remove()
     before, after = statistics.median(plain), statistics.median(seen)
-    return f"A compared step: {after:.1f} ms, {after / before:.2f} times a plain one ({before:.1f} ms)"
+    return (
+        f"A compared step: {after:.1f} ms, {after / before:.2f} times a plain one ({before:.1f} ms)"
+    )
 
 
 def _step_us(recording: Recording) -> float:

@@ -227,7 +227,7 @@ def _differ(one: Fingerprint | None, other: Fingerprint | None) -> bool:
     """Are both known, and further apart than rounding explains?"""
     if one is None or other is None or one.same_bits(other):
         return False
-    if one.dtype != other.dtype:
+    if one.dtype != other.dtype or not (one.dtype.is_floating_point or one.dtype.is_complex):
         return True
     distance = one.distance(other)
     return distance is None or distance > one.rounding()

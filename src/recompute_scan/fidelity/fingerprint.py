@@ -134,8 +134,9 @@ def _flat(part: torch.Tensor) -> torch.Tensor:
 
 def _sample(flat: torch.Tensor) -> torch.Tensor:
     """A copy, which keeps nothing of the tensor alive."""
-    count = min(flat.numel(), _SAMPLE)
-    step = max(1, flat.numel() // _SAMPLE)
+    # An odd step, so that it does not stay in one column of a matrix.
+    step = (flat.numel() // _SAMPLE) | 1
+    count = min(_SAMPLE, -(-flat.numel() // step))
     return flat.as_strided((count,), (step,), flat.storage_offset()).clone()
 
 

@@ -74,6 +74,7 @@ class Probe:
 
     def remove(self) -> None:
         """Put torch's own functions back, and the libraries'."""
+        self.comparison.compared()
         self._switches.remove()
         self._patches.undo()
 
