@@ -569,17 +569,6 @@ case("a wrapper subclass", False, net(lambda: InWrap(False)))
 case("a wrapper subclass, a factor that grows", True, net(lambda: InWrap(True)), "aten.mul")
 
 
-class Tables(nn.Module):
-    """Sparse gradients of a table."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin, self.table = nn.Linear(D, D), nn.Embedding(D, D, sparse=True)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.lin(x) + self.table(x.detach().argmax(-1))
-
-
 class Attends(nn.Module):
     """Attention whose weights are asked for."""
 
