@@ -50,8 +50,8 @@ def main() -> int:
         )
     print(
         f"{len(cases)} trainings, {wrong_cases} of them wrong by their gradients or buffers; "
-        f"{mistakes} answers mistaken: {alarms} false alarms, {missed} missed, the rest named another "
-        "operator or module"
+        f"{mistakes} answers mistaken: {alarms} false alarms, {missed} missed, the rest named "
+        "another operator or module"
     )
     return int(unknown > 0)
 
