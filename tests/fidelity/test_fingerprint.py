@@ -66,6 +66,13 @@ def test_another_order_of_summation_is_rounding_and_another_mask_is_not() -> Non
     assert masked > taken(whole).rounding()
 
 
+def test_memory_can_be_resized_as_before() -> None:
+    tensor = torch.randn(100)
+    taken(tensor)
+    tensor.untyped_storage().resize_(0)  # as FSDP frees its parameters
+    assert tensor.untyped_storage().size() == 0
+
+
 @pytest.mark.parametrize("rows", [0, 1, 7])
 def test_tensors_without_elements_and_with_infinite_ones(rows: int) -> None:
     empty = torch.empty(rows, 0)
