@@ -54,10 +54,10 @@ def _fix(evidence: Evidence, fault: Fault) -> Fix:
         source = evidence.sources.get(site)
         new = edited(source, _EDITS) if source is not None else None
         diff = change_diff(site, source, new) if source is not None and new is not None else None
-        summary = (
-            "Keep the random state: preserve_rng_state=True, which is torch's default. A "
-            "checkpoint function of your own has to save torch's state in its forward, restore it "
-            "for the recompute, and put the later one back."
+        summary = "Keep the random state: preserve_rng_state=True, which is torch's default."
+        keep = (
+            "the checkpoint; one of your own has to save torch's random state in its forward, "
+            "restore it for the recompute, and put the later one back"
         )
         remove = "preserve_rng_state=False"
     else:
@@ -65,12 +65,13 @@ def _fix(evidence: Evidence, fault: Fault) -> Fix:
             f"No checkpoint keeps the state of {generator}. Draw what the block needs outside of "
             "it and pass it in as an argument, or draw it from torch's default generator."
         )
+        keep = "the checkpoint"
         remove = f"the call inside the block that draws from {generator}"
     return Fix(
         summary=summary,
         disposition="review",
         diff=diff,
-        keep="the checkpoint",
+        keep=keep,
         remove=remove,
         docs=CHECKPOINT_DOCS,
         reason="Gradients change with it: they become those of the loss.",
