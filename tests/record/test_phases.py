@@ -55,8 +55,9 @@ def test_the_phases_in_order_and_an_orderly_end(tmp_path: Path) -> None:
     )
     recorded = record_script(tmp_path, script, warmup=3, timing_steps=4, steps=2)
 
-    # 3 to warm up, 4 timed, 1 to warm the profiler up, 2 profiled, 1 with stacks.
-    assert losses(recorded) == 11
+    # 3 to warm up, 4 timed, 1 to warm the profiler up, 2 profiled, 1 with stacks, 1
+    # compared.
+    assert losses(recorded) == 12
     assert recorded.stdout.endswith("cleaned up\nat exit\n")
     assert (recorded.status, recorded.stderr) == (0, "")
     info = recorded.info
