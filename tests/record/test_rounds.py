@@ -17,6 +17,7 @@ from tests.test_verification import REMOVED, STEADY, scaled, trial, with_fix
 
 UNCHANGED, FIX, WITHOUT = "unchanged", "with-the-fix", "without-checkpointing"
 PLAN, SWITCHING = "with-the-plan", "switching-the-fix"
+FOR_GRADIENTS = [("first-step-unchanged", 1), ("first-step-without-checkpointing", 1)]
 # As a run times them that switches a fix on and off which saves a fifth.
 SAVES_A_FIFTH = (100.0, 80.0, 82.0, 101.0)
 
@@ -31,8 +32,9 @@ def ran(
     plan: Trial | None = None,
     removed: bool = True,
 ) -> tuple[list[tuple[str, int]], Result]:
-    """The runs that were started, where each run with the fix takes the next of these times, and
-    each that switches it on and off, or has the plan, gives the same trial.
+    """The runs that were started behind those for the gradients, where each run with the fix takes
+    the next of these times, and each that switches it on and off, or has the plan, gives the same
+    trial.
     """
     started: list[tuple[str, int]] = []
 
@@ -53,7 +55,8 @@ def ran(
         found = replace(sample_results.FINDING, code="RS301", fix=None)
         recorded = replace(recorded, findings=(*recorded.findings, found))
     result = module.verify(recorded, options, None, without_checkpointing=without_checkpointing)
-    return started, result
+    assert started[:2] == FOR_GRADIENTS
+    return started[2:], result
 
 
 def doubled() -> Result:
