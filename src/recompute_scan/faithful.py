@@ -148,6 +148,21 @@ class Fidelity:
     step_ms: float | None = None
     untold: str | None = None
 
+    @property
+    def compared(self) -> tuple[ComparedRegion, ...]:
+        """The regions of which a recompute was compared."""
+        return tuple(region for region in self.regions if region.recomputes)
+
+    @property
+    def why_not_compared(self) -> str | None:
+        """Why no recompute was compared, one sentence; ``None`` where one was."""
+        if self.untold is not None:
+            return self.untold
+        if self.compared:
+            return None
+        why = next((why for region in self.regions for why in region.untold), None)
+        return why or "No recompute ran in the step that was compared."
+
 
 @dataclass(frozen=True)
 class Sampled:

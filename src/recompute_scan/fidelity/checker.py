@@ -11,7 +11,7 @@ from recompute_scan.fidelity.tape import Entry, Outside
 
 # How many operators of the forward may be missing from a recompute before it goes on alike.
 _LOOKAHEAD = 64
-# Twice in one run makes a result that is off by more than rounding.
+# Makes a call once more: the fingerprint of its first result, where that changes nothing.
 _Repeat = Callable[[], Fingerprint | None]
 Why = Literal["grad-mode-off", "detached"]
 

@@ -39,24 +39,16 @@ class Comparing:
         self._regions: dict[ComparedRegion, _Sum] = {}
         self._began = time.perf_counter()
 
-    def region(
-        self,
-        region: ComparedRegion,
-        modules: Sequence[nn.Module] = (),
-        untold: str | None = None,
-    ) -> RegionCall:
+    def region(self, region: ComparedRegion, modules: Sequence[nn.Module] = ()) -> RegionCall:
         """One call of a region.
 
         Args:
             region: What is known of it, with nothing compared yet.
             modules: The modules it covers.
-            untold: Why it cannot be compared, one sentence.
         """
         total = self._regions.setdefault(region, _Sum())
-        if untold is not None:
-            total.untold[untold] = None
         named = [(self._name_of(module)[0], module) for module in modules]
-        return RegionCall(total, named, self._thread, self._name_of, wanted=untold is None)
+        return RegionCall(total, named, self._thread, self._name_of)
 
     def outcome(self) -> Fidelity:
         """The step has ended: what was seen."""
@@ -115,14 +107,12 @@ class RegionCall:
         modules: Sequence[tuple[str, nn.Module]],
         thread: Thread,
         name_of: NameOf,
-        *,
-        wanted: bool,
     ) -> None:
         self._sum = total
         self._modules = modules
         self._thread = thread
         self._name_of = name_of
-        self._wanted = wanted
+        self._wanted = True
         self._forward: _Forward | None = None
 
     @contextmanager

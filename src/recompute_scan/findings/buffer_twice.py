@@ -21,8 +21,7 @@ def check(evidence: Evidence) -> Answer:
     missing = not_compared(evidence)
     if missing is not None:
         return missing
-    fidelity = evidence.fidelity
-    regions = [r for r in fidelity.regions if r.recomputes] if fidelity is not None else []
+    regions = evidence.fidelity.compared if evidence.fidelity is not None else ()
     updated = [(region, _buffers(region)) for region in regions if _buffers(region)]
     if not updated:
         return []

@@ -31,7 +31,7 @@ class Fault:
 
     @property
     def blocks(self) -> str:
-        """``12 of 12 blocks``, or ``The one block``."""
+        """``12 of 12 blocks``."""
         return count_blocks(len(self.regions), self.compared)
 
     def shown(self) -> tuple[str, ...]:
@@ -51,18 +51,13 @@ def not_compared(evidence: Evidence) -> NotApplicable | None:
     fidelity = evidence.fidelity
     if fidelity is None:
         return NotApplicable("Only `recompute-scan run` compares recomputes with their forward.")
-    if fidelity.untold is not None:
-        return NotApplicable(fidelity.untold)
-    if not any(region.recomputes for region in fidelity.regions):
-        why = next((why for region in fidelity.regions for why in region.untold), None)
-        return NotApplicable(why or "No recompute ran in the step that was compared.")
-    return None
+    why = fidelity.why_not_compared
+    return None if why is None else NotApplicable(why)
 
 
 def find_faults(evidence: Evidence, kinds: Collection[DifferenceKind]) -> list[Fault]:
     """The differences of these kinds, each with all blocks that have it."""
-    regions = evidence.fidelity.regions if evidence.fidelity is not None else ()
-    compared = [region for region in regions if region.recomputes]
+    compared = evidence.fidelity.compared if evidence.fidelity is not None else ()
     found: dict[object, list[tuple[Difference, ComparedRegion]]] = defaultdict(list)
     for region in compared:
         for one in region.differences:

@@ -52,7 +52,7 @@ def _sampled() -> Iterator[Sampled]:
 
 def _buffers(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, buffer in root.named_buffers():
-        if buffer.is_floating_point() or not buffer.is_complex():
+        if not buffer.is_complex():
             yield name, buffer
 
 

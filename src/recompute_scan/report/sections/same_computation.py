@@ -16,10 +16,6 @@ _TITLE = "Is the recomputed forward the same?"
 _MOST_ROWS = 200
 
 
-def _blocks(fidelity: Fidelity) -> list[ComparedRegion]:
-    return [region for region in fidelity.regions if region.recomputes]
-
-
 def _differs(region: ComparedRegion) -> bool:
     wrong = any(one.kind != "atomics" for one in region.differences)
     return wrong or bool(region.lost)
@@ -35,7 +31,7 @@ def _undecided(region: ComparedRegion) -> bool:
 
 def _lead(fidelity: Fidelity) -> str:
     """The answer, one or two sentences."""
-    blocks = _blocks(fidelity)
+    blocks = fidelity.compared
     if not blocks:
         why = fidelity.untold or next(
             (why for region in fidelity.regions for why in region.untold), None
@@ -86,7 +82,7 @@ def _answer(region: ComparedRegion) -> str:
 
 
 def _rows(fidelity: Fidelity) -> list[tuple[str, str, str, str, str]]:
-    ordered = sorted(_blocks(fidelity), key=lambda one: (not _differs(one), not _updates(one)))
+    ordered = sorted(fidelity.compared, key=lambda one: (not _differs(one), not _updates(one)))
     return [
         (
             one.module or one.module_class or UNKNOWN,
