@@ -47,8 +47,8 @@ def test_a_change_is_said_in_two_ways_that_are_never_mixed() -> None:
     better, worse = compare(slow, fast), compare(fast, slow)
     assert better.time_change_pct == pytest.approx(-25.64, abs=0.01)
     assert better.throughput_change_pct == pytest.approx(34.48, abs=0.01)
-    assert "25.6 % less time than before. Put as throughput, it is 34.5 % more." in flat(better)
-    assert "34.5 % more time than before. Put as throughput, it is 25.6 % less." in flat(worse)
+    assert "25.6 % less time, 34.5 % more throughput." in flat(better)
+    assert "34.5 % more time, 25.6 % less throughput." in flat(worse)
 
 
 def test_what_went_away_and_what_is_new() -> None:
@@ -139,7 +139,7 @@ def test_no_change_is_said_of_steps_that_cannot_be_compared(said: str) -> None:
     assert sum(said in element.text for element in elements if element.tag == "li") == 1
     assert not any("chart" in element.classes for element in elements)
     for rendered in (written, render_comparison_html(comparison)):
-        assert not re.search(r"less time|more time|as throughput", rendered, re.I)
+        assert not re.search(r"less time|more time|throughput", rendered, re.I)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def timed(result: Result, middle: float, low: float, high: float, steps: int = 1
 @pytest.mark.parametrize(
     ("spread", "difference", "said"),
     [
-        ((80.0, 79.0, 81.0), "sure", "20.0 % less time than before"),
+        ((80.0, 79.0, 81.0), "sure", "20.0 % less time, 25.0 % more throughput"),
         ((80.0, 70.0, 99.0), "none", "lies within the spread of the step times (99.0 to 101.0 ms"),
         ((60.0, 50.0, 70.0), "direction", "A step takes less time than before, 60.0 ms instead"),
         ((80.0, 79.0, 81.0, 5), None, "only six steps or more of each side can tell"),

@@ -13,23 +13,42 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # What is behind a number, a space between them.
 UNITS = frozenset({"%", "ms", "s", "µs", "TFLOP", "TFLOP/s", *_BYTE_UNITS})
 
+_PARTS = {
+    1 / 20: "a twentieth",
+    1 / 10: "a tenth",
+    1 / 7: "a seventh",
+    1 / 5: "a fifth",
+    1 / 4: "a quarter",
+    1 / 3: "a third",
+    2 / 5: "two fifths",
+    1 / 2: "half",
+    2 / 3: "two thirds",
+    3 / 4: "three quarters",
+    9 / 10: "nine tenths",
+}
+_LEAST_PART = 0.04
+
 
 def ms(value: float | None) -> str:
-    """``512.3 ms``: three to four significant digits, grouped thousands."""
+    """``512.3 ms``, ``2.35 s``: three to four significant digits, in seconds from one on."""
     if not _known(value):
         return UNKNOWN
     assert value is not None
     size = abs(value)
-    if size >= 1000:
-        return f"{value:,.0f} ms"
+    if size >= 999.95:
+        return f"{value / 1000:,.2f} s" if size < 99_995 else f"{value / 1000:,.0f} s"
     if size >= 10 or value == 0:
         return f"{value:.1f} ms"
     return f"{value:.2f} ms" if size >= 0.1 else f"{value:.3f} ms"
 
 
-def microseconds(value: float | None) -> str:
-    """``1234567.8 µs``: a point on the trace's own clock, in the digits of the file's ``ts``."""
-    return f"{value:.1f} µs" if value is not None and _known(value) else UNKNOWN
+def span(low: float | None, high: float | None, word: str = "to") -> str:
+    """``71.1 to 363.4 ms``, ``950.0 ms to 1.02 s``: the unit once where both have the same."""
+    first, last = ms(low), ms(high)
+    if UNKNOWN in (first, last):
+        return UNKNOWN
+    number, _, unit = first.rpartition(" ")
+    return f"{number if last.endswith(f' {unit}') else first} {word} {last}"
 
 
 def pct(value: float | None) -> str:
@@ -40,6 +59,16 @@ def pct(value: float | None) -> str:
 def share(value: float | None) -> str:
     """``17.3 %`` from 0.173."""
     return pct(None if value is None else 100 * value)
+
+
+def about(value: float) -> str:
+    """``about a fifth`` from 0.186: the nearest common part, for a figure that carries no digits.
+
+    Args:
+        value: From 0 to 1.
+    """
+    nearest = min(_PARTS, key=lambda part: abs(math.log(part / max(value, 1e-9))))
+    return f"about {_PARTS[nearest]}" if value >= _LEAST_PART else "a small part"
 
 
 def times(value: float | None) -> str:

@@ -74,7 +74,7 @@ def test_doubled_is_compact_and_complete() -> None:
     assert text.index("`train.py:31`") < text.index("`train.py:24`")
     assert "```diff\n--- a/train.py\n" in text
     assert '-model.gradient_checkpointing_enable({"use_reentrant": True})\n' in text
-    assert "19.5 % more time than needed" in text
+    assert "16.3 % less time, 19.5 % more throughput" in text
 
 
 def test_a_fence_is_longer_than_anything_inside() -> None:

@@ -28,6 +28,7 @@ from recompute_scan.result import Checkpoint, CrossCheck, PlainCount, Region, Re
 from recompute_scan.run_info import RunInfo, Source
 from recompute_scan.trace import Trace
 from recompute_scan.trace.columns import Int64
+from recompute_scan.trace.date import recorded_on
 
 # A forward pass has at least this share of the operators of the largest in its step.
 _SMALL_PASS = 0.1
@@ -243,6 +244,8 @@ def _health(facts: RecomputeFacts) -> dict[str, int]:
 
 def _environment(trace: Trace, info: RunInfo | None) -> dict[str, str]:
     environment = dict(info.environment) if info else {}
+    if (recorded := recorded_on(trace)) is not None:
+        environment.setdefault("recorded", recorded)
     devices = trace.metadata.get("deviceProperties")
     if isinstance(devices, list) and devices and isinstance(devices[0], dict):
         name = devices[0].get("name")

@@ -4,11 +4,12 @@ in one sentence.
 
 from __future__ import annotations
 
+from recompute_scan.intervals import too_wide
 from recompute_scan.model import Calls
 from recompute_scan.recompute.facts import RecomputeFacts, disagreeing_steps
-from recompute_scan.result import MEASURED, Level, Result
+from recompute_scan.result import MEASURED, Cost, Level, Result
 from recompute_scan.trace.health import lost_evidence, sentences
-from recompute_scan.units import ms
+from recompute_scan.units import about, ms, pct
 
 _DOUBTFUL_SHARE = 0.02
 _DOUBTFUL_NUMBER = 3
@@ -185,8 +186,7 @@ def _headline(result: Result) -> str:
 def _gain(result: Result) -> str:
     verified = result.verified
     if verified is None or verified.outcome not in MEASURED:
-        wasted = result.cost.saving_pct if result.cost else 0.0
-        return f" and {wasted:.0f} % of the step is wasted" if wasted >= _WORTH_SAYING else ""
+        return _predicted_gain(result.cost)
     if verified.outcome == "losses-differ":
         return "; the fix was tried, and it changes the losses"
     before, after = ms(verified.before_step_ms), ms(verified.after_step_ms)
@@ -195,6 +195,16 @@ def _gain(result: Result) -> str:
     if verified.outcome == "slower":
         return f"; the fix was tried, and a step takes {after} instead of {before}"
     return f"; the fix was tried, and a step takes as long as before ({before})"
+
+
+def _predicted_gain(cost: Cost | None) -> str:
+    """A percentage where the step times carry one, else a share in words."""
+    if cost is None or cost.saving_pct < _WORTH_SAYING:
+        return ""
+    low, high = cost.step_low_ms, cost.step_high_ms
+    unsure = low is not None and high is not None and too_wide(cost.step_ms, low, high)
+    wasted = about(cost.saving_pct / 100) if unsure else pct(cost.saving_pct)
+    return f" and {wasted} of the step is wasted"
 
 
 def _headline_of_attention(result: Result) -> str:

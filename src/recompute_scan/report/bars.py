@@ -1,6 +1,6 @@
 """The cost as two stacked bars: the step as it is, and the step after the fix.
 
-Positions are per cent of the longer bar; the drawing itself is in ``templates/cost.html``.
+Positions are per cent of the longer bar; templates draw them.
 """
 
 from __future__ import annotations
@@ -8,19 +8,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recompute_scan.report.summary import StepAfter, saving, step_after, total
-from recompute_scan.report.words import PART_WORDS
-from recompute_scan.result import Cost, Result
-from recompute_scan.units import ms, share
+from recompute_scan.report.words import PART_SHORT, PART_WORDS
+from recompute_scan.result import Result
+from recompute_scan.units import ms, share, span
 
 PARTS = ("forward", "recompute", "redundant", "backward", "optimizer", "other")
+# A step after the fix that is shorter than the parts that stay, by no more than this share of
+# them, is drawn with all of them a little shorter.
+_MOST_SHRUNK = 0.1
+# What a saving may differ by from the redundant recomputes without a word, as a share of the step.
+_SAME = 0.005
 
 
 @dataclass(frozen=True)
 class Part:
-    """One piece of a bar. ``label`` and ``title`` are empty where they would not fit."""
+    """One piece of a bar. ``label`` and ``title`` are empty where they would not fit, ``short``
+    where a bar of half a page's width has no room for it.
+    """
 
     kind: str
     title: str
+    short: str
     x: float
     width: float
     label: str
@@ -40,9 +48,14 @@ class Row:
 
 @dataclass(frozen=True)
 class CostBars:
-    """Both bars; ``after`` is empty where nothing is saved, or what is saved cannot be split."""
+    """Both bars; ``after`` is empty where nothing is saved.
+
+    ``rest`` says where the saving beyond the redundant recomputes comes from, or why less than
+    these take is saved.
+    """
 
     summary: str
+    rest: str
     saves: bool
     measured: bool
     before: tuple[Part, ...]
@@ -61,24 +74,28 @@ def cost_bars(result: Result) -> CostBars | None:
     cost = result.cost
     if cost is None or result.verdict == "inconclusive":
         return None
-    now = {kind: max(0.0, float(getattr(cost.breakdown, kind))) for kind in PARTS}
-    whole = total(cost.breakdown)
     step = step_after(result)
     if step is None:
         return None
+    # of a step that was measured again, the parts take the same shares
+    scale = step.now_ms / cost.step_ms if cost.step_ms > 0 else 1.0
+    now = {kind: max(0.0, scale * getattr(cost.breakdown, kind)) for kind in PARTS}
+    whole = scale * total(cost.breakdown)
     saves = saving(result) is not None
     then = _after(now, step.after_ms) if saves else {}
-    scale = max(whole, cost.step_ms, step.high_ms if saves else 0.0, 1e-9)
+    drawn = then or ({"other": step.after_ms} if saves else {})
+    longest = max(whole, step.now_ms, step.high_ms if saves else 0.0, 1e-9)
     return CostBars(
-        summary=_summary(cost, step, whole, saves=saves),
+        summary=_summary(now, step, whole, saves=saves),
+        rest=_rest(now["redundant"], step) if saves else "",
         saves=saves,
         measured=step.measured,
-        before=stacked(now, scale),
-        after=stacked(then, scale),
-        low=round(100 * step.low_ms / scale, 3),
-        middle=round(100 * step.after_ms / scale, 3),
-        high=round(100 * step.high_ms / scale, 3),
-        range=f"{ms(step.low_ms)} to {ms(step.high_ms)}",
+        before=stacked(now, longest),
+        after=stacked(drawn, longest),
+        low=round(100 * step.low_ms / longest, 3),
+        middle=round(100 * step.after_ms / longest, 3),
+        high=round(100 * step.high_ms / longest, 3),
+        range=span(step.low_ms, step.high_ms),
         table=tuple(
             Row(
                 kind,
@@ -89,21 +106,42 @@ def cost_bars(result: Result) -> CostBars | None:
             )
             for kind in PARTS
         ),
-        total_before=ms(cost.step_ms),
+        total_before=ms(step.now_ms),
         total_after=ms(step.after_ms) if saves else "-",
     )
 
 
 def _after(now: dict[str, float], step_ms: float) -> dict[str, float]:
-    """The parts without the redundant recomputes; what they differ by from that step goes to
-    "other".
+    """The parts without the redundant recomputes, made to sum to that step.
 
-    The fix may save less than the redundant recomputes (overlap) or more (collectives), so parts
-    that do not fit into it at all are left undrawn rather than invented.
+    What they differ by goes to "other". Where the fix saves more than that holds, the checkpoint's
+    own bookkeeping goes with it, which is in all parts: they are shortened alike, by
+    :data:`_MOST_SHRUNK` at most. Beyond that they are empty: the step cannot be split.
     """
     kept = {kind: value for kind, value in now.items() if kind not in ("redundant", "other")}
-    rest = step_ms - sum(kept.values())
-    return {**kept, "other": rest} if rest >= 0 else {}
+    whole = sum(kept.values())
+    rest = step_ms - whole
+    if rest >= 0:
+        return {**kept, "other": rest}
+    if -rest > _MOST_SHRUNK * whole:
+        return {}
+    return {**{kind: value * step_ms / whole for kind, value in kept.items()}, "other": 0.0}
+
+
+def _rest(redundant_ms: float, step: StepAfter) -> str:
+    """Why the saving is not what the redundant recomputes take; empty where it nearly is."""
+    more = step.now_ms - step.after_ms - redundant_ms
+    if abs(more) < _SAME * step.now_ms or redundant_ms <= 0:
+        return ""
+    if more > 0:
+        return (
+            f"The redundant recomputes take {ms(redundant_ms)}; the other {ms(more)} are what the "
+            "checkpoint itself does (saving, hooks, a second backward call), and go with it."
+        )
+    return (
+        f"Of the {ms(redundant_ms)} that redundant recomputes take, {ms(-more)} stay: other work "
+        "fills the time, or waits."
+    )
 
 
 def stacked(values: dict[str, float], scale: float) -> tuple[Part, ...]:
@@ -118,7 +156,8 @@ def stacked(values: dict[str, float], scale: float) -> tuple[Part, ...]:
         parts.append(
             Part(
                 kind=kind,
-                title=PART_WORDS[kind] if width >= 12 else "",
+                title=PART_WORDS[kind] if width >= 14 else "",
+                short=PART_SHORT[kind] if width >= 13 else "",
                 x=round(x, 3),
                 width=round(width, 3),
                 label=text if width >= 7 else "",
@@ -129,20 +168,20 @@ def stacked(values: dict[str, float], scale: float) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _summary(cost: Cost, step: StepAfter, whole: float, *, saves: bool) -> str:
-    parts = cost.breakdown
-    if parts.redundant > 0 and saves:
+def _summary(now: dict[str, float], step: StepAfter, whole: float, *, saves: bool) -> str:
+    redundant = now["redundant"]
+    if redundant > 0 and saves:
         return (
-            f"Of a step of {ms(cost.step_ms)}, {ms(parts.redundant)} "
-            f"({share(parts.redundant / whole) if whole > 0 else share(None)}) are redundant "
+            f"Of a step of {ms(step.now_ms)}, {ms(redundant)} "
+            f"({share(redundant / whole) if whole > 0 else share(None)}) are redundant "
             f"recomputes of work that had been recomputed already; without them a step "
             f"{'was measured at' if step.measured else 'is predicted to take'} "
             f"{ms(step.after_ms)}."
         )
-    recomputes = parts.recompute + parts.redundant
+    recomputes = now["recompute"] + redundant
     if recomputes > 0:
         return (
-            f"Of a step of {ms(cost.step_ms)}, {ms(recomputes)} are recomputes that "
+            f"Of a step of {ms(step.now_ms)}, {ms(recomputes)} are recomputes that "
             f"checkpointing needs to save memory."
         )
-    return f"A step takes {ms(cost.step_ms)}; no recompute was counted in it."
+    return f"A step takes {ms(step.now_ms)}; no recompute was counted in it."

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from recompute_scan import units
 from recompute_scan.frameworks.known import find_title
 from recompute_scan.report.bars import Part, stacked
 from recompute_scan.report.escape import visible
 from recompute_scan.report.page import wrap
 from recompute_scan.report.templating import fill
+from recompute_scan.report.words import family_words
 from recompute_scan.result.comparison import Comparison, FamilyCalls, Mark, Side, Switch
-from recompute_scan.units import UNKNOWN, count, ms, pct, plural, times
+from recompute_scan.units import count, ms, pct, plural, times
 
 _SAME_PCT = 0.05  # what one digit after the point shows as nothing
 
@@ -25,7 +27,7 @@ class Change:
 
 
 def step_sentence(comparison: Comparison) -> str:
-    """How the step changed, as time and, apart from it, as throughput; only what is sure."""
+    """How the step changed, as time and as throughput; only what is sure."""
     before, after = comparison.before.step_ms, comparison.after.step_ms
     time, throughput = comparison.time_change_pct, comparison.throughput_change_pct
     if comparison.obstacles:
@@ -47,10 +49,7 @@ def step_sentence(comparison: Comparison) -> str:
             f"A step takes {more} time than before, {ms(after)} instead of {ms(before)}; the step "
             f"times vary too much for a percentage ({spread})."
         )
-    said = (
-        f"{change}: {pct(abs(time))} {more} time than before. Put as throughput, it is "
-        f"{pct(abs(throughput))} {other}."
-    )
+    said = f"{change}: {pct(abs(time))} {more} time, {pct(abs(throughput))} {other} throughput."
     if comparison.difference is None:
         said += " How sure that is, only six steps or more of each side can tell."
     return said
@@ -116,7 +115,7 @@ def call_rows(comparison: Comparison) -> list[tuple[str, str, str, str, str]]:
 
     def cells(calls: FamilyCalls) -> tuple[str, str, str, str, str]:
         return (
-            calls.family,
+            family_words(calls.family),
             _count(calls.forward_before),
             _count(calls.forward_after),
             _count(calls.recomputed_before),
@@ -158,9 +157,7 @@ def _switch(switch: Switch, side: str) -> str:
 
 def span(side: Side) -> str:
     """``71.1 to 363.4 ms``: where the median of the side's steps lies."""
-    if side.step_low_ms is None or side.step_high_ms is None:
-        return UNKNOWN
-    return f"{ms(side.step_low_ms).removesuffix(' ms')} to {ms(side.step_high_ms)}"
+    return units.span(side.step_low_ms, side.step_high_ms)
 
 
 def _source(side: Side) -> str:

@@ -17,7 +17,7 @@ from recompute_scan.result import (
     Verified,
     WithPlan,
 )
-from recompute_scan.units import UNKNOWN, ms, pct, plural, size
+from recompute_scan.units import UNKNOWN, ms, pct, plural, size, span
 
 _MOST_NAMED = 3
 
@@ -141,7 +141,7 @@ def _outcome(verified: Verified) -> str:
             "With the fix applied the losses differ from those without it, so it changes more than "
             "the time: find out why before you apply it."
         )
-    likely = f"likely {range_words(verified.saving_low_ms, verified.saving_high_ms)}"
+    likely = f"likely {span(verified.saving_low_ms, verified.saving_high_ms)}"
     if verified.outcome == "unclear":
         return (
             f"The step times vary too much to tell what the fix saves ({likely} per step). Measure "
@@ -154,15 +154,9 @@ def _outcome(verified: Verified) -> str:
         lost = ms(-(verified.saving_ms or 0.0))
         return f"The fix does not help: a step takes {lost} longer with it."
     return (
-        f"The fix saves {ms(verified.saving_ms)} per step ({likely}). Today a step takes "
-        f"{pct(verified.more_time_pct)} more time than with it; put as throughput, "
-        f"{pct(verified.saving_pct)} of it is lost."
+        f"The fix saves {ms(verified.saving_ms)} per step ({likely}): "
+        f"{pct(verified.saving_pct)} less time, {pct(verified.more_time_pct)} more throughput."
     )
-
-
-def range_words(low: float | None, high: float | None) -> str:
-    """``328.5 to 388.2 ms``."""
-    return UNKNOWN if low is None else f"{ms(low).removesuffix(' ms')} to {ms(high)}"
 
 
 def _losses(losses: Losses) -> str:
@@ -197,7 +191,7 @@ def _against_prediction(result: Result, verified: Verified) -> list[str]:
         return []
     cost = result.cost
     assert cost is not None
-    likely = range_words(predicted.low_ms, predicted.high_ms)
+    likely = span(predicted.low_ms, predicted.high_ms)
     less = 100 * (1 - cost.predicted_step_ms / cost.step_ms)
     made = (
         f"A step was predicted to take {pct(abs(less))} {'less' if less >= 0 else 'more'} time: "

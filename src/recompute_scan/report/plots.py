@@ -56,7 +56,7 @@ def timeline_figure(result: Result) -> go.Figure:
         ]
         figure.add_bar(
             orientation="h",
-            name=label(family, 30),
+            name=label(words.family_words(family), 30),
             y=[lanes[place] for place, _, _ in found],
             base=[at for _, at, _ in found],
             x=[op.duration_us / 1000 for _, _, op in found],
@@ -104,10 +104,7 @@ def cost_figure(result: Result) -> go.Figure:
         )
     figure.update_layout(barmode="stack", height=260, legend={"traceorder": "normal"})
     figure.update_yaxes(type="category")
-    waste = summary.saving(result)
-    title = f"A step takes {units.ms(result.cost.step_ms)}"
-    if waste is not None:
-        title += f", {units.pct(waste.more_time_pct)} more than needed"
+    title = summary.fix_sentence(result) or f"A step takes {units.ms(result.cost.step_ms)}"
     return _finish(figure, title, "ms in one step")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from recompute_scan.report.escape import visible
+from recompute_scan.report.words import family_words
 from recompute_scan.result import Proof, ProofLane, ProofOp, Result
 from recompute_scan.units import ms, plural
 
@@ -19,6 +20,17 @@ MOST_BOXES = 600
 COLOURS = 6
 # The widest a backward lane may be, in lengths of the longest other lane.
 MOST_BACKWARD = 2.2
+# By a part of the family's name; the last colour is for all others.
+_COLOUR_OF = (
+    ("attention", 1),
+    ("gemm", 0),
+    ("conv", 0),
+    ("norm", 2),
+    ("softmax", 2),
+    ("activation", 3),
+    ("dropout", 3),
+    ("copy", 4),
+)
 _ROWS = 3
 _ROW_HEIGHT = 32
 _LANE_HEAD = 23
@@ -36,7 +48,10 @@ _LANE_WORDS = {
 
 @dataclass(frozen=True)
 class Box:
-    """One operator: ``x`` and ``width`` in per cent, ``y`` in px; ``label`` is what fits of it."""
+    """One operator: ``x`` and ``width`` in per cent, ``y`` in px; ``label`` is what fits of it.
+
+    ``op`` is the same number for the same operator in every lane.
+    """
 
     x: float
     width: float
@@ -45,12 +60,15 @@ class Box:
     name: str
     label: str
     tooltip: str
+    op: int
+    time: str
 
 
 @dataclass(frozen=True)
 class Lane:
     """One run of the block, drawn from ``y`` on; ``width`` is its length in per cent."""
 
+    name: str
     title: str
     begins: str
     kind: str
@@ -93,9 +111,10 @@ def timeline(result: Result) -> Timeline | None:
     longest = _scale(proof)
     colours = family_colours(proof)
     step_start = next((step.start_us for step in result.steps if step.index == proof.step), None)
+    numbers: dict[tuple[str, int], int] = {}
     lanes, y = [], 0
     for lane in proof.lanes:
-        drawn = _lane(lane, y, longest, colours, step_start)
+        drawn = _lane(lane, y, longest, colours, numbers, step_start)
         lanes.append(drawn)
         y += drawn.height + _LANE_GAP
     region = next((item for item in result.regions if item.ordinal == proof.region), None)
@@ -125,19 +144,23 @@ def _scale(proof: Proof) -> float:
 
 
 def family_colours(proof: Proof) -> dict[str, int]:
-    """A colour number for each family, by time spent; those past the palette share the last."""
+    """The colour number of each family, the same in every report; most time spent first."""
     spent: dict[str, float] = {}
     for lane in proof.lanes:
         for op in lane.ops:
             spent[op.family] = spent.get(op.family, 0.0) + op.duration_us
     ordered = sorted(spent, key=lambda family: (-spent[family], family))
-    return {family: min(place, COLOURS - 1) for place, family in enumerate(ordered)}
+    return {family: _colour(family) for family in ordered}
+
+
+def _colour(family: str) -> int:
+    return next((number for pattern, number in _COLOUR_OF if pattern in family), COLOURS - 1)
 
 
 def _legend(colours: dict[str, int]) -> tuple[tuple[int, str], ...]:
     names: dict[int, list[str]] = {}
     for family, colour in colours.items():
-        names.setdefault(colour, []).append(visible(family, 30))
+        names.setdefault(colour, []).append(visible(family_words(family), 30))
     shown = {colour: ", ".join(found[:4]) for colour, found in names.items()}
     return tuple(
         (colour, text + (", …" if len(names[colour]) > 4 else ""))
@@ -146,23 +169,31 @@ def _legend(colours: dict[str, int]) -> tuple[tuple[int, str], ...]:
 
 
 def _lane(
-    lane: ProofLane, y: int, longest: float, colours: dict[str, int], step_start: float | None
+    lane: ProofLane,
+    y: int,
+    longest: float,
+    colours: dict[str, int],
+    numbers: dict[tuple[str, int], int],
+    step_start: float | None,
 ) -> Lane:
-    inside = [op for op in lane.ops if op.start_us < lane.start_us + longest]
-    drawn = sorted(inside, key=lambda op: (-op.duration_us, op.start_us))[:MOST_BOXES]
+    inside = [one for one in _numbered(lane.ops) if one[1].start_us < lane.start_us + longest]
+    drawn = sorted(inside, key=lambda one: (-one[1].duration_us, one[1].start_us))[:MOST_BOXES]
     row_ends: list[float] = []
     boxes = []
-    for op in sorted(drawn, key=lambda op: (op.start_us, -op.duration_us)):
+    for key, op in sorted(drawn, key=lambda one: (one[1].start_us, -one[1].duration_us)):
+        number = numbers.setdefault(key, len(numbers))
         row = next((n for n, end in enumerate(row_ends) if op.start_us >= end - 1e-3), None)
         if row is None:
             row = len(row_ends) if len(row_ends) < _ROWS else _ROWS - 1
             row_ends += [0.0] * (row + 1 - len(row_ends))
         row_ends[row] = max(row_ends[row], op.start_us + op.duration_us)
-        boxes.append(_box(op, lane, y + _LANE_HEAD + row * _ROW_HEIGHT, longest, colours))
+        top = y + _LANE_HEAD + row * _ROW_HEIGHT
+        boxes.append(_box(op, number, lane, top, longest, colours))
     begins = ""
     if step_start is not None:
         begins = f"{ms((lane.start_us - step_start) / 1000)} into the step"
     return Lane(
+        name=visible(lane.label, 40),
         title=_title(lane, longest),
         begins=begins,
         kind=lane.kind,
@@ -181,19 +212,29 @@ def _title(lane: ProofLane, longest: float) -> str:
     return f"{_LANE_WORDS[lane.kind]} ({label}): {ms(lane.duration_us / 1000)}{cut}"
 
 
-def _box(op: ProofOp, lane: ProofLane, y: int, longest: float, colours: dict[str, int]) -> Box:
+def _box(
+    op: ProofOp, number: int, lane: ProofLane, y: int, longest: float, colours: dict[str, int]
+) -> Box:
     x = min(max(100 * (op.start_us - lane.start_us) / longest, 0.0), 100.0)
     width = min(max(100 * op.duration_us / longest, _THINNEST), max(100 - x, _THINNEST))
     # the last part of `aten::mm` or `Linear.forward` is what tells operators apart
     short = visible(op.name.rpartition("::")[2], 40)
     room = int(width / _CHARACTER) - 1
-    family = visible(op.family, 40)
+    family = visible(family_words(op.family), 40)
     fitting = (text for text in (short, family) if len(text) <= room)
     label = next(fitting, f"{family[: room - 1]}…" if room >= 5 else "")
     at = (op.start_us - lane.start_us) / 1000
-    tooltip = f"{visible(op.name)} ({visible(op.family, 40)}): {ms(op.duration_us / 1000)}"
+    tooltip = f"{visible(op.name)} ({family}): {ms(op.duration_us / 1000)}"
     return Box(
-        round(x, 3), round(width, 3), y, colours[op.family], short, label, f"{tooltip}, at {ms(at)}"
+        x=round(x, 3),
+        width=round(width, 3),
+        y=y,
+        colour=colours[op.family],
+        name=short,
+        label=label,
+        tooltip=f"{tooltip}, at {ms(at)}",
+        op=number,
+        time=ms(op.duration_us / 1000),
     )
 
 
@@ -241,7 +282,7 @@ def _operators(proof: Proof) -> tuple[OpRow, ...]:
             cells[place] = ms(op.duration_us / 1000)
             families.setdefault(key, op.family)
     return tuple(
-        OpRow(visible(key[0]), visible(families[key], 40), tuple(cells))
+        OpRow(visible(key[0]), visible(family_words(families[key]), 40), tuple(cells))
         for key, cells in rows.items()
     )
 
@@ -264,5 +305,5 @@ def family_table(proof: Proof) -> list[tuple[str, list[str]]]:
             ops = [op for op in lane.ops if op.family == family]
             spent = sum(op.duration_us for op in ops) / 1000
             cells.append(f"{plural(len(ops), 'call')}, {ms(spent)}" if ops else "-")
-        table.append((visible(family, 40), cells))
+        table.append((visible(family_words(family), 40), cells))
     return table

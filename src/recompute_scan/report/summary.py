@@ -1,4 +1,4 @@
-"""What is said in several places: three numbers, the step after the fix, the ranks, HFU over MFU.
+"""What is said in several places: what was measured, three numbers, the step after the fix, ranks.
 
 Reads the result, decides nothing: the verdict and the headline come from it as they are.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from recompute_scan.intervals import too_wide
 from recompute_scan.report.words import KIND_WORDS
 from recompute_scan.result import MEASURED, Breakdown, Result
-from recompute_scan.units import UNKNOWN, ms, pct, plural, share, times
+from recompute_scan.units import UNKNOWN, about, ms, pct, plural, share, span, times
 
 _TYPICAL = "typical: 1.00 without checkpointing, 1.33 with each layer recomputed once, 1.67 twice"
 
@@ -27,15 +28,14 @@ class KeyNumber:
 
 @dataclass(frozen=True)
 class Waste:
-    """What redundant recomputes cost per step, in two ways that must never be mixed.
+    """What the fix saves per step: less time of today's step, more throughput than today's.
 
-    ``more_time_pct`` compares with the step after the fix, ``throughput_pct`` with today's:
-    a step of 134.5 where 100 is enough takes 34.5 % more time and loses 25.7 % of throughput.
+    A step of 100 instead of 134.5 takes 25.7 % less time and gives 34.5 % more throughput.
     """
 
     saved_ms: float
-    more_time_pct: float
-    throughput_pct: float
+    less_time_pct: float
+    more_throughput_pct: float
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,56 @@ def saving(result: Result) -> Waste | None:
         return None
     return Waste(
         saved_ms=saved,
-        more_time_pct=100 * saved / step.after_ms,
-        throughput_pct=100 * saved / step.now_ms,
+        less_time_pct=100 * saved / step.now_ms,
+        more_throughput_pct=100 * saved / step.after_ms,
+    )
+
+
+def fix_sentence(result: Result) -> str | None:
+    """What the fix does to a step, in the one pair of numbers that every rendering gives.
+
+    ``None`` where nothing is saved. No percentage where the step times vary too much for one.
+    """
+    found, step = saving(result), step_after(result)
+    if found is None or step is None:
+        return None
+    took = f"{ms(step.after_ms)} instead of {ms(step.now_ms)}"
+    took += ", measured" if step.measured else ""
+    said = f"With the fix a step takes {'' if step.measured else 'about '}{took}"
+    if not step.measured and _varies(result):
+        return f"{said}: {about(found.saved_ms / step.now_ms)} less time."
+    return (
+        f"{said}: {pct(found.less_time_pct)} less time, "
+        f"{pct(found.more_throughput_pct)} more throughput."
+    )
+
+
+def _varies(result: Result) -> bool:
+    cost = result.cost
+    if cost is None or cost.step_low_ms is None or cost.step_high_ms is None:
+        return False
+    return too_wide(cost.step_ms, cost.step_low_ms, cost.step_high_ms)
+
+
+def what_was_measured(result: Result) -> tuple[str, ...]:
+    """Script or trace, device, ranks, torch and date, as far as they are known."""
+    facts = result.environment
+    device = facts.get("device_name") or facts.get("gpu")
+    if device is None and facts.get("device") == "cpu":
+        device = "CPU"
+    known = facts.get("world_size", "")
+    ranks = int(known) if known.isascii() and known.isdigit() and len(known) < 8 else 0
+    ranks = max(ranks, len(result.ranks))
+    return tuple(
+        part
+        for part in (
+            facts.get("target") or next((rank.trace for rank in result.ranks), None),
+            device,
+            plural(ranks, "rank") if ranks else None,
+            f"torch {facts['torch']}" if "torch" in facts else None,
+            facts.get("recorded"),
+        )
+        if part
     )
 
 
@@ -150,7 +198,10 @@ def _share(result: Result) -> KeyNumber:
     found = saving(result)
     if found is not None:
         note = "would be saved by the fix (predicted)"
-        return KeyNumber("Share of the step", pct(found.throughput_pct), note, True)
+        if _varies(result):
+            part = about(found.less_time_pct / 100)
+            return KeyNumber("Share of the step", part, note, True)
+        return KeyNumber("Share of the step", pct(found.less_time_pct), note, True)
     if result.verdict == "doubled":
         value = parts.redundant / whole if parts and whole > 0 else None
         return KeyNumber("Share of the step", share(value), "spent on redundant recomputes", True)
@@ -169,9 +220,7 @@ def _step_after(result: Result) -> KeyNumber:
     if step.measured:
         return KeyNumber(label, ms(step.after_ms), _measured_note(result, step))
     if saving(result) is not None:
-        note = (
-            f"{ms(step.now_ms)} now; likely {ms(step.low_ms)} to {ms(step.high_ms)} after the fix"
-        )
+        note = f"{ms(step.now_ms)} now; likely {span(step.low_ms, step.high_ms)} after the fix"
         return KeyNumber(label, ms(step.after_ms), note)
     note = "stays as it is: no recompute is redundant"
     if result.verdict == "doubled":

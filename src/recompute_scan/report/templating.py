@@ -61,7 +61,6 @@ def _environment() -> Environment:
         name=visible,
         prose=_prose,
         ms=units.ms,
-        clock=units.microseconds,
         pct=units.pct,
         share=units.share,
         times=units.times,

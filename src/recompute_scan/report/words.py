@@ -16,10 +16,12 @@ VERDICT_WORDS: dict[Verdict, str] = {
     "inconclusive": "inconclusive",
 }
 
+NOTHING_TO_CHANGE = "Nothing is wasted, and there is nothing to change."
+
 VERDICT_MEANING: dict[Verdict, str] = {
     "none": (
         "The forward pass of every block ran once only, so no activation checkpoint was at work. "
-        "Nothing is wasted, and there is nothing to change."
+        f"{NOTHING_TO_CHANGE}"
     ),
     "partial": (
         "Some blocks, or some of their operators, ran again once in the backward pass. That is "
@@ -41,14 +43,6 @@ VERDICT_MEANING: dict[Verdict, str] = {
     ),
 }
 
-HOW_TO_RECORD = (
-    "Record at least one whole training step, forward and backward pass, with operator events "
-    "on. The command `recompute-scan run --steps 5 train.py` does so with your script unchanged. "
-    "Where torch.compile hides the operators, set TORCH_COMPILE_DISABLE=1 for the recording. In "
-    "torch.profiler code of your own, keep ProfilerActivity.CPU among the activities and let "
-    "the schedule record at least two whole steps."
-)
-
 EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
     "annotated": "the trace has an annotation for every checkpointed call",
     "autograd": "operators and autograd nodes in the trace were matched, without annotations",
@@ -63,6 +57,18 @@ PART_WORDS = {
     "optimizer": "Optimizer",
     "other": "Everything else",
 }
+
+PART_SHORT = {
+    "forward": "Forward",
+    "recompute": "Recompute",
+    "redundant": "Redundant",
+    "backward": "Backward",
+    "optimizer": "Optimizer",
+    "other": "Other",
+}
+
+# As they are commonly called, where the result has another word.
+_FAMILY_WORDS = {"gemm": "matmul"}
 
 _SAFE = "safe; the results of training cannot change"
 _REVIEW = "look before you apply it"
@@ -81,6 +87,11 @@ def one_line(source: str | None) -> str:
     """A statement of source code on one line, for places that have only one."""
     joined = " ".join((source or "").split())
     return re.sub(r"([(\[{]) | ?,? (?=[)\]}])", r"\1", joined)
+
+
+def family_words(family: str) -> str:
+    """A family of operators, as it is commonly called."""
+    return _FAMILY_WORDS.get(family, family)
 
 
 def mechanism_words(checkpoint: Checkpoint) -> str:
@@ -114,10 +125,17 @@ def place_words(depth: int, total: int) -> str:
 
 
 def device_words(result: Result) -> str:
-    """The device that limits the step, for use after "on"."""
+    """What the step was measured on, for use after "on", and what limits it where that is not it.
+
+    A name of a device is not escaped.
+    """
     if result.cost is None:
         return UNKNOWN
-    return "the GPU" if result.cost.device == "gpu" else "the CPU"
+    facts = result.environment
+    gpu = facts.get("device_name") or facts.get("gpu", "").rpartition(" x ")[2]
+    if result.cost.device == "gpu":
+        return gpu or "the GPU"
+    return f"{gpu}, which waits for the CPU" if gpu else "the CPU"
 
 
 def collectives_words(cost: Cost) -> str:

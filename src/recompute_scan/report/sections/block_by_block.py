@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from recompute_scan.report.escape import markdown_code, visible
 from recompute_scan.report.groups import BlockGroup, block_groups, ranges
 from recompute_scan.report.page import Page
-from recompute_scan.report.section import Section
+from recompute_scan.report.section import Section, analysed
 from recompute_scan.result import Checkpoint, Region, Result
 from recompute_scan.units import ms, plural, times
 
@@ -173,6 +173,7 @@ SECTION = Section(
     anchor="modules",
     title="Block by block",
     template="block_by_block.html",
+    present=lambda result: analysed(result) and bool(result.regions),
     html=_html,
     text=_text,
     markdown=_markdown,

@@ -9,7 +9,7 @@ from recompute_scan.report import words
 from recompute_scan.report.escape import markdown_code, markdown_prose, visible
 from recompute_scan.report.groups import checkpoint_stacks
 from recompute_scan.report.page import Page
-from recompute_scan.report.section import Section
+from recompute_scan.report.section import Section, analysed
 from recompute_scan.result import Checkpoint, Result
 
 _TITLE = "Checkpoint call sites"
@@ -71,10 +71,17 @@ def _checkpoint_markdown(checkpoint: Checkpoint) -> str:
     return text
 
 
+def _present(result: Result) -> bool:
+    recomputed = result.verdict in ("partial", "full", "doubled")
+    named = any(region.checkpoints for region in result.regions)
+    return analysed(result) and (named or recomputed)
+
+
 SECTION = Section(
     anchor="who",
     title=_TITLE,
     template="checkpoint_sites.html",
+    present=_present,
     html=_html,
     text=_text,
     markdown=_markdown,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recompute_scan.report.escape import markdown_prose, visible
-from recompute_scan.report.section import Section
+from recompute_scan.report.section import Section, analysed
 from recompute_scan.report.summary import ratio_row
 from recompute_scan.result import Flops, Memory, MemoryPlan, Result
 from recompute_scan.units import UNKNOWN, ms, plural, share, size
@@ -169,10 +169,16 @@ def _markdown(result: Result) -> str:
     return markdown_prose(" ".join(_memory_sentences(result.memory))) if result.memory else ""
 
 
+def _present(result: Result) -> bool:
+    counted = result.flops is not None and (result.flops.reason is None or result.flops.peak_tflops)
+    return analysed(result) and bool(counted or result.memory)
+
+
 SECTION = Section(
     anchor="device",
     title="How well the device is used",
     template="device_use.html",
+    present=_present,
     html=_html,
     markdown=_markdown,
     link="Device",

@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from recompute_scan.report import words
-from recompute_scan.report.escape import lines, markdown_code, markdown_fence, markdown_prose
+from recompute_scan.report.diff import diff_lines
+from recompute_scan.report.escape import markdown_code, markdown_fence, markdown_prose
 from recompute_scan.report.finding_words import finding_anchors, finding_text, is_crash_finding
 from recompute_scan.report.page import Page
-from recompute_scan.report.section import Section, always
+from recompute_scan.report.section import Section
 from recompute_scan.result import Finding, Result
-
-
-@dataclass(frozen=True)
-class DiffLine:
-    """One line of a diff: ``kind`` is ``add``, ``del``, ``hunk``, ``file`` or ``same``."""
-
-    kind: str
-    text: str
-
-
-def diff_lines(diff: str) -> list[DiffLine]:
-    """A unified diff, line by line, for colouring; the text itself is not changed."""
-    return [DiffLine(_diff_kind(line), line) for line in lines(diff.rstrip("\n"))]
-
-
-def _diff_kind(line: str) -> str:
-    if line.startswith(("+++", "---", "diff ", "index ")):
-        return "file"
-    if line.startswith("@@"):
-        return "hunk"
-    return {"+": "add", "-": "del"}.get(line[:1], "same")
 
 
 def _html(result: Result) -> Mapping[str, Any]:
@@ -75,7 +54,7 @@ SECTION = Section(
     anchor="findings",
     title="Findings and fixes",
     template="findings_and_fixes.html",
-    present=always,
+    present=lambda result: bool(result.findings),
     html=_html,
     text=_text,
     markdown=_markdown,

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from recompute_scan.report import summary, words
-from recompute_scan.report.escape import markdown_prose, visible
+from recompute_scan.report.commands import how_to_record
+from recompute_scan.report.diff import DiffLine, diff_lines
+from recompute_scan.report.escape import markdown_fence, markdown_prose, visible
 from recompute_scan.report.finding_words import finding_anchors
 from recompute_scan.report.page import Page
+from recompute_scan.report.picture import picture
 from recompute_scan.report.plain_count import plain_count_row, plain_count_table
 from recompute_scan.report.section import Section, always, analysed
-from recompute_scan.result import Result
+from recompute_scan.result import Fix, Result
 
+# Lines of the diff on the first screen.
+_MOST_DIFF = 14
 _VERDICT_COLOUR = {
     "doubled": "red",
     "inconclusive": "yellow",
@@ -30,11 +36,36 @@ def _further_reason(result: Result) -> str | None:
     return reason
 
 
-def _first_fix(result: Result) -> tuple[str, str] | None:
-    """Anchor and summary of the first fix."""
+@dataclass(frozen=True)
+class _Cure:
+    """The first fix: where it is on the page, and the first lines of its diff."""
+
+    anchor: str
+    fix: Fix
+    diff: tuple[DiffLine, ...]
+    cut: bool
+
+
+def _cure(result: Result) -> _Cure | None:
     anchors = finding_anchors(result.findings)
-    fixes = ((a, f.fix.summary) for a, f in zip(anchors, result.findings, strict=True) if f.fix)
-    return next(fixes, None)
+    for anchor, finding in zip(anchors, result.findings, strict=True):
+        if finding.fix is not None and result.crash is None:
+            shown = _shown_diff(finding.fix.diff)
+            return _Cure(
+                anchor, finding.fix, tuple(shown[:_MOST_DIFF]), cut=len(shown) > _MOST_DIFF
+            )
+    return None
+
+
+def _shown_diff(diff: str | None) -> list[DiffLine]:
+    """Without what names the files, which the summary does, and without blank lines."""
+    return [one for one in diff_lines(diff or "") if one.kind != "file" and one.text.strip()]
+
+
+def _meaning(result: Result) -> str:
+    """What the verdict means, without a word that a finding contradicts."""
+    said = words.VERDICT_MEANING[result.verdict]
+    return said.removesuffix(words.NOTHING_TO_CHANGE) if result.findings else said
 
 
 def _html(result: Result) -> Mapping[str, Any]:
@@ -46,7 +77,12 @@ def _html(result: Result) -> Mapping[str, Any]:
         "plain": plain_count_row(result),
         "plain_rows": plain_count_table(result),
         "ranks": summary.ranks_sentence(result),
-        "fix": _first_fix(result),
+        "measured": summary.what_was_measured(result),
+        "meaning": _meaning(result).strip(),
+        "record": how_to_record(result),
+        "fix_sentence": summary.fix_sentence(result),
+        "picture": picture(result) if result.crash is None else None,
+        "cure": _cure(result),
     }
 
 
@@ -84,10 +120,12 @@ def _text(page: Page, result: Result) -> None:
         page.title("Why, and what to record")
         if result.reason:
             page.prose(result.reason)
-        page.prose(words.HOW_TO_RECORD)
+        record = how_to_record(result)
+        page.prose(record.why)
+        page.verbatim(visible(record.command, 500), "    ")
     else:
         page.written.append("")
-        page.prose(words.VERDICT_MEANING[result.verdict])
+        page.prose(_meaning(result))
 
 
 def _markdown(result: Result) -> str:
@@ -106,7 +144,8 @@ def _markdown(result: Result) -> str:
     ]
     if result.verdict == "inconclusive":
         parts += [f"Why: {markdown_prose(result.reason)}"] if result.reason else []
-        parts.append(words.HOW_TO_RECORD)
+        record = how_to_record(result)
+        parts += [record.why, markdown_fence(record.command, "console")]
     return "\n\n".join(parts)
 
 

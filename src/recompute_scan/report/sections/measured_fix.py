@@ -12,14 +12,13 @@ from recompute_scan.report.measured import (
     measured_title,
     plan_arm,
     predicted_plan,
-    range_words,
     removed_words,
 )
 from recompute_scan.report.page import Page
 from recompute_scan.report.section import Section, analysed
 from recompute_scan.report.summary import predicted_beside
 from recompute_scan.result import Arm, Result, Verified
-from recompute_scan.units import UNKNOWN, ms, size, times
+from recompute_scan.units import UNKNOWN, ms, size, span, times
 
 # Columns that a terminal has room for; more go into a second table.
 _MOST_COLUMNS = 3
@@ -44,9 +43,7 @@ def _table(result: Result, verified: Verified) -> _Table:
     measured = [arm for _, arm in arms]
     rows = [
         _row("Step time", measured, lambda arm: ms(arm.step_ms)),
-        _row(
-            "Likely between", measured, lambda arm: range_words(arm.step_low_ms, arm.step_high_ms)
-        ),
+        _row("Likely between", measured, lambda arm: span(arm.step_low_ms, arm.step_high_ms)),
         _predicted(result, verified, measured),
         _bytes("GPU memory, allocated", measured, lambda arm: arm.peak_allocated_bytes),
         _bytes("GPU memory, reserved", measured, lambda arm: arm.peak_reserved_bytes),

@@ -7,7 +7,7 @@ from typing import Any
 
 from recompute_scan.report.attachments import proof_trace
 from recompute_scan.report.plain_count import COLUMNS, HOW, plain_count_table
-from recompute_scan.report.section import Section
+from recompute_scan.report.section import Section, analysed
 from recompute_scan.report.side_by_side import family_table, timeline
 from recompute_scan.result import Result
 
@@ -23,10 +23,21 @@ def _html(result: Result) -> Mapping[str, Any]:
     }
 
 
+def _title(result: Result) -> str:
+    drawn = result.proof is not None and bool(result.proof.lanes)
+    return "The proof: one block, run by run" if drawn else "The count that anyone can redo"
+
+
+def _present(result: Result) -> bool:
+    drawn = result.proof is not None and bool(result.proof.lanes)
+    return analysed(result) and (drawn or bool(plain_count_table(result)))
+
+
 SECTION = Section(
     anchor="proof",
-    title="The proof: one block, run by run",
+    title=_title,
     template="run_by_run.html",
+    present=_present,
     html=_html,
     link="Proof",
     help=(

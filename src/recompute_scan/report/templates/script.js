@@ -118,6 +118,42 @@
     if (text) { text.textContent = room >= name.length ? name : text.dataset.short; }
   }
 
+  // One operator in every lane: marked there, with its name and times in the line below.
+  var shown = -1;
+  function showOperator(drawing, number) {
+    var boxes = drawing.querySelectorAll("[data-op]"), said = [], name = "";
+    boxes.forEach(function (box) {
+      var same = box.dataset.op === String(number);
+      box.classList.toggle("same", same);
+      if (same) {
+        name = box.dataset.name;
+        said.push(box.parentElement.dataset.lane + " " + box.dataset.time);
+      }
+    });
+    if (!said.length) { return; }
+    shown = number;
+    drawing.closest("figure").querySelector(".op-line span").textContent =
+      name + ": " + said.join(", ");
+  }
+  function stepOperator(by) {
+    var drawing = document.querySelector("#proof .wide");
+    var numbers = Array.prototype.map.call(drawing.querySelectorAll("[data-op]"), function (box) {
+      return Number(box.dataset.op);
+    });
+    var last = Math.max.apply(null, numbers);
+    for (var next = shown + by; next >= 0 && next <= last; next += by) {
+      if (numbers.indexOf(next) >= 0) { showOperator(drawing, next); return; }
+    }
+  }
+  function watchOperators(drawing) {
+    ["pointerover", "pointerdown"].forEach(function (kind) {
+      drawing.addEventListener(kind, function (event) {
+        var box = event.target.closest("[data-op]");
+        if (box) { showOperator(drawing, Number(box.dataset.op)); }
+      });
+    });
+  }
+
   // The lanes' names stay where they can be read.
   function keepNames(box) {
     box.querySelectorAll(".lane-name").forEach(function (name) {
@@ -155,6 +191,7 @@
     document.querySelectorAll("#proof .scroll").forEach(function (box) {
       box.addEventListener("scroll", function () { keepNames(box); });
     });
+    document.querySelectorAll("#proof .wide").forEach(watchOperators);
     var allOpen = false;
     document.addEventListener("click", function (event) {
       var button = event.target.closest("button");
@@ -165,6 +202,8 @@
       }
       if (button.dataset.do === "help") { askForHelp(); }
       if (button.dataset.do === "close") { button.closest("dialog").close(); }
+      if (button.dataset.do === "next") { stepOperator(1); }
+      if (button.dataset.do === "previous") { stepOperator(-1); }
       if (button.dataset.do === "enlarge") { enlarge(2); }
       if (button.dataset.do === "shrink") { enlarge(0.5); }
       if (button.dataset.do === "perfetto") { openInPerfetto(document.getElementById("as-trace")); }
@@ -178,15 +217,4 @@
     if (location.hash) { openTarget(); }
   });
   window.addEventListener("hashchange", openTarget);
-
-  var closed = [];
-  window.addEventListener("beforeprint", function () {
-    closed = Array.prototype.filter.call(
-      document.querySelectorAll("details"), function (box) { return !box.open; }
-    );
-    closed.forEach(function (box) { box.open = true; });
-  });
-  window.addEventListener("afterprint", function () {
-    closed.forEach(function (box) { box.open = false; });
-  });
 })();

@@ -107,6 +107,7 @@ class Document(msgspec.Struct):
     distributedInfo: Any = None  # noqa: N815
     deviceProperties: Any = None  # noqa: N815
     schemaVersion: Any = None  # noqa: N815
+    baseTimeNanoseconds: Any = None  # noqa: N815
     record_shapes: Any = None
     with_stack: Any = None
     profile_memory: Any = None

@@ -1,0 +1,51 @@
+"""Commands that a report tells its reader to run, with the script of the result where it is known.
+
+A script's name came with the result, and people paste what a report tells them to run: a name that
+a shell would read more into is never repeated.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from recompute_scan.result import Result
+
+_PLAIN_SCRIPT = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./@%+-]{0,300}\.py")
+_OWN = "train.py"
+_WHOLE_STEP = (
+    "Record at least one whole training step, forward and backward pass, with operator events on. "
+    "This does so with your script unchanged; in torch.profiler code of your own, keep "
+    "ProfilerActivity.CPU among the activities and let the schedule record two whole steps."
+)
+_EAGER = (
+    "torch.compile hides the operators. Record the same script without it: checkpoints nest in the "
+    "same way, and each of them can be counted."
+)
+
+
+@dataclass(frozen=True)
+class ToRecord:
+    """What to record where a trace could not tell, and the command that does."""
+
+    why: str
+    command: str
+
+
+def script_of(result: Result) -> str | None:
+    """The script that was recorded; ``None`` where it is not known or not plain."""
+    target = result.environment.get("target", "")
+    return target if _PLAIN_SCRIPT.fullmatch(target) else None
+
+
+def run_command(result: Result, output: str = "") -> str:
+    """The command that records the script again, without the script's own arguments."""
+    into = f" -o {output}" if output else ""
+    return f"recompute-scan run --steps 5{into} {script_of(result) or _OWN}"
+
+
+def how_to_record(result: Result) -> ToRecord:
+    """What gives an answer where this trace has none."""
+    if result.environment.get("torch_compile") == "used" or "compiled" in (result.reason or ""):
+        return ToRecord(_EAGER, f"TORCH_COMPILE_DISABLE=1 {run_command(result)}")
+    return ToRecord(_WHOLE_STEP, run_command(result))

@@ -1,0 +1,90 @@
+"""The picture of the first screen: the step now and after, and one block run by run.
+
+Positions are per cent of the drawing's width; the template knows pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recompute_scan.report.bars import CostBars, cost_bars
+from recompute_scan.report.escape import visible
+from recompute_scan.report.side_by_side import family_colours
+from recompute_scan.report.words import family_words
+from recompute_scan.result import Proof, ProofLane, Result
+from recompute_scan.units import ms
+
+MOST_LANES = 4
+# Boxes thinner than this are not drawn here, per cent; the proof has them all.
+_THINNEST = 0.25
+# A character of a label is taken for so much of the width, per cent.
+_CHARACTER = 1.25
+_WORDS = {"forward": "forward pass", "recompute": "recompute", "redundant": "redundant recompute"}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One operator of a lane; ``label`` is its family where that fits."""
+
+    x: float
+    width: float
+    colour: int
+    label: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the block, as a lane."""
+
+    kind: str
+    title: str
+    width: float
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Either part may be missing: no bars, or no runs."""
+
+    bars: CostBars | None
+    block: str
+    runs: tuple[Run, ...]
+    left_out: int
+
+
+def picture(result: Result) -> Picture | None:
+    """What the first screen draws; ``None`` where there is nothing to draw."""
+    bars = cost_bars(result)
+    proof = result.proof
+    lanes = [lane for lane in proof.lanes if lane.kind in _WORDS] if proof else []
+    again = any(lane.kind != "forward" for lane in lanes)
+    if proof is None or not again:
+        return Picture(bars, "", (), 0) if bars else None
+    region = next((item for item in result.regions if item.ordinal == proof.region), None)
+    block = (region.module if region else None) or f"block {proof.region}"
+    longest = max(1e-3, *(lane.duration_us for lane in lanes))
+    return Picture(
+        bars,
+        visible(block, 40),
+        tuple(_run(lane, proof, longest) for lane in lanes[:MOST_LANES]),
+        len(lanes[MOST_LANES:]),
+    )
+
+
+def _run(lane: ProofLane, proof: Proof, longest: float) -> Run:
+    colours = family_colours(proof)
+    marks = []
+    for op in lane.ops:
+        x = max(0.0, 100 * (op.start_us - lane.start_us) / longest)
+        width = min(100 * op.duration_us / longest, 100 - x)
+        if width < _THINNEST:
+            continue
+        family = visible(family_words(op.family), 20)
+        fits = len(family) * _CHARACTER + 1 < width and op.family != "other"
+        marks.append(Mark(round(x, 2), round(width, 2), colours[op.family], family if fits else ""))
+    return Run(
+        lane.kind,
+        f"{_WORDS[lane.kind].capitalize()}: {ms(lane.duration_us / 1000)}",
+        round(100 * lane.duration_us / longest, 2),
+        tuple(marks),
+    )
