@@ -221,12 +221,21 @@ def test_a_reader_that_leaves_is_no_error(trace: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "environment", [{"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}, {"TERM": "xterm"}]
+    ("environment", "coloured"),
+    [
+        ({"NO_COLOR": "1"}, False),
+        ({"TERM": "xterm"}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
 )
-def test_no_colour_off_a_terminal(trace: Path, environment: dict[str, str]) -> None:
+def test_off_a_terminal_there_is_colour_only_where_it_is_forced(
+    trace: Path, environment: dict[str, str], coloured: bool
+) -> None:
     done = shell("analyze", trace, env={**os.environ, **environment})
     assert done.returncode == 0
-    assert "\x1b" not in done.stdout + done.stderr
+    assert ("\x1b" in done.stdout) is coloured
+    assert "\x1b" not in done.stderr
 
 
 def on_a_terminal(trace: Path, **environment: str) -> str:

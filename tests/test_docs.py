@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,12 +14,29 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    return _module("generate")
+
+
+def _module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_transcripts_are_what_is_printed(tmp_path: Path) -> None:
+    transcripts = _module("transcripts")
+    page = transcripts.PAGE.read_text(encoding="utf-8")
+    transcripts.prepare(tmp_path)
+    for one in transcripts.TRANSCRIPTS:
+        if one.recorded:
+            assert f"$ {one.command}\n" in page
+        else:
+            shown = transcripts.section(one, tmp_path)
+            assert shown in page, f"{one.command}: run python docs/transcripts.py"
 
 
 def test_the_generated_pages_are_true(generator: ModuleType) -> None:

@@ -1,7 +1,8 @@
 """The README does what it says: its commands run, and print what stands below them.
 
 Each line of a ``console`` block that begins with ``$`` is run, in a folder that has the
-repository's examples and traces, a ``train.py`` and a ``trace.json.gz``. Lines below a command
+repository's examples and traces, a ``train.py`` and a ``trace.json.gz``; those of the pages on
+recording, reading and measuring too. Lines below a command
 are its output to the letter, but for ``…`` on a line of its own, which stands for any lines.
 """
 
@@ -19,10 +20,13 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.cli import cli
-from tests.record.test_recording import Loop
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = [
+    (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("recording.md", "trace-formats.md", "verify.md")
+]
 PAGES = sorted(
     page
     for pattern in ("*.md", "docs/**/*.md", "notebooks/*.md", "traces/**/*.md")
@@ -46,13 +50,13 @@ class Command:
     output: tuple[str, ...]
 
 
-def blocks(language: str) -> list[str]:
-    return [text for kind, text in _FENCE.findall(README) if kind == language]
+def blocks(page: str, language: str) -> list[str]:
+    return [text for kind, text in _FENCE.findall(page) if kind == language]
 
 
-def commands() -> list[Command]:
+def commands(page: str) -> list[Command]:
     found: list[Command] = []
-    for block in blocks("console"):
+    for block in blocks(page, "console"):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             line, *output = part.rstrip("\n").split("\n")
             found.append(Command(line, tuple(output)))
@@ -63,7 +67,8 @@ def is_run(command: Command) -> bool:
     return not any(command.line.startswith(name) for name in NOT_RUN)
 
 
-RUN = [command for command in commands() if is_run(command)]
+RUN = [command for command in commands(README) if is_run(command)]
+RUN_OF_DOCS = [command for page in DOCS for command in commands(page)]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +88,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", RUN, ids=[command.line for command in RUN])
 def test_command(command: Command, folder: Path) -> None:
+    _run(command, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", RUN_OF_DOCS, ids=[command.line for command in RUN_OF_DOCS])
+def test_docs(command: Command, folder: Path) -> None:
+    _run(command, folder)
+
+
+def _run(command: Command, folder: Path) -> None:
     program, *arguments = shlex.split(command.line)
     assert program == "recompute-scan"
     done = subprocess.run(
@@ -106,7 +121,7 @@ def test_it_shows_the_doubled_example_as_printed() -> None:
 
 
 def test_what_is_not_run_is_named_and_there() -> None:
-    left_out = [command.line for command in commands() if not is_run(command)]
+    left_out = [command.line for command in commands(README) if not is_run(command)]
     assert all(any(line.startswith(name) for line in left_out) for name in NOT_RUN)
     # A command in a block of another kind would escape these tests.
     assert {kind for kind, _ in _FENCE.findall(README)} == {"console", "python"}
@@ -114,16 +129,13 @@ def test_what_is_not_run_is_named_and_there() -> None:
 
 def test_python(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
-    reading, recording = blocks("python")
+    (reading,) = blocks(README, "python")
     names: dict[str, object] = {}
     exec(reading, names)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "doubled 2.0"
     assert sum("model.layers." in line for line in printed) == 4
     assert type(names["figure"]).__name__ == "Figure"
-    loop = Loop(2)
-    exec(recording, {**names, "batches": range(25), "train": lambda _: loop.train()})
-    assert capsys.readouterr().out == "doubled\n"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
@@ -147,7 +159,7 @@ def headings(page: Path) -> set[str]:
 
 def test_the_steps_of_run_are_its_defaults() -> None:
     defaults = {option.name: option.default for option in cli.commands["run"].params}
-    rows = re.findall(r"^\| (\d+) \|[^|]*\(`--([\w-]+)`\) \|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \|[^|]*\(`--([\w-]+)`\) \|$", DOCS[0], re.MULTILINE)
     assert {name: int(steps) for steps, name in rows} == {
         name: defaults[name.replace("-", "_")] for name in ("warmup", "timing-steps", "steps")
     }

@@ -234,6 +234,12 @@ class Scan:
             raise InputError("E308", "This result was loaded without its traces.")
         return self.traces
 
+    def __repr__(self) -> str:
+        many = self.recompute_per_backward
+        recomputes = "" if many is None else f", {many:g} recomputes per backward"
+        where = f" of {', '.join(self.traces[:2])}{', …' * (len(self.traces) > 2)}"
+        return f"<Scan{where * bool(self.traces)}: {self.verdict}{recomputes}>"
+
     def __str__(self) -> str:
         from recompute_scan.report.text import render_text  # noqa: PLC0415
 

@@ -1,7 +1,8 @@
-"""The pages of the findings, as they ship with the package."""
+"""The pages of the findings and of the messages, as they ship with the package."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 _HERE = Path(__file__).parent
@@ -28,3 +29,18 @@ def titles() -> dict[str, str]:
             code, _, name = file.readline().removeprefix("# ").strip().partition(" ")
         found[code] = name
     return found
+
+
+def message(code: str) -> str | None:
+    """What the documentation says of an error, as Markdown; ``None`` where there is none."""
+    return messages().get(code.upper())
+
+
+def messages() -> dict[str, str]:
+    """What the documentation says of every error, by its code, heading first."""
+    for folder in (_HERE, _FOLDERS[1].parent):
+        path = folder / "messages.md"
+        if path.is_file():
+            parts = re.split(r"^(?=#{2,3} )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            return {part[4:8]: part for part in parts if part.startswith("### E")}
+    return {}

@@ -1,4 +1,4 @@
-"""Lines of our own among those of a script, on a terminal."""
+"""What a terminal can do, and lines of our own among those of a script on it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,43 @@ import os
 from typing import TextIO
 
 _COLUMNS = 80
+# Prose in longer lines is hard to read.
+_MOST_COLUMNS = 110
+# Variables of the environment by which terminals that know links (OSC 8) name themselves.
+_LINKING = ("VTE_VERSION", "KITTY_WINDOW_ID", "WT_SESSION", "KONSOLE_VERSION", "WEZTERM_PANE")
+_LINKING_PROGRAMS = ("iTerm.app", "WezTerm", "vscode", "ghostty", "Hyper")
+
+
+def colored(stream: TextIO) -> bool:
+    """Whether to write ANSI codes: on a terminal, unless ``NO_COLOR`` or ``FORCE_COLOR`` is set.
+
+    See https://no-color.org and https://force-color.org; an empty value says nothing.
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def links(stream: TextIO) -> bool:
+    """Is this a terminal that is known to show links?"""
+    program = os.environ.get("TERM_PROGRAM") in _LINKING_PROGRAMS
+    known = program or any(os.environ.get(name) for name in _LINKING)
+    return known and colored(stream) and stream.isatty()
+
+
+def width(stream: TextIO) -> int:
+    """How many columns to write: those of the terminal, from 80 to 110; 80 elsewhere."""
+    if not stream.isatty():
+        return _COLUMNS
+    return min(max(columns(stream), _COLUMNS), _MOST_COLUMNS)
+
+
+def columns(stream: TextIO) -> int:
+    """The terminal's own number of columns; 80 where it has none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _COLUMNS
+    except (OSError, ValueError):  # no terminal of the system's
+        return _COLUMNS
 
 
 def fresh_line(stream: TextIO | None) -> str:
@@ -17,8 +54,4 @@ def fresh_line(stream: TextIO | None) -> str:
     """
     if stream is None or not stream.isatty():
         return ""
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):  # no terminal of the system's
-        columns = 0
-    return " " * (columns or _COLUMNS) + "\r"
+    return " " * columns(stream) + "\r"

@@ -12,9 +12,9 @@ from importlib.resources import files
 import pytest
 
 from recompute_scan.report import words
+from recompute_scan.report.diff import diff_lines
 from recompute_scan.report.html import render_html
 from recompute_scan.report.sections.block_by_block import region_rows
-from recompute_scan.report.sections.findings_and_fixes import diff_lines
 from recompute_scan.report.side_by_side import timeline
 from recompute_scan.result import Result, from_json, to_json
 from tests.report.page_reader import Page

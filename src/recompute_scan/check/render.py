@@ -177,7 +177,7 @@ def _closing(outcome: Ruling) -> str:
     if result.recompute_per_backward is not None:
         runs = result.recompute_per_backward
         numbers.append(f"{runs:g} {'recompute' if runs == 1 else 'recomputes'} per backward")
-    if result.cost is not None:
+    if result.cost is not None and result.verdict != "inconclusive":
         numbers.append(f"{result.cost.saving_pct:.1f} % of the step is redundant")
     counted = ", ".join(
         f"{len(found)} {word}"

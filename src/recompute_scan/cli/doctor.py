@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 
 import click
 
 from recompute_scan.cli.output import debug_option
+from recompute_scan.terminal import colored
 
 _COLORS = {"ok": "green", "missing": None, "problem": "red"}
 _WIDTH = 80
@@ -26,7 +26,7 @@ def doctor(debug: bool) -> int:
 
     lines = look()
     click.echo(f"{heading()}\n")
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    color = colored(sys.stdout)
     wide = max(len(line.purpose) for line in lines)
     for line in lines:
         state = click.style(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import sys
 from pathlib import Path
@@ -12,18 +11,20 @@ import click
 
 from recompute_scan.cli.output import debug_option
 from recompute_scan.errors import InputError, UsageError
+from recompute_scan.terminal import colored, width
 
-_CODE = re.compile(r"RS\d{3}", re.IGNORECASE)
+_CODE = re.compile(r"(RS|E)\d{3}", re.IGNORECASE)
 
 
 @click.command(short_help="Say what a finding means, or what a traceback shows.")
 @click.argument("what", required=False)
 @debug_option
 def explain(what: str | None, debug: bool) -> int:
-    """Explain WHAT: the code of a finding (RS101), a log file, or - for text on standard input.
+    """Explain WHAT: a code (of a finding: RS101, of a message: E202), a log file, or - for text
+    on standard input.
 
     In a log, of one process or of many, the exception that came first is looked for, its cause
-    where it is a known one, and the fix. Logs of any size are read. Without WHAT all findings are
+    where it is a known one, and the fix. Logs of any size are read. Without WHAT all codes are
     listed.
     """
     if what is None:
@@ -50,39 +51,49 @@ def explain(what: str | None, debug: bool) -> int:
         except OSError as error:
             raise InputError("E301", f"Cannot read {what}.", why=error.strerror) from None
     found = diagnose_log(log)
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    color = colored(sys.stdout)
     text = explanation(
         [finding_of(found.cause)] if found.cause else [],
         [finding_of(hint) for hint in found.hints],
         found.first.errors[-1].summary if found.first else None,
         color=color,
+        width=width(sys.stdout),
     )
     click.echo(text, nl=False, color=color)
     return 0
 
 
 def _explain_code(code: str) -> int:
-    from recompute_scan.pages import page
+    from recompute_scan.pages import message, page
+    from recompute_scan.report.page import Page
+    from recompute_scan.report.sheet import sheet
 
-    text = page(code)
+    finding = code.upper().startswith("RS")
+    text = page(code) if finding else message(code)
     if text is None:
-        raise UsageError("E214", f"There is no finding {code.upper()}.", hint=_nearest(code))
-    click.echo(text, nl=False)
+        kind = "finding" if finding else "message"
+        raise UsageError("E214", f"There is no {kind} {code.upper()}.", hint=_nearest(code))
+    color = colored(sys.stdout)
+    shown = sheet(text, Page(color, width(sys.stdout)), folder="findings/" if finding else "")
+    click.echo(shown, nl=False, color=color)
     return 0
 
 
 def _list_codes() -> int:
-    from recompute_scan.pages import titles
+    from recompute_scan.pages import messages, titles
+    from recompute_scan.report.page import wrap
 
     for code, name in titles().items():
         click.echo(f"{code}  {name}")
+    click.echo("\n".join(wrap(", ".join(messages()), " " * 10, "Messages: ")))
     return 0
 
 
 def _nearest(code: str) -> str:
     """Codes that there are, those spelt alike first."""
-    from recompute_scan.pages import titles
+    from recompute_scan.pages import messages, titles
 
-    near = difflib.get_close_matches(code.upper(), titles(), n=3, cutoff=0.6)
+    known = [*titles()] if code.upper().startswith("RS") else [*messages()]
+    near = difflib.get_close_matches(code.upper(), known, n=3, cutoff=0.6)
     like = f"{', '.join(near)} are spelt alike; " if near else ""
     return f"{like}without an argument recompute-scan explain lists all"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from recompute_scan.cli.again import seen_from_here
-from recompute_scan.terminal import fresh_line
+from recompute_scan.terminal import colored, fresh_line, links, width
 
 if TYPE_CHECKING:
     from recompute_scan.result import Result
@@ -40,12 +40,32 @@ def rendered(result: Result, style: Format, html: Path | None) -> str:
 def print_text(result: Result, *, report: str | None, after: Sequence[str] = ()) -> None:
     from recompute_scan.report.text import render_text
 
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    text = render_text(result, color=color, report=report, after=after)
+    color = colored(sys.stdout)
+    text = render_text(
+        result,
+        color=color,
+        report=report,
+        after=after,
+        width=width(sys.stdout),
+        links=links(sys.stdout),
+    )
     click.echo(text, nl=False, color=color)
 
 
-def print_report(folder: Path, result: Result, after: Sequence[str] = ()) -> None:
+open_option = click.option(
+    "--open", "open_page", is_flag=True, help="Show the report in the browser."
+)
+
+
+def show_page(page: Path) -> None:
+    """Hand the page to the person's browser; say where it is if there is none."""
+    if not webbrowser.open(page.resolve().as_uri()):
+        tell(f"recompute-scan: no browser was found; the report is {page}")
+
+
+def print_report(
+    folder: Path, result: Result, after: Sequence[str] = (), *, open_page: bool = False
+) -> None:
     """Print the summary, and the commands that come next where there is something to fix."""
     useful = result.findings and result.crash is None
     page = folder / "report.html"
@@ -54,6 +74,8 @@ def print_report(folder: Path, result: Result, after: Sequence[str] = ()) -> Non
     print_text(
         result, report=str(seen_from_here(page)) if there else None, after=after if useful else ()
     )
+    if open_page and there:
+        show_page(page)
 
 
 force_option = click.option(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from recompute_scan.cli.output import debug_option, force_option
+from recompute_scan.cli.output import debug_option, force_option, open_option, show_page
 from recompute_scan.files import write
 
 
@@ -18,8 +18,9 @@ from recompute_scan.files import write
     help="Where to write it.  [default: report.html beside the result]",
 )
 @force_option
+@open_option
 @debug_option
-def report(result: Path, html: Path | None, force: bool, debug: bool) -> int:
+def report(result: Path, html: Path | None, force: bool, open_page: bool, debug: bool) -> int:
     """Make the HTML report again from RESULT, the JSON that `run` or `analyze` wrote."""
     from recompute_scan.errors import InputError
     from recompute_scan.report.html import render_html
@@ -33,4 +34,6 @@ def report(result: Path, html: Path | None, force: bool, debug: bool) -> int:
     # The page beside a result is ours to make again.
     write(target, render_html(from_json(text)), force=force or html is None)
     click.echo(str(target))
+    if open_page:
+        show_page(target)
     return 0

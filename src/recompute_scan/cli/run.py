@@ -13,7 +13,7 @@ import click
 from recompute_scan.cli.again import commands_after
 from recompute_scan.cli.early import set_early
 from recompute_scan.cli.machine import machine_options
-from recompute_scan.cli.output import debug_option, print_report, progress, tell
+from recompute_scan.cli.output import debug_option, open_option, print_report, progress, tell
 from recompute_scan.cli.recording_options import recording_options
 from recompute_scan.cli.target import check_script, default_folder, launcher_in
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 )
 @recording_options
 @machine_options
+@open_option
 @debug_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -40,6 +41,7 @@ def run(
     without_checkpointing: bool,
     handed_on: str | None,
     machine: Machine,
+    open_page: bool,
     debug: bool,
     **recorded: Any,
 ) -> int:
@@ -80,7 +82,7 @@ def run(
         machine,
         after,
         launched=handed_on is not None,
-        show=partial(print_report, options.output),
+        show=partial(print_report, options.output, open_page=open_page),
         tell=tell,
         progress=progress,
     )

@@ -6,11 +6,15 @@ import re
 from collections.abc import Sequence
 
 from recompute_scan.report import words
-from recompute_scan.report.escape import lines, visible
-from recompute_scan.report.page import Page
+from recompute_scan.report.diff import diff_lines
+from recompute_scan.report.escape import visible
+from recompute_scan.report.page import WIDTH, Page
 from recompute_scan.result import Finding
 
 UNKNOWN_CAUSE = "This is none of the failures that recompute-scan knows."
+# Columns of the labels beside what is said of a fix.
+_LABEL = 10
+_DIFF_COLOUR = {"add": "green", "del": "red", "hunk": "cyan"}
 _SEVERITY_COLOUR = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
@@ -40,22 +44,30 @@ def finding_text(page: Page, finding: Finding) -> None:
     fix = finding.fix
     if fix is None:
         return
-    page.prose(f"Fix: {fix.summary}", "       ", "  ", bold=True)
-    parts = [("Keep:", fix.keep), ("Remove:", fix.remove)]
+    _part(page, "Fix", fix.summary, bold=True)
+    _part(page, "Keep", fix.keep)
+    _part(page, "Remove", fix.remove)
     if not is_crash_finding(finding):
-        parts.append(("Risk:", words.risk_words(fix)))
-    for label, said in parts:
-        if said:
-            page.prose(f"{label} {said}", " " * (len(label) + 8), " " * 7)
+        _part(page, "Risk", words.risk_words(fix))
     if fix.diff:
         page.written.append("")
-        for line in lines(fix.diff.rstrip("\n")):
-            colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
-            page.verbatim(line, "    ", **({"fg": colour} if colour else {}))
+        for line in diff_lines(fix.diff.rstrip()):
+            colour = _DIFF_COLOUR.get(line.kind)
+            page.verbatim(line.text, "    ", **({"fg": colour} if colour else {}))
+
+
+def _part(page: Page, label: str, said: str, **how: object) -> None:
+    if said:
+        page.prose(said, " " * _LABEL, f"  {label:<{_LABEL - 2}}", **how)
 
 
 def explanation(
-    findings: Sequence[Finding], hints: Sequence[Finding], first: str | None, *, color: bool
+    findings: Sequence[Finding],
+    hints: Sequence[Finding],
+    first: str | None,
+    *,
+    color: bool,
+    width: int = WIDTH,
 ) -> str:
     """What ``explain`` prints for a log: the cause, what else it shows, where to read more.
 
@@ -64,8 +76,9 @@ def explanation(
         hints: What is only worth knowing.
         first: The failure that came first, in one line, or ``None`` where the log has none.
         color: Whether to use ANSI codes.
+        width: Columns of the terminal.
     """
-    page = Page(color)
+    page = Page(color, width)
     if first is None and not findings:
         page.prose("No exception and no timeout was found in this text.", "", bold=True)
     elif not findings:
@@ -89,7 +102,7 @@ def _explained(page: Page, finding: Finding) -> None:
     page.prose(finding.title, "", bold=True)
     _why(page, finding)
     if finding.fix is not None:
-        page.prose(f"Fix: {finding.fix.summary}", "       ", "  ", bold=True)
+        _part(page, "Fix", finding.fix.summary, bold=True)
 
 
 def _head(finding: Finding) -> str:
@@ -98,7 +111,7 @@ def _head(finding: Finding) -> str:
 
 def _why(page: Page, finding: Finding) -> None:
     """Why it happened and what shows it, below the title of a finding on a failure."""
-    page.prose(f"Why: {finding.detail}", "       ", "  ")
+    _part(page, "Why", finding.detail)
     page.prose("What shows it:")
     for item in finding.evidence:
         page.prose(f"- {visible(item, 400)}", "      ", "    ")

@@ -1,9 +1,10 @@
-"""A page of a terminal: 80 columns, with or without colour."""
+"""A page of a terminal: 80 columns or more, with or without colour and links."""
 
 from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import click
 
@@ -19,6 +20,8 @@ class Page:
     """The lines written so far."""
 
     color: bool
+    width: int = WIDTH
+    links: bool = False
     written: list[str] = field(default_factory=list)
 
     def style(self, text: str, **how: object) -> str:
@@ -29,14 +32,15 @@ class Page:
 
     def prose(self, text: str, indent: str = "  ", first: str | None = None, **how: object) -> None:
         """Words wrapped to the width; colour goes on whole lines, so that widths stay true."""
-        for line in wrap(visible(text, 2000), indent, indent if first is None else first):
+        start = indent if first is None else first
+        for line in wrap(visible(text, 2000), indent, start, self.width):
             self.written.append(self.style(line, **how) if how else line)
 
     def row(self, label: str, value: str, note: str = "", **how: object) -> None:
         head = f"  {label:<{_COLUMN}}"
         plain = f"{head}{value}"
         # the first line is measured without codes, then given them
-        rest = wrap(note, " " * (len(head) + 10), f"{plain:<{len(head) + 9}} ")
+        rest = wrap(note, " " * (len(head) + 10), f"{plain:<{len(head) + 9}} ", self.width)
         shown = self.style(value, **how) if how else value
         self.written.append(head + shown + rest[0][len(plain) :].rstrip())
         self.written += rest[1:]
@@ -46,22 +50,41 @@ class Page:
         line = indent + text.expandtabs(4)
         self.written.append(self.style(line, **how) if how else line)
 
+    def place(self, site: str, indent: str, **how: object) -> None:
+        """A ``file:line`` to go to, as a link where the terminal can and the file is here."""
+        shown = visible(site, 200)
+        text = self.style(shown, **how) if how else shown
+        self.written.append(indent + (_linked(site, text) if self.links else text))
 
-def wrap(text: str, indent: str, first: str) -> list[str]:
-    """Lines of at most :data:`WIDTH` columns; a word longer than a line is cut.
+
+def _linked(site: str, text: str) -> str:
+    """The text as a link (OSC 8) to the file on this machine; as it is where there is none."""
+    name, _, line = site.rpartition(":")
+    try:
+        path = Path(name).resolve()
+        if not (line.isdigit() and path.is_file()):
+            return text
+        address = path.as_uri()
+    except (OSError, ValueError, RuntimeError):
+        return text
+    return f"\x1b]8;;{address}\x1b\\{text}\x1b]8;;\x1b\\"
+
+
+def wrap(text: str, indent: str, first: str, width: int = WIDTH) -> list[str]:
+    """Lines of at most so many columns; a word longer than a line is cut.
 
     A number and its unit stay together.
     ``first`` starts the first line, ``indent`` all others; both are narrower than a line.
     """
     found, line, empty = [], first, True
     for word in _words(text):
-        if not empty and columns(line) + 1 + columns(word) > WIDTH:
+        if not empty and columns(line) + 1 + columns(word) > width:
             found.append(line)
             line, empty = indent, True
         line += word if empty else f" {word}"
         empty = False
-        while columns(line) > WIDTH:
-            cut = _fitting(line)
+        while columns(line) > width:
+            cut = _fitting(line, width)
             found.append(line[:cut])
             line = indent + line[cut:]
     return [*found, line]
@@ -77,12 +100,12 @@ def _words(text: str) -> list[str]:
     return found
 
 
-def _fitting(line: str) -> int:
+def _fitting(line: str, width: int) -> int:
     """How many characters of a line fit into the width, at least one of them."""
     used = 0
     for place, char in enumerate(line):
         used += columns(char)
-        if used > WIDTH:
+        if used > width:
             return max(place, 1)
     return len(line)
 

@@ -1,4 +1,4 @@
-"""The summary for a terminal: the whole answer in 80 columns, with or without colour.
+"""The summary for a terminal: the whole answer in its columns, with or without colour.
 
 Only paths, source lines, commands and diffs may be wider, since they are there to be copied.
 """
@@ -9,20 +9,27 @@ from collections.abc import Sequence
 
 from recompute_scan.report.contents import sections_of
 from recompute_scan.report.escape import visible
-from recompute_scan.report.page import Page
+from recompute_scan.report.page import WIDTH, Page
 from recompute_scan.result import Result
 
 
 def render_text(
-    result: Result, *, color: bool, report: str | None = None, after: Sequence[str] = ()
+    result: Result,
+    *,
+    color: bool,
+    report: str | None = None,
+    after: Sequence[str] = (),
+    width: int = WIDTH,
+    links: bool = False,
 ) -> str:
     """The summary, ending in a line end.
 
     ``report`` is the path of the written page. ``after`` are the exact commands that come next:
     what measures the fix, if that can be done, what records again, what compares.
-    With ``color`` the same characters carry ANSI codes; nothing else differs.
+    With ``color`` the same characters carry ANSI codes; nothing else differs. With ``links`` call
+    sites whose files are here are links (OSC 8).
     """
-    page = Page(color)
+    page = Page(color, width, links)
     for section in sections_of(result):
         section.text(page, result)
     _next(page, report, after)

@@ -112,7 +112,7 @@ def risk_words(fix: Fix) -> str:
     """Whether a fix may be applied unseen, and why not."""
     if fix.disposition == "safe":
         return _SAFE
-    return f"{_REVIEW}: {fix.reason}" if fix.reason else f"{_REVIEW}."
+    return f"{_REVIEW}. {fix.reason}" if fix.reason else f"{_REVIEW}."
 
 
 def place_words(depth: int, total: int) -> str:

@@ -13,8 +13,8 @@ from recompute_scan.report.section import Section, analysed
 from recompute_scan.result import Checkpoint, Result
 
 _TITLE = "Checkpoint call sites"
-# A statement is shown on one line of a terminal, which ends here.
-_LONGEST_SOURCE = 68
+# A statement is shown on one line of a terminal, which ends so many columns before its edge.
+_MARGIN = 12
 _MOST_TEXT = 3
 _MOST_MARKDOWN = 6
 
@@ -41,9 +41,10 @@ def _checkpoint_text(page: Page, number: int, checkpoint: Checkpoint) -> None:
     page.prose(f"{number}. {words.variant_words(checkpoint)}: {mechanism}", "     ", "  ")
     if not checkpoint.call_site:
         return
-    page.verbatim(visible(checkpoint.call_site, 200), "     ", fg="cyan")
+    page.place(checkpoint.call_site, "     ", fg="cyan")
     if source := words.one_line(checkpoint.source):
-        cut = source if len(source) <= _LONGEST_SOURCE else source[:_LONGEST_SOURCE] + "…"
+        longest = page.width - _MARGIN
+        cut = source if len(source) <= longest else source[:longest] + "…"
         page.verbatim(visible(cut, 200), "       ", dim=True)
 
 

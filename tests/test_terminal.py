@@ -1,0 +1,125 @@
+"""What a terminal is taken to be able to do, and pages of the documentation on it."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from recompute_scan.cli import main
+from recompute_scan.pages import messages, page, titles
+from recompute_scan.report.page import Page
+from recompute_scan.report.sheet import sheet
+from recompute_scan.report.text import render_text
+from recompute_scan.terminal import colored, links, width
+from tests.report.sample_results import HOSTILE, doubled, hostile
+
+ROOT = Path(__file__).parents[1]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("terminal", "said", "expected"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"NO_COLOR": ""}, True),
+        (False, {"FORCE_COLOR": "1"}, True),
+        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_when_there_is_colour(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, said: dict[str, str], expected: bool
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert colored(Terminal() if terminal else io.StringIO()) is expected
+
+
+def test_links_are_for_terminals_that_are_known_to_show_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (
+        *("VTE_VERSION", "KITTY_WINDOW_ID", "WT_SESSION", "KONSOLE_VERSION", "WEZTERM_PANE"),
+        *("TERM_PROGRAM", "NO_COLOR", "FORCE_COLOR"),
+    ):
+        monkeypatch.delenv(name, raising=False)
+    assert not links(Terminal())
+    monkeypatch.setenv("TERM_PROGRAM", "vscode")
+    assert links(Terminal())
+    assert not links(io.StringIO())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert not links(io.StringIO()), "a file is no terminal, coloured or not"
+
+
+@pytest.mark.parametrize(("columns", "expected"), [(40, 80), (80, 80), (100, 100), (240, 110)])
+def test_the_width_of_the_terminal_is_used(
+    monkeypatch: pytest.MonkeyPatch, columns: int, expected: int
+) -> None:
+    monkeypatch.setattr(Terminal, "fileno", lambda _: 1)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+    assert width(Terminal()) == expected
+    assert width(io.StringIO()) == 80
+    written = render_text(doubled(), color=False, width=expected)
+    prose = [line for line in written.splitlines() if not line.startswith("    ")]
+    assert max(map(len, prose)) <= expected
+    assert max(map(len, prose)) > expected - 16
+
+
+def test_a_call_site_is_a_link_to_a_file_that_is_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "\x1b]8" not in render_text(doubled(), color=True, links=True)
+    (tmp_path / "train.py").touch()
+    address = (tmp_path / "train.py").as_uri()
+    written = render_text(doubled(), color=True, links=True)
+    assert written.count(f"\x1b]8;;{address}\x1b\\") == 2
+    plain = re.sub(r"\x1b\]8;;[^\x1b]*\x1b\\", "", written)
+    assert plain == render_text(doubled(), color=True)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_becomes_a_code_of_a_link(name: str) -> None:
+    assert "\x1b" not in render_text(hostile(name), color=False, links=True)
+
+
+@pytest.mark.parametrize("code", [*titles(), *messages()])
+def test_every_page_is_shown_without_markup_in_its_columns(code: str) -> None:
+    text = page(code) or messages()[code]
+    shown = sheet(text, Page(color=False), folder="findings/" if code.startswith("RS") else "")
+    assert shown.startswith(code)
+    assert "Generated" not in shown
+    prose = [line for line in shown.splitlines() if not line.startswith("    ")]
+    assert not [line for line in prose if re.search(r"\*\*|^#|\]\(|```", line)]
+    assert all(len(line) <= 80 for line in prose)
+    # links are whole, and lead to the project's pages or to others
+    assert not re.search(r"\((?!https)[\w./-]+\.md(#[\w-]+)?\)", "".join(prose))
+
+
+def test_explain_knows_messages_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "e202"]) == 0
+    assert "script cannot be opened" in capsys.readouterr().out
+    assert main(["explain", "E299"]) == 2
+    error = capsys.readouterr().err
+    assert "There is no message E299. [E214]" in error
+    assert "are spelt alike" in error
+    assert main(["explain"]) == 0
+    listed = capsys.readouterr().out
+    assert "RS001  doubled-checkpoint" in listed
+    assert "E202" in listed
+
+
+def test_every_error_of_the_source_has_a_message() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    assert set(re.findall(r"\"(E\d{3})\"", source)) <= set(messages())
