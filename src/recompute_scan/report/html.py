@@ -10,9 +10,11 @@ from markupsafe import Markup
 from recompute_scan.report import summary
 from recompute_scan.report.attachments import Attachments, regions_csv
 from recompute_scan.report.contents import SECTIONS, sections_of
+from recompute_scan.report.diff import diff_lines
 from recompute_scan.report.escape import script_json
 from recompute_scan.report.groups import checkpoint_stacks
 from recompute_scan.report.markdown import render_markdown
+from recompute_scan.report.picture import FAMILY_FILLS, PART_FILLS, picture
 from recompute_scan.report.section import Section
 from recompute_scan.report.templating import fill, fill_part
 from recompute_scan.result import Result, to_json
@@ -38,14 +40,20 @@ def render_html(result: Result) -> str:
 
 
 def render_brief_html(result: Result) -> str:
-    """Verdict, three numbers, call sites and what to change, without script and style.
+    """Verdict, picture, three numbers, call sites and what to change, without script and style.
 
     An HTML fragment; every name in it is escaped.
     """
+    diffs = [finding.fix.diff for finding in result.findings if finding.fix]
     return fill_part(
         "brief.html",
         result=result,
         numbers=summary.key_numbers(result),
+        fix_sentence=summary.fix_sentence(result),
+        picture=picture(result),
+        fills=PART_FILLS,
+        family_fills=FAMILY_FILLS,
+        diff=diff_lines(next((diff for diff in diffs if diff), "")) if any(diffs) else (),
         stacks=checkpoint_stacks(result.regions),
         most=_MOST_BRIEF,
     )

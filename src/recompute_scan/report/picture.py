@@ -19,6 +19,16 @@ MOST_LANES = 4
 _THINNEST = 0.25
 # A character of a label is taken for so much of the width, per cent.
 _CHARACTER = 1.25
+# The colours of the page's style sheet in its light theme, for a drawing that has none.
+PART_FILLS = {
+    "forward": "#cfe0fa",
+    "recompute": "#fbe6b0",
+    "redundant": "#f7c3bd",
+    "backward": "#ded8ef",
+    "optimizer": "#cfeadd",
+    "other": "#e3e6ea",
+}
+FAMILY_FILLS = ("#bcd5f7", "#f6d9a4", "#c5e5d3", "#dccff0", "#e4e8b4", "#e1e4e8")
 _WORDS = {"forward": "forward pass", "recompute": "recompute", "redundant": "redundant recompute"}
 
 
