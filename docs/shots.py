@@ -2,7 +2,7 @@
 
 The page is that of ``traces/doubled_llama_fsdp``, opened in a real Chromium (Debian's package, or
 ``CHROMIUM=PATH``): its first screen, then the whole story in light and dark, on a phone and on
-paper.
+paper. Of every other kind of page (``docs/pages``) the first screen alone, 1280 by 800 pixels.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "img"
 MOST_BYTES = 300_000
 COLOURS = 128
+HEIGHT = 800
+KINDS = ("once", "partial", "ranks", "verified", "inconclusive", "crashed", "hung")
 
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture: from the top of the page to the end of the section ``until``."""
+    """One picture: from the top of the page to the end of the section ``until``, or one screen."""
 
     name: str
-    until: str
+    until: str | None
     width: int
     options: dict[str, Any]
     paper: bool = False
 
 
 SHOTS = (
-    Shot("verdict", "verdict", 1000, {"color_scheme": "light"}),
-    Shot("report-light", "findings", 1120, {"color_scheme": "light"}),
-    Shot("report-dark", "findings", 1120, {"color_scheme": "dark"}),
+    Shot("verdict", None, 1280, {"color_scheme": "light"}),
+    Shot("report-light", "who", 1280, {"color_scheme": "light"}),
+    Shot("report-dark", "who", 1280, {"color_scheme": "dark"}),
     Shot("report-phone", "proof", 360, {"color_scheme": "light", "device_scale_factor": 1.5}),
     # A4 less its margins, in CSS pixels.
     Shot("report-print", "findings", 688, {"color_scheme": "light"}, paper=True),
@@ -60,8 +62,12 @@ def main() -> int:
         page = Path(folder, "report.html")
         page.write_text(analyze(ROOT / "traces" / "doubled_llama_fsdp").to_html(), "utf-8")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for shot in SHOTS:
-            size = take(browser, page.as_uri(), shot)
+        pages = [(page.as_uri(), shot) for shot in SHOTS]
+        for name in KINDS:
+            address = (ROOT / "docs" / "pages" / f"{name}.html").as_uri()
+            pages.append((address, Shot(f"page-{name}", None, 1280, {"color_scheme": "light"})))
+        for address, shot in pages:
+            size = take(browser, address, shot)
             print(f"{shot.name}.png: {size:,} bytes")
             status |= size > MOST_BYTES
         browser.close()
@@ -70,15 +76,17 @@ def main() -> int:
 
 def take(browser: Any, address: str, shot: Shot) -> int:
     """One picture; its size in bytes."""
-    viewport = {"width": shot.width, "height": 900}
+    viewport = {"width": shot.width, "height": HEIGHT}
     context = browser.new_context(viewport=viewport, **shot.options)
     opened = context.new_page()
     opened.goto(address)
     if shot.paper:
         opened.emulate_media(media="print")
-    height = opened.locator(f"#{shot.until}").evaluate(
-        "section => Math.ceil(section.getBoundingClientRect().bottom + scrollY) + 12"
-    )
+    height = HEIGHT
+    if shot.until is not None:
+        height = opened.locator(f"#{shot.until}").evaluate(
+            "section => Math.ceil(section.getBoundingClientRect().bottom + scrollY) + 12"
+        )
     picture = opened.screenshot(
         full_page=True, clip={"x": 0, "y": 0, "width": shot.width, "height": height}
     )

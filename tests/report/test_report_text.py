@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import unicodedata
 from collections.abc import Callable
 
 import click
 import pytest
 
-from recompute_scan.report.escape import visible
+from recompute_scan.report.escape import sentence, visible
 from recompute_scan.report.page import WIDTH, columns, wrap
 from recompute_scan.report.text import render_text
 from recompute_scan.result import CrossCheck, PlainCount, Result
@@ -210,3 +211,16 @@ def test_a_statement_over_several_lines_takes_one() -> None:
         doubled(), regions=(dataclasses.replace(region, checkpoints=(outer,)),)
     )
     assert "train.py:31\n       apply(model)\n" in render_text(result, color=False)
+
+
+def test_a_sentence_is_cut_at_the_end_of_a_word() -> None:
+    text = "Keep the wrapper, and delete the call of gradient_checkpointing_enable at train.py:31."
+    for limit in range(12, len(text)):
+        cut = sentence(text, limit)
+        assert len(cut) <= limit
+        kept = cut.removesuffix(" …")
+        assert kept != cut
+        assert re.match(r"[ ,;:(]", text[len(kept) :]), cut
+    assert sentence(text, len(text)) == text
+    assert sentence("x" * 50, 11) == "xxxxx…xxxxx"
+    assert "\x1b" not in sentence("a \x1b[31m b", 40)

@@ -133,6 +133,11 @@ def _rest(redundant_ms: float, step: StepAfter) -> str:
     more = step.now_ms - step.after_ms - redundant_ms
     if abs(more) < _SAME * step.now_ms or redundant_ms <= 0:
         return ""
+    if more > 0 and step.measured:
+        return (
+            f"The redundant recomputes take {ms(redundant_ms)} of that; the other {ms(more)} are "
+            "what the checkpoint itself does, as far as the times of the steps can tell."
+        )
     if more > 0:
         return (
             f"The redundant recomputes take {ms(redundant_ms)}; the other {ms(more)} are what the "
@@ -157,7 +162,7 @@ def stacked(values: dict[str, float], scale: float) -> tuple[Part, ...]:
             Part(
                 kind=kind,
                 title=PART_WORDS[kind] if width >= 14 else "",
-                short=PART_SHORT[kind] if width >= 13 else "",
+                short=PART_SHORT[kind] if width >= 14 else "",
                 x=round(x, 3),
                 width=round(width, 3),
                 label=text if width >= 7 else "",

@@ -56,6 +56,17 @@ def visible(text: str, limit: int = LONGEST_NAME) -> str:
     return shorten(inert(text), limit)
 
 
+def sentence(text: str, limit: int) -> str:
+    """Prose fit to show: nothing unseen, and where it is longer than ``limit``, cut at the end of
+    its last whole word. A word that is too long alone loses its middle, as a name does.
+    """
+    shown = inert(text[: 2 * limit])
+    if len(shown) <= limit:
+        return shown
+    kept, space, _ = shown[: limit - 1].rpartition(" ")
+    return f"{kept.rstrip(' ,;:(')} …" if space and kept.strip() else shorten(shown, limit)
+
+
 def shorten(text: str, limit: int) -> str:
     """The text with its middle replaced by one ``…`` where it is longer than ``limit``."""
     if len(text) <= limit:

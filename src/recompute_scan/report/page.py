@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from recompute_scan.report.escape import visible
+from recompute_scan.report.escape import sentence, visible
 from recompute_scan.units import UNITS
 
 WIDTH = 80
@@ -33,7 +33,7 @@ class Page:
     def prose(self, text: str, indent: str = "  ", first: str | None = None, **how: object) -> None:
         """Words wrapped to the width; colour goes on whole lines, so that widths stay true."""
         start = indent if first is None else first
-        for line in wrap(visible(text, 2000), indent, start, self.width):
+        for line in wrap(sentence(text, 2000), indent, start, self.width):
             self.written.append(self.style(line, **how) if how else line)
 
     def row(self, label: str, value: str, note: str = "", **how: object) -> None:

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from recompute_scan import units
 from recompute_scan.report import words
-from recompute_scan.report.escape import inert, lines, shorten, visible
+from recompute_scan.report.escape import inert, lines, sentence, shorten, visible
 
 _CODE = re.compile(r"`([^`]+)`|(?<!\S)(--[a-z][a-z-]*)(?![\w-])")
 
@@ -59,6 +59,7 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         name=visible,
+        said=sentence,
         prose=_prose,
         ms=units.ms,
         pct=units.pct,
@@ -84,7 +85,7 @@ def _finalize(value: Any) -> Any:
 def _prose(text: str, limit: int) -> Markup:
     """A sentence in which what is between backticks, and any option, is set as code."""
     pieces, end = [], 0
-    shown = visible(text, limit)
+    shown = sentence(text, limit)
     for found in _CODE.finditer(shown):
         pieces.append(escape(shown[end : found.start()]))
         pieces.append(Markup("<code>{}</code>").format(found[1] or found[2]))
