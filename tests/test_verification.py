@@ -98,7 +98,8 @@ def test_the_outcome_follows_from_the_intervals(factor: float, outcome: str) -> 
     assert section.saving_low_ms <= section.saving_ms <= section.saving_high_ms
     assert result.verified is not None
     assert "predicted" not in result.headline
-    assert "% of the step is wasted" not in result.headline
+    assert ("of the step is wasted, measured" in result.headline) == (outcome == "helps")
+    assert not result.headline.endswith("is wasted.")
 
 
 def test_runs_that_disagree_leave_it_open() -> None:
