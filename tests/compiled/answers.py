@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -76,3 +77,23 @@ def truth_of(case: Case) -> Truth:
         warnings.simplefilter("ignore")
         backend = "aot_eager" if case.backend == "inductor" else case.backend
         return measure(case.make(backend), case.plain())
+
+
+# Families of operators of which every recompute is counted, by what the truth calls them.
+_COUNTED = {
+    "gemm": ("mm", "addmm", "bmm"),
+    "attention": ("_scaled_dot_product_flash_attention_for_cpu",),
+    "norm": ("native_layer_norm",),
+}
+
+
+def miscounted(result: Result, truth: Truth) -> dict[str, tuple[float, int]]:
+    """Kinds of operators of which the answer has another number of recomputes, said and true.
+
+    Inductor makes other operators of norms, so that those of ``aot_eager`` alone can be compared.
+    """
+    said: Counter[str] = Counter()
+    for family in result.families:
+        said[family.kind] += family.recomputed_per_step  # type: ignore[assignment]
+    true = {kind: sum(truth.again[name] for name in names) for kind, names in _COUNTED.items()}
+    return {kind: (said[kind], one) for kind, one in true.items() if said[kind] != one}

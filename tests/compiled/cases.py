@@ -7,7 +7,8 @@ ran again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -272,4 +273,156 @@ _STACKS = (
         plainly(Attending),
     ),
 )
-CASES = _STACKS
+
+
+def keeping_nothing_random(call: Any) -> Any:
+    """A checkpoint whose policy keeps attention."""
+
+    def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        keep = "scaled_dot_product" in str(operator)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return under(call, context_fn=lambda: create_selective_checkpoint_contexts(policy))
+
+
+_FORMS = (
+    Case(
+        "attention, policy keeps it",
+        "partial",
+        stacked(keeping_nothing_random, kind=Attending, whole=(COMPILE,)),
+        plainly(Attending),
+    ),
+    Case("attention, model", "none", stacked(kind=Attending, whole=(COMPILE,)), plainly(Attending)),
+    Case(
+        "lengths that change, checkpoints in the model",
+        "full",
+        stacked(once, whole=(COMPILE,), lengths=(_TOKENS, 40, 56)),
+        plainly(),
+    ),
+    Case(
+        "lengths that change, layers doubled",
+        "doubled",
+        stacked(once, COMPILE, once, lengths=(_TOKENS, 40, 56)),
+        plainly(),
+    ),
+    Case(
+        "backend eager, checkpoints in the model",
+        "full",
+        stacked(once, whole=(COMPILE,)),
+        plainly(),
+        backend="eager",
+    ),
+    Case(
+        "backend eager, around each layer",
+        "full",
+        stacked(COMPILE, once),
+        plainly(),
+        backend="eager",
+    ),
+    Case(
+        "memory budget of 0",
+        "partial",
+        stacked(kind=Attending, whole=(COMPILE,)),
+        plainly(Attending),
+        settings=(("activation_memory_budget", 0.0),),
+    ),
+    Case(
+        "memory budget of 0.5",
+        "partial",
+        stacked(kind=Attending, whole=(COMPILE,)),
+        plainly(Attending),
+        settings=(("activation_memory_budget", 0.5),),
+    ),
+)
+
+
+def hugging_face(kind: str, *, switch: bool, inner: bool = False) -> Callable[[str], Step]:
+    """A small model of transformers' from its configuration.
+
+    Args:
+        kind: ``llama``, ``bert`` or ``vit``.
+        switch: Whether its own checkpoints are switched on.
+        inner: Whether each layer is compiled, and not the model.
+    """
+
+    def make(backend: str) -> Step:
+        model, batch = _model(kind)
+        if switch:
+            model.gradient_checkpointing_enable()
+        if backend and inner:
+            for layer in _layers_of(model):
+                layer.forward = torch.compile(layer.forward, backend=backend)
+        call = torch.compile(model, backend=backend) if backend and not inner else model
+        return lambda: call(**batch)[0].pow(2).mean()
+
+    return make
+
+
+def _layers_of(model: Any) -> Any:
+    for path in ("layers", "encoder.layer", "encoder.layers", "layer"):
+        with suppress(AttributeError):
+            return model.get_submodule(path)
+    raise LookupError(type(model).__name__)
+
+
+def _model(kind: str) -> tuple[Any, dict[str, Tensor]]:
+    import transformers as hf  # noqa: PLC0415 - takes seconds
+
+    torch.manual_seed(0)
+    small: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+    }
+    tokens = torch.randint(0, 90, (2, 24))
+    if kind == "llama":
+        llama = hf.LlamaModel(hf.LlamaConfig(vocab_size=90, use_cache=False, **small))
+        return llama.train(), {"input_ids": tokens}
+    small |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if kind == "bert":
+        bert = hf.BertModel(hf.BertConfig(vocab_size=90, **small))
+        return bert.train(), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    vit = hf.ViTModel(hf.ViTConfig(image_size=32, patch_size=8, **small))
+    return vit.train(), {"pixel_values": torch.randn(2, 3, 32, 32)}
+
+
+def _plain(kind: str) -> Callable[[], Step]:
+    return lambda: hugging_face(kind, switch=False)("")
+
+
+# A rotary embedding and the activation of a gate are cheaper worked out again than kept.
+_UNCHECKED: dict[str, Verdict] = {"llama": "partial", "bert": "none", "vit": "none"}
+_MODELS = tuple(
+    case
+    for kind, verdict in _UNCHECKED.items()
+    for case in (
+        Case(kind, verdict, hugging_face(kind, switch=False), _plain(kind)),
+        Case(f"{kind}, checkpoints in it", "full", hugging_face(kind, switch=True), _plain(kind)),
+        Case(
+            f"{kind}, layers compiled under checkpoints",
+            "full",
+            hugging_face(kind, switch=True, inner=True),
+            _plain(kind),
+        ),
+    )
+)
+
+_BY_INDUCTOR: dict[str, Verdict] = {
+    "model": "partial",  # norms and activations, for free
+    "model, checkpoints in it": "full",
+    "model, every second layer": "partial",
+    "model, policy keeps products": "partial",
+    "model, in it and around it": "doubled",
+    "layers, checkpoint in each": "full",
+    "layers, checkpoint around each": "full",
+    "layers, reentrant around each": "full",
+    "layers, in and around": "doubled",
+    "graph break under each checkpoint": "full",
+}
+_INDUCTOR = tuple(
+    replace(case, name=f"{case.name}, inductor", backend="inductor", verdict=verdict)
+    for case in _STACKS
+    if (verdict := _BY_INDUCTOR.get(case.name)) is not None
+)
+CASES: tuple[Case, ...] = (*_STACKS, *_FORMS, *_MODELS, *_INDUCTOR)

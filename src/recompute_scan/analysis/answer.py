@@ -13,6 +13,7 @@ from recompute_scan.advise.choose import kept
 from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.analysis.loading import name_mechanism
 from recompute_scan.compiled.answer import Graphs, answer_compiled
+from recompute_scan.compiled.sites import with_call_sites
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
@@ -69,12 +70,15 @@ def result_from(
     priced = compiled is None or compiled.priced
     cost = price(facts, timed, partial(kept, sharded=facts.sharded)) if priced else None
     scale = time_scale(facts, timed)
-    regions = _with_sources(list_regions(opened, scale), sources, info.functions if info else {})
+    switched_on = info.switched_on if info else ()
+    regions = list_regions(opened, scale)
+    if compiled is not None:
+        regions = with_call_sites(regions, sources, switched_on)
+    regions = _with_sources(regions, sources, info.functions if info else {})
     sure = confidence(facts)
     if sure == "high" and compiled is not None and not compiled.seen:
         sure = "medium"
     environment = _environment(facts.trace, info)
-    switched_on = info.switched_on if info else ()
     memory = weigh_memory(footprint, facts.trace, regions, cost, machine) if footprint else None
     findings, checked = check_all(
         Evidence(
@@ -122,7 +126,9 @@ def result_from(
             cost.step_ms if cost else None,
             device_name(facts.trace, environment),
             machine.peak_tflops,
-        ),
+        )
+        if priced
+        else None,
         memory=memory,
         fidelity=info.fidelity if info else None,
         compiled=compiled.code if compiled else None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recompute_scan.compiled.opened import Parts
-from recompute_scan.compiled.partitions import PRODUCTS
+from recompute_scan.compiled.repeated import PRODUCTS
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.cross_check import PlainCounts, Tally
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -43,7 +43,7 @@ def count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> Account
             times = [number for node, number in pairs if node.operator in PRODUCTS]
             first += len(times)
             again += backwards * sum(times)
-            gradients += backwards * (_products(graph.repeats.backward) - sum(times))
+            gradients += backwards * _products(graph.repeats.gradients)
     ran = _inside_compiled(facts)
     product = facts.calls.matching(_PRODUCT)[facts.calls.name]
     outside = sum(

@@ -65,7 +65,8 @@ def answer_compiled(facts: RecomputeFacts, graphs: Graphs) -> Answered | None:
     """The verdict with the graphs; ``None`` where no trained call is compiled."""
     parts, unknown = find_parts(facts, graphs.partitions)
     if not parts and not unknown:
-        return None
+        code = CompiledCode((), (), graphs.breaks)
+        return Answered(facts, facts, code, seen=True, priced=True) if graphs.breaks else None
     if unknown:
         code = _code(facts, parts, graphs, unknown)
         return Answered(_without(facts, unknown), facts, code, seen=False, priced=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 # `name: "f32[4, 32][32, 1]cpu" = expression;  other = None`. Types came with torch 2.1.
 _STATEMENT = re.compile(r'\s+([A-Za-z_]\w*)(?:: "([^"]*)")? = (.+)$')
@@ -23,10 +24,12 @@ _TYPE = re.compile(r"([a-z]+\d+\w*)\[([^\]]*)\]")
 _DELETED = re.compile(r";  (?:[A-Za-z_]\w* = )+None$")
 
 GETITEM = "getitem"
+LENGTH = "length"
 # Keeps the random state of an operator, which is its first argument; and runs it with that state.
 _KEEPS_STATE = "torch.ops.higher_order.run_and_save_rng_state"
 _WITH_STATE = "torch.ops.higher_order.run_with_rng_state"
 _GRAPHSAFE = "torch.ops.higher_order.graphsafe_run_with_rng_state"
+_CHANGING = 128
 _BITS = re.compile(r"\d+")
 
 
@@ -68,7 +71,7 @@ class Node:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Shape of the result; ``None`` where it has none or is not a number throughout."""
+        """Shape of the result; ``None`` where it has none."""
         return shape_of(self.type)
 
 
@@ -81,12 +84,25 @@ class Graph:
 
 
 def shape_of(type_: str) -> tuple[int, ...] | None:
-    """The shape that a printed type has: ``(4, 32)`` for ``f32[4, 32][32, 1]cpu``."""
+    """The shape that a printed type has: ``(4, 32)`` for ``f32[4, 32][32, 1]cpu``.
+
+    A length that changes is taken for 128, for want of a better number.
+    """
     match = _TYPE.match(type_)
     if match is None:
         return None
-    parts = [part.strip() for part in match[2].split(",") if part.strip()]
-    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else None
+    return tuple(_length(part) for part in match[2].split(",") if part.strip())
+
+
+def is_length(type_: str) -> bool:
+    """Is a value of that printed type a number, such as a length that changes?"""
+    return type_.startswith("Sym(")
+
+
+def _length(text: str) -> int:
+    """A length as printed; one that changes counts as the factors that are known of it."""
+    known = [int(part) for part in text.split("*") if part.strip().isdigit()]
+    return prod(known) * (1 if text.strip().isdigit() else _CHANGING)
 
 
 def bytes_of(type_: str) -> int:
@@ -150,7 +166,8 @@ def _node(line: str, file: str | None, group: int | None) -> Node | None:
         return Node(name, GETITEM, (), f"{item[1]}, {item[2]}", type_, file, group)
     call = _CALL.match(made)
     if call is None:
-        return None
+        # A length that is worked out from others: what it is stands in its type.
+        return Node(name, LENGTH, (), "", type_, file, group) if is_length(type_) else None
     target, arguments, state = call[1], call[2], ""
     if target in (_KEEPS_STATE, _GRAPHSAFE):
         target, _, arguments = arguments.partition(", ")

@@ -10,7 +10,7 @@ from functools import cached_property
 from math import prod
 
 from recompute_scan.compiled.graph import Node, bytes_of, parse_graph, shape_of
-from recompute_scan.compiled.repeated import Repeats, find_repeats
+from recompute_scan.compiled.repeated import PRODUCTS, Repeats, find_repeats, is_costly
 from recompute_scan.compiled.structured import BREAK, CONFIG, Record
 
 _BUDGET = re.compile(r'"activation_memory_budget": ([\d.]{1,8})')
@@ -18,19 +18,11 @@ _CHECKPOINT = "torch.ops.higher_order.tag_activation_checkpoint("
 _FILE = re.compile(r"# File: (.{1,1000}?):(\d+) in (\w{1,200})")
 _PARAMETER = re.compile(r"L_\w+?_modules_(\w+)_(?:parameters|buffers)_\w+?_$")
 
-# Of these a recompute costs what it cost before; anything else is fused with what needs it.
-PRODUCTS = frozenset("mm addmm bmm baddbmm _scaled_mm _grouped_mm addbmm".split())
-_COSTLY = re.compile(r"(.*(attention|convolution|conv\d).*)$")
+# What wrappers call the module that they wrap; the compiler leaves out what is before the name.
+_WRAPPERS = frozenset({"checkpoint_wrapped_module", "orig_mod", "fsdp_wrapped_module", "module"})
+
 # Arithmetic that takes as long as moving one byte, of a GPU's or a processor's order.
 _FLOPS_A_BYTE = 50.0
-
-
-def is_costly(operator: str) -> bool:
-    """Is it work that a backward pass cannot run again for free: a product, attention, a
-    convolution?
-    """
-    forward = "backward" not in operator
-    return forward and (operator in PRODUCTS or bool(_COSTLY.match(operator)))
 
 
 @dataclass(frozen=True)
@@ -142,7 +134,9 @@ def _parameters(dynamo: str, inputs: dict[str, str]) -> dict[str, str]:
     modules = {}
     for name, parameter in zip(inputs, traced, strict=True):
         if match := _PARAMETER.match(parameter):
-            modules[name] = match[1].replace("_modules_", ".")
+            path = match[1].replace("_modules_", ".").split(".")
+            if kept := [part for part in path if part not in _WRAPPERS]:
+                modules[name] = ".".join(kept)
     return modules
 
 

@@ -44,7 +44,7 @@ VERDICT_MEANING: dict[Verdict, str] = {
 HOW_TO_RECORD = (
     "Record at least one whole training step, forward and backward pass, with operator events "
     "on. The command `recompute-scan run --steps 5 train.py` does so with your script unchanged. "
-    "Where torch.compile hides the operators, set TORCH_COMPILE_DISABLE=1 for the recording. In "
+    "It also keeps the graphs of torch.compile, which say what compiled code runs again. In "
     "torch.profiler code of your own, keep ProfilerActivity.CPU among the activities and let "
     "the schedule record at least two whole steps."
 )
