@@ -95,5 +95,10 @@ def miscounted(result: Result, truth: Truth) -> dict[str, tuple[float, int]]:
     said: Counter[str] = Counter()
     for family in result.families:
         said[family.kind] += family.recomputed_per_step  # type: ignore[assignment]
+    for graph in result.compiled.graphs if result.compiled else ():
+        for one in graph.recomputes:  # those that are free are in no family
+            kind = next((kind for kind, names in _COUNTED.items() if one.operator in names), "")
+            if one.free and graph.calls_per_step:
+                said[kind] += one.operators * one.times * graph.calls_per_step  # type: ignore[assignment]
     true = {kind: sum(truth.again[name] for name in names) for kind, names in _COUNTED.items()}
     return {kind: (said[kind], one) for kind, one in true.items() if said[kind] != one}

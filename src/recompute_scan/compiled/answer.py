@@ -17,8 +17,8 @@ from recompute_scan.result import CompiledCode, CompiledGraph, CompiledRecompute
 
 _RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial")
 _UNKNOWN = (
-    "Part of the backward pass is compiled, and the compiler's graphs for {names} are not here: "
-    "what it recomputes cannot be told."
+    "Part of the backward pass is compiled, and the compiler's graphs for {names} are not here or "
+    "do not tell what is recomputed (before torch 2.10 they do not name checkpoints)."
 )
 
 

@@ -93,7 +93,7 @@ def _parts_of(
         name = calls.names[calls.name[holder]] if holder >= 0 else ""
         parts = partitions.get(name.partition(": ")[2], ())
         number = turn.get(holder, 0)
-        if number >= len(parts) or parts[number].repeats.strange:
+        if number >= len(parts) or not parts[number].readable:
             return None
         turn[holder] = number + 1
         found.append(parts[number])

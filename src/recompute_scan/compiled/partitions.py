@@ -56,6 +56,14 @@ class Partition:
     sites: tuple[Site, ...]
     budget: float | None
 
+    @property
+    def readable(self) -> bool:
+        """Is every recompute explained? Before torch 2.10 graphs do not say which operators a
+        checkpoint is around.
+        """
+        marked = any(node.group is not None for node in self.repeats.nodes)
+        return not self.repeats.strange and (marked or not self.sites)
+
     @cached_property
     def weights(self) -> tuple[float, ...]:
         """What share of the forward graph's time each operator takes, by its arithmetic and the
