@@ -22,5 +22,5 @@ def test_the_answer_is_right(case: Case) -> None:
     assert not said.findings or all(one.code != "RS007" for one in said.findings)
     if case.backend != "inductor":
         assert miscounted(said, truth) == {}
-    # The compiler's graphs and the operators in the trace are two accounts.
+    # The compiler's graphs and the operators in the trace are two counts.
     assert said.confidence == "high"

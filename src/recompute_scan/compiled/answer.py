@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from recompute_scan.compiled.account import count_products
+from recompute_scan.compiled.second_count import count_products
 from recompute_scan.compiled.opened import Opened, Parts, find_parts, open_up
 from recompute_scan.compiled.partitions import Partition, graph_breaks, read_partitions
 from recompute_scan.compiled.repeated import Repeats
@@ -50,7 +50,7 @@ class Answered:
         facts: As they were, with the verdict and the plain count.
         opened: The same with compiled calls opened up into their operators.
         code: What the result says of compiled code.
-        seen: Whether the trace shows the products that the graphs have: two accounts.
+        seen: Whether the trace shows the products that the graphs have: two counts.
         priced: Whether the trace shows all recomputes, so that they can be priced from it.
     """
 
@@ -70,21 +70,21 @@ def answer_compiled(facts: RecomputeFacts, graphs: Graphs) -> Answered | None:
     if unknown:
         code = _code(facts, parts, graphs, unknown)
         return Answered(_without(facts, unknown), facts, code, seen=False, priced=True)
-    account = count_products(facts, parts)
+    second = count_products(facts, parts)
     opened = open_up(facts, parts)
-    judgement = _judge(replace(opened.facts, plain=account.plain), opened)
+    judgement = _judge(replace(opened.facts, plain=second.plain), opened)
     by_operators: EvidenceLevel = "annotated" if facts.annotations is not None else "autograd"
     told = replace(
         facts,
         judgement=judgement,
-        plain=account.plain,
+        plain=second.plain,
         level=by_operators,
         compiled=None,
     )
     whole = replace(told, counts=opened.facts.counts, blocks=opened.facts.blocks)
     asked = any(any(graph.asked) for each in parts.values() for graph in each)
     return Answered(
-        told, whole, _code(facts, parts, graphs, ()), seen=account.seen, priced=not asked
+        told, whole, _code(facts, parts, graphs, ()), seen=second.seen, priced=not asked
     )
 
 

@@ -20,19 +20,19 @@ _PRODUCT = re.compile(rf"aten::({'|'.join(sorted(PRODUCTS))})$")
 
 
 @dataclass(frozen=True)
-class Account:
+class SecondCount:
     """The two counts side by side.
 
     Attributes:
         plain: The plain count, with the products of compiled code where the trace shows them.
-        seen: Whether the trace shows them: then two accounts have to agree.
+        seen: Whether the trace shows them: then two counts have to agree.
     """
 
     plain: PlainCounts
     seen: bool
 
 
-def count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> Account:
+def count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> SecondCount:
     """The plain count with what compiled code runs by its graphs."""
     counts = facts.counts
     first = gradients = again = 0
@@ -55,7 +55,7 @@ def count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> Account
     tallies = [_explained(facts, tally, ran) for tally in facts.plain.tallies]
     if seen:
         tallies.insert(0, Tally(NAME, outside, inside - gradients, 0, first, again))
-    return Account(PlainCounts(tuple(tallies)), seen)
+    return SecondCount(PlainCounts(tuple(tallies)), seen)
 
 
 def _products(counter: Mapping[str, int]) -> int:
