@@ -15,7 +15,7 @@ def _marked(case: Case) -> object:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", map(_marked, CASES))
+@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
 def test_the_answer_is_right(case: Case) -> None:
     truth, said = truth_of(case), said_of(case)
     assert said.verdict == case.verdict

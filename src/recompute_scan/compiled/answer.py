@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from recompute_scan.compiled.second_count import count_products
 from recompute_scan.compiled.opened import Opened, Parts, find_parts, open_up
 from recompute_scan.compiled.partitions import Partition, graph_breaks, read_partitions
 from recompute_scan.compiled.repeated import Repeats
+from recompute_scan.compiled.second_count import count_products
 from recompute_scan.compiled.structured import Record
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.verdict import Judgement, judge
