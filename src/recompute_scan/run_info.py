@@ -175,6 +175,11 @@ def run_info_name(rank: int) -> str:
     return f"run-rank{rank}.json"
 
 
+def compiled_name(rank: int) -> str:
+    """File name of the compiler's graphs that a rank leaves in the run's folder."""
+    return f"compiled-rank{rank}.log"
+
+
 def stacks_text_name(rank: int) -> str:
     """File name of the stacks that a rank leaves when it hangs or is terminated."""
     return f"where-rank{rank}.txt"

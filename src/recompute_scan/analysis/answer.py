@@ -12,6 +12,8 @@ from recompute_scan._version import __version__
 from recompute_scan.advise.choose import kept
 from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.analysis.loading import name_mechanism
+from recompute_scan.compiled.answer import Graphs, answer_compiled
+from recompute_scan.compiled.sites import with_call_sites
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
@@ -20,6 +22,7 @@ from recompute_scan.cost.price import price, time_scale
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.findings.rules import check_all
 from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
+from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.families import attention_of, count_families, count_kernels
 from recompute_scan.recompute.proof import show_proof
@@ -35,10 +38,13 @@ _SMALL_PASS = 0.1
 
 
 def result_of(
-    trace: Trace, info: RunInfo | None = None, machine: Machine = UNKNOWN_MACHINE
+    trace: Trace,
+    info: RunInfo | None = None,
+    machine: Machine = UNKNOWN_MACHINE,
+    graphs: Graphs | None = None,
 ) -> Result:
     """The result for one loaded trace, with its run's run record where there is one."""
-    return result_from(study(trace, name_mechanism), info, machine)
+    return result_from(study(trace, name_mechanism), info, machine, graphs=graphs)
 
 
 def result_from(
@@ -46,6 +52,7 @@ def result_from(
     info: RunInfo | None = None,
     machine: Machine = UNKNOWN_MACHINE,
     footprint: Footprint | None = None,
+    graphs: Graphs | None = None,
 ) -> Result:
     """The result for what was found in one trace.
 
@@ -54,15 +61,25 @@ def result_from(
         info: The run record of its run.
         machine: What is known of the device beside what the trace says.
         footprint: The memory of a step of the same run.
+        graphs: The compiler's graphs of the same run, where they are known.
     """
+    compiled = answer_compiled(facts, graphs) if graphs is not None else None
+    facts, opened = (compiled.facts, compiled.opened) if compiled else (facts, facts)
     sources = info.sources if info else {}
     timed = info.timed_steps_ms if info else ()
-    cost = price(facts, timed, partial(kept, sharded=facts.sharded))
+    # What runs again inside a compiled graph is in no trace, and so has no price.
+    priced = compiled is None or compiled.priced
+    cost = price(facts, timed, partial(kept, sharded=facts.sharded)) if priced else None
     scale = time_scale(facts, timed)
-    regions = _with_sources(list_regions(facts, scale), sources, info.functions if info else {})
-    sure = confidence(facts)
-    environment = _environment(facts.trace, info)
     switched_on = info.switched_on if info else ()
+    regions = list_regions(opened, scale)
+    if compiled is not None:
+        regions = with_call_sites(regions, sources, switched_on)
+    regions = _with_sources(regions, sources, info.functions if info else {})
+    sure = confidence(facts)
+    if sure == "high" and compiled is not None and not compiled.seen:
+        sure = "medium"
+    environment = _environment(facts.trace, info)
     memory = weigh_memory(footprint, facts.trace, regions, cost, machine) if footprint else None
     findings, checked = check_all(
         Evidence(
@@ -78,7 +95,7 @@ def result_from(
             info.fidelity if info else None,
         )
     )
-    families = count_families(facts, scale)
+    families = count_families(opened, scale)
     if facts.attention is not None and attention_of(families) is None:
         families += count_kernels(facts.attention)
     judgement = facts.judgement
@@ -93,7 +110,7 @@ def result_from(
         mean_recompute=judgement.mean,
         recomputed_share=judgement.share,
         attention=attention_of(families),
-        steps=_steps(facts),
+        steps=_steps(facts, opened.counts),
         families=families,
         regions=regions,
         cost=cost,
@@ -104,15 +121,18 @@ def result_from(
         environment=environment,
         warnings=_warnings(facts, info),
         cross_check=_cross_check(facts),
-        proof=show_proof(facts, regions),
+        proof=show_proof(opened, regions),
         flops=count_flops(
             facts,
             cost.step_ms if cost else None,
             device_name(facts.trace, environment),
             machine.peak_tflops,
-        ),
+        )
+        if priced
+        else None,
         memory=memory,
         fidelity=info.fidelity if info else None,
+        compiled=compiled.code if compiled else None,
     )
     return replace(result, headline=headline(result))
 
@@ -181,14 +201,14 @@ def _with_sources(
     )
 
 
-def _steps(facts: RecomputeFacts) -> tuple[Step, ...]:
+def _steps(facts: RecomputeFacts, opened: Counts) -> tuple[Step, ...]:
     if facts.attention is not None and facts.level == "kernels":
         return _attention_steps(facts.attention)
     counts = facts.counts
     trained = facts.alignment.backwards > 0
     steps = []
     for position, span in enumerate(facts.steps):
-        mine = counts.step == position
+        mine, inside = counts.step == position, opened.step == position
         steps.append(
             Step(
                 index=span.index,
@@ -196,8 +216,8 @@ def _steps(facts: RecomputeFacts) -> tuple[Step, ...]:
                 duration_ms=(span.end - span.start) / 1e6,
                 complete=bool(facts.complete[position]),
                 micro_batches=_micro_batches(counts.batch[mine & trained]),
-                forward_ops=int(mine.sum()),
-                recomputed_ops=int(counts.runs[mine].sum()),
+                forward_ops=int(inside.sum()),
+                recomputed_ops=int(opened.runs[inside].sum()),
             )
         )
     return tuple(steps)

@@ -165,6 +165,11 @@ def _headline(result: Result) -> str:
         return "No forward work runs again in the backward pass: nothing is recomputed."
     if result.verdict == "full":
         return "Every block runs its forward once more in the backward pass: checkpointed once."
+    if result.verdict == "partial" and (free := _free_operators(result)):
+        return (
+            f"The compiler runs {free} cheap operators again inside its backward graphs, for free; "
+            "no checkpoint recomputes anything."
+        )
     if result.verdict == "partial":
         share = 100 * (result.recomputed_share or 0.0)
         return f"{share:.0f} % of the forward work runs once more in the backward pass."
@@ -181,6 +186,14 @@ def _headline(result: Result) -> str:
         f"Checkpointing is doubled: {_decapitalised(which)} {verb} forward {highest:g} more times "
         f"in each backward pass{_gain(result)}."
     )
+
+
+def _free_operators(result: Result) -> int:
+    """How many operators compiled code runs again, where that is free and all there is."""
+    graphs = result.compiled.graphs if result.compiled is not None else ()
+    blocks = any(region.recompute_runs_per_backward for region in result.regions)
+    free = sum(graph.free for graph in graphs)
+    return 0 if blocks or free < sum(graph.recomputed for graph in graphs) else free
 
 
 def _gain(result: Result) -> str:

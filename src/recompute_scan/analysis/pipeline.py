@@ -137,7 +137,7 @@ def answer_to(one: Loaded, machine: Machine, limits: Limits, on_progress: Progre
     """The result for one loaded trace, with what else its file tells (frames, memory)."""
     facts = study(one.trace, name_mechanism)
     facts = with_stacks(facts, one.address, one.info, limits, on_progress)
-    return result_from(facts, one.info, machine, _footprint(facts, one, limits))
+    return result_from(facts, one.info, machine, _footprint(facts, one, limits), one.graphs)
 
 
 def _with_hta(result: Result, one: Loaded) -> Result:

@@ -59,12 +59,25 @@ def find_blocks(calls: Calls, counts: Counts, spans: Sequence[Span]) -> list[Blo
     blocks_of = {
         batch: _blocks_of(forest(spans_of[batch]), code, batch) for batch in sorted(passes)
     }
-    blocks = [block for found in blocks_of.values() for block in found]
-    recomputed = bool(blocks)
+    return with_lookalikes([block for found in blocks_of.values() for block in found], counts, code)
+
+
+def with_lookalikes(checkpointed: Sequence[Block], counts: Counts, code: Int64) -> list[Block]:
+    """The blocks under checkpoints, with those that look like them, in forward order.
+
+    Without any, the layers are what repeats.
+
+    Args:
+        checkpointed: The blocks under checkpoints, of all forward passes.
+        counts: The operators of all forward passes.
+        code: One number per operator, equal for operators that are alike.
+    """
+    blocks = list(checkpointed)
     patterns = _patterns(blocks, code)
-    for batch, here in passes.items():
-        if recomputed:
-            blocks += _lookalikes(patterns, blocks_of[batch], code, counts.counted, here, batch)
+    for batch, here in _forward_passes(counts).items():
+        if checkpointed:
+            mine = [block for block in checkpointed if block.batch == batch]
+            blocks += _lookalikes(patterns, mine, code, counts.counted, here, batch)
         else:
             blocks += _repeats(code, here, batch)
     return sorted(blocks, key=lambda block: block.span.first)

@@ -37,6 +37,8 @@ class Counts:
         step: Position of its step in the list of steps, -1 outside any.
         batch: Number of its forward pass: one more after each backward pass.
         redundant_rows: Rows of the recomputed operators beyond the first per backward pass.
+        operators: Names of the operators, where they are not those of the calls: several entries
+            can be of one call, which compiled code makes of several operators.
     """
 
     rows: Int64
@@ -49,6 +51,13 @@ class Counts:
     step: Int64
     batch: Int64
     redundant_rows: Int64
+    operators: tuple[str, ...] | None = None
+
+    def names(self, calls: Calls, places: slice) -> list[str]:
+        """Names of the operators at these places."""
+        if self.operators is not None:
+            return list(self.operators[places])
+        return [calls.names[code] for code in calls.name[self.rows[places]].tolist()]
 
     def highest(self, among: Bool | Int64 | slice, matters: float = MATTERS) -> float:
         """The highest m that at least the share ``matters`` of these operators' time has."""

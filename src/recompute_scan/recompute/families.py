@@ -36,7 +36,10 @@ def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, .
     steps = max(1, facts.complete_count)
     tallies: dict[tuple[str, str], _Tally] = defaultdict(_Tally)
     counts = facts.counts
-    known, kinds = _families_of_rows(facts, counts.rows[counts.counted])
+    if counts.operators is None:
+        known, kinds = _families_of_rows(facts, counts.rows[counts.counted])
+    else:
+        known, kinds = _families_of_names(np.array(counts.operators)[counts.counted].tolist())
     columns = (
         np.bincount(kinds),
         np.bincount(kinds, counts.runs[counts.counted]),
@@ -108,6 +111,13 @@ def _families_of_rows(facts: RecomputeFacts, rows: Int64) -> tuple[list[tuple[st
         exact = {by_name[code] for code in calls.name[inside].tolist()}
         exact.discard(("attention", "attention"))
         found[place] = min((f for f in exact if f[1] == "attention"), default=found[place])
+    known = dict(zip(dict.fromkeys(found), range(len(found)), strict=False))
+    return list(known), np.array([known[family] for family in found], np.int64)
+
+
+def _families_of_names(names: list[str]) -> tuple[list[tuple[str, str]], Int64]:
+    """The same by the operators' names alone."""
+    found = [words.family_of(name) for name in names]
     known = dict(zip(dict.fromkeys(found), range(len(found)), strict=False))
     return list(known), np.array([known[family] for family in found], np.int64)
 

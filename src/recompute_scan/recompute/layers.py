@@ -38,7 +38,7 @@ def group_blocks(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> list[
 
 def operators_of(calls: Calls, counts: Counts, block: Block) -> str:
     """The names of a block's operators, a line each."""
-    return "\n".join(calls.names[code] for code in calls.name[counts.rows[block.places]].tolist())
+    return "\n".join(counts.names(calls, block.places))
 
 
 def _one_layer_each(counts: Counts, blocks: list[Block]) -> list[list[Block]]:

@@ -25,7 +25,7 @@ def show_proof(facts: RecomputeFacts, regions: tuple[Region, ...]) -> Proof | No
     shown = [region for region in regions if region.recompute_runs_per_backward == most]
     region = shown[len(shown) // 2]
     block = facts.layers[region.ordinal][-1]
-    rows = facts.counts.rows[block.places]
+    rows = np.unique(facts.counts.rows[block.places])
     lanes = [_lane(facts, "forward", "forward", rows)]
     runs = _recomputes(facts, rows)
     for number, again in enumerate(runs, 1):

@@ -115,7 +115,7 @@ def classify(calls: Calls) -> Structure:
     owner = np.full(size, -1, np.int32)
     node = np.zeros(size, np.bool_)
     is_checkpoint_node = classes.checkpoint_node[calls.name] & (calls.kind == Kind.OP)
-    holds_backward = _holding_backward(calls, classes)
+    holds_backward = _holding_backward(calls, classes) | _broken_regions(calls)
     closures = _closures(calls, classes)
     closure = np.zeros(size, np.bool_)
     closure[closures] = True
@@ -197,6 +197,32 @@ def _holding_backward(calls: Calls, classes: _NameClasses) -> Bool:
     rows = np.arange(len(calls))
     held: Bool = engines[rows + 1 + calls.size] > engines[rows + 1]
     return held & (calls.sequence < 0)
+
+
+def _broken_regions(calls: Calls) -> Bool:
+    """For each call: is it a compiled region that a graph break divides, or that runs in Python?
+
+    It holds other regions, or operators with numbers of their own outside compiled functions. All
+    versions of its code are looked through, so that a recompute looks like its forward.
+    """
+    names = [words.COMPILED_REGION.match(name) for name in calls.names]
+    region = np.array([name is not None for name in names], np.bool_)
+    broken = np.zeros(len(calls), np.bool_)
+    rows = np.flatnonzero(region[calls.name])
+    if not len(rows):
+        return broken
+    compiled = calls.matching(words.COMPILED_FUNCTION)[calls.name]
+    inside = np.zeros(len(calls) + 1, np.int64)
+    functions = np.flatnonzero(compiled)
+    np.add.at(inside, functions, 1)
+    np.add.at(inside, functions + 1 + calls.size[functions], -1)
+    hidden = np.cumsum(inside)[:-1] > 0
+    own = (calls.sequence >= 0) & (calls.kind == Kind.OP) & ~hidden
+    told = np.append(0, np.cumsum(own | region[calls.name]))
+    divided = rows[told[rows + 1 + calls.size[rows]] > told[rows + 1]]
+    frames = {match[1] for code in np.unique(calls.name[divided]) if (match := names[code])}
+    same = np.array([name is not None and name[1] in frames for name in names], np.bool_)
+    return np.asarray(same[calls.name], np.bool_)
 
 
 def _closures(calls: Calls, classes: _NameClasses) -> Int64:

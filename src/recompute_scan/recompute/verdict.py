@@ -117,7 +117,7 @@ def judge(
         verdict = "none"
     elif highest >= 2:
         verdict = "doubled"
-    elif _by_design(calls, structure, alignment):
+    elif alignment.recomputes and _by_design(calls, structure, alignment):
         verdict = "partial"
     elif blocks and all(_whole(counts, block) for block in blocks):
         verdict = "full"

@@ -125,6 +125,9 @@ COMPILED_REGION = re.compile(r"(Torch-Compiled Region: \d+)/\d+$")
 # A compiled graph's forward, by dynamo's range or by its autograd function.
 COMPILED_CALL = re.compile(r"Torch-Compiled Region: \d+/\d+$|.*CompiledFunction$")
 
+# Its autograd function alone.
+COMPILED_FUNCTION = re.compile(r".*CompiledFunction$")
+
 COMPILED_NODE = re.compile(r".*CompiledFunctionBackward")
 
 # First match wins; matched on operator names below `aten::` and on custom functions.

@@ -14,6 +14,7 @@ from typing import Any
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.reentrant import NO_INPUT_GRAD
 from recompute_scan.record import selftest
+from recompute_scan.record.compiled_graphs import CompiledGraphs
 from recompute_scan.record.execute import Exit
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.collect import receive, send
@@ -95,6 +96,7 @@ def observe(
     target = f"-m {options.target}" if options.is_module else options.target
 
     def run_record(outcome: Exit, end: RankEnd | None) -> RunInfo:
+        graphs.write()
         failure = how_it_failed(outcome) if outcome.exit_status else None
         return make_run_record(
             recorder, probe, plan, target, failure=failure, status=outcome.exit_status, end=end
@@ -119,12 +121,13 @@ def observe(
         on_kept=so_far,
         guard=guard,
     )
+    graphs = CompiledGraphs(folder, lambda: recorder.ranks.rank, guard)
     guard.on_failure, guard.settle = recorder.give_up, recorder.settle
     everything = options.without_checkpointing
     bypassing = bool(options.removals) or everything
     bypass = Bypass(probe, options.removals, everything=everything, guard=guard)
     alternation = Alternation(bypass, recorder, plan.warmup) if options.switching else None
-    boundaries = _Boundaries(recorder, probe, alternation, gauges, keeps_probe=bypassing)
+    boundaries = _Boundaries(recorder, probe, graphs, alternation, gauges, keeps_probe=bypassing)
     hooks = StepHooks(counter, boundaries, guard)
     unstepped = Unstepped(counter, guard)
     ends: list[RankEnd] = []
@@ -147,7 +150,14 @@ def observe(
     def close() -> None:
         ends_with = [watchdog.stop, hooks.remove, recorder.finish, recorder.others.remove]
         ends_with += [gauges.remove] if gauges is not None else []
-        for one in (*ends_with, bypass.remove, probe.remove, unstepped.remove, patches.undo):
+        for one in (
+            *ends_with,
+            graphs.remove,
+            bypass.remove,
+            probe.remove,
+            unstepped.remove,
+            patches.undo,
+        ):
             guard.run(one, otherwise=None)
         if active in _ACTIVE:
             _ACTIVE.remove(active)
@@ -186,11 +196,12 @@ def observe(
     patches = Patches()
     watchdog = Watchdog(folder, options.timeout_s, lambda: counter.steps, hung, waits, guard)
     takes_out = [hooks.remove, recorder.others.remove, bypass.remove, probe.remove, patches.undo]
-    takes_out += [unstepped.remove, *([gauges.remove] if gauges is not None else [])]
+    takes_out += [graphs.remove, unstepped.remove, *([gauges.remove] if gauges is not None else [])]
     active = process, [*takes_out, watchdog.forget, removes]
     _ACTIVE.append(active)
     installs = [
         unstepped.install,
+        graphs.install,
         lambda: selftest.install(probe),
         *([bypass.install] if bypassing else []),
     ]
@@ -242,6 +253,7 @@ class _Boundaries:
 
     recorder: Recorder
     probe: Probe
+    graphs: CompiledGraphs
     alternation: Alternation | None
     gauges: Gauges | None
     keeps_probe: bool
@@ -259,6 +271,8 @@ class _Boundaries:
         self.recorder.boundary()
         if self.alternation is not None:
             self.alternation.next()
+        if self.recorder.done:
+            self.graphs.remove()
         if self.recorder.done and not self.keeps_probe:
             self.probe.remove()
             self.recorder.others.remove()

@@ -21,6 +21,7 @@ from recompute_scan.api import Scan
 from recompute_scan.diagnose.reentrant import NO_INPUT_GRAD
 from recompute_scan.errors import ScanError, UsageError
 from recompute_scan.record import selftest
+from recompute_scan.record.compiled_graphs import CompiledGraphs
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.home import Home
 from recompute_scan.record.postmortem import end_of
@@ -51,15 +52,19 @@ class _Live:
     probe: Probe
     counter: StepCounter
     recorder: Recorder
+    graphs: CompiledGraphs
     guard: Guard
 
     def install(self) -> None:
-        for install in (lambda: selftest.install(self.probe), self.recorder.others.install):
+        others = self.recorder.others.install
+        for install in (self.graphs.install, lambda: selftest.install(self.probe), others):
             self.guard.run(install, otherwise=None)
 
     def remove(self) -> None:
-        for remove in (self.recorder.finish, self.recorder.others.remove, self.probe.remove):
+        others = self.recorder.others.remove
+        for remove in (self.recorder.finish, others, self.probe.remove, self.graphs.remove):
             self.guard.run(remove, otherwise=None)
+        self.graphs.write()
 
 
 class Recording:
@@ -165,7 +170,8 @@ class Recording:
             guard=guard,
         )
         guard.on_failure, guard.settle = recorder.give_up, recorder.settle
-        self._live = _Live(self._plan, home, probe, counter, recorder, guard)
+        graphs = CompiledGraphs(home.path, lambda: recorder.ranks.rank, guard)
+        self._live = _Live(self._plan, home, probe, counter, recorder, graphs, guard)
         _current = self
         self._live.install()
 

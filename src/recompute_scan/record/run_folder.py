@@ -15,6 +15,7 @@ from recompute_scan.run_info import (
     CLAIM,
     STOPPED,
     WORD,
+    compiled_name,
     run_info_name,
     so_far_name,
     stacks_text_name,
@@ -84,6 +85,7 @@ def _files(rank: int) -> tuple[str, ...]:
         f"trace-rank{rank}.json.gz",
         f"stacks-rank{rank}.json.gz",
         f"flight-rank{rank}.json",
+        compiled_name(rank),
         stacks_text_name(rank),
         *_run_records(rank),
     )

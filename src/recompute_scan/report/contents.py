@@ -6,6 +6,7 @@ from recompute_scan.report.section import Section
 from recompute_scan.report.sections import (
     block_by_block,
     checkpoint_sites,
+    compiled_code,
     device_use,
     every_rule,
     failure,
@@ -33,6 +34,7 @@ SECTIONS: tuple[Section, ...] = (
     block_by_block.SECTION,
     rank_by_rank.SECTION,
     checkpoint_sites.SECTION,
+    compiled_code.SECTION,
     findings_and_fixes.SECTION,
     same_computation.SECTION,
     how_to_check.SECTION,

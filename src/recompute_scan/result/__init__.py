@@ -6,6 +6,7 @@ shares lie in 0..1, percentages in 0..100, and what is not known is ``None``, ne
 ``json_schema`` describes it (shipped as ``result.schema.json``).
 """
 
+from recompute_scan.result.compiled import CompiledCode, CompiledGraph, CompiledRecompute
 from recompute_scan.result.cost import (
     MEASURED,
     Arm,
@@ -63,6 +64,9 @@ __all__ = [
     "Breakdown",
     "Checked",
     "Checkpoint",
+    "CompiledCode",
+    "CompiledGraph",
+    "CompiledRecompute",
     "Cost",
     "CrossCheck",
     "DeviceTime",

@@ -11,6 +11,7 @@ from recompute_scan.crash import Crash
 from recompute_scan.errors import InputError
 from recompute_scan.faithful import Fidelity
 from recompute_scan.files import encodable
+from recompute_scan.result.compiled import CompiledCode
 from recompute_scan.result.cost import Cost, Flops, Hta, Memory, Verified
 from recompute_scan.result.recompute import (
     Attention,
@@ -62,6 +63,7 @@ class Result:
     fidelity: Fidelity | None = None
     crash: Crash | None = None
     hta: Hta | None = None
+    compiled: CompiledCode | None = None
     schema: str = field(default=SCHEMA)
 
 

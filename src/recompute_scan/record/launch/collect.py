@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from recompute_scan.record.compat import holds
-from recompute_scan.run_info import WORD, RunInfo, encode_run_info, run_info_name
+from recompute_scan.run_info import WORD, RunInfo, compiled_name, encode_run_info, run_info_name
 
 # Torch's stores take values of up to 8 MiB.
 _PIECE = 1 << 20
@@ -50,6 +50,8 @@ def send(folder: Path, store: Any, info: RunInfo) -> None:
             store.set(key, json.dumps({"files": [], "left": None}))
             return
         names = [name for name in (info.trace, info.stacks) if name is not None]
+        if (folder / compiled_name(info.rank)).is_file():
+            names.append(compiled_name(info.rank))
         size = sum((folder / name).stat().st_size for name in names)
         left = None
         if size > MOST_BYTES:
@@ -106,7 +108,8 @@ def _shares(folder: Path, store: Any) -> bool:
 
 def _take(folder: Path, store: Any, rank: int) -> str | None:
     about = json.loads(store.get(f"rank{rank}"))
-    expected = (f"trace-rank{rank}.json.gz", f"stacks-rank{rank}.json.gz", run_info_name(rank))
+    traces = f"trace-rank{rank}.json.gz", f"stacks-rank{rank}.json.gz"
+    expected = (*traces, compiled_name(rank), run_info_name(rank))
     for name, pieces in about["files"]:
         if name not in expected:  # it came over the network
             continue

@@ -1,0 +1,1 @@
+"""Compiled regions: what the compiler's own graphs say runs again in their backward pass."""

@@ -1,0 +1,178 @@
+"""The verdict on a step with compiled code: what the trace shows and what the graphs say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from recompute_scan.compiled.opened import Opened, Parts, find_parts, open_up
+from recompute_scan.compiled.partitions import Partition, graph_breaks, read_partitions
+from recompute_scan.compiled.repeated import Repeats
+from recompute_scan.compiled.second_count import count_products
+from recompute_scan.compiled.structured import Record
+from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.recompute.verdict import Judgement, judge
+from recompute_scan.result import CompiledCode, CompiledGraph, CompiledRecompute, EvidenceLevel
+
+_RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial")
+_UNKNOWN = (
+    "Part of the backward pass is compiled, and the compiler's graphs for {names} are not here or "
+    "do not tell what is recomputed (before torch 2.10 they do not name checkpoints)."
+)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """What a run or a folder tells of compiled code.
+
+    Attributes:
+        partitions: The graphs by ``frame/version``.
+        breaks: Why the compiler left code to Python.
+        budget: The memory budget that the process had, where it is known and a graph has none.
+    """
+
+    partitions: Mapping[str, Parts]
+    breaks: tuple[str, ...] = ()
+    budget: float | None = None
+
+
+def graphs_from(records: Sequence[Record], budget: float | None = None) -> Graphs:
+    """The graphs that the compiler's records hold."""
+    return Graphs(read_partitions(records), graph_breaks(records), budget)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The facts of a trace with the verdict on its compiled code.
+
+    Attributes:
+        facts: As they were, with the verdict and the plain count.
+        opened: The same with compiled calls opened up into their operators.
+        code: What the result says of compiled code.
+        seen: Whether the trace shows the products that the graphs have: two counts.
+        priced: Whether the trace shows all recomputes, so that they can be priced from it.
+    """
+
+    facts: RecomputeFacts
+    opened: RecomputeFacts
+    code: CompiledCode
+    seen: bool
+    priced: bool
+
+
+def answer_compiled(facts: RecomputeFacts, graphs: Graphs) -> Answered | None:
+    """The verdict with the graphs; ``None`` where no trained call is compiled."""
+    parts, unknown = find_parts(facts, graphs.partitions)
+    if not parts and not unknown:
+        code = CompiledCode((), (), graphs.breaks)
+        return Answered(facts, facts, code, seen=True, priced=True) if graphs.breaks else None
+    if unknown:
+        code = _code(facts, parts, graphs, unknown)
+        return Answered(_without(facts, unknown), facts, code, seen=False, priced=True)
+    second = count_products(facts, parts)
+    opened = open_up(facts, parts)
+    judgement = _judge(replace(opened.facts, plain=second.plain), opened)
+    by_operators: EvidenceLevel = "annotated" if facts.annotations is not None else "autograd"
+    told = replace(
+        facts,
+        judgement=judgement,
+        plain=second.plain,
+        level=by_operators,
+        compiled=None,
+    )
+    whole = replace(told, counts=opened.facts.counts, blocks=opened.facts.blocks)
+    asked = any(any(graph.asked) for each in parts.values() for graph in each)
+    return Answered(
+        told, whole, _code(facts, parts, graphs, ()), seen=second.seen, priced=not asked
+    )
+
+
+def _without(facts: RecomputeFacts, unknown: tuple[str, ...]) -> RecomputeFacts:
+    """The facts where graphs are missing: no verdict, unless the trace alone shows doubling."""
+    judgement = facts.judgement
+    if judgement.verdict in ("inconclusive", "doubled") or facts.level == "kernels":
+        return facts
+    names = ", ".join(unknown[:3])
+    return replace(facts, judgement=Judgement("inconclusive", _UNKNOWN.format(names=names)))
+
+
+def _judge(facts: RecomputeFacts, opened: Opened) -> Judgement:
+    """The verdict: the compiler's own cheap recomputes alone make it ``partial`` at most."""
+    judgement = judge(
+        facts.calls,
+        facts.structure,
+        facts.counts,
+        facts.blocks,
+        facts.alignment,
+        facts.plain,
+        None,
+    )
+    if judgement.verdict != "none" or not opened.own.any():
+        return judgement
+    counts = facts.counts
+    counted = counts.counted
+    all_of_it = replace(counts, multiplicity=counts.multiplicity + opened.own)
+    weight, again = counts.weight[counted], opened.own[counted] > 0
+    return Judgement(
+        "partial",
+        None,
+        all_of_it.highest(counted),
+        all_of_it.mean(counted),
+        float(weight[again].sum() / weight.sum()) if weight.sum() else float(again.mean()),
+    )
+
+
+def _code(
+    facts: RecomputeFacts, parts: Mapping[int, Parts], graphs: Graphs, unknown: tuple[str, ...]
+) -> CompiledCode:
+    steps = max(1, facts.complete_count)
+    calls = Counter(id(graph) for each in parts.values() for graph in each)
+    used = {id(graph): graph for each in parts.values() for graph in each}
+    return CompiledCode(
+        graphs=tuple(
+            _graph(graph, calls[key] / steps, graphs.budget) for key, graph in used.items()
+        ),
+        unknown=unknown,
+        graph_breaks=graphs.breaks,
+    )
+
+
+def _graph(graph: Partition, calls: float | None, budget: float | None) -> CompiledGraph:
+    repeats = graph.repeats
+    budget = graph.budget if graph.budget is not None else budget
+    free = [t > 0 and not a for t, a in zip(repeats.times, graph.asked, strict=True)]
+    return CompiledGraph(
+        name=graph.compile_id,
+        calls_per_step=calls,
+        operators=len(repeats.nodes),
+        recomputed=sum(times > 0 for times in repeats.times),
+        free=sum(free),
+        saved_bytes=repeats.saved_bytes,
+        memory_budget=budget,
+        checkpoints=tuple(site.line for site in graph.sites),
+        recomputes=_recomputes(graph, repeats, budget),
+    )
+
+
+def _recomputes(
+    graph: Partition, repeats: Repeats, budget: float | None
+) -> tuple[CompiledRecompute, ...]:
+    own = "budget" if budget is not None and budget < 1 else "compiler"
+    kinds: Counter[CompiledRecompute] = Counter()
+    for node, module, times, asked in zip(
+        repeats.nodes, graph.modules, repeats.times, graph.asked, strict=True
+    ):
+        if times:
+            kind = CompiledRecompute(
+                operator=node.operator,
+                module=module,
+                source=node.file,
+                operators=1,
+                times=times,
+                why="checkpoint" if node.group is not None else own,  # type: ignore[arg-type]
+                free=not asked,
+                random=any(word in node.operator for word in _RANDOM),
+            )
+            kinds[kind] += 1
+    return tuple(replace(kind, operators=number) for kind, number in kinds.items())

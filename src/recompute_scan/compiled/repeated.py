@@ -1,0 +1,116 @@
+"""Which operators of a compiled forward pass its backward graph runs again.
+
+Names do not tell: passes over the graphs rename. Two operators are the same work when they do the
+same to the same values; what a backward graph works out without any gradient, and the forward graph
+did already, runs again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from recompute_scan.compiled.graph import GETITEM, LENGTH, Graph, Node, bytes_of, is_length
+
+# Nothing runs on a device for these.
+VIEWS = frozenset(
+    "t transpose view _unsafe_view reshape expand permute slice select unsqueeze squeeze detach "
+    "alias split split_with_sizes unbind as_strided lift_fresh_copy numpy_T mT sym_size "
+    "inductor_lookup_seed inductor_force_stride_order".split()
+)
+_TANGENT = "tangents"
+
+# Of these a recompute costs what it cost before; anything else is fused with what needs it.
+PRODUCTS = frozenset("mm addmm bmm baddbmm _scaled_mm _grouped_mm addbmm".split())
+_COSTLY = re.compile(r".*(attention|convolution|conv\d)")
+
+
+def is_costly(operator: str) -> bool:
+    """Is it work that a backward pass cannot run again for free: a product, attention, a
+    convolution?
+    """
+    forward = "backward" not in operator
+    return forward and (operator in PRODUCTS or bool(_COSTLY.match(operator)))
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """The operators of a forward graph with what its backward graph makes of them.
+
+    Attributes:
+        nodes: The operators that do work, in order; views are none.
+        times: For each: how often the backward graph runs it.
+        saved_bytes: Bytes that the forward pass keeps for the backward pass, inputs left out.
+        gradients: Operators of the backward graph that work with gradients, by name.
+        strange: Costly operators of the backward graph that no gradient goes into, and that the
+            forward graph does not have: what they are cannot be told.
+    """
+
+    nodes: tuple[Node, ...]
+    times: tuple[int, ...]
+    saved_bytes: int
+    gradients: Counter[str]
+    strange: tuple[str, ...]
+
+
+def find_repeats(forward: Graph, backward: Graph) -> Repeats:
+    """What of the forward graph runs again in the backward graph."""
+    codes: dict[str, str] = {}
+    values = {name: _given(name, type_) for name, type_ in forward.inputs.items()}
+    _number(forward, values, codes)
+    known = set(values.values())
+    seen = {
+        name: values.get(name, _given(f"backward {name}", type_))
+        for name, type_ in backward.inputs.items()
+    }
+    _number(backward, seen, codes)
+    gradients = {name for name in backward.inputs if name.startswith(_TANGENT)}
+    again: Counter[str] = Counter()
+    strange = []
+    for node in backward.nodes:
+        if any(read in gradients for read in node.reads):
+            gradients.add(node.name)
+        elif does_work(node):
+            again[seen[node.name]] += 1
+            if is_costly(node.operator) and seen[node.name] not in known:
+                strange.append(node.operator)
+    nodes = tuple(node for node in forward.nodes if does_work(node))
+    # Of the same work done twice in the forward pass one recompute serves both.
+    same = Counter(values[node.name] for node in nodes)
+    kept = [name for name in backward.inputs if name in values and name not in forward.inputs]
+    return Repeats(
+        nodes=nodes,
+        times=tuple(-(-again[values[node.name]] // same[values[node.name]]) for node in nodes),
+        saved_bytes=sum(bytes_of(backward.inputs[name]) for name in kept),
+        gradients=Counter(
+            node.operator for node in backward.nodes if does_work(node) and node.name in gradients
+        ),
+        strange=tuple(strange),
+    )
+
+
+def does_work(node: Node) -> bool:
+    """Does it run anything on the device?"""
+    return node.target not in (GETITEM, LENGTH) and node.operator not in VIEWS
+
+
+def _number(graph: Graph, values: dict[str, str], codes: dict[str, str]) -> None:
+    """Give equal codes to the results of equal work, in place."""
+    keeping = {node.name for node in graph.nodes if node.state == "keeps"}
+    for node in graph.nodes:
+        if is_length(node.type):
+            values[node.name] = node.type
+            continue
+        if node.target == GETITEM and node.reads and node.reads[0] in keeping:
+            # What keeps a state gives it first, and then what the operator itself gives.
+            own = values[node.reads[0]]
+            values[node.name] = own if node.text.endswith(" 1") else f"state of {own}"
+            continue
+        text = f"{node.target}({node.with_reads(values)})"
+        values[node.name] = codes.setdefault(text, f"<{len(codes)}>")
+
+
+def _given(name: str, type_: str) -> str:
+    """The value of an input: lengths are the same wherever they are."""
+    return type_ if is_length(type_) else name

@@ -1,0 +1,429 @@
+"""Compiled trainings with and without checkpoints, each beside its plain twin.
+
+A twin is the same model, neither compiled nor checkpointed: what a compiled step runs beyond it
+ran again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+Backend = Literal["aot_eager", "inductor", "eager"]
+Step = Callable[[], Tensor]
+Verdict = Literal["none", "partial", "full", "doubled", "inconclusive"]
+_WIDTH, _TOKENS, _LAYERS = 32, 48, 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training.
+
+    Attributes:
+        name: What tells it from the others.
+        verdict: What the words of the design call it.
+        make: Makes the step, compiled by the backend.
+        plain: Makes the step of the twin.
+        backend: What compiles it.
+        settings: Settings of ``torch._functorch.config`` while it compiles.
+        why_not: The beginning of the reason, where there can be no verdict.
+    """
+
+    name: str
+    verdict: Verdict
+    make: Callable[[str], Step]
+    plain: Callable[[], Step]
+    backend: Backend = "aot_eager"
+    settings: tuple[tuple[str, Any], ...] = ()
+    why_not: str = ""
+
+
+class Block(nn.Module):
+    """A feed-forward layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.up = nn.Linear(_WIDTH, 4 * _WIDTH)
+        self.down = nn.Linear(4 * _WIDTH, _WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + functional.gelu(self.down(functional.gelu(self.up(self.norm(x)))))
+
+
+class Attending(nn.Module):
+    """A layer with attention and a feed-forward part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(_WIDTH, 3 * _WIDTH)
+        self.out = nn.Linear(_WIDTH, _WIDTH)
+        self.rest = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.mix(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = heads
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        result: Tensor = self.rest(x + self.out(mixed.transpose(1, 2).flatten(2)))
+        return result
+
+
+class Breaking(Block):
+    """A layer in the middle of which the compiler leaves to Python."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = functional.gelu(self.up(self.norm(x)))
+        torch._dynamo.graph_break()
+        return x + functional.gelu(self.down(inside))
+
+
+class Stack(nn.Module):
+    """Layers one after the other, each called by what is given for it."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.calls: list[Callable[[Tensor], Tensor]] = list(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for call in self.calls:
+            x = call(x)
+        return x
+
+
+def layers(kind: type[nn.Module] = Block, number: int = _LAYERS) -> list[nn.Module]:
+    """Layers of that kind."""
+    torch.manual_seed(0)
+    return [kind() for _ in range(number)]
+
+
+def under(call: Callable[..., Any], *, reentrant: bool = False, **more: Any) -> Any:
+    """The call under a checkpoint."""
+    return lambda x: checkpoint(call, x, use_reentrant=reentrant, **more)
+
+
+def train(call: Callable[[Tensor], Tensor], lengths: tuple[int, ...] = (_TOKENS,)) -> Step:
+    """A step of that model; batches of several lengths take turns."""
+    batches = [torch.randn(2, length, _WIDTH, requires_grad=True) for length in lengths]
+    turn = iter(range(1 << 30))
+    return lambda: call(batches[next(turn) % len(batches)]).pow(2).mean()
+
+
+Around = Callable[[Any], Any]
+
+
+def stacked(
+    *around: Around,
+    kind: type[nn.Module] = Block,
+    which: Callable[[int], bool] = lambda _: True,
+    otherwise: tuple[Around, ...] = (),
+    whole: tuple[Around, ...] = (),
+    lengths: tuple[int, ...] = (_TOKENS,),
+) -> Callable[[str], Step]:
+    """A stack whose layers are each put under these, inner first; then the whole stack.
+
+    :data:`COMPILE` among them compiles what is inside.
+    """
+
+    def make(backend: str) -> Step:
+        def wrap(call: Any, every: tuple[Around, ...]) -> Any:
+            for one in every:
+                call = torch.compile(call, backend=backend) if one is COMPILE else one(call)
+            return call
+
+        stack = Stack(layers(kind))
+        stack.calls = [
+            wrap(layer, around if which(place) else otherwise)
+            for place, layer in enumerate(stack.layers)
+        ]
+        return train(wrap(stack, whole), lengths)
+
+    return make
+
+
+def plainly(kind: type[nn.Module] = Block) -> Callable[[], Step]:
+    """The twin of a stack."""
+    return lambda: train(Stack(layers(kind)))
+
+
+def COMPILE(call: Any) -> Any:  # noqa: N802 - a constant that has to be callable
+    """Stands for ``torch.compile`` with the case's backend."""
+    return call
+
+
+def once(call: Any) -> Any:
+    """A non-reentrant checkpoint."""
+    return under(call)
+
+
+def reentrant(call: Any) -> Any:
+    """A reentrant checkpoint."""
+    return under(call, reentrant=True)
+
+
+def keeping_products(call: Any) -> Any:
+    """A checkpoint whose policy keeps matrix products."""
+
+    def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        keep = operator in products
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return under(call, context_fn=lambda: create_selective_checkpoint_contexts(policy))
+
+
+def every_second(place: int) -> bool:
+    """Every second layer."""
+    return place % 2 == 0
+
+
+_STACKS = (
+    Case("model", "none", stacked(whole=(COMPILE,)), plainly()),
+    Case("model, checkpoints in it", "full", stacked(once, whole=(COMPILE,)), plainly()),
+    Case(
+        "model, every second layer",
+        "partial",
+        stacked(once, which=every_second, whole=(COMPILE,)),
+        plainly(),
+    ),
+    Case("model, reentrant in it", "full", stacked(reentrant, whole=(COMPILE,)), plainly()),
+    Case("model, two in it", "full", stacked(once, once, whole=(COMPILE,)), plainly()),
+    Case(
+        "model, policy keeps products",
+        "partial",
+        stacked(keeping_products, whole=(COMPILE,)),
+        plainly(),
+    ),
+    Case("model, checkpoint around it", "full", stacked(whole=(COMPILE, once)), plainly()),
+    Case(
+        "model, in it and around it",
+        "doubled",
+        stacked(once, whole=(COMPILE, once)),
+        plainly(),
+    ),
+    Case("layers", "none", stacked(COMPILE), plainly()),
+    Case("layers, checkpoint in each", "full", stacked(once, COMPILE), plainly()),
+    Case("layers, checkpoint around each", "full", stacked(COMPILE, once), plainly()),
+    Case("layers, reentrant around each", "full", stacked(COMPILE, reentrant), plainly()),
+    Case("layers, in and around", "doubled", stacked(once, COMPILE, once), plainly()),
+    Case(
+        "layers, in and reentrant around",
+        "doubled",
+        stacked(once, COMPILE, reentrant),
+        plainly(),
+    ),
+    Case("layers, two around", "doubled", stacked(COMPILE, reentrant, once), plainly()),
+    Case(
+        "layers, around every second",
+        "partial",
+        stacked(COMPILE, once, which=every_second, otherwise=(COMPILE,)),
+        plainly(),
+    ),
+    Case(
+        "layers, in every second",
+        "partial",
+        stacked(once, COMPILE, which=every_second, otherwise=(COMPILE,)),
+        plainly(),
+    ),
+    Case(
+        "half compiled, checkpoints everywhere",
+        "full",
+        stacked(once, COMPILE, which=every_second, otherwise=(once,)),
+        plainly(),
+    ),
+    Case(
+        "half compiled, those doubled",
+        "doubled",
+        stacked(once, COMPILE, once, which=every_second, otherwise=(once,)),
+        plainly(),
+    ),
+    Case(
+        "graph break in each layer",
+        "none",
+        stacked(kind=Breaking, whole=(COMPILE,)),
+        plainly(Breaking),
+    ),
+    Case(
+        "graph break under each checkpoint",
+        "full",
+        stacked(once, kind=Breaking, whole=(COMPILE,)),
+        plainly(Breaking),
+    ),
+    Case(
+        "attention, checkpoints in the model",
+        "full",
+        stacked(once, kind=Attending, whole=(COMPILE,)),
+        plainly(Attending),
+    ),
+    Case(
+        "attention, layers doubled",
+        "doubled",
+        stacked(once, COMPILE, once, kind=Attending),
+        plainly(Attending),
+    ),
+)
+
+
+def keeping_nothing_random(call: Any) -> Any:
+    """A checkpoint whose policy keeps attention."""
+
+    def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        keep = "scaled_dot_product" in str(operator)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return under(call, context_fn=lambda: create_selective_checkpoint_contexts(policy))
+
+
+_FORMS = (
+    Case(
+        "attention, policy keeps it",
+        "partial",
+        stacked(keeping_nothing_random, kind=Attending, whole=(COMPILE,)),
+        plainly(Attending),
+    ),
+    Case("attention, model", "none", stacked(kind=Attending, whole=(COMPILE,)), plainly(Attending)),
+    Case(
+        "lengths that change, checkpoints in the model",
+        "full",
+        stacked(once, whole=(COMPILE,), lengths=(_TOKENS, 40, 56)),
+        plainly(),
+    ),
+    Case(
+        "lengths that change, layers doubled",
+        "doubled",
+        stacked(once, COMPILE, once, lengths=(_TOKENS, 40, 56)),
+        plainly(),
+    ),
+    Case(
+        "backend eager, checkpoints in the model",
+        "full",
+        stacked(once, whole=(COMPILE,)),
+        plainly(),
+        backend="eager",
+    ),
+    Case(
+        "backend eager, around each layer",
+        "full",
+        stacked(COMPILE, once),
+        plainly(),
+        backend="eager",
+    ),
+    Case(
+        "memory budget of 0",
+        "partial",
+        stacked(kind=Attending, whole=(COMPILE,)),
+        plainly(Attending),
+        settings=(("activation_memory_budget", 0.0),),
+    ),
+    Case(
+        "memory budget of 0.5",
+        "partial",
+        stacked(kind=Attending, whole=(COMPILE,)),
+        plainly(Attending),
+        settings=(("activation_memory_budget", 0.5),),
+    ),
+)
+
+
+def hugging_face(kind: str, *, switch: bool, inner: bool = False) -> Callable[[str], Step]:
+    """A small model of transformers' from its configuration.
+
+    Args:
+        kind: ``llama``, ``bert`` or ``vit``.
+        switch: Whether its own checkpoints are switched on.
+        inner: Whether each layer is compiled, and not the model.
+    """
+
+    def make(backend: str) -> Step:
+        model, batch = _model(kind)
+        if switch:
+            model.gradient_checkpointing_enable()
+        if backend and inner:
+            for layer in _layers_of(model):
+                layer.forward = torch.compile(layer.forward, backend=backend)
+        call = torch.compile(model, backend=backend) if backend and not inner else model
+        return lambda: call(**batch)[0].pow(2).mean()
+
+    return make
+
+
+def _layers_of(model: Any) -> Any:
+    for path in ("layers", "encoder.layer", "encoder.layers", "layer"):
+        with suppress(AttributeError):
+            return model.get_submodule(path)
+    raise LookupError(type(model).__name__)
+
+
+def _model(kind: str) -> tuple[Any, dict[str, Tensor]]:
+    import transformers as hf  # noqa: PLC0415 - takes seconds
+
+    torch.manual_seed(0)
+    small: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+    }
+    tokens = torch.randint(0, 90, (2, 24))
+    if kind == "llama":
+        llama = hf.LlamaModel(hf.LlamaConfig(vocab_size=90, use_cache=False, **small))
+        return llama.train(), {"input_ids": tokens}
+    # A part that gets no gradient has products in a compiled backward pass, and none otherwise.
+    small |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if kind == "bert":
+        bert = hf.BertModel(hf.BertConfig(vocab_size=90, **small), add_pooling_layer=False)
+        return bert.train(), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    vit = hf.ViTModel(hf.ViTConfig(image_size=32, patch_size=8, **small), add_pooling_layer=False)
+    return vit.train(), {"pixel_values": torch.randn(2, 3, 32, 32)}
+
+
+def _plain(kind: str) -> Callable[[], Step]:
+    return lambda: hugging_face(kind, switch=False)("")
+
+
+# A rotary embedding and the activation of a gate are cheaper worked out again than kept.
+_UNCHECKED: dict[str, Verdict] = {"llama": "partial", "bert": "none", "vit": "none"}
+_MODELS = tuple(
+    case
+    for kind, verdict in _UNCHECKED.items()
+    for case in (
+        Case(kind, verdict, hugging_face(kind, switch=False), _plain(kind)),
+        Case(f"{kind}, checkpoints in it", "full", hugging_face(kind, switch=True), _plain(kind)),
+        Case(
+            f"{kind}, layers compiled under checkpoints",
+            "full",
+            hugging_face(kind, switch=True, inner=True),
+            _plain(kind),
+        ),
+    )
+)
+
+_BY_INDUCTOR: dict[str, Verdict] = {
+    "model": "partial",  # norms and activations, for free
+    "model, checkpoints in it": "full",
+    "model, every second layer": "partial",
+    "model, policy keeps products": "partial",
+    "model, in it and around it": "doubled",
+    "layers, checkpoint in each": "full",
+    "layers, checkpoint around each": "full",
+    "layers, reentrant around each": "full",
+    "layers, in and around": "doubled",
+    "graph break under each checkpoint": "full",
+}
+_INDUCTOR = tuple(
+    replace(case, name=f"{case.name}, inductor", backend="inductor", verdict=verdict)
+    for case in _STACKS
+    if (verdict := _BY_INDUCTOR.get(case.name)) is not None
+)
+CASES: tuple[Case, ...] = (*_STACKS, *_FORMS, *_MODELS, *_INDUCTOR)

@@ -1,0 +1,126 @@
+"""Reading the compiler's records and graphs, from text alone."""
+
+from __future__ import annotations
+
+from recompute_scan.compiled.graph import parse_graph
+from recompute_scan.compiled.partitions import graph_breaks, read_partitions
+from recompute_scan.compiled.repeated import find_repeats
+from recompute_scan.compiled.structured import read_records, write_record
+
+_FORWARD = """
+class GraphModule(torch.nn.Module):
+    def forward(
+        self,
+        primals_1: "f32[4, 8][8, 1]cpu",  # PlainAOTInput(idx=0)
+        primals_2: "f32[8, 8][8, 1]cpu",  # PlainAOTInput(idx=1)
+    ):
+        # ac_graph_id: 4 - PREFER_RECOMPUTE File: /home/a b/train.py:6 in forward, code: f(x)
+        mm: "f32[4, 8][8, 1]cpu" = torch.ops.aten.mm.default(primals_1, primals_2)
+        relu: "f32[4, 8][8, 1]cpu" = torch.ops.aten.relu.default(mm);  mm = None
+
+        # File: /home/a b/train.py:9 in forward, code: g(x)
+        run_and_save_rng_state = torch.ops.higher_order.run_and_save_rng_state(\
+torch.ops.aten.native_dropout.default, relu, 0.1, True)
+        getitem: "u8[16][1]cpu" = run_and_save_rng_state[0]
+        getitem_1 = run_and_save_rng_state[1];  run_and_save_rng_state = None
+        getitem_2: "f32[4, 8][8, 1]cpu" = getitem_1[0];  getitem_1 = None
+        sin: "f32[4, 8][8, 1]cpu" = torch.ops.aten.sin.default(getitem_2)
+        return (sin, primals_1, primals_2, getitem)
+"""
+_BACKWARD = """
+class GraphModule(torch.nn.Module):
+    def forward(self, primals_1: "f32[4, 8]", primals_2: "f32[8, 8]", state: "u8[16]", \
+tangents_1: "f32[4, 8]"):
+        mm_7: "f32[4, 8]" = torch.ops.aten.mm.default(primals_1, primals_2);  primals_2 = None
+        relu_7: "f32[4, 8]" = torch.ops.aten.relu.default(mm_7)
+        run = torch.ops.higher_order.run_with_rng_state(state, \
+torch.ops.aten.native_dropout.default, relu_7, 0.1, True)
+        getitem: "f32[4, 8]" = run[0]
+        cos: "f32[4, 8]" = torch.ops.aten.cos.default(getitem)
+        mul: "f32[4, 8]" = torch.ops.aten.mul.Tensor(tangents_1, cos)
+        mm: "f32[4, 8]" = torch.ops.aten.mm.default(mul, primals_1)
+        return (mm, None)
+"""
+
+
+def test_equal_work_is_found_under_other_names() -> None:
+    repeats = find_repeats(parse_graph(_FORWARD), parse_graph(_BACKWARD))
+    times = {node.operator: count for node, count in zip(repeats.nodes, repeats.times, strict=True)}
+    # `cos` is part of the gradient's formula, and `mm` of the gradient is another product.
+    assert times == {"mm": 1, "relu": 1, "native_dropout": 1, "sin": 0}
+    assert repeats.gradients == {"mul": 1, "mm": 1}
+    assert repeats.strange == ()
+
+
+def test_an_operator_has_its_line_and_checkpoint() -> None:
+    nodes = {node.name: node for node in parse_graph(_FORWARD).nodes}
+    assert (nodes["mm"].file, nodes["mm"].group) == ("/home/a b/train.py:6", 4)
+    assert (nodes["sin"].file, nodes["sin"].group) == ("/home/a b/train.py:9", None)
+    assert nodes["mm"].shape == (4, 8)
+    assert nodes["mm"].reads == ("primals_1", "primals_2")
+
+
+def test_a_product_of_nothing_known_is_strange() -> None:
+    odd = _BACKWARD.replace("mm.default(primals_1, primals_2)", "mm.default(primals_2, primals_1)")
+    assert find_repeats(parse_graph(_FORWARD), parse_graph(odd)).strange == ("mm",)
+
+
+def test_a_length_that_changes_is_the_same_in_both_graphs() -> None:
+    def graph(length: str, more: str) -> str:
+        return (
+            "class G(torch.nn.Module):\n"
+            f'    def forward(self, s: "Sym(s27)", x: "f32[s27, 8]"{more}):\n'
+            f'        {length}: "Sym(2*s27)" = 2 * s\n'
+            f'        view: "f32[2*s27, 4]" = torch.ops.aten.view.default(x, [{length}, 4])\n'
+            '        mm: "f32[2*s27, 4]" = torch.ops.aten.mm.default(view, view)\n'
+            "        return (mm,)\n"
+        )
+
+    backward = graph("mul_9", ', tangents_1: "f32[8]"')
+    assert find_repeats(parse_graph(graph("mul", "")), parse_graph(backward)).times == (1,)
+
+
+def _log(*, frame: int = 0, start: bool = True) -> str:
+    where = {"frame_id": frame, "frame_compile_id": 0, "attempt": 0}
+    parts = [write_record({"dynamo_start": {}, **where}, "")] if start else []
+    parts.append(write_record({"aot_forward_graph": {}, **where}, _FORWARD))
+    parts.append(write_record({"aot_backward_graph": {}, **where}, _BACKWARD))
+    return "".join(parts)
+
+
+def test_records_are_read_as_they_are_written() -> None:
+    partitions = read_partitions(list(read_records(_log())))
+    (partition,) = partitions["0/0"]
+    assert sum(partition.repeats.times) == 3
+    assert partition.asked == (1, 1, 0, 0)  # the dropout is the compiler's own choice
+
+
+def test_one_compilation_can_have_several_graphs_and_the_latest_counts() -> None:
+    divided = _log() + _log(start=False)
+    assert len(read_partitions(list(read_records(divided)))["0/0"]) == 2
+    again = divided + _log()
+    assert len(read_partitions(list(read_records(again)))["0/0"]) == 1
+
+
+def test_what_is_no_record_is_passed_over() -> None:
+    odd = [
+        "V1 nonsense",
+        'V0101 00:00:00.000000 0 a.py:1] {"aot_forward_graph": ',
+        'V0101 00:00:00.000000 0 a.py:1] {"str": ["a", 1]}',
+        "\tpayload of nothing",
+        "V0101 00:00:00.000000 0 a.py:1] " + "[" * 100_000,
+        "V0101 00:00:00.000000 0 a.py:1] {" + '"a":{' * 100_000,
+    ]
+    records = list(read_records("\n".join(odd) + "\n" + _log()))
+    assert [record.name for record in records][-2:] == ["aot_forward_graph", "aot_backward_graph"]
+
+
+def test_a_broken_graph_gives_no_error() -> None:
+    for cut in range(0, len(_BACKWARD), 37):
+        find_repeats(parse_graph(_FORWARD[: 3 * cut]), parse_graph(_BACKWARD[:cut]))
+
+
+def test_graph_breaks_are_told_once() -> None:
+    fields = {"artifact": {"name": "dynamo_graph_break_reason", "encoding": "string"}}
+    text = write_record(fields, "Graph break in user code at a.py:5") * 2
+    assert graph_breaks(list(read_records(text))) == ("Graph break in user code at a.py:5",)
