@@ -114,7 +114,8 @@ class StepSpan:
 
 def nest(trace: Trace, kinds: Sequence[Kind] = _HOST) -> Calls:
     """The events of these kinds, the host's calls by default, as a forest; see :class:`Calls`."""
-    rows: Int32 = np.flatnonzero(np.isin(trace.kind, kinds)).astype(np.int32)
+    wanted = np.array([kind in kinds for kind in Kind], np.bool_)
+    rows: Int32 = np.flatnonzero(wanted[trace.kind]).astype(np.int32)
     cut = guessed = 0
     events: slice | Int32
     if are_whole(trace, rows):
@@ -153,7 +154,7 @@ def link_kernels(trace: Trace, calls: Calls) -> Kernels:
     Linked by correlation alone: ``External id`` repeats the correlation between torch 1.11
     and 2.3 and collides with operator numbers there, and ``ac2g`` arrows miss launches.
     """
-    event = np.flatnonzero(np.isin(trace.kind, (Kind.KERNEL, Kind.COPY)))
+    event = np.flatnonzero((trace.kind == Kind.KERNEL) | (trace.kind == Kind.COPY))
     event = event[np.argsort(trace.ts[event], kind="stable")]
     launches = np.flatnonzero(calls.kind == Kind.RUNTIME)
     numbers = trace.correlation[calls.event[launches]]

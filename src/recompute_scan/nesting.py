@@ -136,8 +136,9 @@ def levels_of(depth: Ints, first: int = 0) -> tuple[Int64, ...]:
     """Rows of each depth, in order, of calls that begin at row ``first``."""
     by_depth = np.argsort(depth, kind="stable")
     depths = np.arange(1, (int(depth.max()) if len(depth) else 0) + 1)
-    edges = np.searchsorted(depth[by_depth], depths)
-    return tuple(np.split(by_depth + first, edges))
+    edges = depth[by_depth].searchsorted(depths).tolist()
+    rows = by_depth + first
+    return tuple(rows[a:b] for a, b in itertools.pairwise((0, *edges, len(rows))))
 
 
 # Rows that are looked at, in chunks that lie all over the trace.

@@ -2,19 +2,23 @@
 
 Inputs are changed step by step, and those that lead to something new are kept and changed
 further. What ends in any other way than a documented one is made as small as it can be and
-written to ``tests/fuzz/corpus``, which an ordinary test recomputes. Prints inputs a second, and the
-slowest input of each target; the status is 1 when something was found.
+written to ``tests/fuzz/corpus``, which an ordinary test reads again. Prints inputs a second, the
+slowest input and the most memory of each target; the status is 1 when something was found. With
+``--state FILE`` the counts are kept there while it runs, and a later call goes on from them.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
+import json
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
@@ -29,6 +33,9 @@ _SEEDS = {
     "result": seeds.results,
     "baseline": seeds.baselines,
     "run_record": seeds.run_records,
+    "gradients": seeds.gradients,
+    "config": seeds.configurations,
+    "code": seeds.code,
     "archive": seeds.archives,
     "log": seeds.logs,
 }
@@ -36,55 +43,161 @@ _SEEDS = {
 _LARGEST = 6_000
 # An input may take so long for each of its bytes, and so long at all.
 _SLOW_S, _SLOW_S_PER_BYTE = 2.0, 1e-3
+# The process may grow by so much for one target, whatever it is given.
+_MOST_MEMORY = 200 << 20
+_STATE_EVERY_S = 10.0
+
+
+@dataclass
+class Tally:
+    """What came of the inputs of one target.
+
+    Attributes:
+        inputs: How many there were.
+        busy_s: Processor time that they took, with making them.
+        slowest_ms: The longest that one took.
+        slowest_bytes: Its length.
+        grown_mb: By how much the process's memory was ever larger than before the first.
+        endings: Different ways in which they ended.
+        failures: Those of them that are not documented, each once.
+    """
+
+    inputs: int
+    busy_s: float
+    slowest_ms: float
+    slowest_bytes: int
+    grown_mb: float
+    endings: int
+    failures: list[str]
+
+    def __add__(self, other: Tally) -> Tally:
+        slower = max(self, other, key=lambda tally: tally.slowest_ms)
+        return Tally(
+            self.inputs + other.inputs,
+            self.busy_s + other.busy_s,
+            slower.slowest_ms,
+            slower.slowest_bytes,
+            max(self.grown_mb, other.grown_mb),
+            max(self.endings, other.endings),
+            sorted({*self.failures, *other.failures}),
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.inputs:9,} inputs, {self.inputs / max(self.busy_s, 1e-9):6,.0f} per busy "
+            f"second, {self.endings} endings, {len(self.failures)} failures; slowest: "
+            f"{self.slowest_bytes:,} bytes, {self.slowest_ms:.0f} ms; "
+            f"memory +{self.grown_mb:.0f} MB"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fuzz the targets in turn; 1 when something was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="for all targets together")
+    parser.add_argument("--inputs", type=int, help="for each target, in place of --seconds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", nargs="*", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--keep", type=Path, default=CORPUS, metavar="FOLDER")
+    parser.add_argument("--state", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     warnings.simplefilter("error")
+    kept = options.state is not None and options.state.exists()
+    state = {
+        name: Tally(**tally)
+        for name, tally in (json.loads(options.state.read_text()) if kept else {}).items()
+    }
     found = 0
     for target in options.target:
-        chance = Random(f"{options.seed} {target}")
-        found += fuzz(target, options.seconds / len(options.target), chance, options.keep)
+        before = state.get(target)
+        done = before.inputs if before else 0
+        chance = Random(f"{options.seed} {target} {done}")
+        seconds = float("inf") if options.inputs else options.seconds / len(options.target)
+        left = max(0, options.inputs - done) if options.inputs else None
+
+        def write(now: Tally, target: str = target, before: Tally | None = before) -> None:
+            state[target] = before + now if before else now
+            if options.state is not None:
+                document = {name: asdict(tally) for name, tally in state.items()}
+                options.state.write_text(json.dumps(document, indent=1))
+
+        tally = fuzz(target, seconds, chance, options.keep, inputs=left, report=write)
+        write(tally)
+        found += len(tally.failures)
+        print(f"{target:10}{state[target]}", flush=True)
     return int(found > 0)
 
 
-def fuzz(target: str, seconds: float, chance: Random, keep: Path) -> int:
-    """How many different failures one target has shown."""
+def fuzz(
+    target: str,
+    seconds: float,
+    chance: Random,
+    keep: Path,
+    *,
+    inputs: int | None = None,
+    report: Callable[[Tally], None] = lambda tally: None,
+) -> Tally:
+    """What came of one target's inputs.
+
+    Args:
+        target: Its name.
+        seconds: How long to go on.
+        chance: Makes the inputs.
+        keep: Where inputs that fail are written.
+        inputs: How many there are at most.
+        report: Gets the tally every few seconds.
+    """
     pool = list(_SEEDS[target]())
     words = {outcome(target, data) for data in pool}
-    failures: set[str] = set()
-    slowest, longest, tried = b"", 0.0, 0
+    # What was imported stays: looking through it for garbage is no part of reading an input.
+    gc.collect()
+    gc.freeze()
+    tally = Tally(0, 0.0, 0.0, 0, 0.0, len(words), [])
+    at_first = start_of_peak()
     began, busy = time.perf_counter(), time.process_time()
-    while time.perf_counter() - began < seconds:
+    reported = began
+    while (now := time.perf_counter()) - began < seconds and tally.inputs != inputs:
         # The newest are the oddest.
         data = mutated(pool[-1 - int(chance.random() ** 2 * len(pool))], pool, chance)
         start = time.process_time()  # of its own: the machine may be busy
         failure, word = attempt(target, data)
         took = time.process_time() - start
-        tried += 1
-        if took > longest:
-            slowest, longest = data, took
+        tally.inputs += 1
+        if took * 1e3 > tally.slowest_ms:
+            tally.slowest_bytes, tally.slowest_ms = len(data), took * 1e3
         if failure is None and took > _SLOW_S + _SLOW_S_PER_BYTE * len(data):
             failure = "slow"
-        if failure is not None and failure not in failures:
-            failures.add(failure)
+        if tally.inputs % 100 == 0:
+            tally.grown_mb = max(0, peak() - at_first) / 2**20
+            if failure is None and tally.grown_mb > _MOST_MEMORY / 2**20:
+                failure = "large"
+        if failure is not None and failure not in tally.failures:
+            tally.failures.append(failure)
             _keep(target, failure, data, keep)
         elif word not in words and len(data) <= _LARGEST:
             words.add(word)
             pool.append(data)
-    rate = tried / (time.process_time() - busy)
-    print(
-        f"{target:9} {tried:8,} inputs, {rate:6,.0f} per busy second, {len(words)} endings, "
-        f"{len(failures)} failures; slowest: {len(slowest):,} bytes, {longest * 1e3:.0f} ms",
-        flush=True,
-    )
-    return len(failures)
+        tally.busy_s, tally.endings = time.process_time() - busy, len(words)
+        if now - reported > _STATE_EVERY_S:
+            reported = now
+            report(tally)
+    tally.grown_mb = max(0, peak() - at_first) / 2**20
+    gc.unfreeze()
+    return tally
+
+
+def start_of_peak() -> int:
+    """Forget how much memory this process ever took; how much it takes now, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak()
+
+
+def peak() -> int:
+    """The most memory that this process took since then, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) << 10
+    return 0
 
 
 def attempt(target: str, data: bytes) -> tuple[str | None, str]:
@@ -112,7 +225,7 @@ def smallest(target: str, failure: str, data: bytes) -> bytes:
 
 
 def _keep(target: str, failure: str, data: bytes, folder: Path) -> None:
-    small = data if failure == "slow" else smallest(target, failure, data)
+    small = data if failure in ("slow", "large") else smallest(target, failure, data)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{target}-{hashlib.sha256(small).hexdigest()[:12]}"
     path.write_bytes(small)

@@ -9,8 +9,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.check.baseline import baseline_json
+from recompute_scan.faithful import Sampled
 from recompute_scan.result import to_json
 from recompute_scan.run_info import RunInfo, encode_run_info
 from recompute_scan.trace.kineto.parse import parse
@@ -92,6 +95,40 @@ def run_records() -> list[bytes]:
     recorded = sorted((ROOT / "traces").glob("*/run-rank0.json"))
     bare = RunInfo(0, 1, "complete", 0, "cpu", 1, (1.5, 1.75), 2, "trace-rank0.json.gz", None)
     return [encode_run_info(bare), *(file.read_bytes() for file in recorded)]
+
+
+def gradients() -> list[bytes]:
+    """Gradients of two runs, as `run --verify` keeps them, with a line between."""
+    sampled = (
+        Sampled("layers.0.weight", False, 17, (1.0, -2.5, 1e-9), 1e-7),
+        Sampled("layers.0.norm.running_mean", True, 5, (0.25,), 0.0),
+        Sampled("layers.1.weight", False),
+    )
+    one = msgspec.json.encode(sampled)
+    return [one + b"\n" + one, one + b"\n" + msgspec.json.encode(sampled[:1])]
+
+
+def configurations() -> list[bytes]:
+    """Configuration files and code that switch checkpointing on."""
+    return [
+        b"trainer:\n  fp16: false\n  gradient_checkpointing: true\n",
+        b'{"gradient_checkpointing": "true", "use_reentrant": false}\n',
+        b"[model]\n# gradient_checkpointing = 0\ngradient_checkpointing = 1\n",
+        b"args = TrainingArguments(output_dir='x', gradient_checkpointing=config['gc'].on)\n",
+        b"model.set(**{'gradient_checkpointing': flags.recompute and not (a.b or c[0])})\n",
+        b"class Mine(TrainingArguments):\n    gradient_checkpointing: bool = True\n",
+    ]
+
+
+def code() -> list[bytes]:
+    """Statements with checkpoints, behind the numbers of their lines."""
+    return [
+        b"7 8 8 alone\nfor x in y:\n    checkpoint(block, x, use_reentrant=False)\n",
+        b"1 1 1\nout = checkpoint(self.block[0], x, mask=m, determinism_check='none')",
+        b"3 3 5\nargs = TrainingArguments(\n    gradient_checkpointing=True,\n)",
+        b"3 3 3\nmodel.enable({'use_reentrant': True, **more}, *others)  # and so on",
+        b"3 3 3\nx = checkpoint((lambda a: a + 1), x)\n",
+    ]
 
 
 def archives() -> list[bytes]:

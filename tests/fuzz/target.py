@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from recompute_scan.analysis.answer import result_of
+from recompute_scan.advise.edit import change_diff, edited
+from recompute_scan.analysis.answer import result_of, result_without_trace
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.check import Policy, judge
@@ -16,17 +18,31 @@ from recompute_scan.diagnose.classify import diagnose_log
 from recompute_scan.diagnose.logs import lines_of, read_log
 from recompute_scan.diagnose.outcome import finding_of
 from recompute_scan.errors import ScanError
+from recompute_scan.faithful import read_sampled, sampled_name
+from recompute_scan.frameworks.mechanism import Edit
+from recompute_scan.gradient_check import compare_gradients
 from recompute_scan.recompute.facts import study
 from recompute_scan.report.finding_words import explanation
 from recompute_scan.report.text import render_text
 from recompute_scan.result import Result, from_json, to_json
-from recompute_scan.run_info import parse_run_info
+from recompute_scan.run_info import Source, parse_run_info
 from recompute_scan.trace import Limits, Trace
 from recompute_scan.trace.kineto.parse import read
 
 # Small, so that a bomb is refused before anybody calls it a hang.
 LIMITS = Limits(
     inflated_bytes=2**26, ratio=200, ratio_from=2**20, events=200_000, event_bytes=2**24
+)
+
+# Files in memory, where there is such a place.
+_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+_EDITS = (
+    Edit("checkpoint", "delete"),
+    Edit("checkpoint", "unwrap"),
+    Edit("checkpoint", "call"),
+    Edit("*", "keyword", "gradient_checkpointing", add=True),
+    Edit("*", "entry", "use_reentrant"),
 )
 
 # From an input to a word for what came out; inputs that give new words are worth keeping.
@@ -68,12 +84,58 @@ def baseline(data: bytes) -> str:
 def run_record(data: bytes) -> str:
     """The run record of a run, with its settings."""
     info = parse_run_info(data, "run-rank0.json")
-    return f"{info.status} {bool(info.end)} {bool(info.measured)}"
+    found = result_without_trace(info)
+    assert from_json(to_json(found)) == found
+    render_text(found, color=False)
+    return f"{info.status} {bool(info.end)} {bool(info.measured)} {bool(info.fidelity)}"
+
+
+def gradients(data: bytes) -> str:
+    """Gradients that two runs left, compared."""
+    first, _, second = data.partition(b"\n")
+    read = []
+    for part in (first, second):
+        with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+            Path(folder, sampled_name(0)).write_bytes(part)
+            read.append(read_sampled(Path(folder)))
+    found = compare_gradients(read[0], read[1], read[1][:1])
+    return f"{found.status} {min(3, len(found.worst))}"
+
+
+def config(data: bytes) -> str:
+    """A configuration file, a statement and a class that may hold a setting."""
+    from recompute_scan.record.given import Made, given_at  # noqa: PLC0415 - brings torch
+
+    names = {"gradient_checkpointing", "use_reentrant"}
+    with tempfile.NamedTemporaryFile(suffix=".yaml", dir=_MEMORY) as file:
+        file.write(data)
+        file.flush()
+        made = Made("train.py:1", object, (f"--config={file.name}",), {})
+        in_file = given_at(made, names, (), None)
+    statement = data.decode(errors="replace")
+    options = Made("train.py:1", object, tuple(statement.split(" ")), {})
+    in_code = given_at(options, names, (), statement)
+    return f"{type(in_file).__name__} {type(in_code).__name__}"
+
+
+def code(data: bytes) -> str:
+    """A statement that a run record brings with it: what would change in it, as a diff."""
+    numbers, _, text = data.decode(errors="replace").partition("\n")
+    first, begin, end = (
+        int(number) for number in (*re.findall(r"-?\d{1,9}", numbers), 1, 1, 1)[:3]
+    )
+    source = Source(first, text, begin, end, alone="alone" in numbers, whole_lines=True)
+    words = []
+    for edit in _EDITS:
+        new = edited(source, [edit])
+        words.append("-" if new is None else str(min(3, len(new))))
+        change_diff("train.py:7", source, new or ())
+    return "".join(words)
 
 
 def archive(data: bytes) -> str:
     """An archive that `bundle` wrote, or a stranger."""
-    with tempfile.NamedTemporaryFile(suffix=".zip") as file:
+    with tempfile.NamedTemporaryFile(suffix=".zip", dir=_MEMORY) as file:
         file.write(data)
         file.flush()
         return _word(analyse([Path(file.name)], limits=LIMITS))
@@ -98,6 +160,9 @@ TARGETS: dict[str, Target] = {
     "result": result,
     "baseline": baseline,
     "run_record": run_record,
+    "gradients": gradients,
+    "config": config,
+    "code": code,
     "archive": archive,
     "log": log,
 }

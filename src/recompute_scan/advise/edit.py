@@ -66,6 +66,9 @@ def edited(source: Source, edits: Iterable[Edit]) -> list[str] | None:
     if source.installed or not source.whole_lines:
         return None
     lines = source.text.split("\n")[source.begin - source.first : source.end - source.first + 1]
+    # Numbers of lines that the text does not have, or an end of line that only Python counts.
+    if not lines or any("\r" in line for line in lines):
+        return None
     statement = _Statement(lines, source.alone)
     for edit in edits:
         new = statement.changed(edit)
@@ -84,10 +87,12 @@ class _Statement:
         self._offset = 2 if opening else 1
         try:
             tree = ast.parse(opening + "\n".join(lines))
-        except (SyntaxError, ValueError, RecursionError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             self._tree: ast.stmt | None = None
             return
-        body = tree.body[0].body if isinstance(tree.body[0], ast.If) and opening else tree.body
+        body = tree.body
+        if opening and isinstance(body[0], ast.If):
+            body = body[0].body
         self._tree = body[0] if len(body) == 1 else None
 
     def changed(self, edit: Edit) -> list[str] | None:

@@ -29,7 +29,7 @@ _NS_PER_MS = 1e6
 
 def device_time(trace: Trace) -> DeviceTime | None:
     """How the device spent the time that the trace covers; ``None`` without work on one."""
-    work = np.isin(trace.kind, (Kind.KERNEL, Kind.COPY))
+    work = (trace.kind == Kind.KERNEL) | (trace.kind == Kind.COPY)
     start, end = trace.ts, trace.ts + trace.dur
 
     def length(these: Bool) -> float:

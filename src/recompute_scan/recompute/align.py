@@ -222,8 +222,10 @@ def _kept(matcher: Matcher, calls: Calls, matches: list[Match]) -> Iterator[Kept
     detach = np.array([name == words.DETACH for name in calls.names], np.bool_)[calls.name]
     before = np.concatenate(([0], np.cumsum(detach, dtype=np.int32)))
     detaches = before[again + calls.size[again] + 1] > before[again + 1]
-    codes = OperatorCodes(calls)[again]
-    saving = np.isin(codes, codes[detaches])
+    saving = detaches
+    if detaches.any():
+        codes = OperatorCodes(calls)[again]
+        saving = np.isin(codes, codes[detaches])
     places = matcher.forward.searchsorted(original)
     lost = saving & ~detaches
     begin = 0

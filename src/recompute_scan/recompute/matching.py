@@ -22,7 +22,7 @@ from recompute_scan.recompute.runs import (
     passes_of,
     until_jump,
 )
-from recompute_scan.recompute.structure import OperatorCodes, Role, Structure
+from recompute_scan.recompute.structure import OPERATORS, OperatorCodes, Role, Structure
 from recompute_scan.trace.columns import Bool, Int64, Ints
 
 
@@ -35,7 +35,7 @@ class Boundaries:
 
     def __init__(self, calls: Calls, structure: Structure) -> None:
         saver = np.array([name == words.INPUT_SAVER for name in calls.names], np.bool_)
-        operator = np.isin(structure.role, (Role.FORWARD, Role.CANDIDATE))
+        operator = OPERATORS[structure.role]
         savers = np.flatnonzero(saver[calls.name] & operator)
         functions = np.flatnonzero(structure.function == np.arange(len(calls)))
         rows = np.concatenate([savers, functions, functions + calls.size[functions] + 1])

@@ -63,9 +63,11 @@ def under_a_mode(calls: Calls, rows: Int64) -> Bool:
 def _fill_in(calls: Calls, number: Ints, forward: Bool, engine: Int32, nodes: Int64) -> Int64:
     """Give operators of the forward pass the numbers of the nodes that they made, in place."""
     numbered = np.flatnonzero((engine < 0) & (number >= 0) & (calls.kind == Kind.OP))
-    orphans = nodes[~np.isin(number[nodes], number[numbered])]
     unnumbered = np.flatnonzero(forward & (number < 0))
-    if not len(orphans) or not len(unnumbered) or not len(numbered):
+    if not len(unnumbered) or not len(numbered):
+        return _NONE
+    orphans = nodes[~np.isin(number[nodes], number[numbered])]
+    if not len(orphans):
         return _NONE
     unnumbered = unnumbered[under_a_mode(calls, unnumbered)]
     orphans = orphans[np.unique(number[orphans], return_index=True)[1]]

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.structure import Role, Structure
+from recompute_scan.recompute.structure import LOOKED_THROUGH, Role, Structure
 from recompute_scan.trace.columns import Bool, Int64, Ints, Kind
 
 # Smaller shares are found in sound traces.
@@ -179,7 +179,7 @@ def _comes_from(node: str, operator: str) -> bool:
 def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
     """Operators that run inside what hardly another of their kind runs; of how many."""
     operator = calls.kind == Kind.OP
-    looked_through = np.isin(structure.role, (Role.RANGE, Role.BACKWARD))
+    looked_through = LOOKED_THROUGH[structure.role]
     rows = np.flatnonzero(operator & ~looked_through)
     above = calls.parent[rows]
     within = (above >= 0) & operator[np.maximum(above, 0)]

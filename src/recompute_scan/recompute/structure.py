@@ -50,9 +50,10 @@ def _table(*roles: Role) -> Bool:
     return np.array([role in roles for role in Role], np.bool_)
 
 
-_LOOKED_THROUGH = _table(Role.RANGE, Role.BACKWARD)
+# For each role: what is looked through, and the outermost operators of forward work.
+LOOKED_THROUGH = _table(Role.RANGE, Role.BACKWARD)
+OPERATORS = _table(Role.FORWARD, Role.CANDIDATE)
 _OPEN = _table(Role.RANGE, Role.BACKWARD, Role.FORMULA)
-_OPERATORS = _table(Role.FORWARD, Role.CANDIDATE)
 _RECOMPUTED = _table(Role.CANDIDATE, Role.RANGE)
 _KEEPS_OWNER = _table(Role.RANGE, Role.CANDIDATE, Role.INNER)
 
@@ -135,7 +136,7 @@ def classify(calls: Calls) -> Structure:
         is_op = calls.kind[rows] == Kind.OP
 
         starts_engine = begins_engine[rows]
-        open_above = _LOOKED_THROUGH[above_role] | (
+        open_above = LOOKED_THROUGH[above_role] | (
             (above_role == Role.FORMULA) & (above_owner == parent)
         )
         is_node = (
@@ -171,7 +172,7 @@ def classify(calls: Calls) -> Structure:
     _settle_updates(calls, role, closures)
     if words.RECOMPUTED_BY_HOOK.isdisjoint(calls.names):
         _settle_hooks(calls, role, engine, owner, node)
-    number, told = numbers_of(calls, _OPERATORS[role], engine, np.flatnonzero(node))
+    number, told = numbers_of(calls, OPERATORS[role], engine, np.flatnonzero(node))
     _settle_formulas(calls, role, owner, number, told)
     _settle_parts(calls, role, engine, function, number, classes)
     return Structure(
@@ -300,8 +301,9 @@ def _settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints, told:
     numbered = np.flatnonzero(
         _RECOMPUTED[role] & (owner >= 0) & (number >= 0) & (calls.kind == Kind.OP)
     )
-    moded = candidates[np.isin(number[owner[candidates]], number[told])]
-    numbered = np.append(numbered, moded[under_a_mode(calls, moded)])
+    if len(told):
+        moded = candidates[np.isin(number[owner[candidates]], number[told])]
+        numbered = np.append(numbered, moded[under_a_mode(calls, moded)])
     recompute_end = np.full(len(calls), -1, np.int64)
     np.maximum.at(recompute_end, owner[numbered], calls.end[numbered])
     late = candidates[calls.start[candidates] >= recompute_end[owner[candidates]]]
@@ -331,7 +333,7 @@ def _tops(calls: Calls, role: Int8) -> Int32:
         above = np.where(parent >= 0, top[parent], -1)
         own = role[rows]
         within = (own == Role.INNER) | ((own == Role.FORMULA) & (above >= 0))
-        top[rows] = np.where(_LOOKED_THROUGH[own], -1, np.where(within, above, rows))
+        top[rows] = np.where(LOOKED_THROUGH[own], -1, np.where(within, above, rows))
     return top
 
 

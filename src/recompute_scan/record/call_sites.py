@@ -36,7 +36,7 @@ def statement_at(path: Path, line: int) -> Source | None:
         kept = str(path) in linecache.cache and not path.exists()
         text = "".join(linecache.getlines(str(path))) if kept else path.read_text(encoding="utf-8")
         tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     found = _innermost(tree, line)
     if found is None:

@@ -93,7 +93,7 @@ def _spelled(statement: str, names: Collection[str]) -> set[str] | None:
     """What the value is made of, where the statement has the setting; ``None`` where it has not."""
     try:
         tree = ast.parse(dedent(statement))
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     for node in ast.walk(tree):
         values: list[ast.expr] = []
@@ -162,7 +162,7 @@ def _default(kind: type, names: Collection[str]) -> SourceLine | None:
         file = getattr(sys.modules.get(base.__module__), "__file__", None)
         try:
             tree = ast.parse(Path(file or "").read_text(encoding="utf-8"))
-        except (OSError, SyntaxError, ValueError, RecursionError):
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             return None
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and node.name == base.__name__:

@@ -115,8 +115,12 @@ def _attempts(data: bytes, whole: bool) -> Iterator[tuple[bytes, str]]:
     text = mend_text(data)
     yield text, "text_repaired"
     yield _mend_values(text), "events_repaired"
+    before = text
     for end in (_KNOWN_END, _ANY_END):
-        yield _mend_values(_mend_quotes(text, end)), "events_repaired"
+        quoted = _mend_quotes(text, end)
+        if quoted != before:
+            before = quoted
+            yield _mend_values(quoted), "events_repaired"
     args = None if whole else _ARGS.search(text)
     if args and not BETWEEN_EVENTS.search(text, args.end()):
         yield _mend_values(_mend_quotes(text[: args.start()] + b"}", _KNOWN_END)), "args_dropped"

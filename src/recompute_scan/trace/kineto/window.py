@@ -68,14 +68,13 @@ class Window:
 
     def behind(self, most: int) -> bytes:
         """Up to ``most`` bytes that follow those that are held."""
-        data = bytearray(most)
-        filled = 0
-        with memoryview(data) as view:
-            while filled < most and not self.ended:
-                number = self._stream.readinto(view[filled:]) or 0
-                filled += number
-                self.ended = number == 0
-        return bytes(data[:filled])
+        data = bytearray()
+        piece = memoryview(bytearray(min(most, 1 << 16)))
+        while len(data) < most and not self.ended:
+            number = self._stream.readinto(piece[: most - len(data)]) or 0
+            data += piece[:number]
+            self.ended = number == 0
+        return bytes(data)
 
     def drain(self) -> int:
         """Read the stream to its end and forget it; the number of bytes not held before."""
