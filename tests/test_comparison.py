@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from importlib.resources import files
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from msgspec import structs
 
 import recompute_scan as rs
 from recompute_scan.cli import main
@@ -34,7 +34,7 @@ Output = pytest.CaptureFixture[str]
 
 def with_step(result: Result, step_ms: float) -> Result:
     assert result.cost is not None
-    return dataclasses.replace(result, cost=dataclasses.replace(result.cost, step_ms=step_ms))
+    return structs.replace(result, cost=structs.replace(result.cost, step_ms=step_ms))
 
 
 def flat(comparison: Comparison) -> str:
@@ -63,7 +63,7 @@ def test_what_went_away_and_what_is_new() -> None:
     back = compare(full(), doubled())
     assert (back.findings_new, back.checkpoints_new) == (
         fixed.findings_gone,
-        (dataclasses.replace(gone, blocks_before=0, blocks_after=8),),
+        (structs.replace(gone, blocks_before=0, blocks_after=8),),
     )
     one = on(doubled(), device="cpu", processor="EPYC")
     same = compare(one, one)
@@ -83,21 +83,19 @@ def test_what_is_not_known_is_null() -> None:
 
 def test_times_of_different_kinds_are_warned_of() -> None:
     assert full().cost is not None
-    traced = dataclasses.replace(full().cost, step_source="trace")  # type: ignore[type-var]
-    comparison = compare(doubled(), dataclasses.replace(full(), cost=traced))
+    traced = structs.replace(full().cost, step_source="trace")  # type: ignore[type-var]
+    comparison = compare(doubled(), structs.replace(full(), cost=traced))
     assert any("their times cannot be compared" in why for why in comparison.obstacles)
     assert doubled().cost is not None
-    other = dataclasses.replace(doubled().cost, step_source="trace")  # type: ignore[type-var]
-    both = compare(
-        dataclasses.replace(doubled(), cost=other), dataclasses.replace(full(), cost=traced)
-    )
+    other = structs.replace(doubled().cost, step_source="trace")  # type: ignore[type-var]
+    both = compare(structs.replace(doubled(), cost=other), structs.replace(full(), cost=traced))
     assert not both.obstacles
     assert "the profiler slows both down, not always alike" in flat(both)
 
 
 def on(result: Result, **environment: str) -> Result:
     kept = {k: v for k, v in result.environment.items() if k in ("target", "torch")}
-    return dataclasses.replace(result, environment=kept | environment)
+    return structs.replace(result, environment=kept | environment)
 
 
 OTHER_DEVICES = {
@@ -165,8 +163,8 @@ def test_processors_without_a_name_are_said() -> None:
 
 def test_another_model_is_no_change() -> None:
     gemm, *others = full().families
-    smaller = dataclasses.replace(gemm, forward_per_step=1.0)
-    comparison = compare(doubled(), dataclasses.replace(full(), families=(smaller, *others)))
+    smaller = structs.replace(gemm, forward_per_step=1.0)
+    comparison = compare(doubled(), structs.replace(full(), families=(smaller, *others)))
     (said,) = comparison.obstacles
     assert said.endswith("different work, in calls per step: gemm 57 and 1.")
     assert comparison.same_forward_work is False
@@ -178,11 +176,11 @@ def test_the_same_calls_on_larger_inputs_are_another_model_too() -> None:
     flops = full().flops
     assert flops is not None
     assert flops.forward_per_step is not None
-    larger = dataclasses.replace(flops, forward_per_step=2 * flops.forward_per_step)
-    comparison = compare(doubled(), dataclasses.replace(full(), flops=larger))
+    larger = structs.replace(flops, forward_per_step=2 * flops.forward_per_step)
+    comparison = compare(doubled(), structs.replace(full(), flops=larger))
     assert "of other sizes: 3.77e+09 and 7.54e+09" in comparison.obstacles[0]
-    unknown = dataclasses.replace(larger, uncounted=("aten::new",))
-    comparison = compare(doubled(), dataclasses.replace(full(), flops=unknown))
+    unknown = structs.replace(larger, uncounted=("aten::new",))
+    comparison = compare(doubled(), structs.replace(full(), flops=unknown))
     assert not comparison.obstacles
     assert "The sizes of inputs and weights are not in both recordings" in flat(comparison)
     assert "The sizes of inputs" not in flat(compare(doubled(), full()))
@@ -190,12 +188,10 @@ def test_the_same_calls_on_larger_inputs_are_another_model_too() -> None:
 
 def test_another_attention_kernel_is_the_same_model() -> None:
     families = tuple(
-        dataclasses.replace(family, family="cudnn_attention")
-        if family.kind == "attention"
-        else family
+        structs.replace(family, family="cudnn_attention") if family.kind == "attention" else family
         for family in full().families
     )
-    other = dataclasses.replace(full(), families=families)
+    other = structs.replace(full(), families=families)
     assert compare(doubled(), other).same_forward_work is True
 
 
@@ -208,10 +204,10 @@ def test_work_that_cannot_be_seen_is_not_said_to_be_the_same() -> None:
 
 def timed(result: Result, middle: float, low: float, high: float, steps: int = 10) -> Result:
     assert result.cost is not None
-    cost = dataclasses.replace(
+    cost = structs.replace(
         result.cost, step_ms=middle, step_low_ms=low, step_high_ms=high, steps=steps
     )
-    return dataclasses.replace(result, cost=cost)
+    return structs.replace(result, cost=cost)
 
 
 @pytest.mark.parametrize(
@@ -246,9 +242,7 @@ def test_a_measured_side_is_compared_by_the_step_of_its_headline() -> None:
     assert side.recompute_ms == pytest.approx(cost.recompute_ms * 296.1 / 200)
     assert "20 steps of --verify" in flat(compare(measured, full()))
     # Nothing was measured of it: the headline predicts, of the timed step.
-    unclear = dataclasses.replace(
-        measured, verified=dataclasses.replace(section, outcome="unclear")
-    )
+    unclear = structs.replace(measured, verified=structs.replace(section, outcome="unclear"))
     assert compare(unclear, full()).before.step_ms == 200.0
 
 
@@ -301,7 +295,7 @@ def test_results_are_taken_as_they_stand(tmp_path: Path) -> None:
     by_folder = rs.compare(tmp_path, tmp_path / "result.json")
     assert by_folder.before.verdict == by_folder.after.verdict == "full"
     assert by_folder.time_change_pct == 0
-    assert rs.compare(scan, scan).before == dataclasses.replace(by_folder.before, name="before")
+    assert rs.compare(scan, scan).before == structs.replace(by_folder.before, name="before")
 
 
 def test_a_path_that_is_not_there(capsys: Output) -> None:

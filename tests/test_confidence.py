@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from recompute_scan.analysis.confidence import confidence, doubts
 from recompute_scan.recompute.annotated import Annotations

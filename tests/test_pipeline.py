@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from msgspec import structs
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
@@ -46,7 +46,7 @@ def account(**changed: Any) -> RunInfo:
         trace="trace-rank0.json",
         stacks=None,
     )
-    return dataclasses.replace(usual, **changed)
+    return structs.replace(usual, **changed)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from importlib.resources import files
 from typing import Any
@@ -11,6 +10,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from recompute_scan import crash as crash_module
 from recompute_scan import faithful
@@ -59,7 +59,7 @@ def test_a_result_fits_the_schema_and_begins_with_its_name(doubled: Result) -> N
 
 
 def test_unknown_numbers_are_null_and_never_missing(doubled: Result) -> None:
-    unknown = dataclasses.replace(doubled, cost=None, mean_recompute=None, proof=None)
+    unknown = structs.replace(doubled, cost=None, mean_recompute=None, proof=None)
     written = json.loads(to_json(unknown))
     assert [written[key] for key in ("cost", "mean_recompute", "proof")] == [None] * 3
     jsonschema.validate(written, json_schema())
@@ -113,13 +113,13 @@ def test_a_result_of_another_schema_is_said(doubled: Result) -> None:
 
 def with_text(result: Result, text: str) -> Result:
     """The result with this text wherever a trace or a file name can bring text in."""
-    region = dataclasses.replace(result.regions[0], module=text, module_class=text, signature=text)
+    region = structs.replace(result.regions[0], module=text, module_class=text, signature=text)
     assert result.proof is not None
     lane = result.proof.lanes[0]
-    op = dataclasses.replace(lane.ops[0], name=text, family=text)
-    proof = dataclasses.replace(result.proof, lanes=(dataclasses.replace(lane, ops=(op,)),))
-    rank = dataclasses.replace(result.ranks[0], trace=text)
-    return dataclasses.replace(
+    op = structs.replace(lane.ops[0], name=text, family=text)
+    proof = structs.replace(result.proof, lanes=(structs.replace(lane, ops=(op,)),))
+    rank = structs.replace(result.ranks[0], trace=text)
+    return structs.replace(
         result,
         headline=text,
         regions=(region,),
@@ -155,7 +155,7 @@ def test_text_that_no_file_can_hold_is_written_all_the_same(doubled: Result, tex
 
 
 def test_numbers_that_json_cannot_hold_become_null(doubled: Result) -> None:
-    odd = dataclasses.replace(doubled, mean_recompute=float("nan"))
+    odd = structs.replace(doubled, mean_recompute=float("nan"))
     assert json.loads(to_json(odd))["mean_recompute"] is None
 
 
@@ -163,4 +163,4 @@ def test_every_class_of_the_document_is_frozen() -> None:
     for name in json_schema()["$defs"]:
         homes = (result_module, crash_module, faithful)
         module = next(home for home in homes if hasattr(home, name))
-        assert getattr(module, name).__dataclass_params__.frozen, name
+        assert getattr(module, name).__struct_config__.frozen, name

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from collections.abc import Sequence
 from statistics import median
 
 import pytest
+from msgspec import structs
 
 from recompute_scan.intervals import median_interval, ratio_interval
 from recompute_scan.report.measured import measured_sentences, measured_title
@@ -366,11 +366,11 @@ def test_a_plan_that_does_not_come_through(message: str, status: str, words: str
 def test_a_plan_that_took_nothing_out_measured_nothing() -> None:
     assert with_plan(trial(*STEADY))[0].arm is None
     # Others lost their checkpoints, and the layer of the plan did not.
-    ran = dataclasses.replace(trial(*STEADY, calls=4), result=sample_results.full())
+    ran = structs.replace(trial(*STEADY, calls=4), result=sample_results.full())
     found, said = with_plan(ran)
     assert (found.arm, found.losses.status) == (None, "not-seen")
     assert "nothing was measured" in said
-    elsewhere = dataclasses.replace(ran, result=sample_results.clean())
+    elsewhere = structs.replace(ran, result=sample_results.clean())
     assert with_plan(elsewhere)[0].arm is not None
 
 

@@ -13,8 +13,10 @@ of Kineto write into the JSON unescaped (pytorch/kineto#1459).
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
 from urllib.parse import parse_qsl, urlencode
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 REGION = "recompute_scan.region?"
 RECOMPUTE = "recompute_scan.recompute?"
@@ -31,8 +33,7 @@ COUNTS_RUNS = "counts-runs"
 OPTIONS = (EARLY_STOP_OFF, SELECTIVE, COUNTS_RUNS)
 
 
-@dataclass(frozen=True)
-class RegionAnnotation:
+class RegionAnnotation(Struct, frozen=True):
     """One checkpointed call. ``depth`` 0 is the outermost; empty text means unknown.
 
     Attributes:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 Ending = Literal["raised", "exited", "hung", "killed", "ended"]
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """One Python frame: file, 1-based line (0 where unknown), function, and the line's text."""
 
     file: str
@@ -23,8 +23,7 @@ class Frame:
         return f"{self.file}:{self.line}"
 
 
-@dataclass(frozen=True)
-class Raised:
+class Raised(Struct, frozen=True):
     """One exception.
 
     Attributes:
@@ -49,8 +48,7 @@ class Raised:
         return f"{self.type}: {first}" if first else self.type
 
 
-@dataclass(frozen=True)
-class ModelState:
+class ModelState(Struct, frozen=True):
     """One model at the moment of the failure.
 
     Attributes:
@@ -76,8 +74,7 @@ class ModelState:
     use_cache: bool | None = None
 
 
-@dataclass(frozen=True)
-class RankEnd:
+class RankEnd(Struct, frozen=True):
     """How one rank ended.
 
     Attributes:
@@ -108,8 +105,7 @@ class RankEnd:
     regions: dict[str, int] | None = None
 
 
-@dataclass(frozen=True)
-class Crash:
+class Crash(Struct, frozen=True):
     """What a failed run leaves beside its verdict.
 
     Attributes:

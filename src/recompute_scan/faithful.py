@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec import Struct
 
 # What a recompute did otherwise than its forward, by the first operator whose result shows it.
 DifferenceKind = Literal[
@@ -15,8 +15,7 @@ DifferenceKind = Literal[
 ]
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """Where an operator was called.
 
     Attributes:
@@ -32,8 +31,7 @@ class Operation:
     site: str = ""
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """The first result of a recompute that its forward did not have.
 
     Attributes:
@@ -60,8 +58,7 @@ class Difference:
     distance: float | None = None
 
 
-@dataclass(frozen=True)
-class KeptState:
+class KeptState(Struct, frozen=True):
     """Something that is kept between calls, and that recomputes change again.
 
     Attributes:
@@ -79,8 +76,7 @@ class KeptState:
     recompute: str
 
 
-@dataclass(frozen=True)
-class LostGradient:
+class LostGradient(Struct, frozen=True):
     """A tensor that needs a gradient in a region's forward, and gets none through its recompute.
 
     Attributes:
@@ -95,8 +91,7 @@ class LostGradient:
     why: Literal["grad-mode-off", "detached"]
 
 
-@dataclass(frozen=True)
-class ComparedRegion:
+class ComparedRegion(Struct, frozen=True):
     """All calls of one checkpointed region in the compared step.
 
     Attributes:
@@ -134,8 +129,7 @@ class ComparedRegion:
     lost: tuple[LostGradient, ...] = ()
 
 
-@dataclass(frozen=True)
-class Fidelity:
+class Fidelity(Struct, frozen=True):
     """One compared step.
 
     Attributes:
@@ -164,8 +158,7 @@ class Fidelity:
         return why or "No recompute ran in the step that was compared."
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(Struct, frozen=True):
     """A gradient or a buffer, as far as two runs need it to be compared.
 
     Attributes:

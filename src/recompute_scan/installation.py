@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from recompute_scan.joining import VARIABLE
 
@@ -40,8 +41,7 @@ _EXTRAS = (
 )
 
 
-@dataclass(frozen=True)
-class Installed:
+class Installed(Struct, frozen=True):
     """One thing that was looked at.
 
     Attributes:

@@ -19,9 +19,10 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 # What the processes that join are told, as text that is passed on and not looked into.
 VARIABLE = "RECOMPUTE_SCAN_JOIN"
@@ -101,8 +102,7 @@ def _tool_folders() -> list[str]:
     return [*own, os.path.dirname(sys.executable)]  # noqa: PTH120 - links are not followed
 
 
-@dataclass(frozen=True)
-class Recorded:
+class Recorded(Struct, frozen=True):
     """The target, recorded where it trains.
 
     Attributes:

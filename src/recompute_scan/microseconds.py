@@ -10,9 +10,8 @@ trace, where times do tell. What neither tells is counted, so that nobody takes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.nesting import CHUNK, Votes, in_order, nest_intervals, some_of
 from recompute_scan.trace.columns import Bool, Int32, Int64, Ints, Trace
@@ -33,8 +32,7 @@ def are_whole(trace: Trace, rows: Int32) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Apart:
+class Apart(Struct, frozen=True):
     """Calls with times that tell them apart.
 
     Attributes:

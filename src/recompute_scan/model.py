@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.microseconds import are_whole, tell_apart
 from recompute_scan.nesting import levels_of, nest_intervals, whole_trees
@@ -22,8 +22,7 @@ _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 _HOST = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
 
 
-@dataclass(frozen=True)
-class Calls:
+class Calls(Struct, frozen=True):
     """Operators, annotations and runtime calls of the host, as one forest.
 
     Rows are in order of (thread, start); the descendants of row r are the rows
@@ -87,8 +86,7 @@ class Calls:
         return np.array([bool(pattern.match(name)) for name in self.names], np.bool_)
 
 
-@dataclass(frozen=True)
-class Kernels:
+class Kernels(Struct, frozen=True):
     """Device work of the trace, in order of start; times in ns.
 
     Attributes:
@@ -103,8 +101,7 @@ class Kernels:
     launch: Int64
 
 
-@dataclass(frozen=True)
-class StepSpan:
+class StepSpan(Struct, frozen=True):
     """One optimizer step: its number as recorded, and its interval in ns."""
 
     index: int

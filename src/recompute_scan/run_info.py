@@ -17,12 +17,12 @@ and, once analysed, ``result.json`` and ``report.html``. A run that failed may a
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 from typing import Literal
 
 import msgspec
+from msgspec import Struct, field
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
@@ -38,8 +38,7 @@ WORD = ".word"
 STOPPED = ".stopped"
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Struct, frozen=True):
     """A statement of the user's code with up to three lines around it.
 
     Attributes:
@@ -68,8 +67,7 @@ class Source:
         return dedent("\n".join(lines))
 
 
-@dataclass(frozen=True)
-class SwitchedOn:
+class SwitchedOn(Struct, frozen=True):
     """A way of checkpointing that was switched on and still was when recording ended.
 
     Attributes:
@@ -81,8 +79,7 @@ class SwitchedOn:
     site: str
 
 
-@dataclass(frozen=True)
-class Measurements:
+class Measurements(Struct, frozen=True):
     """What only a run with ``--verify`` measures, beside the step times.
 
     Attributes:
@@ -111,8 +108,7 @@ def step_has_fix(number: int) -> bool:
     return number % 4 in (1, 2)
 
 
-@dataclass(frozen=True)
-class RunInfo:
+class RunInfo(Struct, frozen=True):
     """One rank's run record of its run.
 
     Attributes:

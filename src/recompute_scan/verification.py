@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.analysis.confidence import headline
 from recompute_scan.faithful import Sampled
@@ -43,8 +45,7 @@ _FAR_OF_A_LOSS = 1e-3
 _SMALL = 0.05
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """One run of the script.
 
     Attributes:

@@ -11,8 +11,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from recompute_scan.errors import MissingExtra, UsageError
 
@@ -23,16 +24,14 @@ Answer = TypeVar("Answer")
 _DASK_TIMEOUT_S = 30
 
 
-@dataclass(frozen=True)
-class Lost(Generic[Job]):
+class Lost(Struct, Generic[Job], frozen=True):
     """A job that no worker brought to an end, twice; ``why`` is one sentence."""
 
     job: Job
     why: str
 
 
-@dataclass(frozen=True)
-class Workers:
+class Workers(Struct, frozen=True):
     """Where jobs run.
 
     Attributes:

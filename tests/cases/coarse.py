@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from recompute_scan.trace.columns import Int64, Kind, Trace
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
-
 import pytest
+from msgspec.structs import astuple
 
 from recompute_scan.cost.device import device_time
 from tests.recompute.training import training_step

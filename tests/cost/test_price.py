@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from recompute_scan.cost.phases import device_phases, host_phases, sum_covered
 from recompute_scan.cost.predict import prepare
@@ -40,7 +41,7 @@ def cost_of(*calls: Call, timed: tuple[float, ...] = ()) -> Cost:
 )
 def test_phases_of_recorded_steps_add_up(name: str) -> None:
     phases = host_phases(study(load(recorded(name)[0])))
-    parts = [getattr(phases, field.name) for field in dataclasses.fields(phases)][1:]
+    parts = [getattr(phases, field.name) for field in structs.fields(phases)][1:]
     assert np.sum(parts, axis=0) == pytest.approx(phases.step)
     assert all((part >= 0).all() for part in parts)
 
@@ -55,7 +56,7 @@ def test_phases_of_a_step_by_the_hosts_clock() -> None:
 
 def test_the_breakdown_sums_to_the_step() -> None:
     cost = cost_of(checkpointed_step(0, recomputes=TWICE), checkpointed_step(1))
-    assert sum(dataclasses.astuple(cost.breakdown)) == pytest.approx(cost.step_ms)
+    assert sum(structs.astuple(cost.breakdown)) == pytest.approx(cost.step_ms)
     assert cost.breakdown.redundant == pytest.approx(cost.redundant_recompute_ms)
     assert cost.breakdown.recompute + cost.breakdown.redundant == pytest.approx(cost.recompute_ms)
 
@@ -87,7 +88,7 @@ def test_timed_steps_are_the_base_where_there_are_some() -> None:
     assert steady.saving_pct == pytest.approx(traced.saving_pct)
     assert cost.predicted_step_ms == pytest.approx(30.0 * (1 - cost.saving_pct / 100))
     assert cost.predicted_low_ms < cost.predicted_step_ms < cost.predicted_high_ms
-    assert sum(dataclasses.astuple(cost.breakdown)) == pytest.approx(30.0)
+    assert sum(structs.astuple(cost.breakdown)) == pytest.approx(30.0)
 
 
 def test_the_step_time_says_how_sure_it_is() -> None:

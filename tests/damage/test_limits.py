@@ -6,11 +6,11 @@ import gzip
 import json
 import time
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zstandard
+from msgspec.structs import replace
 
 from recompute_scan.errors import InputError
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch._functorch.config
+from msgspec.structs import replace
 
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.findings.base import NotApplicable

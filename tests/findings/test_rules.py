@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.cost.price import price
@@ -69,7 +69,7 @@ def test_a_gpu_that_idles_is_not_taken_for_a_cpu() -> None:
     assert cost is not None
     assert cost.device == "cpu"
     on_gpu, on_cpu = (
-        memory_headroom.check(dataclasses.replace(evidence(facts), cost=cost))
+        memory_headroom.check(structs.replace(evidence(facts), cost=cost))
         for facts in (idle, marked(recomputes=2))
     )
     assert isinstance(on_gpu, NotApplicable)
@@ -168,7 +168,7 @@ def test_a_finding_bears_its_rules_code_and_name(facts: RecomputeFacts) -> None:
     assert findings
     for finding in findings:
         assert names[finding.code] == finding.name
-        assert all(value != "" for value in dataclasses.asdict(finding).values())
+        assert all(value != "" for value in structs.asdict(finding).values())
 
 
 def test_no_two_mechanisms_have_one_name_or_one_title() -> None:
@@ -177,14 +177,14 @@ def test_no_two_mechanisms_have_one_name_or_one_title() -> None:
 
 
 def test_untrained_weights_are_named() -> None:
-    seen = dataclasses.replace(evidence(marked(recomputes=2)), untrained=("layers.0", "layers.1"))
+    seen = structs.replace(evidence(marked(recomputes=2)), untrained=("layers.0", "layers.1"))
     (finding,) = [one for one in check_all(seen)[0] if one.code == "RS104"]
     assert (finding.severity, finding.confidence) == ("warning", "high")
     assert "layers.0, layers.1" in finding.evidence[0]
 
 
 def test_untrained_weights_are_silent_where_all_have_a_gradient() -> None:
-    seen = dataclasses.replace(evidence(marked(recomputes=2)), untrained=())
+    seen = structs.replace(evidence(marked(recomputes=2)), untrained=())
     findings, checked = check_all(seen)
     assert "RS104" not in {one.code for one in findings}
     assert {one.code: one.status for one in checked}["RS104"] == "clean"

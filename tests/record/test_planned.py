@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.record.run_options import Removal, RunOptions
@@ -81,7 +81,7 @@ def site(call: str, how: str) -> str:
 
 def options(folder: Path, **chosen: object) -> RunOptions:
     run = RunOptions("train.py", False, (), folder / "out", 2, 2, 4, measure=True)
-    return replace(run, **chosen)  # type: ignore[arg-type]
+    return replace(run, **chosen)
 
 
 def counted(output: Path) -> list[list[int]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.verify import rounds as module

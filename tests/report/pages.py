@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+
+from msgspec import structs
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.report.compared import render_comparison_html
@@ -47,7 +48,7 @@ def ranks(number: int) -> Result:
                 one.cost.recompute_ms / (2 if repaired else 1),
             )
         )
-    return dataclasses.replace(one, ranks=tuple(rows))
+    return structs.replace(one, ranks=tuple(rows))
 
 
 def large() -> Result:
@@ -58,13 +59,13 @@ def large() -> Result:
     one = ranks(512)
     first = one.steps[0]
     steps = tuple(
-        dataclasses.replace(
+        structs.replace(
             first, index=index, start_us=first.start_us + 1000 * index * first.duration_ms
         )
         for index in range(100)
     )
     regions = tuple(
-        dataclasses.replace(
+        structs.replace(
             one.regions[layer % len(one.regions)],
             ordinal=layer,
             module=f"model.layers.{layer}",
@@ -75,7 +76,7 @@ def large() -> Result:
         )
         for layer in range(200)
     )
-    return dataclasses.replace(one, steps=steps, regions=regions)
+    return structs.replace(one, steps=steps, regions=regions)
 
 
 RESULTS: dict[str, Callable[[], Result]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec import structs
 
 from recompute_scan.result import (
     Arm,
@@ -293,9 +293,9 @@ def doubled() -> Result:
 def measurement() -> Verified:
     """What `run --verify` might have found of the doubled result."""
     before = Arm("measured", None, 2, 20, 296.1, 294.0, 299.5, None, None, 912_000_000)
-    before = dataclasses.replace(before, verdict="doubled", recompute_per_backward=2.0)
+    before = structs.replace(before, verdict="doubled", recompute_per_backward=2.0)
     after = Arm("measured", None, 2, 20, 246.9, 245.1, 248.8, None, None, 911_000_000)
-    after = dataclasses.replace(after, verdict="full", recompute_per_backward=1.0)
+    after = structs.replace(after, verdict="full", recompute_per_backward=1.0)
     planned = Arm("measured", None, 2, 20, 221.4, 219.0, 225.2, 65 << 30, 70 << 30, 913_000_000)
     return Verified(
         outcome="helps",
@@ -319,12 +319,12 @@ def measurement() -> Verified:
 
 def verified() -> Result:
     """The doubled result with its fix measured."""
-    return dataclasses.replace(doubled(), verified=measurement())
+    return structs.replace(doubled(), verified=measurement())
 
 
 def full() -> Result:
     """The repaired twin: every layer recomputed once."""
-    return dataclasses.replace(
+    return structs.replace(
         doubled(),
         verdict="full",
         headline="Ordinary checkpointing: all 8 decoder layers are recomputed exactly once.",
@@ -334,7 +334,7 @@ def full() -> Result:
         attention=Attention(8.0, 8.0, 8.0),
         cost=cost(51.0, 49.6, 0.0, 0.0),
         findings=(),
-        checked=tuple(dataclasses.replace(rule, status="clean", why=None) for rule in CHECKED),
+        checked=tuple(structs.replace(rule, status="clean", why=None) for rule in CHECKED),
         ranks=(Rank(0, "trace-rank0.json.gz", "full", 247.1),),
         health={},
         warnings=(),
@@ -344,7 +344,7 @@ def full() -> Result:
 
 def clean() -> Result:
     """No checkpoint at all."""
-    return dataclasses.replace(
+    return structs.replace(
         full(),
         verdict="none",
         headline="No forward work runs again in the backward pass.",
@@ -361,7 +361,7 @@ def clean() -> Result:
 def partial() -> Result:
     """Every second layer checkpointed, in a trace of plain torch.profiler without modules."""
     blocks = tuple(
-        dataclasses.replace(
+        structs.replace(
             region,
             module=None,
             module_class=None,
@@ -372,7 +372,7 @@ def partial() -> Result:
         )
         for region in regions(8, 1.0)
     )
-    return dataclasses.replace(
+    return structs.replace(
         full(),
         verdict="partial",
         evidence_level="autograd",
@@ -416,8 +416,8 @@ def inconclusive() -> Result:
 def many(number: int) -> Result:
     """A deep model whose last block differs from all others."""
     blocks = regions(number, 2.0, OUTER, INNER)
-    last = dataclasses.replace(blocks[-1], recompute_runs_per_backward=1.0, checkpoints=(OUTER,))
-    return dataclasses.replace(doubled(), regions=(*blocks[:-1], last))
+    last = structs.replace(blocks[-1], recompute_runs_per_backward=1.0, checkpoints=(OUTER,))
+    return structs.replace(doubled(), regions=(*blocks[:-1], last))
 
 
 HOSTILE = (
@@ -443,27 +443,27 @@ def hostile(name: str) -> Result:
     checkpoint = Checkpoint(0, "reentrant", name, name, name)
     fix = Fix(name, "review", f"-{name}\n+{name}", name, name, name)
     lanes = tuple(
-        dataclasses.replace(
+        structs.replace(
             lane,
             label=name,
-            ops=tuple(dataclasses.replace(op, name=name, family=name) for op in lane.ops),
+            ops=tuple(structs.replace(op, name=name, family=name) for op in lane.ops),
         )
         for lane in proof(2).lanes
     )
     assert base.cost is not None
-    return dataclasses.replace(
+    return structs.replace(
         base,
         tool_version=name,
         headline=name,
         reason=name,
         families=(Family(name, name, 1.0, 2.0, 1.0, 0.5),),
         regions=tuple(
-            dataclasses.replace(
+            structs.replace(
                 region, module=name, module_class=name, signature=name, checkpoints=(checkpoint,)
             )
             for region in base.regions
         ),
-        cost=dataclasses.replace(base.cost, method=name, assumptions=(name,)),
+        cost=structs.replace(base.cost, method=name, assumptions=(name,)),
         findings=(
             Finding(name, name, "error", "high", name, name, (name,), fix, 1.0, 1.0),
             Finding(name, name, "info", "low", name, name, (name,), None, None, None),
@@ -474,5 +474,5 @@ def hostile(name: str) -> Result:
         environment={name: name, "target": f"{name}.py"},
         warnings=(name,),
         proof=Proof(region=3, step=2, lanes=lanes),
-        verified=dataclasses.replace(measurement(), removed=(checkpoint,)),
+        verified=structs.replace(measurement(), removed=(checkpoint,)),
     )

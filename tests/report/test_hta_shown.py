@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 
 from recompute_scan.report.html import render_html
 from recompute_scan.report.markdown import render_markdown
@@ -15,8 +14,8 @@ from tests.report.sample_results import HTA, clean, doubled
 
 
 def with_kinds(*kinds: str) -> Result:
-    return dataclasses.replace(
-        doubled(), hta=dataclasses.replace(HTA, kernel_types=dict.fromkeys(kinds, 50.0))
+    return structs.replace(
+        doubled(), hta=structs.replace(HTA, kernel_types=dict.fromkeys(kinds, 50.0))
     )
 
 
@@ -56,7 +55,7 @@ def test_a_hostile_kind_keeps_to_its_line() -> None:
 
 
 def test_one_rank_needs_no_name_and_a_result_of_before_has_no_second_column() -> None:
-    alone = dataclasses.replace(doubled(), ranks=(), hta=dataclasses.replace(HTA, own=None))
+    alone = structs.replace(doubled(), ranks=(), hta=structs.replace(HTA, own=None))
     written = render_text(alone, color=False)
     assert "Holistic Trace Analysis\n" in written
     assert "| Idle | 12.5 % |  |" in render_markdown(alone)
@@ -72,5 +71,5 @@ def test_the_page_has_a_section_of_them() -> None:
 
 def test_without_it_nothing_is_said() -> None:
     for render in (render_markdown, render_html):
-        assert "Holistic" not in render(dataclasses.replace(clean(), hta=None))
-    assert "Holistic" not in render_text(dataclasses.replace(clean(), hta=None), color=False)
+        assert "Holistic" not in render(structs.replace(clean(), hta=None))
+    assert "Holistic" not in render_text(structs.replace(clean(), hta=None), color=False)

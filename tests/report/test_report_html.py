@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import json
 import re
@@ -10,6 +9,7 @@ from html import unescape
 from importlib.resources import files
 
 import pytest
+from msgspec import structs
 
 from recompute_scan.report import words
 from recompute_scan.report.diff import diff_lines
@@ -173,8 +173,8 @@ def test_proof_lanes_share_one_scale_and_start_at_the_left() -> None:
 
 def test_a_long_backward_lane_is_cut_and_says_so() -> None:
     base = proof(2)
-    lanes = (*base.lanes[:3], dataclasses.replace(base.lanes[3], duration_us=90_000.0))
-    drawn = timeline(dataclasses.replace(doubled(), proof=dataclasses.replace(base, lanes=lanes)))
+    lanes = (*base.lanes[:3], structs.replace(base.lanes[3], duration_us=90_000.0))
+    drawn = timeline(structs.replace(doubled(), proof=structs.replace(base, lanes=lanes)))
     assert drawn is not None
     assert [lane.width for lane in drawn.lanes] == [pytest.approx(45.455)] * 3 + [100.0]
     assert drawn.lanes[3].title == "The gradients (backward): 90.0 ms, cut at the right edge"
@@ -182,7 +182,7 @@ def test_a_long_backward_lane_is_cut_and_says_so() -> None:
 
 
 def test_redundant_that_does_not_matter_promises_nothing() -> None:
-    slight = dataclasses.replace(full(), cost=cost(51.0, 49.6, 0.4, 0.3))
+    slight = structs.replace(full(), cost=cost(51.0, 49.6, 0.4, 0.3))
     text = Page(render_html(slight)).one("main").text
     assert "With the fix" not in text
     assert "After the fix" not in text
@@ -193,12 +193,12 @@ def test_unknown_is_said_and_never_zero() -> None:
     page = Page(render_html(inconclusive()))
     assert not [item for item in page.all("dd") if "value" in item.classes]
     assert "cost" not in [item.attributes["id"] for item in page.all("section")]
-    none_known = dataclasses.replace(doubled(), recompute_per_backward=None, proof=None)
+    none_known = structs.replace(doubled(), recompute_per_backward=None, proof=None)
     assert "not known" in Page(render_html(none_known)).one("verdict").text
 
 
 def test_an_unclear_trace_with_step_times_claims_nothing_about_them() -> None:
-    timed = dataclasses.replace(inconclusive(), cost=cost(51.0, 0.0, 0.0, 0.0))
+    timed = structs.replace(inconclusive(), cost=cost(51.0, 0.0, 0.0, 0.0))
     page = Page(render_html(timed))
     assert not [item for item in page.all("dd") if "value" in item.classes]
     assert "196.7 ms" in page.one("cost").text
@@ -239,14 +239,14 @@ def test_the_patch_command_fits_the_diff() -> None:
     base = doubled().findings[0]
     assert base.fix is not None
     for name, command in (("a/train.py", "patch -p1"), ("/srv/train.py", "patch -d / -p1")):
-        fix = dataclasses.replace(base.fix, diff=f"--- {name}\n+++ {name}\n@@ -1,1 +0,0 @@\n-x\n")
-        finding = dataclasses.replace(base, fix=fix)
-        page = Page(render_html(dataclasses.replace(doubled(), findings=(finding,))))
+        fix = structs.replace(base.fix, diff=f"--- {name}\n+++ {name}\n@@ -1,1 +0,0 @@\n-x\n")
+        finding = structs.replace(base, fix=fix)
+        page = Page(render_html(structs.replace(doubled(), findings=(finding,))))
         assert f"{command} < fix.diff" in page.one("check").text
 
 
 def test_a_report_about_findings_with_one_code_keeps_their_anchors_apart() -> None:
-    twice = dataclasses.replace(doubled(), findings=doubled().findings * 2)
+    twice = structs.replace(doubled(), findings=doubled().findings * 2)
     page = Page(render_html(twice))
     assert page.one("finding-RS001").tag == page.one("finding-RS001-2").tag == "article"
     assert "must not be added up" in page.one("findings").text
@@ -279,9 +279,9 @@ def test_only_an_https_address_becomes_a_link() -> None:
     base = doubled().findings[0]
     assert base.fix is not None
     for address in ("javascript:alert(1)", "http://example.org", "https://x y", "docs/a.md"):
-        fix = dataclasses.replace(base.fix, docs=address)
-        finding = dataclasses.replace(base, fix=fix)
-        page = Page(render_html(dataclasses.replace(doubled(), findings=(finding,))))
+        fix = structs.replace(base.fix, docs=address)
+        finding = structs.replace(base, fix=fix)
+        page = Page(render_html(structs.replace(doubled(), findings=(finding,))))
         assert all((link.attributes["href"] or "").startswith("#") for link in page.all("a"))
         assert address in page.one("findings").text
 
@@ -290,7 +290,7 @@ def test_only_an_https_address_becomes_a_link() -> None:
     "target", ["x.py; rm -rf ~.py", "--verify.py", "$(x).py", "a b.py", "pkg.mod"]
 )
 def test_a_script_name_that_a_shell_would_read_more_into_is_not_repeated(target: str) -> None:
-    result = dataclasses.replace(doubled(), environment={"target": target})
+    result = structs.replace(doubled(), environment={"target": target})
     check = Page(render_html(result)).one("check").text
     assert target not in check
     assert "recompute-scan run --steps 5 -o recompute-scan-after train.py" in check
@@ -311,7 +311,7 @@ _STEP = "step-svg-title step-svg-desc"
 
 def test_bars_never_invent_parts_that_do_not_fit() -> None:
     # a step far below the sum of what stays cannot be split up
-    saves_more = dataclasses.replace(doubled(), cost=cost(51.0, 49.6, 49.6, 90.0))
+    saves_more = structs.replace(doubled(), cost=cost(51.0, 49.6, 49.6, 90.0))
     assert _drawn_after(saves_more) == ["Everything else: 205.9 ms, 100.0 %"]
     bill = Page(render_html(saves_more)).one("cost").text
     assert "205.9 ms" in bill
@@ -320,7 +320,7 @@ def test_bars_never_invent_parts_that_do_not_fit() -> None:
 
 def test_what_the_fix_saves_beyond_the_redundant_recomputes_is_drawn_and_said() -> None:
     # more than the redundant recomputes and everything else take together
-    result = dataclasses.replace(doubled(), cost=cost(51.0, 49.6, 49.6, 75.0))
+    result = structs.replace(doubled(), cost=cost(51.0, 49.6, 49.6, 75.0))
     after = _drawn_after(result)
     assert [text.partition(":")[0] for text in after] == [
         "Forward pass",
@@ -338,7 +338,7 @@ def test_the_first_screen_says_what_was_measured_and_what_to_delete() -> None:
     facts = {
         **doubled().environment, "torch": "2.9.1", "world_size": "8", "recorded": "2026-11-20"
     }  # fmt: skip
-    verdict = Page(render_html(dataclasses.replace(doubled(), environment=facts))).one("verdict")
+    verdict = Page(render_html(structs.replace(doubled(), environment=facts))).one("verdict")
     for said in ("examples/train.py", "CPU", "8 ranks", "torch 2.9.1", "2026-11-20"):
         assert said in verdict.text
     assert '-model.gradient_checkpointing_enable({"use_reentrant": True})' in verdict.text
@@ -398,7 +398,7 @@ def test_contrast_is_enough(theme: int) -> None:
 
 
 def test_quoting_reaches_the_reader_unchanged() -> None:
-    result = dataclasses.replace(doubled(), headline="a < b && c > d \"e\" 'f'")
+    result = structs.replace(doubled(), headline="a < b && c > d \"e\" 'f'")
     text = render_html(result)
     assert "a < b" not in text
     assert result.headline in unescape(text)

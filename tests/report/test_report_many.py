@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 
 from recompute_scan.report.compared import step_bars
 from recompute_scan.report.html import render_html
@@ -27,10 +26,10 @@ from tests.report.sample_results import doubled, full, inconclusive
 def with_recomputes(result: Result, *rows: tuple[float | None, ...]) -> Result:
     """The result with as many blocks as rows, one number for each of its steps."""
     regions = tuple(
-        dataclasses.replace(region, recomputes_by_step=row)
+        structs.replace(region, recomputes_by_step=row)
         for region, row in zip(result.regions, rows, strict=False)
     )
-    return dataclasses.replace(result, regions=regions)
+    return structs.replace(result, regions=regions)
 
 
 def test_steps_that_agree_take_one_sentence() -> None:
@@ -76,7 +75,7 @@ def test_two_hundred_layers_in_a_hundred_steps_are_a_table_of_two_by_two() -> No
 def test_a_strip_that_has_no_pattern_is_cut_and_says_so() -> None:
     wild = large()
     regions = tuple(
-        dataclasses.replace(
+        structs.replace(
             region,
             recomputes_by_step=tuple(
                 float(region.ordinal if step == 99 else (region.ordinal * 7 + step * step) % 11)
@@ -85,7 +84,7 @@ def test_a_strip_that_has_no_pattern_is_cut_and_says_so() -> None:
         )
         for region in wild.regions
     )
-    found = by_step(dataclasses.replace(wild, regions=regions))
+    found = by_step(structs.replace(wild, regions=regions))
     assert found is not None
     assert len(found.rows) == MOST_KINDS
     assert len(found.columns) <= MOST_COLUMNS
@@ -142,7 +141,7 @@ def test_the_page_of_the_demo_is_light() -> None:
 
 
 def test_code_in_a_sentence_is_set_as_code() -> None:
-    result = dataclasses.replace(
+    result = structs.replace(
         doubled(), warnings=("Call `step(<b>)` or --peak-tflops 9; a--b is none",)
     )
     found = Page(render_html(result))

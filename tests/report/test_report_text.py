@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
 import re
 import unicodedata
 from collections.abc import Callable
 
 import click
 import pytest
+from msgspec import structs
 
 from recompute_scan.report.escape import sentence, visible
 from recompute_scan.report.page import WIDTH, columns, wrap
@@ -57,7 +57,7 @@ def test_hostile_names_stay_on_their_line(name: str) -> None:
 def test_calls_in_the_backward_pass_that_never_ran_are_not_said_to_have_run() -> None:
     """One linear layer in a checkpoint: its recompute stops before the product is worked out."""
     counts = (PlainCount("aten::addmm", outside=6, inside=4, in_hooks=0, matched=4),)
-    result = dataclasses.replace(clean(), cross_check=CrossCheck(True, counts))
+    result = structs.replace(clean(), cross_check=CrossCheck(True, counts))
     text = " ".join(render_text(result, color=False, report="report.html").split())
     assert "4 calls of addmm inside the backward pass, none of which was run to its end" in text
 
@@ -123,8 +123,8 @@ def test_the_plan_stands_beside_the_fix() -> None:
     result = verified()
     section = result.verified
     assert section is not None
-    section = dataclasses.replace(section, without_checkpointing=section.after)
-    result = dataclasses.replace(result, verified=section)
+    section = structs.replace(section, without_checkpointing=section.after)
+    result = structs.replace(result, verified=section)
     written = render_text(result, color=False)
     assert all(columns(line) <= WIDTH for line in written.splitlines() if "train.py" not in line)
     flat = " ".join(written.split())
@@ -146,13 +146,13 @@ def test_the_prediction_is_of_the_step_that_was_measured() -> None:
     section = result.verified
     assert section is not None
     assert section.after is not None
-    slower = dataclasses.replace(
+    slower = structs.replace(
         section,
         before_step_ms=592.2,
         after_step_ms=493.8,
-        after=dataclasses.replace(section.after, step_ms=493.8),
+        after=structs.replace(section.after, step_ms=493.8),
     )
-    result = dataclasses.replace(result, verified=slower)
+    result = structs.replace(result, verified=slower)
     flat = " ".join(render_text(result, color=False).split())
     assert "592.2 ms now; 495.7 ms was predicted" in flat
     assert "Predicted - 495.7 ms" in flat
@@ -183,8 +183,8 @@ def test_inconclusive_says_why_and_what_to_do() -> None:
 
 
 def test_broken_rule_is_worth_knowing() -> None:
-    rule = dataclasses.replace(doubled().checked[0], status="error", why="division by zero")
-    written = render_text(dataclasses.replace(clean(), checked=(rule,)), color=False)
+    rule = structs.replace(doubled().checked[0], status="error", why="division by zero")
+    written = render_text(structs.replace(clean(), checked=(rule,)), color=False)
     assert "RS001 could not be checked: division by zero" in written
 
 
@@ -206,10 +206,8 @@ def test_a_number_and_its_unit_stay_on_one_line() -> None:
 
 def test_a_statement_over_several_lines_takes_one() -> None:
     region = doubled().regions[0]
-    outer = dataclasses.replace(region.checkpoints[0], source="apply(\n    model,\n)")
-    result = dataclasses.replace(
-        doubled(), regions=(dataclasses.replace(region, checkpoints=(outer,)),)
-    )
+    outer = structs.replace(region.checkpoints[0], source="apply(\n    model,\n)")
+    result = structs.replace(doubled(), regions=(structs.replace(region, checkpoints=(outer,)),))
     assert "train.py:31\n       apply(model)\n" in render_text(result, color=False)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Literal
+
+from msgspec import structs
 
 from recompute_scan.report.html import render_html
 from recompute_scan.report.markdown import render_markdown
@@ -20,7 +21,7 @@ def spread(
     """What the renderings say of the doubled result's step times, all the same."""
     result = doubled()
     assert result.cost is not None
-    cost = dataclasses.replace(
+    cost = structs.replace(
         result.cost,
         step_source=source,
         step_ms=100.0,
@@ -28,7 +29,7 @@ def spread(
         step_high_ms=high,
         steps=steps,
     )
-    result = dataclasses.replace(result, cost=cost)
+    result = structs.replace(result, cost=cost)
     said = " ".join(step_time_sentences(result))
     assert said in " ".join(render_text(result, color=False).split())
     assert said in render_markdown(result)

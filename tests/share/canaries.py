@@ -7,10 +7,11 @@ import itertools
 import json
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from recompute_scan.annotations import REGION, parse_region, region_name
 

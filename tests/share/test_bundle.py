@@ -9,11 +9,11 @@ import os
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.bundle import Archive, pack

@@ -6,7 +6,6 @@ The truth is that of finer times, which the program does not see.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.model import Calls, nest

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import fields
 
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.outline import Excerpt

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.known import find_mechanism
@@ -15,8 +16,7 @@ from recompute_scan.run_info import Source
 _LINE = re.compile(r"(?P<file>.+):\d+", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class RunFacts:
+class RunFacts(Struct, frozen=True):
     """A run as far as it is known.
 
     Attributes:

@@ -9,9 +9,11 @@ writes beside it, has frames.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan import trace as traces
 from recompute_scan.annotations import REGION
@@ -32,8 +34,7 @@ from recompute_scan.run_info import (
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """One trace of a run, with what is known beside it.
 
     Attributes:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan import trace as traces
 from recompute_scan.analysis.answer import result_from, result_without_trace
@@ -71,8 +73,7 @@ def analyse(
     return ends.with_crash(whole) if ends.failed else whole
 
 
-@dataclass(frozen=True)
-class _Job:
+class _Job(Struct, frozen=True):
     """One trace to be read and answered, wherever that happens."""
 
     number: int

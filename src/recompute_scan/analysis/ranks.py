@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
@@ -19,8 +20,7 @@ _LONGEST_STACKS = 1 << 20
 INTERRUPTED = 130
 
 
-@dataclass(frozen=True)
-class Ends:
+class Ends(Struct, frozen=True):
     """The run records of a run and the end of every rank that left word, both by rank."""
 
     records: tuple[RunInfo, ...] = ()
@@ -104,8 +104,7 @@ _SEVERITY: dict[Verdict, int] = {
 }
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """The answer for one rank."""
 
     name: str

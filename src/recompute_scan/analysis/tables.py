@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import find_steps, nest, step_of
 from recompute_scan.result import Checkpoint, Result
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Struct, frozen=True):
     """One column: its name, pandas dtype, unit (empty where there is none) and meaning."""
 
     name: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute import vocabulary as words
@@ -15,8 +15,7 @@ from recompute_scan.trace import Kind
 from recompute_scan.trace.columns import Bool, Int64
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """How much of each trace goes in.
 
     Attributes:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.analysis.loading import load_each
 from recompute_scan.analysis.pipeline import analyse, answer_to
@@ -40,8 +42,7 @@ _WHEN = (1980, 1, 1, 0, 0, 0)
 _DOCUMENTS = 0.2
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(Struct, frozen=True):
     """What an archive holds, for the person who is about to give it away.
 
     Attributes:
@@ -70,8 +71,7 @@ class Archive:
         return sum(packed for _, packed, _ in self.members)
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """One rank's share of the archive, clean."""
 
     rank: int

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from recompute_scan.check.sites import fingerprint, site_of
 from recompute_scan.errors import InputError
@@ -14,8 +14,7 @@ from recompute_scan.result import Finding, Result
 BASELINE_SCHEMA = "recompute-scan-baseline/1"
 
 
-@dataclass(frozen=True)
-class Accepted:
+class Accepted(Struct, frozen=True):
     """One accepted finding.
 
     Attributes:
@@ -33,8 +32,7 @@ class Accepted:
     site: str | None = None
 
 
-@dataclass(frozen=True)
-class Baseline:
+class Baseline(Struct, frozen=True):
     """The file."""
 
     accepted: tuple[Accepted, ...]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from recompute_scan.check.baseline import Accepted, accepts
 from recompute_scan.check.sites import Site, site_of
 from recompute_scan.result import DOUBLED, Finding, Result
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """What not to let through.
 
     Attributes:
@@ -33,8 +33,7 @@ class Policy:
     max_cost_of: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """One reason to refuse.
 
     Attributes:
@@ -50,8 +49,7 @@ class Refusal:
     site: Site | None = None
 
 
-@dataclass(frozen=True)
-class Ruling:
+class Ruling(Struct, frozen=True):
     """The answer.
 
     Attributes:

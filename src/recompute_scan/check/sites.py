@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+
+from msgspec import Struct
 
 from recompute_scan.result import Checkpoint, Finding, Result
 
 _SITE = re.compile(r"(.+):(\d{1,9})", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(Struct, frozen=True):
     """A line of a file; the path as the run saw it, relative where it could be."""
 
     file: str

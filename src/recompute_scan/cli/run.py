@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +60,8 @@ def run(
         progress(f"starting {script}")  # before torch is imported, which takes seconds
     if launcher is None and nproc_per_node is None and not is_module:
         set_early(Path(script))
+    from msgspec.structs import replace
+
     from recompute_scan.record.reporting import Reporting
     from recompute_scan.record.run_options import RunOptions, decode
     from recompute_scan.record.ways import Handed, Way, run_and_report

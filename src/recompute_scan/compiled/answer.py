@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.compiled.opened import Opened, Parts, find_parts, open_up
 from recompute_scan.compiled.partitions import Partition, graph_breaks, read_partitions
@@ -22,8 +24,7 @@ _UNKNOWN = (
 )
 
 
-@dataclass(frozen=True)
-class Graphs:
+class Graphs(Struct, frozen=True):
     """What a run or a folder tells of compiled code.
 
     Attributes:
@@ -42,8 +43,7 @@ def graphs_from(records: Sequence[Record], budget: float | None = None) -> Graph
     return Graphs(read_partitions(records), graph_breaks(records), budget)
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(Struct, frozen=True):
     """The facts of a trace with the verdict on its compiled code.
 
     Attributes:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from math import prod
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 # `name: "f32[4, 32][32, 1]cpu" = expression;  other = None`. Types came with torch 2.1.
 _STATEMENT = re.compile(r'\s+([A-Za-z_]\w*)(?:: "([^"]*)")? = (.+)$')
@@ -33,8 +35,7 @@ _CHANGING = 128
 _BITS = re.compile(r"\d+")
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(Struct, frozen=True):
     """One statement of a graph.
 
     Attributes:
@@ -75,8 +76,7 @@ class Node:
         return shape_of(self.type)
 
 
-@dataclass(frozen=True)
-class Graph:
+class Graph(Struct, frozen=True):
     """A graph: what goes in, with types, and what is done."""
 
     inputs: dict[str, str]

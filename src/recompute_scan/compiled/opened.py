@@ -7,9 +7,10 @@ graphs show what its backward runs again by itself. An operator ran again as oft
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.compiled.partitions import Partition, Site
 from recompute_scan.frameworks.known import recognise
@@ -29,8 +30,7 @@ _SAME_WORK = 0.8
 Parts = tuple[Partition, ...]
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """The forward operators of a trace with those of compiled calls in the place of these.
 
     Attributes:

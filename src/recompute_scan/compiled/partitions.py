@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+
+from msgspec import Struct
 
 from recompute_scan.compiled.graph import Node, bytes_of, parse_graph, shape_of
 from recompute_scan.compiled.repeated import PRODUCTS, Repeats, find_repeats, is_costly
@@ -25,8 +26,7 @@ _WRAPPERS = frozenset({"checkpoint_wrapped_module", "orig_mod", "fsdp_wrapped_mo
 _FLOPS_A_BYTE = 50.0
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(Struct, frozen=True):
     """Where compiled code asks for a checkpoint.
 
     Attributes:
@@ -38,8 +38,7 @@ class Site:
     place: str
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(Struct, frozen=True, dict=True):
     """One compiled forward graph with its backward graph.
 
     Attributes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from recompute_scan.compiled.graph import GETITEM, LENGTH, Graph, Node, bytes_of, is_length
 
@@ -34,8 +35,7 @@ def is_costly(operator: str) -> bool:
     return forward and (operator in PRODUCTS or bool(_COSTLY.match(operator)))
 
 
-@dataclass(frozen=True)
-class Repeats:
+class Repeats(Struct, frozen=True):
     """The operators of a forward graph with what its backward graph makes of them.
 
     Attributes:

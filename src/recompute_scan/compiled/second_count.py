@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.compiled.opened import Parts
 from recompute_scan.compiled.repeated import PRODUCTS
@@ -19,8 +20,7 @@ NAME = "matrix products of compiled code"
 _PRODUCT = re.compile(rf"aten::({'|'.join(sorted(PRODUCTS))})$")
 
 
-@dataclass(frozen=True)
-class SecondCount:
+class SecondCount(Struct, frozen=True):
     """The two counts side by side.
 
     Attributes:

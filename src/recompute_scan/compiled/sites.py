@@ -7,7 +7,8 @@ the user's own code by shorter names, and where a library's checkpoints were swi
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from recompute_scan.result import Checkpoint, Region
 from recompute_scan.run_info import SwitchedOn

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 # What is needed of all that torch writes: names of records, and of the artifacts among them.
 WANTED = frozenset(
@@ -25,8 +26,7 @@ ARTIFACTS = frozenset({CONFIG, BREAK})
 _LINE = re.compile(r"V\d{4} [\d:.]{8,20} \d{1,10} [^\]]{0,400}\] (\{.*)$", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(Struct, frozen=True):
     """One record.
 
     Attributes:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.cost.phases import Float64
 from recompute_scan.model import Calls, StepSpan
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
 
-@dataclass(frozen=True)
-class TimeEdit:
+class TimeEdit(Struct, frozen=True):
     """One interval of one host thread, with what becomes of it.
 
     Attributes:
@@ -32,8 +31,7 @@ class TimeEdit:
     add: float = 0.0
 
 
-@dataclass(frozen=True)
-class Edits:
+class Edits(Struct, frozen=True):
     """Edits of one thread each, in order of time, no two of which overlap."""
 
     thread: Int64
@@ -107,8 +105,7 @@ _HELD_UP = 2.0
 _HELD_UP_NS = 5_000
 
 
-@dataclass(frozen=True)
-class HostThread:
+class HostThread(Struct, frozen=True):
     """One thread of an interval of the trace, cut at every beginning and end of a call.
 
     Attributes:
@@ -187,8 +184,7 @@ def _changes(*keys: Int64) -> Bool:
     return differ
 
 
-@dataclass(frozen=True)
-class Clock:
+class Clock(Struct, frozen=True):
     """New time for old on one thread, counted from the thread's first cut.
 
     Attributes:

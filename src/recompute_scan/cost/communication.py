@@ -11,11 +11,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.cost.phases import sum_covered
 from recompute_scan.model import step_of
@@ -51,8 +51,7 @@ _MOST = 2**50
 _NS_PER_MS = 1e6
 
 
-@dataclass(frozen=True)
-class Communication:
+class Communication(Struct, frozen=True):
     """Collectives of a complete step.
 
     Attributes:
@@ -69,8 +68,7 @@ class Communication:
     exposed_ms: float | None
 
 
-@dataclass(frozen=True)
-class Repeated:
+class Repeated(Struct, frozen=True):
     """Collectives inside recomputes, of one kind.
 
     Attributes:

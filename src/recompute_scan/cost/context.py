@@ -8,9 +8,9 @@ own. What every removal asks of a trace's steps is found once (:class:`Context`)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.annotations import ANNOTATING, REGION
 from recompute_scan.cost.clock import TimeEdit
@@ -159,8 +159,7 @@ def typical_gap(facts: RecomputeFacts, rows: Int64) -> float:
     return float(np.median(between)) if len(between) else 0.0
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(Struct, frozen=True):
     """What surrounds the operators that ran again.
 
     Attributes:

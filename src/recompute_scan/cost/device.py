@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.cost.phases import sum_covered
 from recompute_scan.recompute import vocabulary as words
@@ -64,8 +64,7 @@ _LAUNCH_NS = 5_000
 _GAP_NS = 1_000
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Struct, frozen=True):
     """Device work of an interval of trace, in order of start.
 
     Attributes:
@@ -93,8 +92,7 @@ class Device:
         return len(self.rows)
 
 
-@dataclass(frozen=True)
-class Waits:
+class Waits(Struct, frozen=True):
     """Why each kernel began when it did.
 
     Attributes:

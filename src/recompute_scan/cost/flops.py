@@ -9,10 +9,10 @@ recomputed once, 5/3 where it is recomputed twice.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from recompute_scan.cost.formulas import count_call, has_formula, number_type, parse_inputs
 from recompute_scan.cost.peaks import Peak, peak_of
@@ -31,8 +31,7 @@ MOST_UNCOUNTED = 0.5
 _MOST_NAMED = 8
 
 
-@dataclass(frozen=True)
-class _Counted:
+class _Counted(Struct, frozen=True):
     """The calls that count, their operations, and the type that each computes in."""
 
     rows: Int64

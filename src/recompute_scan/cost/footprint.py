@@ -8,9 +8,8 @@ region's result too, which the next region keeps in any case: there the figure i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -18,8 +17,7 @@ from recompute_scan.trace.allocations import Allocations
 from recompute_scan.trace.columns import Int64
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(Struct, frozen=True):
     """What one run of a region would hold if it were not checkpointed.
 
     Attributes:
@@ -35,8 +33,7 @@ class Held:
     end: int
 
 
-@dataclass(frozen=True)
-class Footprint:
+class Footprint(Struct, frozen=True):
     """The memory of one device over the recorded steps.
 
     Attributes:

@@ -18,9 +18,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import Any
+
+from msgspec import Struct
 
 # Beyond any call that a machine could make: shapes of a damaged trace.
 _MOST = 1e21
@@ -28,8 +29,7 @@ _MOST = 1e21
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(Struct, frozen=True):
     """What a trace says about the inputs of one call.
 
     Attributes:

@@ -21,9 +21,9 @@ than all its edges explain is given to the edge that came last, and counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.cost.clock import HostThread, host_threads
 from recompute_scan.cost.device import Device, find_device, find_waits
@@ -34,8 +34,7 @@ from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.trace.columns import Bool, Int64
 
 
-@dataclass(frozen=True)
-class Graph:
+class Graph(Struct, frozen=True):
     """Some steps of a trace as nodes and edges.
 
     Nodes are in an order in which each comes after those it waits for; node 0 is the beginning

@@ -9,16 +9,14 @@ around its operators does not show it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import Calls
 from recompute_scan.trace.columns import Int32, Int64
 
 
-@dataclass(frozen=True)
-class Hooks:
+class Hooks(Struct, frozen=True):
     """Host time for each saved tensor, and for the end of a recompute, ns.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.cost.clock import HostThread
 from recompute_scan.cost.device import Device
@@ -24,8 +24,7 @@ _SLOW_NS = 50_000
 _OWN_NS = 5_000
 
 
-@dataclass(frozen=True)
-class HostWait:
+class HostWait(Struct, frozen=True):
     """A moment at which a host thread goes on.
 
     Attributes:

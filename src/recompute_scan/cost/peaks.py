@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from recompute_scan.trace.columns import Trace
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """What a person says of the device; it stands above what traces and tables say.
 
     Attributes:
@@ -68,8 +68,7 @@ AMD_DATA = "https://www.amd.com/en/products/accelerators/instinct/"
 _SLICE = re.compile(r"\bMIG\b")
 
 
-@dataclass(frozen=True)
-class Peak:
+class Peak(Struct, frozen=True):
     """One product's peak.
 
     Attributes:

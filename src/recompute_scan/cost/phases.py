@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -15,8 +14,7 @@ from recompute_scan.trace.columns import Bool, Int64
 Float64 = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Phases:
+class Phases(Struct, frozen=True):
     """One entry per complete step; ns on the device that limits the step.
 
     ``recompute`` is the first recompute of each operator, ``redundant`` the recomputes beyond it.

@@ -9,10 +9,11 @@ HiGHS solves it (``docs/decisions/memory-plan.md``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.peaks import Machine, capacity
@@ -28,8 +29,7 @@ _TIME_LIMIT_S = 5.0
 _SCALE = 2.0**20
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """When how much is allocated, and what every layer would add.
 
     Attributes:

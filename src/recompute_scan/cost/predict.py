@@ -9,9 +9,9 @@ weighed by how sure they are, and taken off before anything is taken out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.cost.clock import TimeEdit, join
 from recompute_scan.cost.context import Context, annotation_edits, find_context
@@ -54,8 +54,7 @@ _MEDIAN_95 = 1.96 * 1.2533
 _DEVIATION = 1.4826  # of a normal distribution, in median absolute deviations
 
 
-@dataclass(frozen=True)
-class Base:
+class Base(Struct, frozen=True):
     """Steps of a trace, ready to be simulated.
 
     Attributes:
@@ -84,8 +83,7 @@ class Base:
     error: float
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """The step after a change, as a share of the step before.
 
     Attributes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Checkpoint
@@ -20,8 +20,7 @@ _LEFT_OUT = 2
 Keep = Callable[[Sequence[Checkpoint]], Checkpoint | None]
 
 
-@dataclass(frozen=True)
-class OpSequence:
+class OpSequence(Struct, frozen=True):
     """Operators of one recompute, in a row, that belong to the same kind of block.
 
     Attributes:

@@ -7,10 +7,10 @@ and no other operator takes as long for so little.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.cost.formulas import Inputs, count_call, number_type, parse_inputs
 from recompute_scan.recompute import vocabulary as words
@@ -22,8 +22,7 @@ _ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4, "fp64": 8}
 _ROW_BYTES = 4
 
 
-@dataclass(frozen=True)
-class KeptAttention:
+class KeptAttention(Struct, frozen=True):
     """The choice to keep the results of attention.
 
     Attributes:

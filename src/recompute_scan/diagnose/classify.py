@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from recompute_scan.crash import ModelState, Raised
 from recompute_scan.diagnose.causes import SIGNATURES
@@ -44,8 +45,7 @@ _OUTLIVED = 30
 _IN_RECOMPUTE = doing("recompute")
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """One known cause, recognised.
 
     Attributes:
@@ -64,8 +64,7 @@ class Diagnosis:
     hint: bool = False
 
 
-@dataclass(frozen=True)
-class Findings:
+class Findings(Struct, frozen=True):
     """The answer for a log or a crash.
 
     Attributes:

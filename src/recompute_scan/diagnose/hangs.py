@@ -7,7 +7,8 @@ None of these is recognised by an exception's class and message alone; :mod:`.wa
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from recompute_scan.diagnose.signature import Signature
 

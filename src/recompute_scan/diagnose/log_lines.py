@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 # What programs put before every line. Each ends with the one blank that belongs to it, so that
 # the indentation of what follows stays.
@@ -117,8 +118,7 @@ _RANK_FIELD = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d+) ")
 _STATUS = re.compile(r"^\s*exitcode\s*:\s*(?P<status>-?\d+) ")
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """The process that a launcher saw end first, by a signal.
 
     Attributes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import BinaryIO
+
+from msgspec import Struct
 
 from recompute_scan.diagnose.log_lines import Ended, Launcher, is_telling, is_warning, owner
 from recompute_scan.diagnose.signature import Beside
@@ -28,8 +29,7 @@ _BATCH = 1500
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 
 
-@dataclass(frozen=True)
-class Log:
+class Log(Struct, frozen=True):
     """What matters in a log, in the log's order.
 
     Attributes:

@@ -7,7 +7,8 @@ one for what the recompute made, for each tensor that differs.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from recompute_scan.crash import Raised
 
@@ -30,8 +31,7 @@ _TABLE_DIMENSIONS = 2
 _FEW_ROWS, _FEW_ROWS_AWAY = 0.2, 0.01
 
 
-@dataclass(frozen=True)
-class Mismatch:
+class Mismatch(Struct, frozen=True):
     """One tensor: shape and dtype as saved, and as the recompute made it."""
 
     saved: tuple[int, ...]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from recompute_scan.diagnose import metadata, signature
 from recompute_scan.diagnose.signature import Signature, doing, some

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from recompute_scan.crash import Frame, Raised
 from recompute_scan.diagnose.places import Activity, activity, site
@@ -21,8 +22,7 @@ Where = Callable[[Sequence[Frame]], int | None]
 _NEAR = 60
 
 
-@dataclass(frozen=True)
-class Beside:
+class Beside(Struct, frozen=True):
     """A line of the log that may go with an exception.
 
     Attributes:
@@ -36,8 +36,7 @@ class Beside:
     rank: int | None = None
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(Struct, frozen=True):
     """What of an exception shows the failure: a frame of its stack, a line before it."""
 
     frame: int | None = None
@@ -80,8 +79,7 @@ def doing(*wanted: Activity) -> Where:
     return found
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(Struct, frozen=True):
     """One known failure: how to recognise it, its cause, its fix.
 
     A code has several signatures where one message has several causes; ``cause_name`` tells

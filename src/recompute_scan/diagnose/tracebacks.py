@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from recompute_scan.crash import Frame, Raised
 from recompute_scan.diagnose.log_lines import HEADER, LOOSE, TYPED, shape
@@ -48,8 +49,7 @@ _NEW_RECORD = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """One uncaught exception, or what looks like one.
 
     Attributes:
@@ -76,8 +76,7 @@ class Failure:
         return self.lines[0] if self.lines else 0
 
 
-@dataclass
-class _Open:
+class _Open(Struct):
     """The traceback that is being read."""
 
     headed: bool

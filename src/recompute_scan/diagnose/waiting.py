@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.crash import Frame, RankEnd
 from recompute_scan.diagnose.hangs import (
@@ -44,8 +46,7 @@ _MISMATCH = re.compile(r"Error type: (?:COLLECTIVE_TYPE|SIZE_OR_SYNTAX|COLLECTIV
 _MOST = 256
 
 
-@dataclass(frozen=True)
-class Timeout:
+class Timeout(Struct, frozen=True):
     """A collective that NCCL's watchdog gave up: whose, and what it says of the work.
 
     Attributes:
@@ -67,8 +68,7 @@ class Timeout:
     completed: int | None = None
 
 
-@dataclass(frozen=True)
-class Dumped:
+class Dumped(Struct, frozen=True):
     """A line in which torch itself compares the ranks.
 
     Attributes:

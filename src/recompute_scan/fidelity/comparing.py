@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 
 import torch
+from msgspec import Struct, field
+from msgspec.structs import replace
 from torch import nn
 
 from recompute_scan.faithful import (
@@ -57,8 +58,7 @@ class Comparing:
         return Fidelity(regions, (time.perf_counter() - self._began) * 1e3)
 
 
-@dataclass
-class _Sum:
+class _Sum(Struct):
     """All calls of one region."""
 
     calls: int = 0

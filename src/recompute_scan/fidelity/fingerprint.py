@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from isal import isal_zlib
+from msgspec import Struct
 
 _T = TypeVar("_T")
 _SAMPLE = 256
@@ -22,8 +22,7 @@ _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)}
 
 
-@dataclass(frozen=True, eq=False)
-class Fingerprint:
+class Fingerprint(Struct, frozen=True, eq=False):
     """A tensor's type and shape, its bits as a number, and elements spread over it."""
 
     dtype: torch.dtype

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch.utils._pytree import tree_leaves
 
 # Their results are there later, or elsewhere; what is computed from them is compared.
@@ -19,8 +19,7 @@ _NUMBERS = (bool, int, float, str, torch.dtype)
 _OVERWRITING = ("fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "exponential_")
 
 
-@dataclass(frozen=True)
-class OperatorKind:
+class OperatorKind(Struct, frozen=True):
     """What is known of an operator before it is called.
 
     Attributes:

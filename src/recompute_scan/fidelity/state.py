@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from torch import nn
 
 from recompute_scan.faithful import KeptState
@@ -18,8 +18,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _TORCHS = frozenset(vars(nn.Module()))
 
 
-@dataclass(frozen=True)
-class ModuleState:
+class ModuleState(Struct, frozen=True):
     """The state of a region's modules at one moment, by qualified name."""
 
     buffers: dict[str, Fingerprint | None]

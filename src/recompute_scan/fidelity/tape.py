@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from msgspec import Struct, field
 
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint
 from recompute_scan.fidelity.operators import OperatorKind, numbers, results, storage_of, tensors
 from recompute_scan.fidelity.random_state import generator_of, state_of
 
 
-@dataclass(frozen=True)
-class Outside:
+class Outside(Struct, frozen=True):
     """A tensor that an operator got and that no operator of the run has made.
 
     Attributes:
@@ -30,16 +29,14 @@ class Outside:
     tensor_id: int
 
 
-@dataclass(frozen=True)
-class Drawing:
+class Drawing(Struct, frozen=True):
     """An operator that drew random numbers: whose state, and what it was before."""
 
     generator: str
     before: int
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One call of an operator that computes something.
 
     Attributes:
@@ -76,8 +73,7 @@ class Prints:
         return self._made[id(result)]
 
 
-@dataclass
-class Tape:
+class Tape(Struct):
     """A run of a region under way, or what is left of it.
 
     Attributes:

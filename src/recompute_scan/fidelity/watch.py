@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from msgspec import Struct, field
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -59,8 +59,7 @@ class Thread(threading.local):
         self.inside = False
 
 
-@dataclass(frozen=True)
-class _Before:
+class _Before(Struct, frozen=True):
     """What was seen of a call before it was made."""
 
     kind: OperatorKind

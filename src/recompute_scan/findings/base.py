@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from recompute_scan.advise import place, title_of
 from recompute_scan.findings.evidence import Evidence, RankEvidence
@@ -15,8 +16,7 @@ Severity = Literal["error", "warning", "info"]
 _MOST_BLOCKS = 3
 
 
-@dataclass(frozen=True)
-class NotApplicable:
+class NotApplicable(Struct, frozen=True):
     """The rule could not look: why, one sentence."""
 
     why: str
@@ -30,8 +30,7 @@ def needs_ranks(_: Evidence) -> Answer:
     return NotApplicable("The traces of two or more ranks are needed.")
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """One rule: what it is called, how it looks, and what others may ask of it.
 
     Attributes:

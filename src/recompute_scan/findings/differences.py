@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from recompute_scan.advise import place
 from recompute_scan.faithful import ComparedRegion, Difference, DifferenceKind, Operation
@@ -15,8 +16,7 @@ CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _MOST_NAMED = 3
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """One difference, and the blocks that have it.
 
     Attributes:

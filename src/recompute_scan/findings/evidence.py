@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct, field
 
 from recompute_scan.advise import RunFacts, Switch, keep_and_drop, switch_of
 from recompute_scan.cost.communication import Repeated, repeated
@@ -24,8 +24,7 @@ from recompute_scan.run_info import Source, SwitchedOn
 Stack = tuple[Checkpoint, ...]
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(Struct, frozen=True, dict=True):
     """All that a rule may look at in one trace.
 
     Attributes:
@@ -197,8 +196,7 @@ class Evidence:
         )
 
 
-@dataclass(frozen=True)
-class RankEvidence:
+class RankEvidence(Struct, frozen=True):
     """What several ranks of one run show together.
 
     Attributes:

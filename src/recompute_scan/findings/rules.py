@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
+
+from msgspec.structs import replace
 
 from recompute_scan.findings.base import Answer, NotApplicable, Rule
 from recompute_scan.findings.evidence import Evidence, RankEvidence

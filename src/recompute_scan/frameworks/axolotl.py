@@ -6,7 +6,7 @@ offloading puts torch's wrapper around the layers or swaps in functions of its o
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from recompute_scan.frameworks import fsdp, huggingface
 

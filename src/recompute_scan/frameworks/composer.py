@@ -6,7 +6,7 @@ FSDP1: ``composer/distributed/dist_strategy.py``. FSDP2: ``apply_ac`` in
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from recompute_scan.frameworks import fsdp
 

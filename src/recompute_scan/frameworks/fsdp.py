@@ -6,7 +6,7 @@ module of class ``CheckpointWrapper``; a second application wraps again, nothing
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from recompute_scan.frameworks.mechanism import Edit, Mechanism
 

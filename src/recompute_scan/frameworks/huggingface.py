@@ -7,7 +7,7 @@ wrapper around the layer; from 4.52 ``GradientCheckpointingLayer`` does, inside 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from recompute_scan.frameworks.mechanism import Before, Edit, Mechanism, Rename
 

@@ -7,7 +7,7 @@ wrapper, unless a ``CheckpointWrapper`` is there already; it does not look at th
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from recompute_scan.frameworks import fsdp
 from recompute_scan.frameworks.mechanism import Edit

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 # Where nothing more particular is known.
 FEWER = "leave {layers} out of {title}"
@@ -13,8 +14,7 @@ SELECTIVELY = (
 )
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(Struct, frozen=True):
     """How one statement of the user's code is changed to take a mechanism out.
 
     Attributes:
@@ -35,8 +35,7 @@ class Edit:
     add: bool = False
 
 
-@dataclass(frozen=True)
-class Rename:
+class Rename(Struct, frozen=True):
     """What a package called by one name, and from a version on calls by another."""
 
     package: str
@@ -45,8 +44,7 @@ class Rename:
     new: str
 
 
-@dataclass(frozen=True)
-class Before:
+class Before(Struct, frozen=True):
     """What to do where a package is older than a version."""
 
     package: str
@@ -54,8 +52,7 @@ class Before:
     words: str
 
 
-@dataclass(frozen=True)
-class Mechanism:
+class Mechanism(Struct, frozen=True):
     """One API or setting that turns checkpointing on.
 
     Places in code are written ``path:function`` with ``*`` and ``?`` as in file names, the path

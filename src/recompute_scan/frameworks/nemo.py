@@ -6,7 +6,7 @@ around layers, or the wrapper around parts of them, and never two.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from recompute_scan.frameworks import fsdp, huggingface
 

@@ -7,7 +7,7 @@ user's it passes on an empty dictionary, so that torch's default holds and not t
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from recompute_scan.frameworks import huggingface
 from recompute_scan.frameworks.mechanism import Edit

@@ -6,7 +6,7 @@ a second non-reentrant checkpoint around a block would double it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from recompute_scan.frameworks import fsdp
 

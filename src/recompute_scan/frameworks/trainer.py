@@ -6,7 +6,7 @@ refuses both arguments together, and sees nothing that the script switched on it
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from recompute_scan.frameworks import fsdp, huggingface
 from recompute_scan.frameworks.mechanism import Edit, Rename

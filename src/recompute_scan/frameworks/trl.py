@@ -6,7 +6,7 @@ switches it on.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from recompute_scan.frameworks import trainer
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
@@ -34,8 +34,7 @@ from recompute_scan.trace.columns import Bool, Int64
 _CORRECTIONS = 6
 
 
-@dataclass(frozen=True)
-class Alignment:
+class Alignment(Struct, frozen=True, dict=True):
     """Every recompute of a trace, and the candidates that no part of the forward explains.
 
     Attributes:
@@ -180,8 +179,7 @@ def _readings(matcher: Matcher, calls: Calls, matches: list[Match]) -> list[Read
     return readings[::-1]
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """Which operators of a recompute gave up what they save.
 
     A non-reentrant checkpoint that is recomputed keeps each tensor that an operator saves, detached

@@ -7,17 +7,15 @@ reentrant recompute the numbers are those of the recomputed operators, which lea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute.structure import Role, Structure, enclosing_engines
 from recompute_scan.trace.columns import Int64, Ints
 
 
-@dataclass(frozen=True)
-class Anchor:
+class Anchor(Struct, frozen=True):
     """Where a sequence is expected: places in the forward sequence.
 
     ``first`` and ``last`` bound the checkpointed call; ``first`` is -1 where only the expected

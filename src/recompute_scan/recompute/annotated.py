@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.annotations import (
     ANY_RECOMPUTE,
@@ -20,8 +20,7 @@ from recompute_scan.recompute.structure import Role, Structure
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
 
-@dataclass(frozen=True)
-class AnnotatedCall:
+class AnnotatedCall(Struct, frozen=True):
     """One checkpointed call of the forward pass.
 
     Attributes:
@@ -39,8 +38,7 @@ class AnnotatedCall:
     recomputes: int
 
 
-@dataclass(frozen=True)
-class Annotations:
+class Annotations(Struct, frozen=True):
     """All annotations of a trace.
 
     Attributes:

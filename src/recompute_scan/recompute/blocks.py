@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute.counts import Counts
@@ -28,8 +29,7 @@ LIKE = 0.2
 REPEATS_COVER = 0.5
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(Struct, frozen=True):
     """One block in one forward pass.
 
     Attributes:

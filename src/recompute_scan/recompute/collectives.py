@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import Calls, Kernels, StepSpan, step_of
 from recompute_scan.recompute import vocabulary as words
@@ -15,8 +15,7 @@ from recompute_scan.recompute.structure import Structure
 from recompute_scan.trace.columns import Bool, Int64
 
 
-@dataclass(frozen=True)
-class Collectives:
+class Collectives(Struct, frozen=True):
     """Calls of collectives, each counted once, however many ranges it is recorded in.
 
     Attributes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from recompute_scan.model import Calls, StepSpan, step_of
 from recompute_scan.recompute.align import Alignment
@@ -20,8 +20,7 @@ Float64 = npt.NDArray[np.float64]
 MATTERS = 0.01
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """One entry per forward operator, in the order of ``Alignment.forward``.
 
     Attributes:

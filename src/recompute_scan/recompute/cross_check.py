@@ -15,9 +15,9 @@ out its gradient in chunks runs them again in its own formula: that is left out,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import Calls
 from recompute_scan.nesting import nest_intervals
@@ -33,8 +33,7 @@ _STRAY = 1
 _CONTRADICTS = 0.1
 
 
-@dataclass(frozen=True)
-class Tally:
+class Tally(Struct, frozen=True):
     """One name of operators over the whole trace.
 
     Attributes:
@@ -72,8 +71,7 @@ class Tally:
         return abs(one - other) <= max(_STRAY, _TOLERANCE * max(self.outside, self.inside))
 
 
-@dataclass(frozen=True)
-class PlainCounts:
+class PlainCounts(Struct, frozen=True):
     """Every name counted, attention first; empty where the trace has no such operator."""
 
     tallies: tuple[Tally, ...]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, link_kernels, nest
 from recompute_scan.recompute import vocabulary as words
@@ -39,8 +40,7 @@ from recompute_scan.result import EvidenceLevel
 from recompute_scan.trace.columns import Bool, Kind, Trace
 
 
-@dataclass(frozen=True)
-class RecomputeFacts:
+class RecomputeFacts(Struct, frozen=True, dict=True):
     """What ran again in one trace.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
@@ -16,8 +16,7 @@ from recompute_scan.result import Attention, Family
 from recompute_scan.trace.columns import Int64
 
 
-@dataclass
-class _Tally:
+class _Tally(Struct):
     forward: int = 0
     again: float = 0.0
     backward: int = 0

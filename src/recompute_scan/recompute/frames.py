@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.model import Calls, nest
 from recompute_scan.recompute import vocabulary as words
@@ -77,8 +78,7 @@ def _module_frames(trace: Trace) -> Int64:
     return rows[is_module[trace.name[rows]]]
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(Struct, frozen=True):
     path: str
     line: str
     function: str

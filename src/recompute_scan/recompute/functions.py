@@ -8,9 +8,8 @@ the forward pass under the function's name, so that one leads to the other in an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
@@ -24,8 +23,7 @@ _ENOUGH = 32
 _OWN_SHARE = 0.5
 
 
-@dataclass(frozen=True)
-class CheckpointFunctions:
+class CheckpointFunctions(Struct, frozen=True):
     """Names of the functions in one trace that are checkpoints.
 
     Attributes:

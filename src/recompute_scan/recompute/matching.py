@@ -5,9 +5,8 @@ Where checkpointed calls begin and end in the trace bounds what may belong toget
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
@@ -60,8 +59,7 @@ class Boundaries:
         return crossed
 
 
-@dataclass(frozen=True)
-class Recompute:
+class Recompute(Struct, frozen=True):
     """One sequence of the forward pass, run again.
 
     Attributes:
@@ -81,8 +79,7 @@ class Recompute:
     inner_function: bool
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(Struct, frozen=True):
     """A recompute of which is not known yet what of it really ran; see :class:`Recompute`."""
 
     engine: int
@@ -91,8 +88,7 @@ class Match:
     inner_function: bool
 
 
-@dataclass(frozen=True)
-class NodeSequence:
+class NodeSequence(Struct, frozen=True):
     """What one node's engine range ran where a recompute can stand.
 
     Attributes:

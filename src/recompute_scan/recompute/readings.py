@@ -16,14 +16,15 @@ one. Four facts tell, once every sequence has been read:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.recompute.runs import SHORT_RUN
 from recompute_scan.trace.columns import Int64
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """How far below its expected end a sequence may reach with its last ``count`` operators.
 
     ``longer``: so may any that ends with these operators.
@@ -34,8 +35,7 @@ class Ending:
     longer: bool = False
 
 
-@dataclass(frozen=True)
-class Endings:
+class Endings(Struct, frozen=True):
     """What is known of sequences of certain operators (bytes of their codes)."""
 
     known: dict[bytes, Ending]
@@ -49,8 +49,7 @@ class Endings:
         return self.known[max(ends, key=len)] if ends else None
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """What one sequence was taken for.
 
     Attributes:

@@ -10,9 +10,10 @@ where gradients are on does so in the recompute alone.)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.trace.columns import Int64, Ints
 
@@ -26,8 +27,7 @@ _JUMP = 2.0
 _PER_GAP = 0.5
 
 
-@dataclass(frozen=True)
-class Sequence:
+class Sequence(Struct, frozen=True):
     """Operators in the order in which they ran, one entry each.
 
     Attributes:
@@ -44,8 +44,7 @@ class Sequence:
         return len(self.codes)
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """``length`` operators from ``start`` of a sequence, found at ``place`` in the forward pass.
 
     ``last`` where its recompute ends with it: the run after it, if any, belongs to another.

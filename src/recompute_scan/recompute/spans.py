@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
@@ -20,8 +21,7 @@ from recompute_scan.result import Checkpoint, Variant
 SAME_BOUNDARY = 0.75
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(Struct, frozen=True):
     """A sequence of the forward pass that one or more checkpoints enclose.
 
     ``first`` and ``last`` are positions in ``Alignment.forward``; ``checkpoints`` are those
@@ -40,8 +40,7 @@ class Span:
         return self.last - self.first + 1
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(Struct, frozen=True):
     """A span with the spans inside it."""
 
     span: Span

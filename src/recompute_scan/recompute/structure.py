@@ -20,10 +20,10 @@ Source: ``torch/utils/checkpoint.py`` (``CheckpointFunction.backward``, ``unpack
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
@@ -58,8 +58,7 @@ _RECOMPUTED = _table(Role.CANDIDATE, Role.RANGE)
 _KEEPS_OWNER = _table(Role.RANGE, Role.CANDIDATE, Role.INNER)
 
 
-@dataclass(frozen=True)
-class Structure:
+class Structure(Struct, frozen=True):
     """One entry per call.
 
     Attributes:
@@ -93,8 +92,7 @@ class Structure:
         return np.flatnonzero(self.role == role)
 
 
-@dataclass(frozen=True)
-class _NameClasses:
+class _NameClasses(Struct, frozen=True):
     engine: Bool
     node: Int64  # for engine ranges: the code of the node's name, else -1
     function: Bool

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
@@ -18,8 +18,7 @@ from recompute_scan.result import Verdict
 from recompute_scan.trace.columns import Int64, Kind
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(Struct, frozen=True):
     """The compiled nodes of a backward pass.
 
     Attributes:
@@ -65,8 +64,7 @@ HOLES = 0.05
 MOSTLY_COMPILED = 0.5
 
 
-@dataclass(frozen=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """The verdict and its three numbers (``None`` where the verdict is ``inconclusive``).
 
     Attributes:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import Calls, Kernels
 from recompute_scan.recompute import vocabulary as words
@@ -12,8 +11,7 @@ from recompute_scan.recompute.structure import OperatorCodes, Structure
 from recompute_scan.trace.columns import Bool, Int32, Int64, Kind
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Struct, frozen=True):
     """Per call: what it and all inside it cost.
 
     Attributes:

@@ -9,10 +9,11 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import FrameType
+
+from msgspec.structs import replace
 
 from recompute_scan.frameworks.mechanism import Mechanism
 from recompute_scan.record.given import Made, SourceLine, given_at, variables

@@ -16,10 +16,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from recompute_scan.errors import UsageError
 
@@ -33,8 +34,7 @@ class StopRecording(SystemExit):
     """
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(Struct, frozen=True):
     """How the script ended, its exit status as Python gives it, and the error in one line."""
 
     ending: Literal["finished", "stopped", "exited", "raised", "interrupted", "hung", "killed"]
@@ -42,8 +42,7 @@ class Exit:
     error: str | None = None
 
 
-@dataclass(frozen=True)
-class _Program:
+class _Program(Struct, frozen=True):
     code: CodeType
     main: ModuleType
     argv0: str

@@ -13,10 +13,11 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 from types import FrameType
+
+from msgspec import Struct, field
 
 # A function whose code names one of these may hold that dictionary.
 _HOLDERS = frozenset({"locals", "vars", "f_locals"})
@@ -39,8 +40,7 @@ _CONFIGURATIONS = frozenset({".cfg", ".conf", ".ini", ".json", ".toml", ".yaml",
 _MOST_BYTES = 1_000_000
 
 
-@dataclass(frozen=True, eq=False)
-class Made:
+class Made(Struct, frozen=True, eq=False):
     """A settings object at the moment when it was made.
 
     Attributes:
@@ -56,8 +56,7 @@ class Made:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
-@dataclass(frozen=True)
-class SourceLine:
+class SourceLine(Struct, frozen=True):
     """A line of a file."""
 
     file: str

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct, field
 
 from recompute_scan.faithful import Fidelity
 from recompute_scan.record.phase import Phase
 from recompute_scan.record.profiler import ProfilerWindow
 
 
-@dataclass
-class Kept:
+class Kept(Struct):
     """What has been recorded so far.
 
     Attributes:

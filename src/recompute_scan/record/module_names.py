@@ -12,11 +12,11 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import nn
 
 from recompute_scan.record.given import variables
@@ -27,8 +27,7 @@ _WRAPPED_UNDER = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_m
 _DEEPEST_CLOSURE = 3
 
 
-@dataclass(frozen=True)
-class ModuleName:
+class ModuleName(Struct, frozen=True):
     """Name below the root model and class name, wrappers left out; empty where unknown.
 
     Where two models that are trained share names, that of the model comes before.

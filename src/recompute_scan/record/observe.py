@@ -6,10 +6,12 @@ import functools
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from os import _exit  # scripts get another
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.reentrant import NO_INPUT_GRAD
@@ -243,8 +245,7 @@ def _forget_in_forked_processes() -> None:
     in_forked_processes(forget_parent)
 
 
-@dataclass(frozen=True)
-class _Boundaries:
+class _Boundaries(Struct, frozen=True):
     """The step boundaries go to the recorder, once the gradients have been looked at, and then to
     what switches the fix on and off, where that is wanted.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 
+from msgspec import Struct
+from msgspec.structs import replace
 from torch import nn
 
 from recompute_scan.annotations import COUNTS_RUNS, SELECTIVE
@@ -33,8 +34,7 @@ _ASKING = (WRAPPER_MODULE, COMPOSABLE_MODULE)  # torch's own code that asks for 
 _Lines = weakref.WeakKeyDictionary[nn.Module, dict[tuple[CodeType, int], str]]
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """What is known of one checkpoint call; empty text where nothing is.
 
     ``function`` names what checkpoints, where it is no way that is known: an autograd function by

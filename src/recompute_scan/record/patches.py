@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import wrapt
+from msgspec import Struct
 
 Undo = Callable[[], None]
 _NOT_ITS_OWN = object()
 
 
-@dataclass(eq=False)
-class _Replaced:
+class _Replaced(Struct, eq=False):
     owner: Any
     name: str
     before: Any

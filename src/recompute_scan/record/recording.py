@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
+
+from msgspec import Struct
 
 from recompute_scan import _step
 from recompute_scan.api import Scan
@@ -43,8 +44,7 @@ _WORDING = Wording(
 _current: Recording | None = None
 
 
-@dataclass(frozen=True)
-class _Live:
+class _Live(Struct, frozen=True):
     """What is at work while a recording is under way."""
 
     plan: Plan

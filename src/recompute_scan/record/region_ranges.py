@@ -6,11 +6,11 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from msgspec import Struct
 
 from recompute_scan.annotations import ANNOTATING, RegionAnnotation, recompute_name, region_name
 from recompute_scan.record.caught import Variant
@@ -25,8 +25,7 @@ _recording: Any = getattr(torch._C._autograd, "_profiler_enabled", None)
 UNNAMED = "Checkpoint calls could not be named"
 
 
-@dataclass(frozen=True)
-class CheckpointCall:
+class CheckpointCall(Struct, frozen=True):
     """One call of a checkpoint, as far as its wrapper knows it.
 
     Attributes:

@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from recompute_scan.cost.peaks import Machine
 from recompute_scan.errors import RunError, ScanError
@@ -31,8 +32,7 @@ _REPORT_TIMEOUT_S = 120.0
 _POLL_S = 0.1
 
 
-@dataclass(frozen=True)
-class Reporting:
+class Reporting(Struct, frozen=True):
     """Reports on the run in one folder.
 
     Attributes:

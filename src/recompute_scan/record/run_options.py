@@ -6,11 +6,11 @@ Processes that the script starts get the text, and decode it only where they hav
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from recompute_scan.record.scope import DEFAULT
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Removal:
+class Removal(Struct, frozen=True):
     """Which checkpoint calls to take out: those of one mechanism, call site and variant,
     around all modules or some.
 
@@ -51,8 +50,7 @@ class Removal:
         )
 
 
-@dataclass(frozen=True)
-class RunOptions:
+class RunOptions(Struct, frozen=True):
     """What to run and how much of it to record.
 
     Attributes:

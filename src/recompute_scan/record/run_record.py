@@ -5,12 +5,12 @@ from __future__ import annotations
 import platform
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 import torch
+from msgspec.structs import replace
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.frameworks.known import packages

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from recompute_scan.errors import UsageError
 
@@ -43,8 +44,7 @@ def chosen(text: str, world_size: int) -> frozenset[int]:
     return frozenset(rank for rank in found if rank < world_size)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """How many optimizer steps each phase takes.
 
     Attributes:
@@ -74,8 +74,7 @@ class Plan:
         return self.warmup + self.timing + self.lead + self.steps + 1 + self.fidelity
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """How far a recording came: optimizer steps made, complete ones profiled, stacks or not."""
 
     made: int
@@ -84,8 +83,7 @@ class Seen:
     explicit: bool = False
 
 
-@dataclass(frozen=True)
-class Wording:
+class Wording(Struct, frozen=True):
     """How a person asked for the recording, for what is said to them.
 
     Attributes:

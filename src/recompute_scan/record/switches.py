@@ -13,10 +13,10 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from msgspec import Struct
 from torch import nn
 
 from recompute_scan.frameworks import fsdp, pytorch
@@ -33,8 +33,7 @@ WRAPPER_MODULE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 COMPOSABLE_MODULE = "torch.distributed._composable.checkpoint_activation"
 
 
-@dataclass(frozen=True)
-class Switched:
+class Switched(Struct, frozen=True):
     """Where checkpointing was switched on; empty where that is not known.
 
     Attributes:

@@ -20,9 +20,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.places import user_place
@@ -39,8 +40,7 @@ _BUSY = 0.2
 _UNSEEN_PATIENCE = 3.0
 
 
-@dataclass(frozen=True)
-class Patience:
+class Patience(Struct, frozen=True):
     """``timeout_s`` without progress end the run; looked at every ``look_s`` seconds."""
 
     timeout_s: float

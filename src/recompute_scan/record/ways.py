@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine
 from recompute_scan.errors import UsageError
@@ -18,8 +20,7 @@ from recompute_scan.report.folder import write_report
 from recompute_scan.run_info import read_run_info, run_info_name
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(Struct, frozen=True):
     """How a script is started.
 
     Attributes:
@@ -58,8 +59,7 @@ class Way:
             )
 
 
-@dataclass(frozen=True)
-class Handed:
+class Handed(Struct, frozen=True):
     """What a process below a launcher is told by the one that started the launcher.
 
     Attributes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from recompute_scan.report.escape import inert
 from recompute_scan.result import Proof, Result
@@ -27,8 +27,7 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Attachments:
+class Attachments(Struct, frozen=True):
     """The result in the forms that the page hands out; ``json`` is ``None`` where too large."""
 
     markdown: str

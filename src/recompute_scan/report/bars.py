@@ -5,7 +5,7 @@ Positions are per cent of the longer bar; templates draw them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from recompute_scan.report.summary import StepAfter, saving, step_after, total
 from recompute_scan.report.words import PART_SHORT, PART_WORDS
@@ -20,8 +20,7 @@ _MOST_SHRUNK = 0.1
 _SAME = 0.005
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True):
     """One piece of a bar. ``label`` and ``title`` are empty where they would not fit, ``short``
     where a bar of half a page's width has no room for it.
     """
@@ -35,8 +34,7 @@ class Part:
     tooltip: str
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Struct, frozen=True):
     """One line of the table under the bars."""
 
     kind: str
@@ -46,8 +44,7 @@ class Row:
     after: str
 
 
-@dataclass(frozen=True)
-class CostBars:
+class CostBars(Struct, frozen=True):
     """Both bars; ``after`` is empty where nothing is saved.
 
     ``rest`` says where the saving beyond the redundant recomputes comes from, or why less than

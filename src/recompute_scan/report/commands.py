@@ -7,7 +7,8 @@ a shell would read more into is never repeated.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from recompute_scan.result import Result
 
@@ -28,8 +29,7 @@ _EAGER = (
 )
 
 
-@dataclass(frozen=True)
-class ToRecord:
+class ToRecord(Struct, frozen=True):
     """What to record where a trace could not tell, and the command that does."""
 
     why: str

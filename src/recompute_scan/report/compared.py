@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from recompute_scan import units
 from recompute_scan.frameworks.known import find_title
@@ -18,8 +19,7 @@ from recompute_scan.units import count, ms, pct, plural, times
 _SAME_PCT = 0.05  # what one digit after the point shows as nothing
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     """A list under one title: what went away, what is new, what is still there."""
 
     title: str
@@ -60,8 +60,7 @@ def cautions(comparison: Comparison) -> tuple[str, ...]:
     return tuple(w for w in comparison.warnings if w not in comparison.obstacles)
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(Struct, frozen=True):
     """One step, drawn as its recomputes and the rest."""
 
     name: str

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from recompute_scan.report.escape import lines
 
 
-@dataclass(frozen=True)
-class DiffLine:
+class DiffLine(Struct, frozen=True):
     """One line of a diff: ``kind`` is ``add``, ``del``, ``hunk``, ``file`` or ``same``."""
 
     kind: str

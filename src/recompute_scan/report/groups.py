@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from recompute_scan.result import Checkpoint, Region
 
@@ -12,8 +13,7 @@ _LAST_NUMBER = re.compile(r"^(.*?)(\d{1,9})(\D*)$", re.DOTALL)
 _MOST_RANGES = 6
 
 
-@dataclass(frozen=True)
-class BlockGroup:
+class BlockGroup(Struct, frozen=True):
     """Blocks that are the same but for their number. ``label`` is not escaped yet."""
 
     label: str
@@ -35,8 +35,7 @@ class BlockGroup:
         return sum(region.redundant_ms_per_step for region in self.regions)
 
 
-@dataclass(frozen=True)
-class Stack:
+class Stack(Struct, frozen=True):
     """One arrangement of checkpoints, outermost first, and the blocks it is around."""
 
     label: str

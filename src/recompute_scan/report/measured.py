@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from recompute_scan.report.escape import visible
 from recompute_scan.report.summary import predicted_beside

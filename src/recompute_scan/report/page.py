@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
+from msgspec import Struct, field
 
 from recompute_scan.report.escape import sentence, visible
 from recompute_scan.units import UNITS
@@ -15,8 +15,7 @@ WIDTH = 80
 _COLUMN = 22
 
 
-@dataclass
-class Page:
+class Page(Struct):
     """The lines written so far."""
 
     color: bool

@@ -5,7 +5,7 @@ Positions are per cent of the drawing's width; the template knows pixels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from recompute_scan.report.bars import CostBars, cost_bars
 from recompute_scan.report.escape import visible
@@ -32,8 +32,7 @@ FAMILY_FILLS = ("#bcd5f7", "#f6d9a4", "#c5e5d3", "#dccff0", "#e4e8b4", "#e1e4e8"
 _WORDS = {"forward": "forward pass", "recompute": "recompute", "redundant": "redundant recompute"}
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """One operator of a lane; ``label`` is its family where that fits."""
 
     x: float
@@ -42,8 +41,7 @@ class Mark:
     label: str
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """One run of the block, as a lane."""
 
     kind: str
@@ -52,8 +50,7 @@ class Run:
     marks: tuple[Mark, ...]
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(Struct, frozen=True):
     """Either part may be missing: no bars, or no runs."""
 
     bars: CostBars | None

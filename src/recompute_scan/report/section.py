@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from recompute_scan.report.page import Page
 from recompute_scan.result import Result
@@ -32,8 +33,7 @@ def _no_markdown(_result: Result) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(Struct, frozen=True):
     """One section; the page, the terminal and Markdown each ask it for their part.
 
     Attributes:

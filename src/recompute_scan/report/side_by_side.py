@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from recompute_scan.report.escape import visible
 from recompute_scan.report.words import family_words
@@ -46,8 +47,7 @@ _LANE_WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(Struct, frozen=True):
     """One operator: ``x`` and ``width`` in per cent, ``y`` in px; ``label`` is what fits of it.
 
     ``op`` is the same number for the same operator in every lane.
@@ -64,8 +64,7 @@ class Box:
     time: str
 
 
-@dataclass(frozen=True)
-class Lane:
+class Lane(Struct, frozen=True):
     """One run of the block, drawn from ``y`` on; ``width`` is its length in per cent."""
 
     name: str
@@ -79,8 +78,7 @@ class Lane:
     left_out: int
 
 
-@dataclass(frozen=True)
-class OpRow:
+class OpRow(Struct, frozen=True):
     """One operator of the block and how long it took in each lane, in lane order."""
 
     name: str
@@ -88,8 +86,7 @@ class OpRow:
     durations: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(Struct, frozen=True):
     """Everything that the proof section draws and lists."""
 
     block: str

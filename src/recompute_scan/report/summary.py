@@ -6,7 +6,8 @@ Reads the result, decides nothing: the verdict and the headline come from it as 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from recompute_scan.intervals import too_wide
 from recompute_scan.report.words import KIND_WORDS
@@ -16,8 +17,7 @@ from recompute_scan.units import UNKNOWN, about, ms, pct, plural, share, span, t
 _TYPICAL = "typical: 1.00 without checkpointing, 1.33 with each layer recomputed once, 1.67 twice"
 
 
-@dataclass(frozen=True)
-class KeyNumber:
+class KeyNumber(Struct, frozen=True):
     """One of the three numbers under the verdict; ``alarming`` only where it shows waste."""
 
     label: str
@@ -26,8 +26,7 @@ class KeyNumber:
     alarming: bool = False
 
 
-@dataclass(frozen=True)
-class Waste:
+class Waste(Struct, frozen=True):
     """What the fix saves per step: less time of today's step, more throughput than today's.
 
     A step of 100 instead of 134.5 takes 25.7 % less time and gives 34.5 % more throughput.
@@ -38,8 +37,7 @@ class Waste:
     more_throughput_pct: float
 
 
-@dataclass(frozen=True)
-class StepAfter:
+class StepAfter(Struct, frozen=True):
     """A step now and after the fix, in ms, with the range it may lie in: measured or predicted."""
 
     now_ms: float

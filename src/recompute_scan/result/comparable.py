@@ -6,7 +6,7 @@ were timed in another way. A caution is worth knowing, and the reader decides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from recompute_scan.result import Result
 
@@ -16,8 +16,7 @@ _MODEL_KINDS = ("gemm", "conv", "attention", "norm", "embedding")
 _SAME_WORK = 0.01
 
 
-@dataclass(frozen=True)
-class Doubts:
+class Doubts(Struct, frozen=True):
     """Whole sentences; ``same_work`` is ``None`` where that cannot be told."""
 
     obstacles: tuple[str, ...]

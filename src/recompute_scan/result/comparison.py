@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from recompute_scan.intervals import is_sure, too_wide
 from recompute_scan.result import MEASURED, Result, Verdict, make_schema
@@ -22,8 +23,7 @@ SCHEMA = "recompute-scan-comparison/1"
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(Struct, frozen=True):
     """What is compared of one result. ``name`` is what the person called it.
 
     ``step_ms`` is the median of ``steps``, with its interval of 95 %: of steps timed without the
@@ -45,8 +45,7 @@ class Side:
     steps: int = 0
 
 
-@dataclass(frozen=True)
-class FamilyCalls:
+class FamilyCalls(Struct, frozen=True):
     """One family of operators: calls per step on both sides, ``None`` where it does not occur."""
 
     family: str
@@ -56,8 +55,7 @@ class FamilyCalls:
     recomputed_after: float | None
 
 
-@dataclass(frozen=True)
-class Switch:
+class Switch(Struct, frozen=True):
     """Checkpoints of one mechanism, variant and call site, and around how many blocks they stand.
 
     ``call_site`` is that of the run after, where it still has one.
@@ -70,8 +68,7 @@ class Switch:
     blocks_after: int
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """A finding, by its code and its title."""
 
     code: str
@@ -79,8 +76,7 @@ class Mark:
     title: str
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """What differs between two runs.
 
     ``time_change_pct`` is of the step before (-25.6 where 185.07 follows 248.88), and

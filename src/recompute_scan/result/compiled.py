@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 # Who asked: a checkpoint in the compiled code, the compiler of its own accord, or its budget.
 Why = Literal["checkpoint", "compiler", "budget"]
 
 
-@dataclass(frozen=True)
-class CompiledRecompute:
+class CompiledRecompute(Struct, frozen=True):
     """Operators of one kind in one place that a compiled backward pass runs again.
 
     ``operators`` is their number in the graph, ``times`` how often each runs again in one backward
@@ -28,8 +28,7 @@ class CompiledRecompute:
     random: bool
 
 
-@dataclass(frozen=True)
-class CompiledGraph:
+class CompiledGraph(Struct, frozen=True):
     """One compiled forward graph with its backward graph.
 
     ``name`` is the profiler's ``frame/version``. ``operators`` do work in the forward graph, views
@@ -50,8 +49,7 @@ class CompiledGraph:
     recomputes: tuple[CompiledRecompute, ...]
 
 
-@dataclass(frozen=True)
-class CompiledCode:
+class CompiledCode(Struct, frozen=True):
     """The compiled code of the recorded steps.
 
     ``unknown`` names compiled calls whose graphs are not here, ``graph_breaks`` why the compiler

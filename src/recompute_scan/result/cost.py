@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from recompute_scan.result.recompute import Checkpoint, Verdict
 
 
-@dataclass(frozen=True)
-class Breakdown:
+class Breakdown(Struct, frozen=True):
     """Where one step's time goes on the device that limits it, in ms; sums to the step."""
 
     forward: float
@@ -20,8 +20,7 @@ class Breakdown:
     other: float
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(Struct, frozen=True):
     """What the recomputes cost. ``step_ms`` is a median over ``steps``; see ``method``.
 
     ``step_low_ms`` and ``step_high_ms`` hold that median with 95 %, below six steps less surely:
@@ -67,8 +66,7 @@ class Cost:
     repeated_collectives_exposed_ms: float | None = None
 
 
-@dataclass(frozen=True)
-class Flops:
+class Flops(Struct, frozen=True):
     """Floating-point operations of one step, and what share of the device's peak they reach.
 
     Matrix products, convolutions and attention are counted. ``recompute`` holds all recomputes,
@@ -91,8 +89,7 @@ class Flops:
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class RegionMemory:
+class RegionMemory(Struct, frozen=True):
     """What the checkpoint of one region keeps out of memory between forward and backward.
 
     ``ordinal`` is the region's; ``saved_bytes`` is for one micro-batch, ``None`` where the region
@@ -103,8 +100,7 @@ class RegionMemory:
     saved_bytes: int | None
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
+class MemoryPlan(Struct, frozen=True):
     """The step time and the peak if the regions of these ordinals were not checkpointed."""
 
     regions: tuple[int, ...]
@@ -112,8 +108,7 @@ class MemoryPlan:
     peak_bytes: int
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """Memory of one device in one recorded step, and what fewer checkpoints would take of it.
 
     ``budget_bytes`` is what torch may allocate at most: the capacity without ``reserve_bytes``
@@ -134,8 +129,7 @@ class Memory:
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class DeviceTime:
+class DeviceTime(Struct, frozen=True):
     """How a device spent its time, as recompute-scan counts it; percentages as in :class:`Hta`.
 
     The time reaches from the first kernel to the last; what is neither communication nor a copy
@@ -149,8 +143,7 @@ class DeviceTime:
     overlap_pct: float | None
 
 
-@dataclass(frozen=True)
-class Hta:
+class Hta(Struct, frozen=True):
     """What Holistic Trace Analysis says of the trace; percentages of the GPU's time.
 
     That time reaches from the first kernel to the last, over all recorded steps. ``overlap_pct``
@@ -183,8 +176,7 @@ Outcome = Literal[
 MEASURED: tuple[Outcome, ...] = ("helps", "slower", "no-gain", "losses-differ")
 
 
-@dataclass(frozen=True)
-class Arm:
+class Arm(Struct, frozen=True):
     """One way of running the script (unchanged, with the fix, …), measured without the profiler.
 
     ``status`` says whether it ran to its end. The step time is the median of all timed steps of
@@ -210,8 +202,7 @@ class Arm:
     recompute_per_backward: float | None = None
 
 
-@dataclass(frozen=True)
-class Losses:
+class Losses(Struct, frozen=True):
     """The losses of the unchanged script beside those with the fix, in order of backward passes.
 
     ``status`` is ``equal`` only where all bits are; ``not-repeatable`` where the unchanged script
@@ -228,8 +219,7 @@ class Losses:
     seeded_by_script: bool | None = None
 
 
-@dataclass(frozen=True)
-class WithPlan:
+class WithPlan(Struct, frozen=True):
     """RS301's plan applied in memory, on top of the fix where there is one.
 
     ``modules`` are those without checkpoints. ``arm`` is ``None`` where their checkpoints could
@@ -242,8 +232,7 @@ class WithPlan:
     losses: Losses
 
 
-@dataclass(frozen=True)
-class GradientDistance:
+class GradientDistance(Struct, frozen=True):
     """How far one gradient or buffer is from that of the other run, as a share of its norm.
 
     ``distance`` is ``null`` where one of the two runs has none.
@@ -254,8 +243,7 @@ class GradientDistance:
     distance: float | None
 
 
-@dataclass(frozen=True)
-class Gradients:
+class Gradients(Struct, frozen=True):
     """Gradients and buffers after the first step, beside those of another run from the same seeds.
 
     ``status`` is ``equal`` where all bits are, ``rounding`` where no more than that lies between,
@@ -268,8 +256,7 @@ class Gradients:
     worst: tuple[GradientDistance, ...] = ()
 
 
-@dataclass(frozen=True)
-class Verified:
+class Verified(Struct, frozen=True):
     """The fix applied in memory and measured, beside the unchanged script.
 
     ``outcome``: ``helps`` or ``slower`` where the intervals leave no doubt, ``no-gain`` where

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from recompute_scan.crash import Crash
 from recompute_scan.errors import InputError
@@ -31,8 +31,7 @@ from recompute_scan.result.recompute import (
 SCHEMA = "recompute-scan/1"
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Struct, frozen=True):
     """Everything that was found out about one run."""
 
     tool_version: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 Verdict = Literal["none", "partial", "full", "doubled", "inconclusive"]
 EvidenceLevel = Literal["annotated", "autograd", "kernels"]
@@ -13,8 +14,7 @@ Variant = Literal["reentrant", "non-reentrant"]
 DOUBLED = "RS001"
 
 
-@dataclass(frozen=True)
-class Attention:
+class Attention(Struct, frozen=True):
     """Attention calls in one step; forward counts the original run only."""
 
     forward_per_step: float
@@ -22,8 +22,7 @@ class Attention:
     backward_per_step: float
 
 
-@dataclass(frozen=True)
-class PlainCount:
+class PlainCount(Struct, frozen=True):
     """One name of forward operators, counted over the whole trace.
 
     ``outside`` and ``inside`` any backward pass, by name and time alone; ``in_hooks`` are those
@@ -37,8 +36,7 @@ class PlainCount:
     matched: int
 
 
-@dataclass(frozen=True)
-class CrossCheck:
+class CrossCheck(Struct, frozen=True):
     """The count that anyone can redo, beside the answer's own.
 
     ``agrees`` is ``None`` where the trace has no operator that only a forward pass has. Attention
@@ -49,8 +47,7 @@ class CrossCheck:
     counts: tuple[PlainCount, ...]
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Struct, frozen=True):
     """One optimizer step as recorded. ``start_us`` is on the trace's own clock."""
 
     index: int
@@ -62,8 +59,7 @@ class Step:
     recomputed_ops: int
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(Struct, frozen=True):
     """One family of operators (attention, gemm, …): calls and recompute time in one step."""
 
     family: str
@@ -74,8 +70,7 @@ class Family:
     recompute_ms_per_step: float
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """One checkpoint around a region; ``depth`` 0 is the outermost.
 
     ``variant`` is ``None`` where the trace cannot tell. ``call_site`` is ``file:line`` of the
@@ -95,8 +90,7 @@ class Checkpoint:
     function: str | None = None
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(Struct, frozen=True):
     """One block of the forward pass, in forward order: how often it ran again, at what price.
 
     ``checkpoints`` stand outermost first and are empty for a block that is not checkpointed.
@@ -118,8 +112,7 @@ class Region:
     recomputes_by_step: tuple[float | None, ...] = ()
 
 
-@dataclass(frozen=True)
-class ProofOp:
+class ProofOp(Struct, frozen=True):
     """One operator drawn on the timeline. Times are on the trace's own clock."""
 
     name: str
@@ -128,8 +121,7 @@ class ProofOp:
     duration_us: float
 
 
-@dataclass(frozen=True)
-class ProofLane:
+class ProofLane(Struct, frozen=True):
     """One run of the same block: the original, a recompute, or its backward."""
 
     label: str
@@ -139,8 +131,7 @@ class ProofLane:
     ops: tuple[ProofOp, ...]
 
 
-@dataclass(frozen=True)
-class Proof:
+class Proof(Struct, frozen=True):
     """One block enlarged: the same operators in the forward pass and in each recompute."""
 
     region: int
@@ -148,8 +139,7 @@ class Proof:
     lanes: tuple[ProofLane, ...]
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(Struct, frozen=True):
     """One rank's own answer.
 
     ``recomputes_per_block`` is the mean over its blocks, ``recompute_ms`` what recomputes take of a
@@ -164,8 +154,7 @@ class Rank:
     recompute_ms: float | None = None
 
 
-@dataclass(frozen=True)
-class Fix:
+class Fix(Struct, frozen=True):
     """What to change. ``disposition`` is ``safe`` only where results cannot change.
 
     ``removes`` is the checkpoint that the change takes out, where one can be told. ``reason``
@@ -182,8 +171,7 @@ class Fix:
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One problem found, with the evidence for it.
 
     ``wrong_gradients`` says that checkpointing changes what is trained, and not only its cost.
@@ -202,8 +190,7 @@ class Finding:
     wrong_gradients: bool = False
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(Struct, frozen=True):
     """What became of one rule."""
 
     code: str

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.trace.archive import is_zip
 from recompute_scan.trace.columns import Int32, Int64, Trace
@@ -29,8 +29,7 @@ _LONGEST = 4096
 _MOST = 2**62
 
 
-@dataclass(frozen=True)
-class Allocations:
+class Allocations(Struct, frozen=True):
     """Allocations and releases of memory, in order of time; one entry each.
 
     Attributes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from recompute_scan.trace.kineto.schema import Kind
 from recompute_scan.trace.outline import Outline
@@ -21,8 +21,7 @@ Ints = npt.NDArray[np.signedinteger[Any]]
 Bool = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(Struct, frozen=True):
     """One process's trace. Every array has one entry per event, in file order.
 
     Numbers have 32 bits unless one of the column needs 64.

@@ -6,8 +6,9 @@ import io
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
+
+from msgspec import Struct, field
 
 _TIME = re.compile(rb'"ts"\s*:\s*(\d+(?:\.\d+)?)[\s,}]')
 
@@ -26,8 +27,7 @@ def earliest(data: bytearray, first: int, stop: int) -> float:
     return min(times)
 
 
-@dataclass
-class Outline:
+class Outline(Struct):
     """The parts of a plain file, in order.
 
     Attributes:

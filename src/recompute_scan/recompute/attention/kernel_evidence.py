@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
 from recompute_scan.recompute.attention.kernels import Direction, attention_role
@@ -35,8 +35,7 @@ GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")
 NAMED_STEP = re.compile(r"(train(ing)?[ _]?)?(step|iter|iteration)[ _#:=]*(\d+)$", re.I)
 
 
-@dataclass(frozen=True)
-class FamilyCount:
+class FamilyCount(Struct, frozen=True):
     """Main kernels of one family in all steps: of the forward pass, recomputed, backward.
 
     Where threads do not tell recomputes from the forward pass, each backward is taken to have had
@@ -57,8 +56,7 @@ class FamilyCount:
     again_ns: float
 
 
-@dataclass(frozen=True)
-class KernelStep:
+class KernelStep(Struct, frozen=True):
     """Attention in one step, or in the whole recording where nothing marks steps.
 
     Attributes:
@@ -78,8 +76,7 @@ class KernelStep:
         return None if self.passes is None else max((p.highest for p in self.passes), default=0)
 
 
-@dataclass(frozen=True)
-class KernelEvidence:
+class KernelEvidence(Struct, frozen=True):
     """What attention's kernels say of one trace.
 
     Attributes:

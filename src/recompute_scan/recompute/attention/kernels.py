@@ -16,8 +16,9 @@ is called ``_fwd_kernel`` or ``_bwd_kernel``: many libraries have one, for other
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 Direction = Literal["forward", "backward"]
 
@@ -27,8 +28,7 @@ _BEGIN = r"(?<![A-Za-z_])"
 _END = r"(?=[<(I]|E|\.kd|$)"
 
 
-@dataclass(frozen=True)
-class KernelFamily:
+class KernelFamily(Struct, frozen=True):
     """One implementation of attention.
 
     Attributes:

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 FORWARD, RECOMPUTE, BACKWARD = "F", "R", "B"
 # One layer per pass has no order to go by: F F B is a recompute, or another forward pass.
 _FEWEST_LAYERS = 2
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(Struct, frozen=True):
     """One backward pass: how many attention forwards ran again right before each backward.
 
     ``recomputes`` has one entry per layer, in the order of the backward pass: last layer first.

@@ -8,10 +8,10 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from msgspec import Struct
 
 from recompute_scan.errors import InputError
 from recompute_scan.joining import VARIABLE
@@ -29,8 +29,7 @@ _RANK_VARIABLES = (
 )
 
 
-@dataclass(frozen=True)
-class RankFacts:
+class RankFacts(Struct, frozen=True):
     """Global rank of this process, 0-based, and how many there are."""
 
     rank: int

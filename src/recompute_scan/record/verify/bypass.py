@@ -12,11 +12,11 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from msgspec.structs import replace
 
 from recompute_scan.record.caught import (
     Variant,

@@ -10,11 +10,11 @@ import random
 import re
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from msgspec import Struct
 
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.launch.launcher import rank_facts
@@ -26,8 +26,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _FORGET_PEAK = "5"  # proc(5): "Writing 5 resets the peak resident set size"
 
 
-@dataclass(frozen=True)
-class Peaks:
+class Peaks(Struct, frozen=True):
     """Bytes: what torch allocated and reserved on the GPU, and what the process had resident."""
 
     allocated: int | None = None

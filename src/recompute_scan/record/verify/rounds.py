@@ -7,8 +7,9 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from recompute_scan.report.escape import markdown_code, visible
 from recompute_scan.report.groups import BlockGroup, block_groups, ranges
@@ -27,8 +28,7 @@ _MORE_THAN_ONCE = 1.005
 _K = TypeVar("_K", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class RegionRows:
+class RegionRows(Struct, frozen=True):
     """Rows of the table per module: shown at once, folded away, and left to the JSON."""
 
     shown: tuple[Region, ...]
@@ -36,8 +36,7 @@ class RegionRows:
     left_out: int
 
 
-@dataclass(frozen=True)
-class ByStep:
+class ByStep(Struct, frozen=True):
     """The strip: a row for each kind of block, a column for each kind of step.
 
     ``sentence`` says the whole where all steps agree, and what was put together where not.

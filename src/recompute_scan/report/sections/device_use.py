@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from recompute_scan.report.escape import markdown_prose, visible
 from recompute_scan.report.section import Section, analysed
@@ -18,8 +19,7 @@ _TOP, _BOTTOM = 24, 176
 _LEFT, _RIGHT = 4.0, 96.0
 
 
-@dataclass(frozen=True)
-class PlanPoint:
+class PlanPoint(Struct, frozen=True):
     """One plan in the drawing of time against memory; x in per cent of the width, y in pixels."""
 
     x: float
@@ -28,8 +28,7 @@ class PlanPoint:
     tooltip: str
 
 
-@dataclass(frozen=True)
-class PlanChart:
+class PlanChart(Struct, frozen=True):
     """The plans from left (least memory) to right; ``budget`` is where memory ends, in per cent."""
 
     points: tuple[PlanPoint, ...]

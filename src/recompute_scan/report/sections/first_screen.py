@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from recompute_scan.report import summary, words
 from recompute_scan.report.commands import how_to_record
@@ -36,8 +37,7 @@ def _further_reason(result: Result) -> str | None:
     return reason
 
 
-@dataclass(frozen=True)
-class _Cure:
+class _Cure(Struct, frozen=True):
     """The first fix: where it is on the page, and the first lines of its diff."""
 
     anchor: str

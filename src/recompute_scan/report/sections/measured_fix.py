@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from recompute_scan.report.escape import markdown_prose, visible
 from recompute_scan.report.measured import (
@@ -25,8 +26,7 @@ _MOST_COLUMNS = 3
 _NOTHING = "-"
 
 
-@dataclass(frozen=True)
-class _Table:
+class _Table(Struct, frozen=True):
     """Columns from the unchanged script on; each row has a label and one cell a column."""
 
     columns: tuple[str, ...]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
+
+from msgspec import Struct
 
 from recompute_scan.report.groups import ranges
 from recompute_scan.report.section import Section, analysed
@@ -18,8 +19,7 @@ MANY_RANKS = 16
 MOST_RANKS = 2048
 
 
-@dataclass(frozen=True)
-class RankGroup:
+class RankGroup(Struct, frozen=True):
     """Ranks with the same verdict and the same number of recomputes a block."""
 
     verdict: Verdict

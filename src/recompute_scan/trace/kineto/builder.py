@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Trace
 from recompute_scan.trace.health import count

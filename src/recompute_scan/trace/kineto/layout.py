@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from recompute_scan.trace.kineto.brackets import BETWEEN_EVENTS, object_end
 from recompute_scan.trace.kineto.schema import Decode, Event
@@ -21,8 +22,7 @@ _FIRST_EVENT = 1 << 20
 BOM = b"\xef\xbb\xbf"
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(Struct, frozen=True):
     """What is before the first event.
 
     Attributes:
@@ -76,8 +76,7 @@ def _may_be_trace(data: bytearray, start: int, end: int) -> bool:
     return opening.startswith(b"{") or (not opening and end - start < 1 << 20)
 
 
-@dataclass(frozen=True)
-class Separator:
+class Separator(Struct, frozen=True):
     """What is between two events: ``text``, from the first one's end into the second.
 
     Attributes:

@@ -9,8 +9,9 @@ before it no wrong cut passes silently; a chunk that does not decode goes event 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.health import count

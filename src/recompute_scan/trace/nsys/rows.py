@@ -9,10 +9,10 @@ is missing has no events.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+from msgspec import Struct, structs
 
 from recompute_scan.trace.columns import Bool, Int64, Kind
 from recompute_scan.trace.limits import Limits, refuse_distinct, refuse_events
@@ -41,8 +41,7 @@ _LOW_24 = (1 << 24) - 1
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class EventRows:
+class EventRows(Struct, frozen=True):
     """Events of one or more tables, one entry each.
 
     Attributes:
@@ -72,11 +71,10 @@ class EventRows:
         """Some of the events."""
         if kept.all():
             return self
-        return EventRows(**{name: column[kept] for name, column in vars(self).items()})
+        return EventRows(**{name: column[kept] for name, column in structs.asdict(self).items()})
 
 
-@dataclass(frozen=True)
-class Export:
+class Export(Struct, frozen=True):
     """All that is used of one file.
 
     Attributes:
@@ -115,7 +113,10 @@ def read_tables(database: Database, source: str, limits: Limits, health: dict[st
     ]
     reader.resolve()
     events = EventRows(
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])}
+        **{
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in EventRows.__struct_fields__
+        }
     )
     return Export(events, reader.names, reader.devices(), reader.left_out)
 
