@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -167,21 +168,28 @@ def _pieces(part: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
 
 def _signed_sums(flat: torch.Tensor) -> tuple[torch.Tensor, int]:
     """256 sums of elements, each with a sign of its own, and how many elements are not finite."""
-    rows = flat.numel() // _VALUES
-    if not rows:
-        flat = torch.nn.functional.pad(flat, (0, _VALUES - flat.numel()))
-        rows = 1
     if flat.is_floating_point() and flat.element_size() == 1:
         flat = flat.float()
-    signs = _signs(rows, flat.device)
-    table, rest = flat[: rows * _VALUES].view(rows, _VALUES), flat[rows * _VALUES :]
-    sums = (table * signs).sum(0)
-    if rest.numel():
-        sums[: rest.numel()] += rest
-    if not sums.is_floating_point() or sums.isfinite().all():
+    sums = _sum_with_signs(flat)
+    if not sums.is_floating_point() or math.isfinite(sums.sum()):
         return sums, 0
     finite = flat.isfinite()
-    return _signed_sums(flat.where(finite, 0))[0], int((~finite).sum())
+    return _sum_with_signs(flat.where(finite, 0)), int((~finite).sum())
+
+
+def _sum_with_signs(flat: torch.Tensor) -> torch.Tensor:
+    if flat.numel() < _VALUES:
+        flat = torch.nn.functional.pad(flat, (0, _VALUES - flat.numel()))
+    rows = flat.numel() // _VALUES
+    signs = _signs(rows, flat.device)
+    table, rest = flat[: rows * _VALUES].view(rows, _VALUES), flat[rows * _VALUES :]
+    if flat.dtype == torch.float32 and flat.device.type == "cpu":
+        sums = torch.mv(table.t(), signs[:, 0])
+    else:  # on a GPU a product may be refused where only deterministic kernels are allowed
+        sums = (table * signs).sum(0)
+    if rest.numel():
+        sums[: rest.numel()] += rest
+    return sums
 
 
 @functools.lru_cache(maxsize=64)
