@@ -105,6 +105,7 @@ class ComparedRegion(Struct, frozen=True):
         recomputes: Recomputes that were compared.
         operators: Results compared, over all recomputes.
         random_operators: Of these, those that drew random numbers.
+        unused: Of these, those that differ and that the backward pass does not use.
         untold: Why some or all could not be compared, one sentence each.
         rounding: Largest distance of results that differ by rounding only.
         differences: The first difference of each kind and place.
@@ -122,6 +123,7 @@ class ComparedRegion(Struct, frozen=True):
     recomputes: int = 0
     operators: int = 0
     random_operators: int = 0
+    unused: int = 0
     untold: tuple[str, ...] = ()
     rounding: float | None = None
     differences: tuple[Difference, ...] = ()
@@ -165,7 +167,7 @@ class Sampled(Struct, frozen=True):
         name: Qualified name of the parameter or buffer.
         is_buffer: Whether it is a buffer; else the gradient of a parameter.
         bits: A number that depends on every bit; ``None`` where there is no gradient.
-        values: Up to 256 elements, the same places in every run.
+        values: Up to 256 elements, or as many sums of all elements, the same in every run.
         rounding: The distance that one rounding of its type explains.
     """
 

@@ -22,17 +22,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.fidelity.cases import Case, D, Mlp, Net, Own, caller, net
 
 HARD: list[Case] = []
-# What is told otherwise than the gradients have it: what autograd keeps is not seen, nor whether a
-# result reaches the loss, nor which operator of a library wrote a tensor.
-NOT_TOLD = (
-    "noise that a mask hides",
-    "a noisy result for a log",
-    "the largest of a noisy result for a log",
-    "a factor kept for the backward",
-    "the second result of an operator",
-    "an operator that writes",
-    "a sparse product with noise",
-)
 
 
 def case(*args: Any, **kwargs: Any) -> None:

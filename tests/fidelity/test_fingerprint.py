@@ -83,7 +83,38 @@ def test_tensors_without_elements_and_with_infinite_ones(rows: int) -> None:
 
 def test_what_has_no_elements_to_look_at_has_no_fingerprint() -> None:
     assert fingerprint(torch.empty(3, device="meta")) is None
-    assert fingerprint(torch.eye(3).to_sparse()) is None
+
+
+def test_a_sparse_tensor_is_its_values_and_where_they_are() -> None:
+    one, moved = torch.eye(3), torch.eye(3).roll(1, 0)
+    assert taken(one.to_sparse()).same_bits(taken(one.clone().to_sparse()))
+    assert not taken(one.to_sparse()).same_bits(taken(moved.to_sparse()))
+    assert not taken(one.to_sparse()).same_bits(taken((one * 2).to_sparse()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("place", [0, 1, 77777, 299999])
+def test_one_element_that_differs_altogether_is_no_rounding(dtype: torch.dtype, place: int) -> None:
+    one = torch.randn(300, 1000).to(dtype)
+    other = one.clone()
+    other.view(-1)[place] = 100
+    apart = taken(one).distance(taken(other))
+    exact = float((one - other).double().norm() / one.double().norm())
+    assert apart is not None
+    assert apart == pytest.approx(exact, rel=0.2)
+    assert apart > taken(one).rounding()
+
+
+@pytest.mark.parametrize("shape", [(300, 1000), (1, 7, 513), (256, 256), (70000,)], ids=str)
+def test_the_distance_is_that_of_all_elements(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    one = torch.randn(shape)
+    constant = taken(one).distance(taken(one + 0.01))
+    assert constant == pytest.approx(0.01, rel=0.5)
+    for other in (one * 1.01, one + 0.01 * torch.randn(shape), one.roll(7, -1)):
+        apart = taken(one).distance(taken(other))
+        exact = float((one - other).norm() / one.norm())
+        assert apart == pytest.approx(exact, rel=0.35)
 
 
 class Dispatches(TorchDispatchMode):
@@ -117,4 +148,4 @@ def test_no_mode_of_the_script_sees_one_being_taken() -> None:
     assert found is not None
     assert dispatches.seen == []
     assert functions.seen == []
-    assert not found.sample.requires_grad
+    assert not found.values.requires_grad

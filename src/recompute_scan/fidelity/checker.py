@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from recompute_scan.faithful import Difference, DifferenceKind, LostGradient, Operation
 from recompute_scan.fidelity.fingerprint import Fingerprint
@@ -13,14 +15,33 @@ from recompute_scan.fidelity.tape import Entry, Outside
 _LOOKAHEAD = 64
 # Makes a call once more: the fingerprint of its first result, where that changes nothing.
 _Repeat = Callable[[], Fingerprint | None]
+_Prints = tuple[Fingerprint | None, ...]
 Why = Literal["grad-mode-off", "detached"]
+
+
+class _Suspect(Struct, frozen=True):
+    """A call whose result differs.
+
+    Attributes:
+        twin: Place of the forward's call.
+        cause: Why: its own difference, or that of what it was given.
+        own: Whether the difference is its own.
+        entry: The call.
+    """
+
+    twin: int
+    cause: Difference
+    own: bool
+    entry: Entry
 
 
 class Checker:
     """Goes along the forward's calls while the recompute makes its own.
 
-    A result that differs counts where a gradient can depend on it: where autograd runs through the
-    call, or through what is made of its result, as far as that differs too.
+    Which of the results that differ change a gradient is for :mod:`recompute_scan.fidelity.uses` to
+    say, where it can see what the backward pass uses. Where it cannot, one counts on which a
+    gradient can depend: where autograd runs through the call, or through what is made of its
+    result, as far as that differs too.
 
     Attributes:
         compared: Results that were compared.
@@ -36,8 +57,11 @@ class Checker:
         self._grad_mode = grad_mode
         self._next = 0
         self._unmatched: Difference | None = None
+        self._strays: dict[int, _Suspect] = {}
+        self._changed: dict[object, Difference] = {}
         self._found: Difference | None = None
-        self._suspected: dict[int, tuple[int, Difference]] = {}
+        self._suspected: dict[int, _Suspect] = {}
+        self._aside: dict[int, Difference] = {}
         self._written: Difference | None = None
         self._lost: dict[str, LostGradient] = {}
         self.compared = 0
@@ -57,38 +81,94 @@ class Checker:
         if (place is None or place > self._next) and self._unmatched is None:
             self._unmatched = self._other_operator(entry, where)
         if place is None:
+            if self._unmatched is not None:
+                self._strays[entry.place] = _Suspect(-1, self._unmatched, True, entry)
             return
         twin = self._forward[place]
         self._next = place + 1
         self.compared += 1
         self.random += entry.drawing is not None
         self._see_gradients(twin, entry, where)
-        if self._found is not None:
-            return
+        changed = _changed_inputs(twin, entry)
         if not entry.prints:
-            if self._written is None and _other_input(twin, entry):
+            if self._written is None and changed:
                 self._written = Difference("input", where())
             return
-        apart = _apart(twin, entry)
+        apart = _apart(twin.prints, entry.prints)
         if apart == "altogether":
-            self._suspect(self._difference(twin, entry, where, repeat), twin, entry)
+            inherited = self._unmatched or self._cause_of(entry)
+            cause = inherited or self._difference(twin, entry, where, repeat)
+            for one in changed:
+                self._changed.setdefault((one.bits, one.shape), cause)
+            self._suspected[entry.place] = _Suspect(place, cause, inherited is None, entry)
+            if entry.differentiable and self._found is None:
+                self._found = cause
             return
         self._unmatched = None  # what lay between changed nothing
+        self._strays.clear()
+        if _apart(twin.others, entry.others) == "altogether":
+            kind, facts = _cause(twin, entry)
+            self._aside[entry.place] = Difference(kind, where(), **facts)
         if apart == "rounding":
             self._note_rounding(twin, entry)
-        if entry.differentiable:
-            self._found = self._cause_of(entry)
-
-    def _suspect(self, difference: Difference, twin: Entry, entry: Entry) -> None:
-        cause = self._unmatched or self._cause_of(entry) or difference
-        if entry.differentiable:
-            self._found = cause
-        self._suspected[entry.place] = twin.place, cause
+        if entry.differentiable and self._found is None:
+            self._found = self._cause_in(entry.sources)
 
     def _cause_of(self, entry: Entry) -> Difference | None:
-        """The difference of what it was given, if any."""
-        given = (self._suspected[one] for one in sorted(entry.sources) if one in self._suspected)
-        return next((cause for _, cause in given), None)
+        """The difference of what a call that differs was given, if any."""
+        aside = (self._aside[one] for one in sorted(entry.sources) if one in self._aside)
+        return self._cause_in(entry.sources) or next(aside, None)
+
+    def _cause_in(self, places: Collection[int]) -> Difference | None:
+        known = (self._suspected[one] for one in sorted(places) if one in self._suspected)
+        return next((suspect.cause for suspect in known), None)
+
+    @property
+    def differing(self) -> int:
+        """How many results differ, by more than rounding."""
+        return len(self._suspected)
+
+    def cause_of_saved(self, maker: int | None, print_: Fingerprint) -> Difference | None:
+        """Why a tensor differs that this call made, or a view of it; ``None`` if nobody knows.
+
+        Asked when the recompute has ended.
+
+        Args:
+            maker: The call; ``None`` of a tensor from outside.
+            print_: The tensor's fingerprint.
+        """
+        if maker is None:
+            return self._changed.get((print_.bits, print_.shape))
+        cause = self._cause_in((maker,))
+        aside = self._aside.get(maker)
+        if cause is None and aside is not None:
+            # What it holds beside the result may be padding, unless it was drawn.
+            return aside if aside.kind == "random" else None
+        if cause is None and maker in self._strays:
+            cause = self._strays[maker].cause
+        views = (one.cause for one in self._suspected.values() if maker in one.entry.sources)
+        return cause or next(views, None)
+
+    def cause_in_graph(
+        self,
+        makers: Collection[int],
+        outside: Collection[Fingerprint],
+        nodes: Collection[int],
+    ) -> Difference | None:
+        """The first difference of what a recomputed graph holds.
+
+        Args:
+            makers: The calls that made what its nodes have saved.
+            outside: Of what else they have saved, the fingerprints.
+            nodes: The numbers of its nodes.
+        """
+        for place, suspect in sorted((self._suspected | self._strays).items()):
+            entry = suspect.entry
+            called = suspect.own and suspect.cause.kind != "input" and entry.differentiable
+            if place in makers or (called and (entry.kind.writes or entry.node in nodes)):
+                return suspect.cause
+        changed = (self._changed.get((one.bits, one.shape)) for one in outside)
+        return next(filter(None, changed), None)
 
     @property
     def difference(self) -> Difference | None:
@@ -99,7 +179,7 @@ class Checker:
         """
         if self._found is not None or self._unmatched is not None:
             return self._found or self._unmatched
-        suspected = dict(self._suspected.values())
+        suspected = {one.twin: one.cause for one in self._suspected.values()}
         for later in self._forward[self._next :]:
             for one in sorted(later.sources):
                 if one in suspected:
@@ -114,7 +194,7 @@ class Checker:
             return self._next
         for place in range(self._next + 1, min(len(forward), self._next + 1 + _LOOKAHEAD)):
             twin = forward[place]
-            if twin.kind is entry.kind and _apart(twin, entry) != "altogether":
+            if twin.kind is entry.kind and _apart(twin.prints, entry.prints) != "altogether":
                 return place
         return None
 
@@ -164,7 +244,7 @@ class Checker:
             if varies or self.rounding:
                 kind = "atomics"
         one, other = next(
-            (pair for pair in zip(twin.prints, entry.prints, strict=False) if _differ(*pair)),
+            (pair for pair in zip(twin.prints, entry.prints, strict=False) if differ(*pair)),
             (None, None),
         )
         distance = one.distance(other) if one is not None and other is not None else None
@@ -178,7 +258,7 @@ def _cause(twin: Entry, entry: Entry) -> tuple[DifferenceKind, dict[str, Any]]:
         return "type", types
     if twin.drawing and entry.drawing and twin.drawing.before != entry.drawing.before:
         return "random", {"generator": entry.drawing.generator}
-    if _other_input(twin, entry):
+    if _changed_inputs(twin, entry):
         return "input", {}
     if twin.numbers != entry.numbers:
         changed = next(
@@ -196,11 +276,15 @@ def _cause(twin: Entry, entry: Entry) -> tuple[DifferenceKind, dict[str, Any]]:
     return "value", {}
 
 
-def _other_input(twin: Entry, entry: Entry) -> bool:
-    """Did one of the two get something else from outside the region?"""
+def _changed_inputs(twin: Entry, entry: Entry) -> list[Fingerprint]:
+    """What the recompute's call got from outside the region that the forward's did not."""
     after = {one.place: one for one in entry.outside}
     pairs = ((before, after.get(before.place)) for before in twin.outside)
-    return any(now is not None and not _same(before, now) for before, now in pairs)
+    return [
+        now.print
+        for before, now in pairs
+        if now is not None and now.print is not None and not _same(before, now)
+    ]
 
 
 def _texts(twin: Entry, entry: Entry, what: str) -> dict[str, str] | None:
@@ -220,10 +304,10 @@ def _plain(value: object) -> str:
 def _same(before: Outside, now: Outside) -> bool:
     if before.print is None or now.print is None:
         return True  # not known to differ
-    return not _differ(before.print, now.print)
+    return not differ(before.print, now.print)
 
 
-def _differ(one: Fingerprint | None, other: Fingerprint | None) -> bool:
+def differ(one: Fingerprint | None, other: Fingerprint | None) -> bool:
     """Are both known, and further apart than rounding explains?"""
     if one is None or other is None or one.same_bits(other):
         return False
@@ -233,12 +317,12 @@ def _differ(one: Fingerprint | None, other: Fingerprint | None) -> bool:
     return distance is None or distance > one.rounding()
 
 
-def _apart(twin: Entry, entry: Entry) -> str | None:
+def _apart(before: _Prints, now: _Prints) -> str | None:
     """``None`` for the same bits, ``rounding``, or ``altogether``."""
-    if len(twin.prints) != len(entry.prints):
+    if len(before) != len(now):
         return "altogether"
-    pairs = list(zip(twin.prints, entry.prints, strict=True))
-    if any(_differ(*pair) for pair in pairs):
+    pairs = list(zip(before, now, strict=True))
+    if any(differ(*pair) for pair in pairs):
         return "altogether"
     known = [(one, other) for one, other in pairs if one is not None and other is not None]
     return None if all(one.same_bits(other) for one, other in known) else "rounding"

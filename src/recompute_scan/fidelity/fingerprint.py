@@ -1,14 +1,17 @@
-"""What is kept of a tensor in its place: its exact bits as one number, and a few of its elements.
+"""What is kept of a tensor in its place: its exact bits as one number, and up to 256 others.
 
-The bits tell whether two tensors are the same. A sample of 256 elements, the same places in both,
-tells how far apart they are. Nothing here keeps a tensor, and nothing that looks at one is seen by
-modes, subclasses, hooks or the autograd of the script.
+The bits tell whether two tensors are the same. The others tell how far apart they are: the elements
+themselves where there are no more, else sums of all elements with signs of their own, of which the
+difference is as long as that of the tensors, give or take a tenth. Nothing here keeps a tensor, and
+nothing that looks at one is seen by modes, subclasses, hooks or the autograd of the script.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -16,39 +19,52 @@ from isal import isal_zlib
 from msgspec import Struct
 
 _T = TypeVar("_T")
-_SAMPLE = 256
+_VALUES = 256
 _COLUMNS = 1024
+# Elements that are looked at together, so that little memory is needed: on the CPU what its cache
+# holds, elsewhere what keeps it busy.
+_TOGETHER, _TOGETHER_ELSEWHERE = 2**18, 2**24
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)}
 
 
 class Fingerprint(Struct, frozen=True, eq=False):
-    """A tensor's type and shape, its bits as a number, and elements spread over it."""
+    """A tensor's type and shape, its bits as a number, and what tells how far away another is.
+
+    Attributes:
+        dtype: Its type.
+        shape: Its shape; -1 for a ragged size.
+        bits: A number that depends on every bit and its place.
+        values: Up to 256 numbers: its elements, or sums of them.
+        not_finite: How many elements are infinite or no number, and count as 0 in the sums.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     bits: int
-    sample: torch.Tensor
+    values: torch.Tensor
+    not_finite: int = 0
 
     def same_bits(self, other: Fingerprint) -> bool:
         """Whether both tensors were the same, to the last bit."""
-        mine, others = (self.bits, self.dtype, self.shape), (other.bits, other.dtype, other.shape)
-        return mine == others
+        return self.bits == other.bits and self.dtype == other.dtype and self.shape == other.shape
 
     def distance(self, other: Fingerprint) -> float | None:
-        """Norm of the difference over this one's norm, from the samples; 0 or more.
+        """Norm of the difference over this one's norm, of all elements; 0 or more.
 
         ``None`` for other shapes; infinite where other elements are finite. What is infinite, or no
         number, in both counts as the same.
         """
-        if self.shape != other.shape:
+        if self.shape != other.shape or self.values.shape != other.values.shape:
             return None
         return unseen(self._distance, other)
 
     def _distance(self, other: Fingerprint) -> float:
-        mine, others = self.sample.double(), other.sample.double()
+        mine, others = self.values.double(), other.values.double()
         finite = mine.isfinite() & others.isfinite()
-        if not torch.equal(mine.isfinite(), others.isfinite()):
+        if self.not_finite != other.not_finite or not torch.equal(
+            mine.isfinite(), others.isfinite()
+        ):
             return float("inf")
         mine, others = mine[finite], others[finite]
         norm = float(mine.norm())
@@ -62,14 +78,6 @@ class Fingerprint(Struct, frozen=True, eq=False):
         if not self.dtype.is_floating_point:
             return 0.0
         return max(1e-4, 2.5 * torch.finfo(self.dtype).eps)
-
-    @property
-    def mean(self) -> float:
-        """Mean of the sampled elements."""
-        return unseen(self._mean)
-
-    def _mean(self) -> float:
-        return float(self.sample.double().mean()) if self.sample.numel() else 0.0
 
 
 def unseen(function: Callable[..., _T], *args: Any) -> _T:
@@ -87,10 +95,16 @@ def is_plain(value: torch.Tensor) -> bool:
     return type(value) in _PLAIN
 
 
-def plain_parts(value: Any) -> list[torch.Tensor] | None:
+def plain_parts(value: torch.Tensor) -> list[torch.Tensor] | None:
     """The plain tensors that hold a tensor's elements; ``None`` where they cannot be had."""
     if is_plain(value):
-        return [value]
+        if value.layout == torch.strided:
+            return [value]
+        if value.layout == torch.sparse_coo:
+            return [value._values(), value._indices()]
+        if value.layout == torch.sparse_csr:
+            return [value.values(), value.col_indices(), value.crow_indices()]
+        return None
     if type(value).__name__ == "AsyncCollectiveTensor" or not hasattr(value, "__tensor_flatten__"):
         return None
     parts: list[torch.Tensor] = []
@@ -108,46 +122,97 @@ def fingerprint(value: torch.Tensor) -> Fingerprint | None:
     ``None`` of one whose elements are nowhere, or not to be had.
     """
     parts = plain_parts(value)
-    if not parts or any(_has_no_elements(part) for part in parts):
+    if not parts or any(part.is_quantized or part.device.type == "meta" for part in parts):
         return None
-    flat = [_flat(part) for part in parts]
-    bits = _bits(flat[0])
-    for part in flat[1:]:
-        bits = isal_zlib.crc32(_bits(part).to_bytes(8, "little"), bits)
+    bits, values, not_finite = _look_at(parts[0])
+    for part in parts[1:]:
+        bits = isal_zlib.crc32(_look_at(part)[0].to_bytes(8, "little"), bits)
     # A ragged size has a name of its own in each tensor.
     shape = tuple(size if type(size) is int else -1 for size in value.shape)
-    return Fingerprint(value.dtype, shape, bits, _sample(flat[0]))
+    return Fingerprint(value.dtype, shape, bits, values, not_finite)
 
 
-def _has_no_elements(part: torch.Tensor) -> bool:
-    return part.layout != torch.strided or part.is_quantized or part.device.type == "meta"
-
-
-def _flat(part: torch.Tensor) -> torch.Tensor:
+def _look_at(part: torch.Tensor) -> tuple[int, torch.Tensor, int]:
+    """Bits, values, and how many of the elements are not finite."""
     part = part.detach()
     if part.is_complex():
         part = torch.view_as_real(part.resolve_conj())
     elif part.is_neg():
         part = part.resolve_neg()
-    return part.contiguous().view(-1)
+    here = part.device.type == "cpu"
+    if part.numel() <= _VALUES:
+        flat = part.contiguous().view(-1)
+        return _bits(flat, 0), flat.clone(), 0
+    bits, not_finite = 0, 0
+    sums: torch.Tensor | None = None
+    for flat in _pieces(part, _TOGETHER if here else _TOGETHER_ELSEWHERE):
+        bits = _bits(flat, bits)
+        some, others = _signed_sums(flat)
+        sums = some if sums is None else sums + some
+        not_finite += others
+    assert sums is not None
+    return bits, sums, not_finite
 
 
-def _sample(flat: torch.Tensor) -> torch.Tensor:
-    """A copy, which keeps nothing of the tensor alive."""
-    # An odd step, so that it does not stay in one column of a matrix.
-    step = (flat.numel() // _SAMPLE) | 1
-    count = min(_SAMPLE, -(-flat.numel() // step))
-    return flat.as_strided((count,), (step,), flat.storage_offset()).clone()
+def _pieces(part: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
+    """A tensor's elements in order, in flat pieces that depend on its shape only."""
+    if part.numel() <= most:
+        yield part.contiguous().view(-1)
+        return
+    dim = next(dim for dim, size in enumerate(part.shape) if size > 1)
+    per = max(1, most * part.shape[dim] // part.numel())
+    for piece in torch.split(part, per, dim):
+        yield from _pieces(piece, most)
 
 
-def _bits(flat: torch.Tensor) -> int:
+def _signed_sums(flat: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """256 sums of elements, each with a sign of its own, and how many elements are not finite."""
+    if flat.is_floating_point() and flat.element_size() == 1:
+        flat = flat.float()
+    sums = _sum_with_signs(flat)
+    if not sums.is_floating_point() or math.isfinite(sums.sum()):
+        return sums, 0
+    finite = flat.isfinite()
+    return _sum_with_signs(flat.where(finite, 0)), int((~finite).sum())
+
+
+def _sum_with_signs(flat: torch.Tensor) -> torch.Tensor:
+    if flat.numel() < _VALUES:
+        flat = torch.nn.functional.pad(flat, (0, _VALUES - flat.numel()))
+    rows = flat.numel() // _VALUES
+    signs = _signs(rows, flat.device)
+    table, rest = flat[: rows * _VALUES].view(rows, _VALUES), flat[rows * _VALUES :]
+    if flat.dtype == torch.float32 and flat.device.type == "cpu":
+        sums = torch.mv(table.t(), signs[:, 0])
+    else:  # on a GPU a product may be refused where only deterministic kernels are allowed
+        sums = (table * signs).sum(0)
+    if rest.numel():
+        sums[: rest.numel()] += rest
+    return sums
+
+
+@functools.lru_cache(maxsize=64)
+def _signs(rows: int, device: torch.device) -> torch.Tensor:
+    """1 or -1 for each row, in no order."""
+    # Bits of multiples of the golden ratio, mixed: another run has the same ones.
+    mixed = torch.arange(1, rows + 1, device=device, dtype=torch.int64) * 0x9E3779B1
+    mixed = (mixed ^ (mixed >> 15)) * 0x85EBCA77
+    signs = ((mixed >> 13) & 1).mul_(2).sub_(1).float()
+    # Their sum is as large as that of random ones, so that a constant is not lost in it.
+    excess = (int(signs.sum()) - round(rows**0.5)) // 2
+    signs[(signs == (1 if excess > 0 else -1)).nonzero()[: abs(excess), 0]] *= -1
+    return signs.view(-1, 1)
+
+
+def _bits(flat: torch.Tensor, so_far: int) -> int:
     if not flat.numel():
-        return 0
+        return so_far
     if flat.device.type == "cpu":
         # Not through numpy: torch never again resizes memory that numpy has seen, and FSDP does.
         size = flat.numel() * flat.element_size()
-        return isal_zlib.crc32((ctypes.c_char * size).from_address(flat.data_ptr()))
-    return _weighted_sums(flat.view(_SAME_SIZE[flat.element_size()]))
+        return isal_zlib.crc32((ctypes.c_char * size).from_address(flat.data_ptr()), so_far)
+    number = _weighted_sums(flat.view(_SAME_SIZE[flat.element_size()]))
+    return (so_far * 0x2545F4914F6CDD1D + number) & (2**64 - 1)
 
 
 def _weighted_sums(whole: torch.Tensor) -> int:

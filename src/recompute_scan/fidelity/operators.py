@@ -10,6 +10,8 @@ import torch
 from msgspec import Struct
 from torch.utils._pytree import tree_leaves
 
+from recompute_scan.fidelity.fingerprint import plain_parts
+
 # Their results are there later, or elsewhere; what is computed from them is compared.
 _COMMUNICATION = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
 # The prefix of operators whose results hold whatever the memory held.
@@ -85,21 +87,25 @@ def kind_of(operator: Any) -> OperatorKind:
     )
 
 
-def results(kind: OperatorKind, result: Any, args: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors that a call has computed and that are compared.
+def results(
+    kind: OperatorKind, result: Any, args: Sequence[Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors that a call has computed: those to compare, and the others.
 
-    Of several results that is the first: the others follow from it, or hold padding and seeds
-    that nobody has written. Of a list, all.
+    Of several results of torch's own operators the first is compared: the others follow from it, or
+    hold padding and seeds that nobody has written. Of a list, all.
     """
     if isinstance(result, torch.Tensor):
-        return [result]
+        return [result], []
     if isinstance(result, (list, tuple)):
         first = result[0] if result else None
         if isinstance(first, torch.Tensor):
-            return list(result) if isinstance(result, list) else [first]
+            computed = [one for one in result if isinstance(one, torch.Tensor)]
+            both = isinstance(result, list) or kind.foreign
+            return (computed, []) if both else (computed[:1], computed[1:])
         if isinstance(first, (list, tuple)):
-            return [one for one in first if isinstance(one, torch.Tensor)]
-    return tensors([args[place] for place in kind.written if place < len(args)])
+            return [one for one in first if isinstance(one, torch.Tensor)], []
+    return tensors([args[place] for place in kind.written if place < len(args)]), []
 
 
 def tensors(values: Sequence[Any]) -> list[torch.Tensor]:
@@ -124,9 +130,13 @@ def numbers(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def storage_of(tensor: torch.Tensor) -> int | None:
-    """The address of a tensor's memory; ``None`` where it has none of its own."""
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """A tensor's memory, or that of its first part; ``None`` where it has none."""
     try:
-        return tensor.untyped_storage().data_ptr() or None
+        memory = tensor.untyped_storage()
+        if memory.data_ptr():
+            return memory
     except (RuntimeError, NotImplementedError):  # a sparse tensor, a subclass, one without memory
-        return None
+        pass
+    parts = plain_parts(tensor)
+    return storage_of(parts[0]) if parts and parts[0] is not tensor else None

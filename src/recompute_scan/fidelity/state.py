@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from msgspec import Struct
 from torch import nn
 
@@ -13,21 +14,46 @@ from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
 
 # Larger ones (masks, tables of positions) are not looked at: statistics and counters are small.
 _LARGEST = 2**20
+# Elements whose mean is shown.
+_SHOWN = 256
 _PLAIN = (bool, int, float, str, type(None))
 # Attributes that every module has of torch; whole modules of torch keep nothing else of the kind.
 _TORCHS = frozenset(vars(nn.Module()))
 
 
+class _Buffer(Struct, frozen=True):
+    """A buffer at one moment: what tells that it has changed, and some of its elements."""
+
+    print: Fingerprint
+    some: torch.Tensor
+
+    @classmethod
+    def of(cls, buffer: torch.Tensor) -> _Buffer | None:
+        print_ = fingerprint(buffer)
+        if print_ is None:
+            return None
+        if buffer.numel() <= print_.values.numel():
+            return cls(print_, print_.values)
+        return cls(print_, buffer.detach().flatten()[:: buffer.numel() // _SHOWN].clone())
+
+    def moved(self, other: _Buffer) -> bool:
+        return not self.print.same_bits(other.print)
+
+    def __str__(self) -> str:
+        """Their mean."""
+        return f"{float(self.some.double().mean()) if self.some.numel() else 0.0:.6g}"
+
+
 class ModuleState(Struct, frozen=True):
     """The state of a region's modules at one moment, by qualified name."""
 
-    buffers: dict[str, Fingerprint | None]
+    buffers: dict[str, _Buffer]
     attributes: dict[str, object]
 
 
 def look_at_state(modules: Sequence[tuple[str, nn.Module]]) -> ModuleState:
     """The state of these modules, and of all in them, now."""
-    buffers: dict[str, Fingerprint | None] = {}
+    buffers: dict[str, _Buffer] = {}
     attributes: dict[str, object] = {}
     for name, module in _all(modules):
         unseen(_look_at, name, module, buffers, attributes)
@@ -37,13 +63,14 @@ def look_at_state(modules: Sequence[tuple[str, nn.Module]]) -> ModuleState:
 def _look_at(
     name: str,
     module: nn.Module,
-    buffers: dict[str, Fingerprint | None],
+    buffers: dict[str, _Buffer],
     attributes: dict[str, object],
 ) -> None:
     own = vars(module)
     for key, buffer in own.get("_buffers", {}).items():
-        if buffer is not None and buffer.numel() <= _LARGEST:
-            buffers[f"{name}.{key}" if name else key] = fingerprint(buffer)
+        seen = None if buffer is None or buffer.numel() > _LARGEST else _Buffer.of(buffer)
+        if seen is not None:
+            buffers[f"{name}.{key}" if name else key] = seen
     if type(module).__module__.partition(".")[0] == "torch":
         return
     for key, value in own.items():
@@ -63,17 +90,15 @@ def changed_again(
     """What both the forward (from ``before``) and the recompute (from ``start``) have changed."""
     found = []
     for name, last in recompute.buffers.items():
-        values = [one.buffers.get(name) for one in (before, forward, start)]
-        known = [one for one in (*values, last) if one is not None]
-        if len(known) == 4 and _moved(known[0], known[1]) and _moved(known[2], known[3]):
-            found.append(KeptState(name, True, *(f"{known[n].mean:.6g}" for n in (0, 1, 3))))
+        was, made, began = (one.buffers.get(name) for one in (before, forward, start))
+        if was is None or made is None or began is None:
+            continue
+        if was.moved(made) and began.moved(last):
+            shown = unseen(lambda some: [str(one) for one in some], (was, made, last))
+            found.append(KeptState(name, True, *shown))
     for name, value in recompute.attributes.items():
         absent: Any = object()
-        was, made, began = (one.attributes.get(name, absent) for one in (before, forward, start))
-        if absent not in (was, made, began) and was != made and began != value:
-            found.append(KeptState(name, False, str(was), str(made), str(value)))
+        old, new, first = (one.attributes.get(name, absent) for one in (before, forward, start))
+        if absent not in (old, new, first) and old != new and first != value:
+            found.append(KeptState(name, False, str(old), str(new), str(value)))
     return found
-
-
-def _moved(one: Fingerprint, other: Fingerprint) -> bool:
-    return not one.same_bits(other)

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from msgspec import Struct, field
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint
+from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, is_plain
 from recompute_scan.fidelity.operators import OperatorKind, numbers, results, storage_of, tensors
 from recompute_scan.fidelity.random_state import generator_of, state_of
 
@@ -42,20 +43,24 @@ class Entry(Struct, frozen=True):
     Attributes:
         kind: The operator.
         prints: Fingerprints of its results; ``None`` where they cannot be had.
+        others: Fingerprints of what else it has written, part of which may be what the memory held.
         outside: What it got from outside the region.
         numbers: Its arguments that are no tensors, as text.
         drawing: Where it drew random numbers.
         differentiable: Whether an argument needs a gradient, with autograd on.
+        node: Number of the autograd node that was made last before it ran: its own, if it has one.
         place: Number of the call on its tape.
         sources: Numbers of the calls that made or last wrote its arguments.
     """
 
     kind: OperatorKind
     prints: tuple[Fingerprint | None, ...]
+    others: tuple[Fingerprint | None, ...]
     outside: tuple[Outside, ...]
     numbers: tuple[str, ...]
     drawing: Drawing | None
     differentiable: bool
+    node: int
     place: int
     sources: frozenset[int]
 
@@ -73,6 +78,24 @@ class Prints:
         return self._made[id(result)]
 
 
+class _Memory(Struct):
+    """Memory that a run has seen.
+
+    Attributes:
+        alive: Keeps its number from being given to another, and not what it holds.
+        made: Whether an operator of the run has made or written it.
+        maker: The call that made or last wrote it, where that is on the tape.
+        open: Whether part of it may be what it held before.
+        prints: Of the tensors in it, by type and place, as long as nothing is written.
+    """
+
+    alive: StorageWeakRef
+    made: bool = False
+    maker: int | None = None
+    open: bool = False
+    prints: dict[object, Fingerprint | None] = field(default_factory=dict)
+
+
 class Tape(Struct):
     """A run of a region under way, or what is left of it.
 
@@ -81,29 +104,39 @@ class Tape(Struct):
     """
 
     entries: list[Entry] = field(default_factory=list)
-    _maker: dict[int, int | None] = field(default_factory=dict)
-    _open: set[int] = field(default_factory=set)
-    _outside: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Fingerprint | None] = field(
-        default_factory=dict
-    )
+    _memory: dict[int, _Memory] = field(default_factory=dict)
 
-    def look(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Outside, ...]:
+    def look(self, arguments: Sequence[torch.Tensor]) -> tuple[Outside, ...]:
         """What an operator that is about to be called gets from outside."""
         found = []
-        for place, tensor in enumerate(tensors((*args, *kwargs.values()))):
-            storage = storage_of(tensor)
-            if storage is None or storage in self._maker:
+        for place, tensor in enumerate(arguments):
+            memory = self._memory_of(tensor)
+            if memory is None or memory.made:
                 continue
-            key = (storage, tuple(tensor.shape), tuple(tensor.stride()))
-            if key not in self._outside:
-                self._outside[key] = fingerprint(tensor)
             base = tensor._base if tensor._is_view() else tensor
-            found.append(Outside(place, self._outside[key], tensor.requires_grad, id(base)))
+            print_ = _print_in(memory, tensor)
+            found.append(Outside(place, print_, tensor.requires_grad, id(base)))
         return tuple(found)
+
+    def maker_of(self, tensor: torch.Tensor) -> int | None:
+        """Number of the call that made a tensor or wrote it last."""
+        memory = self._memory_of(tensor)
+        return memory.maker if memory is not None else None
+
+    def print_of(self, tensor: torch.Tensor) -> Fingerprint | None:
+        """The fingerprint of a tensor as it is now; ``None`` where part of it may be anything."""
+        memory = self._memory_of(tensor)
+        return None if memory is None or memory.open else _print_in(memory, tensor)
+
+    def is_outside(self, tensor: torch.Tensor) -> bool:
+        """Whether no operator of the run has made or written it."""
+        memory = self._memory_of(tensor)
+        return memory is not None and not memory.made
 
     def add(
         self,
         kind: OperatorKind,
+        arguments: Sequence[torch.Tensor],
         args: Sequence[Any],
         kwargs: dict[str, Any],
         result: Any,
@@ -112,28 +145,43 @@ class Tape(Struct):
         prints: Prints,
         *,
         grad_mode: bool,
+        node: int,
     ) -> Entry | None:
         """Note a call that has returned. ``None`` of one that computes nothing to compare."""
-        arguments = tensors((*args, *kwargs.values()))
-        given = _storages(arguments)
-        made = _storages(tensors((result,))) - given
+        given = self._memories(arguments)
+        made = [one for one in self._memories(tensors((result,))) if not _among(one, given)]
         if kind.leaves_open or not kind.computes:
-            self._maker |= dict.fromkeys(made)
-            self._open = self._open | made if kind.leaves_open else self._open - made
+            for one in made:
+                one.made, one.maker, one.open = True, None, kind.leaves_open
+                one.prints.clear()
             return None
-        computed = results(kind, result, args)
-        sources = {self._maker.get(one) for one in given} - {None}
+        computed, others = results(kind, result, args)
+        sources = frozenset(one.maker for one in given if one.maker is not None)
         place = len(self.entries)
-        written = _storages(computed) - made if kind.writes else set()
-        if written - self._maker.keys():
+        written = []
+        if kind.writes:
+            written = [one for one in self._memories(computed) if not _among(one, made)]
+        if any(not one.made for one in written):
             # A buffer or an input of the region: from here on it is what the region made of it.
             computed = []
-        prints_of = tuple(self._print(kind, one, prints) for one in computed)
-        self._maker |= dict.fromkeys(made | written, place)
-        self._open -= made | (written if kind.overwrites else set())
+        for one in (*made, *written):
+            one.made, one.maker = True, place
+            one.prints.clear()
+            if kind.overwrites or _among(one, made):
+                one.open = False
+        sure = [(one, self._memory_of(one)) for one in computed]
+        prints_of = tuple(
+            None if memory is not None and memory.open else prints.of(one) for one, memory in sure
+        )
+        for (result_, memory), print_ in zip(sure, prints_of, strict=True):
+            if memory is not None and memory.open:
+                others.append(result_)
+            elif memory is not None and (within := _within(result_)) is not None:
+                memory.prints[within] = print_
         entry = Entry(
             kind,
             prints_of,
+            tuple(prints.of(one) for one in others),
             outside,
             numbers(args, kwargs),
             drawing,
@@ -141,37 +189,61 @@ class Tape(Struct):
             and kind.derives
             and any(one.requires_grad for one in arguments)
             and (not computed or any(map(_has_gradient, computed))),
+            node,
             place,
-            frozenset(one for one in sources if one is not None),
+            sources,
         )
         self.entries.append(entry)
         return entry
 
-    def _print(
-        self, kind: OperatorKind, result: torch.Tensor, prints: Prints
-    ) -> Fingerprint | None:
-        storage = storage_of(result)
-        if storage in self._open and not kind.overwrites:
-            return None  # part of it may be what the memory held
-        return prints.of(result)
+    def _memory_of(self, tensor: torch.Tensor) -> _Memory | None:
+        storage = storage_of(tensor)
+        if storage is None:
+            return None
+        known = self._memory.get(storage._cdata)
+        if known is None:
+            known = self._memory[storage._cdata] = _Memory(
+                StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            )
+        return known
+
+    def _memories(self, given: Sequence[torch.Tensor]) -> list[_Memory]:
+        return [one for one in map(self._memory_of, given) if one is not None]
+
+
+def _among(memory: _Memory, others: Sequence[_Memory]) -> bool:
+    return any(memory is one for one in others)
+
+
+def _within(tensor: torch.Tensor) -> object:
+    """Which part of its memory a tensor is, and as what; ``None`` where that cannot be said."""
+    if not is_plain(tensor) or tensor.layout != torch.strided:
+        return None
+    return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.is_conj()
+
+
+def _print_in(memory: _Memory, tensor: torch.Tensor) -> Fingerprint | None:
+    key = _within(tensor)
+    if key is None:
+        return fingerprint(tensor)
+    if key not in memory.prints:
+        memory.prints[key] = fingerprint(tensor)
+    return memory.prints[key]
 
 
 def _has_gradient(result: torch.Tensor) -> bool:
     return result.is_floating_point() or result.is_complex()
 
 
-def _storages(given: Sequence[torch.Tensor]) -> set[int]:
-    return {one for one in map(storage_of, given) if one is not None}
-
-
 class Drawn:
     """Sees whether an operator draws random numbers: its generator's state before and after."""
 
-    def __init__(self, kind: OperatorKind, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, kind: OperatorKind, arguments: Sequence[torch.Tensor], kwargs: dict[str, Any]
+    ) -> None:
         self._before: int | None = None
         if kind.may_draw:
-            first = next(iter(tensors((*args, *kwargs.values()))), None)
-            device = first.device if first is not None else kwargs.get("device")
+            device = arguments[0].device if arguments else kwargs.get("device")
             self._generator, self._name = generator_of(kwargs, device)
             self._before = state_of(self._generator)
 

@@ -22,14 +22,19 @@ from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, is_pla
 from recompute_scan.fidelity.operators import OperatorKind, kind_of, results, tensors
 from recompute_scan.fidelity.tape import Drawn, Entry, Outside, Prints, Tape
 
+# The number that the next autograd node of this thread will have.
+nodes_so_far: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _APPLY = torch.autograd.Function.apply.__code__
 NameOf = Callable[[nn.Module], tuple[str, str]]
 
 
 class WatchedRun(Protocol):
-    """A run of a region under way: its tape, and who wants to know of each call."""
+    """A run of a region under way: its tape, whether autograd was on when it began, and who wants
+    to know of each call.
+    """
 
     tape: Tape
+    grad_mode: bool
 
     def made(
         self,
@@ -57,13 +62,16 @@ class Thread(threading.local):
         self.step = step
         self.runs: list[WatchedRun] = []
         self.inside = False
+        self.handed: Any = None
 
 
 class _Before(Struct, frozen=True):
     """What was seen of a call before it was made."""
 
     kind: OperatorKind
+    arguments: Sequence[torch.Tensor]
     grad_mode: bool
+    node: int
     drawn: Drawn | None = None
     outside: list[tuple[Outside, ...]] = field(default_factory=list)
 
@@ -110,13 +118,19 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _look(self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]) -> _Before:
-        grad_mode = torch.is_grad_enabled() or _in_own_function()
+        runs = self._here.runs
+        # Where a run began without autograd, nothing in it is differentiated.
+        grad_mode = torch.is_grad_enabled() or (
+            any(run.grad_mode for run in runs) and _in_own_function()
+        )
+        node = nodes_so_far() - 1
+        arguments = tensors((*args, *named.values()))
         if not kind.computes:
-            return _Before(kind, grad_mode)
+            return _Before(kind, arguments, grad_mode, node)
 
         def look() -> _Before:
-            outside = [run.tape.look(args, named) for run in self._here.runs]
-            return _Before(kind, grad_mode, Drawn(kind, args, named), outside)
+            outside = [run.tape.look(arguments) for run in runs]
+            return _Before(kind, arguments, grad_mode, node, Drawn(kind, arguments, named), outside)
 
         return unseen(look)
 
@@ -131,7 +145,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind = before.kind
 
         def where() -> Operation:
-            return self._operation(kind)
+            return called_at(kind.name, self._name_of)
 
         def repeat() -> Fingerprint | None:
             return _repeat(func, kind, args, named)
@@ -142,6 +156,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for place, run in enumerate(self._here.runs):
                 entry = run.tape.add(
                     kind,
+                    before.arguments,
                     args,
                     named,
                     result,
@@ -149,6 +164,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     drawing,
                     prints,
                     grad_mode=before.grad_mode,
+                    node=before.node,
                 )
                 if entry is not None:
                     run.made(entry, where, repeat)
@@ -160,22 +176,23 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for run in self._here.runs:
             run.failed(error)
 
-    def _operation(self, kind: OperatorKind) -> Operation:
-        """Where the operator was called: as far out as the region's function."""
-        module, site, torchs = None, "", ""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and _package(frame) == "recompute_scan":
-            frame = frame.f_back
-        while frame is not None and _package(frame) != "recompute_scan":
-            own = frame.f_locals.get("self")
-            here = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            if isinstance(own, nn.Module):
-                module, torchs = module or own, torchs or here
-            if not site and _package(frame) not in ("torch", "contextlib"):
-                site = here
-            frame = frame.f_back
-        name, kind_name = self._name_of(module) if module is not None else ("", "")
-        return Operation(kind.name, name, kind_name, site or torchs)
+
+def called_at(operator: str, name_of: NameOf) -> Operation:
+    """Where an operator is called now: as far out as the region's function."""
+    module, site, torchs = None, "", ""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _package(frame) == "recompute_scan":
+        frame = frame.f_back
+    while frame is not None and _package(frame) != "recompute_scan":
+        own = frame.f_locals.get("self")
+        at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if isinstance(own, nn.Module):
+            module, torchs = module or own, torchs or at
+        if not site and _package(frame) not in ("torch", "contextlib"):
+            site = at
+        frame = frame.f_back
+    name, kind_name = name_of(module) if module is not None else ("", "")
+    return Operation(operator, name, kind_name, site or torchs)
 
 
 def _in_own_function() -> bool:
@@ -202,5 +219,5 @@ def _repeat(
     plain = all(is_plain(one) for one in tensors((*args, *named.values())))
     if kind.writes or kind.may_draw or kind.foreign or not plain:
         return None
-    again = results(kind, func(*args, **named), args)
+    again, _ = results(kind, func(*args, **named), args)
     return fingerprint(again[0]) if again else None

@@ -194,8 +194,11 @@ class CheckpointCalls:
             nonlocal has_run
             around = region.recompute() if has_run else region.forward()
             has_run = True
-            with around:
-                return call(*args, **kwargs)
+            with around as returned:
+                result = call(*args, **kwargs)
+                if returned is not None:
+                    returned(result)
+                return result
 
         return self._guard.around(function, run, named=False)
 

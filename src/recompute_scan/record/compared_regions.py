@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from recompute_scan.faithful import ComparedRegion, Fidelity
-from recompute_scan.fidelity.comparing import Comparing, RegionCall
+from recompute_scan.fidelity.comparing import Comparing, RegionCall, Returned
+from recompute_scan.fidelity.uses import hook_classes
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.module_names import ModuleIndex, covered_modules
 from recompute_scan.record.patches import Patches
@@ -36,7 +37,14 @@ class ComparedRegions:
             found = self._index.look_up([module])
             return found.name, found.class_name
 
-        self._comparing = Comparing(name_of)
+        comparing = self._comparing = Comparing(name_of)
+
+        def entered(call: Call, hooks: Any) -> Any:
+            comparing.hand_over(hooks)
+            return call(hooks)
+
+        for kind in hook_classes():
+            self._patches.replace(kind, "__enter__", self._guard.around(kind.__enter__, entered))
 
     def compared(self) -> Fidelity:
         """The step has ended: what it has shown. Nothing of it is left in the process."""
@@ -88,8 +96,11 @@ class ComparedRegions:
 
     def _followed(self, original: Any, runs: _ModuleRuns) -> Callable[..., Any]:
         def forward(call: Call, *args: Any, **kwargs: Any) -> Any:
-            with runs.next():
-                return call(*args, **kwargs)
+            with runs.next() as returned:
+                result = call(*args, **kwargs)
+                if returned is not None:
+                    returned(result)
+                return result
 
         return self._guard.around(original, forward)
 
@@ -110,7 +121,7 @@ class _ModuleRuns:
             self._entered = None
             self._awaited.append(region)
 
-    def next(self) -> AbstractContextManager[None]:
+    def next(self) -> AbstractContextManager[Returned | None]:
         """Around the run that begins now."""
         if self._entered is not None:
             return self._entered.forward()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Protocol
@@ -23,6 +23,9 @@ _open_range: Any = getattr(torch._C._autograd, "_record_function_with_args_enter
 _close_range: Any = getattr(torch._C._autograd, "_record_function_with_args_exit", None)
 _recording: Any = getattr(torch._C._autograd, "_profiler_enabled", None)
 UNNAMED = "Checkpoint calls could not be named"
+
+
+Returned = Callable[[Any], None]
 
 
 class CheckpointCall(Struct, frozen=True):
@@ -48,11 +51,11 @@ class CheckpointCall(Struct, frozen=True):
 class Region(Protocol):
     """What is wrapped around the runs of one checkpointed call."""
 
-    def forward(self) -> AbstractContextManager[None]:
-        """Around the run in the forward pass."""
+    def forward(self) -> AbstractContextManager[Returned | None]:
+        """Around the run in the forward pass; gives what is to be told of its result, if any."""
 
-    def recompute(self) -> AbstractContextManager[None]:
-        """Around each run in a backward pass."""
+    def recompute(self) -> AbstractContextManager[Returned | None]:
+        """Around each run in a backward pass, likewise."""
 
 
 class Regions(Protocol):

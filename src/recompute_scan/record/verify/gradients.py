@@ -60,5 +60,5 @@ def _one(name: str, tensor: torch.Tensor | None, *, is_buffer: bool = False) -> 
     seen = fingerprint(tensor) if tensor is not None else None
     if seen is None:
         return Sampled(name, is_buffer)
-    values = tuple(seen.sample.double().tolist())
+    values = tuple(seen.values.double().tolist())
     return Sampled(name, is_buffer, seen.bits, values, seen.rounding())
