@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.confidence import confidence
@@ -110,7 +111,7 @@ def together(*recomputes: float | None) -> Result:
         Rank(rank, f"{rank}.json", "full", 10.0, value, 2.0)
         for rank, value in enumerate(recomputes)
     )
-    return check_ranks(replace(result, ranks=ranks))
+    return check_ranks(structs.replace(result, ranks=ranks))
 
 
 def uneven(result: Result) -> tuple[str, list[Finding]]:
