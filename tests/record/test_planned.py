@@ -142,6 +142,8 @@ def test_the_plan_is_run_with_the_fix(tmp_path: Path, monkeypatch: pytest.Monkey
 
     runs = chosen.output / "verify"
     assert {run.name: counted(run / "output.txt") for run in runs.iterdir()} == {
+        "first-step-unchanged-1": [[2, 2, 2, 2]],
+        "first-step-without-checkpointing-1": [[0, 0, 0, 0]],
         "unchanged-2": [[2, 2, 2, 2]],
         "with-the-fix-1": [[1, 1, 1, 1]],
         "with-the-fix-2": [[1, 1, 1, 1]],
