@@ -214,7 +214,10 @@ def _step_after(result: Result) -> KeyNumber:
     label = "Step time" if result.verdict in ("none", "partial", "full") else "Step time after"
     step = step_after(result)
     if step is None:
-        return KeyNumber(label, UNKNOWN, "the trace gave no step time")
+        note = "the trace gave no step time"
+        if result.compiled is not None and result.verdict != "inconclusive":
+            note = "the compiler's graphs have no times; --verify measures a fix"
+        return KeyNumber(label, UNKNOWN, note)
     if step.measured:
         return KeyNumber(label, ms(step.after_ms), _measured_note(result, step))
     if saving(result) is not None:
