@@ -28,7 +28,14 @@ from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.random_state import python_states
 from recompute_scan.fidelity.state import ModuleState, changed_again, look_at_state
 from recompute_scan.fidelity.tape import Entry, Tape
-from recompute_scan.fidelity.uses import Arrives, Graph, Handed, graphs_below, see_what_is_handed
+from recompute_scan.fidelity.uses import (
+    Around,
+    Arrives,
+    Graph,
+    Handed,
+    graphs_below,
+    see_what_is_handed,
+)
 from recompute_scan.fidelity.watch import NameOf, Step, Thread, Watch, nodes_so_far
 
 # What a run of a region is to be told when it returns: what it returns.
@@ -41,8 +48,15 @@ _MOST = 8
 class Comparing:
     """Compares while it is on. Regions tell it when they are entered; it never fails for them."""
 
-    def __init__(self, name_of: NameOf) -> None:
+    def __init__(self, name_of: NameOf, around: Around) -> None:
+        """Nothing is compared yet.
+
+        Args:
+            name_of: Name and class of a module.
+            around: Makes the hooks that torch calls, so that what fails in ours stays with us.
+        """
         self._name_of = name_of
+        self._around = around
         self._step = Step()
         self._thread = Thread(self._step)
         self._regions: dict[ComparedRegion, _Sum] = {}
@@ -58,12 +72,14 @@ class Comparing:
         total = self._regions.setdefault(region, _Sum())
         named = [(self._name_of(module)[0], module) for module in modules]
         non_reentrant = region.variant == "non-reentrant"
-        return RegionCall(total, named, self._thread, self._name_of, non_reentrant=non_reentrant)
+        return RegionCall(
+            total, named, self._thread, self._name_of, self._around, non_reentrant=non_reentrant
+        )
 
     def hand_over(self, hooks: torch.autograd.graph.saved_tensors_hooks) -> None:
         """A checkpoint is about to put its hooks in place, and to run what it checkpoints."""
         if self._step.under_way:
-            self._thread.handed = see_what_is_handed(hooks)
+            self._thread.handed = see_what_is_handed(hooks, self._around)
 
     def outcome(self) -> Fidelity:
         """The step has ended: what was seen."""
@@ -145,9 +161,11 @@ class RegionCall:
         modules: Sequence[tuple[str, nn.Module]],
         thread: Thread,
         name_of: NameOf,
+        around: Around,
         *,
         non_reentrant: bool,
     ) -> None:
+        self._around = around
         self._non_reentrant = non_reentrant
         self._sum = total
         self._modules = modules
@@ -183,7 +201,7 @@ class RegionCall:
             for name, module in self._modules
             for inner, parameter in module.named_parameters()
         }
-        run = _Recompute(self.leave_untold, handed, forward, parameters)
+        run = _Recompute(self.leave_untold, handed, forward, parameters, self._around)
         began = look_at_state(self._modules)
         try:
             with self._watched(run):
@@ -292,8 +310,10 @@ class _Recompute(_Run):
         handed: Handed | None,
         forward: _Forward,
         parameters: dict[int, str],
+        around: Around,
     ) -> None:
         super().__init__(untold, handed)
+        self._around = around
         self._forward = forward
         self._checker = Checker(forward.tape.entries, parameters, grad_mode=self.grad_mode)
         self._drawn_from = python_states()
@@ -325,7 +345,7 @@ class _Recompute(_Run):
             outputs = [one for one in tensors((result,)) if one.grad_fn is not None]
             # A subclass is to see its tensors pass, or it would be lost from the graph.
             with torch.no_grad(), _disable_current_modes():
-                graphs = graphs_below(outputs, self._first_node)
+                graphs = graphs_below(outputs, self._first_node, self._around)
             unseen(self._see_graphs, outputs, graphs)
         except Exception as error:
             self.failed(error)
@@ -345,7 +365,7 @@ class _Recompute(_Run):
                 )
             )
             if cause is not None:
-                arrives = Arrives(output) if len(outputs) > 1 else _always
+                arrives = Arrives(output, self._around) if len(outputs) > 1 else _always
                 self._possible.append((arrives, cause))
 
     def shown(self) -> _Shown:

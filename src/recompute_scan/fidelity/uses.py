@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from msgspec import Struct, field
@@ -22,6 +23,10 @@ from recompute_scan.fidelity.operators import tensors
 
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
+# Makes a function of one of torch's and one of ours around it: what fails in ours stays with it.
+Around = Callable[..., Callable[..., Any]]
+# Returns what it gets. No function of Python's, in which something could go wrong.
+_AS_IT_IS: Callable[[torch.Tensor], Any] = functools.partial(dict[None, Any]().get, None)
 
 
 class Saving(Protocol):
@@ -43,20 +48,24 @@ class Handed(Struct):
     run: Saving | None = None
     count: int = 0
     used: set[int] = field(default_factory=set)
+    _places: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
 
-    def pack(self, original: Pack, tensor: torch.Tensor) -> tuple[int, Any]:
-        """In place of the checkpoint's own hook, which may end the recompute by an exception."""
+    def pack(self, call: Pack, tensor: torch.Tensor) -> Any:
+        """Around the checkpoint's own hook, which may end the recompute by an exception."""
         place = self.count
         self.count += 1
         if self.run is not None:
             self.run.saved(tensor, place)
-        return place, original(tensor)
+        packed = call(tensor)
+        if not isinstance(packed, torch.Tensor):  # a forward's: what backward asks with
+            self._places[packed] = place
+        return packed
 
-    def unpack(self, original: Unpack, packed: tuple[int, Any]) -> torch.Tensor:
-        """In place of the checkpoint's other hook."""
-        place, inner = packed
-        self.used.add(place)
-        return original(inner)
+    def unpack(self, call: Unpack, packed: Any) -> torch.Tensor:
+        """Around the checkpoint's other hook."""
+        if not isinstance(packed, torch.Tensor) and packed in self._places:
+            self.used.add(self._places[packed])
+        return call(packed)
 
 
 def hook_classes() -> Iterator[type[torch.autograd.graph.saved_tensors_hooks]]:
@@ -67,11 +76,11 @@ def hook_classes() -> Iterator[type[torch.autograd.graph.saved_tensors_hooks]]:
             yield found
 
 
-def see_what_is_handed(hooks: torch.autograd.graph.saved_tensors_hooks) -> Handed:
+def see_what_is_handed(hooks: torch.autograd.graph.saved_tensors_hooks, around: Around) -> Handed:
     """Let both hooks, about to be put in place, tell what passes."""
     handed = Handed()
-    hooks.pack_hook = functools.partial(handed.pack, hooks.pack_hook)
-    hooks.unpack_hook = functools.partial(handed.unpack, hooks.unpack_hook)
+    hooks.pack_hook = around(hooks.pack_hook, handed.pack, named=False)
+    hooks.unpack_hook = around(hooks.unpack_hook, handed.unpack, named=False)
     return handed
 
 
@@ -89,13 +98,15 @@ class Graph(Struct, frozen=True):
     unknown: bool
 
 
-def graphs_below(outputs: Sequence[torch.Tensor], first: int) -> list[Graph]:
+def graphs_below(outputs: Sequence[torch.Tensor], first: int, around: Around) -> list[Graph]:
     """The graph below each output, of nodes with this number or a later one."""
     known: dict[Any, list[torch.Tensor] | None] = {}
-    return [_graph_below(output.grad_fn, first, known) for output in outputs]
+    return [_graph_below(output.grad_fn, first, known, around) for output in outputs]
 
 
-def _graph_below(root: Any, first: int, known: dict[Any, list[torch.Tensor] | None]) -> Graph:
+def _graph_below(
+    root: Any, first: int, known: dict[Any, list[torch.Tensor] | None], around: Around
+) -> Graph:
     nodes: set[Any] = set()
     waiting = [root]
     while waiting:
@@ -104,7 +115,7 @@ def _graph_below(root: Any, first: int, known: dict[Any, list[torch.Tensor] | No
             continue
         nodes.add(node)
         if node not in known:
-            known[node] = _saved_by(node)
+            known[node] = _saved_by(node, around)
         waiting += [following for following, _ in node.next_functions]
     saved = [known[node] for node in nodes]
     return Graph(
@@ -114,22 +125,22 @@ def _graph_below(root: Any, first: int, known: dict[Any, list[torch.Tensor] | No
     )
 
 
-def _saved_by(node: Any) -> list[torch.Tensor] | None:
+def _saved_by(node: Any, around: Around) -> list[torch.Tensor] | None:
     """What a node has saved; ``None`` where it does not let that be seen."""
     if node.name() == "CopySlices":  # around another node, which nobody can ask for
         return None
     found = tensors(tuple(getattr(node, "__dict__", {}).values()))
 
-    def see(tensor: torch.Tensor) -> torch.Tensor:
+    def see(call: Pack, tensor: torch.Tensor) -> Any:
         found.append(tensor)
-        return tensor
+        return call(tensor)
 
     kind: Any = type(node)
     for name in _slots(kind):
         held = getattr(node, name)
         for one in held if isinstance(held, (list, tuple)) else (held,):
             try:
-                one.register_hooks(see, _as_it_is)
+                one.register_hooks(around(_AS_IT_IS, see, named=False), _AS_IT_IS)
             except RuntimeError as error:
                 # Either there is none, or hooks of the script's, or of a checkpoint, have it.
                 if "already been set" in str(error):
@@ -140,19 +151,16 @@ def _saved_by(node: Any) -> list[torch.Tensor] | None:
 class Arrives:
     """Whether an output gets a gradient that is not zero."""
 
-    def __init__(self, output: torch.Tensor) -> None:
+    def __init__(self, output: torch.Tensor, around: Around) -> None:
         self._seen = False
-        output.register_hook(self._see)  # type: ignore[no-untyped-call]
+        output.register_hook(around(_AS_IT_IS, self._see, named=False))  # type: ignore[no-untyped-call]
 
     def __call__(self) -> bool:
         return self._seen
 
-    def _see(self, gradient: torch.Tensor) -> None:
+    def _see(self, call: Pack, gradient: torch.Tensor) -> Any:
         self._seen = self._seen or bool(unseen(torch.any, gradient))
-
-
-def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+        return call(gradient)
 
 
 @functools.lru_cache(maxsize=1024)

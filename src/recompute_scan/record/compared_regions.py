@@ -37,7 +37,7 @@ class ComparedRegions:
             found = self._index.look_up([module])
             return found.name, found.class_name
 
-        comparing = self._comparing = Comparing(name_of)
+        comparing = self._comparing = Comparing(name_of, self._guard.around)
 
         def entered(call: Call, hooks: Any) -> Any:
             comparing.hand_over(hooks)
