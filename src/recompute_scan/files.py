@@ -52,6 +52,16 @@ def written(path: Path, *, force: bool = False) -> Iterator[Path]:
         raise UsageError("E208", f"Cannot write {path}.", why=error.strerror) from None
 
 
+def write_whole(target: Path, data: bytes) -> None:
+    """Write a file that appears whole or not at all; one that is there is replaced."""
+    partial = target.with_suffix(".part")
+    try:
+        partial.write_bytes(data)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def refuse_existing(path: Path, *, force: bool) -> None:
     """Refuse to write over what is there, before any work is done for it (``E209``)."""
     if not force and (path.exists() or path.is_symlink()):

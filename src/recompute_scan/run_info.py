@@ -27,7 +27,7 @@ from msgspec import Struct, field
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
 from recompute_scan.faithful import Fidelity
-from recompute_scan.files import encodable
+from recompute_scan.files import encodable, write_whole
 
 RUN_SCHEMA = "recompute-scan-run/1"
 # Made by the one rank that reports on a failed run.
@@ -188,22 +188,13 @@ def so_far_name(rank: int) -> str:
 
 def write_run_info(folder: Path, info: RunInfo) -> None:
     """Write the run record beside the trace; the file appears whole or not at all."""
-    _write(folder / run_info_name(info.rank), info)
+    write_whole(folder / run_info_name(info.rank), encode_run_info(info))
     (folder / so_far_name(info.rank)).unlink(missing_ok=True)
 
 
 def write_so_far(folder: Path, info: RunInfo) -> None:
     """Write what is to count as the run record if no other comes."""
-    _write(folder / so_far_name(info.rank), info)
-
-
-def _write(target: Path, info: RunInfo) -> None:
-    partial = target.with_suffix(".part")
-    try:
-        partial.write_bytes(encode_run_info(info))
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(folder / so_far_name(info.rank), encode_run_info(info))
 
 
 def accept_so_far(folder: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recompute_scan.compiled.structured import wanted_name, write_record
+from recompute_scan.files import write_whole
 from recompute_scan.record.guard import Guard
 from recompute_scan.run_info import compiled_name
 
@@ -57,15 +58,10 @@ class CompiledGraphs(logging.Handler):
         taken = list(self._taken)
         if os.getpid() != self._process or len(taken) == self._written:
             return
-        target = self._folder / compiled_name(self._rank())
-        partial = target.with_suffix(".part")
         with self._guard.part(_MISSING):
-            try:
-                partial.write_text("".join(taken), encoding="utf-8", errors="replace")
-                partial.replace(target)
-                self._written = len(taken)
-            finally:
-                partial.unlink(missing_ok=True)
+            text = "".join(taken).encode("utf-8", errors="replace")
+            write_whole(self._folder / compiled_name(self._rank()), text)
+            self._written = len(taken)
 
     def _take(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "metadata", None)
