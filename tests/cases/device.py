@@ -15,6 +15,7 @@ come before. It is for processes of their own (``python -m tests.cases --device 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,17 +78,31 @@ def _register() -> None:
     library = torch.library.Library("aten", "IMPL")
     for name in (*_VIEWS, *_SETS):
         library.impl(name, _redispatched(name), "PrivateUse1")
-    library.impl("empty.memory_format", _empty, "PrivateUse1")
-    library.impl("empty_strided", _empty_strided, "PrivateUse1")
-    library.impl("copy_", _copy, "PrivateUse1")
-    library.impl("_copy_from", _copy_from, "PrivateUse1")
-    library.impl("_copy_from_and_resize", _copy_from, "PrivateUse1")
-    library.impl("_local_scalar_dense", _item, "PrivateUse1")
-    library.impl("resize_", _resize, "PrivateUse1")
+    for name, kernel in _OWN.items():
+        library.impl(name, kernel, "PrivateUse1")
     library.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
+    for name in _LOWER_PRECISION:
+        library.impl(name, _cast(name), "AutocastPrivateUse1")
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(_compute, "PrivateUse1")
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for operator in _kernels():
+        everything_of = functools.partial(_compute, operator)
+        library.impl(operator.name(), everything_of, "PrivateUse1")
     _libraries.extend((library, everything))
+
+
+def _kernels() -> Iterator[torch._ops.OpOverload]:
+    """Operators that a device has a kernel of its own for, and no composition of others."""
+    given = {"aten::" + name for name in (*_VIEWS, *_SETS, *_OWN)}
+    for name in torch._C._dispatch_get_all_op_names():
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        if not name.startswith("aten::") or name in given:
+            continue
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"):
+            found = getattr(aten, packet, None)
+            if found is not None and (overload or "default") in found.overloads():
+                yield getattr(found, overload or "default")
 
 
 def _redispatched(name: str) -> Callable[..., Any]:
@@ -187,7 +202,9 @@ def _empty(
     pin_memory: Any = None, memory_format: Any = None,
 ) -> Tensor:  # fmt: skip
     with _unseen():
-        return _put(torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format))
+        return _put(
+            torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format)
+        )
 
 
 def _empty_strided(
@@ -227,10 +244,48 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """The CPU's fused attention; torch itself would take it apart on a device that it lacks."""
+    if not torch.backends.cuda.flash_sdp_enabled():
+        result: Tensor = aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return result
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
-    result: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(
+    result = aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
     )[0]
     return result
+
+
+_OWN = {
+    "empty.memory_format": _empty,
+    "empty_strided": _empty_strided,
+    "copy_": _copy,
+    "_copy_from": _copy_from,
+    "_copy_from_and_resize": _copy_from,
+    "_local_scalar_dense": _item,
+    "resize_": _resize,
+}
+
+# What autocast runs in lower precision (torch/amp, "CUDA Ops that can autocast to float16").
+_LOWER_PRECISION = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "conv2d")
+
+
+def _cast(name: str) -> Callable[..., Any]:
+    operator = getattr(aten, name).default
+    without = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def kernel(*args: Any) -> Any:
+        lower = torch.get_autocast_dtype(NAME)
+        with torch._C._ExcludeDispatchKeyGuard(without):
+            return operator(
+                *(
+                    value.to(lower)
+                    if isinstance(value, Tensor) and value.is_floating_point()
+                    else value
+                    for value in args
+                )
+            )
+
+    return kernel
