@@ -231,6 +231,13 @@ def _item(self: Tensor) -> Any:
         return _get(self).item()
 
 
+def _histc(self: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
+    """A GPU counts integers too, as Mixtral has it count; the CPU does not."""
+    with _unseen():
+        counted = torch.histc(_get(self).float(), bins, min, max).to(self.dtype)
+    return _put(counted)
+
+
 def _resize(self: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
     with _unseen():
         if tuple(self.shape) != tuple(size):
@@ -252,9 +259,8 @@ def _attention(
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
-    result = aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
-    )[0]
+    flash = aten._scaled_dot_product_flash_attention_for_cpu
+    result = flash(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
     return result
 
 
@@ -266,6 +272,7 @@ _OWN = {
     "_copy_from_and_resize": _copy_from,
     "_local_scalar_dense": _item,
     "resize_": _resize,
+    "histc": _histc,
 }
 
 # What autocast runs in lower precision (torch/amp, "CUDA Ops that can autocast to float16").
@@ -276,16 +283,12 @@ def _cast(name: str) -> Callable[..., Any]:
     operator = getattr(aten, name).default
     without = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
+    def lowered(value: Any) -> Any:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(torch.get_autocast_dtype(NAME)) if floating else value
+
     def kernel(*args: Any) -> Any:
-        lower = torch.get_autocast_dtype(NAME)
         with torch._C._ExcludeDispatchKeyGuard(without):
-            return operator(
-                *(
-                    value.to(lower)
-                    if isinstance(value, Tensor) and value.is_floating_point()
-                    else value
-                    for value in args
-                )
-            )
+            return operator(*map(lowered, args))
 
     return kernel
