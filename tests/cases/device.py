@@ -38,6 +38,9 @@ _VIEWS = ("as_strided", "view", "_reshape_alias", "unfold")
 # Their CPU kernels only look at sizes.
 _SETS = ("set_.source_Storage_storage_offset", "set_.source_Tensor", "set_.source_Storage")
 
+# Where a storage of the device keeps the memory behind it.
+_MEMORY = "held"
+
 _libraries: list[torch.library.Library] = []
 _busy = threading.local()
 
@@ -136,7 +139,9 @@ def _put(held: Tensor) -> Tensor:
     storage = torch._C._construct_storage_from_data_pointer(
         memory.data_ptr(), torch.device(NAME, 0), memory.nbytes()
     )
-    storage.held = memory  # lives as long as the storage: torch keeps a storage's object
+    setattr(
+        storage, _MEMORY, memory
+    )  # lives as long as the storage: torch keeps a storage's object
     tensor = torch._C._acc.create_empty_tensor((0,), held.dtype)
     aten.set_.source_Storage_storage_offset.redispatch(
         _ON_CPU, tensor, storage, held.storage_offset(), held.shape, held.stride()
@@ -147,7 +152,7 @@ def _put(held: Tensor) -> Tensor:
 def _get(tensor: Tensor) -> Tensor:
     """The CPU's view of a tensor of the device."""
     empty = torch.empty(0, dtype=tensor.dtype)
-    memory = getattr(tensor.untyped_storage(), "held", None)
+    memory = getattr(tensor.untyped_storage(), _MEMORY, None)
     if memory is None:
         return empty.reshape(tensor.shape)
     return empty.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -191,7 +196,7 @@ def _follow(old: Tensor, new: Tensor) -> None:
     storage = torch._C._construct_storage_from_data_pointer(
         memory.data_ptr(), torch.device(NAME, 0), memory.nbytes()
     )
-    storage.held = memory
+    setattr(storage, _MEMORY, memory)
     aten.set_.source_Storage_storage_offset.redispatch(
         _ON_CPU, old, storage, new.storage_offset(), new.shape, new.stride()
     )
@@ -238,6 +243,20 @@ def _histc(self: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
     return _put(counted)
 
 
+def _convolve(*args: Any) -> Tensor:
+    result: Tensor = _compute(aten.convolution.default, *args)
+    return result
+
+
+def _convolve_back(
+    grad: Tensor, value: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: int, output_mask: Any,
+) -> Any:  # fmt: skip
+    bias = [weight.size(0)]
+    rest = (stride, padding, dilation, transposed, output_padding, groups, output_mask)
+    return _compute(aten.convolution_backward.default, grad, value, weight, bias, *rest)
+
+
 def _resize(self: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
     with _unseen():
         if tuple(self.shape) != tuple(size):
@@ -251,7 +270,7 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """The CPU's fused attention; torch itself would take it apart on a device that it lacks."""
-    if not torch.backends.cuda.flash_sdp_enabled():
+    if dropout_p or not torch.backends.cuda.flash_sdp_enabled():
         result: Tensor = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
@@ -259,9 +278,8 @@ def _attention(
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
-    flash = aten._scaled_dot_product_flash_attention_for_cpu
-    result = flash(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
-    return result
+    flash: Callable[..., tuple[Tensor, Tensor]] = aten._scaled_dot_product_flash_attention_for_cpu
+    return flash(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
 _OWN = {
@@ -273,6 +291,8 @@ _OWN = {
     "_local_scalar_dense": _item,
     "resize_": _resize,
     "histc": _histc,
+    "convolution_overrideable": _convolve,
+    "convolution_backward_overrideable": _convolve_back,
 }
 
 # What autocast runs in lower precision (torch/amp, "CUDA Ops that can autocast to float16").
@@ -281,7 +301,7 @@ _LOWER_PRECISION = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "conv2d
 
 def _cast(name: str) -> Callable[..., Any]:
     operator = getattr(aten, name).default
-    without = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    without = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("AutocastPrivateUse1"))
 
     def lowered(value: Any) -> Any:
         floating = isinstance(value, Tensor) and value.is_floating_point()

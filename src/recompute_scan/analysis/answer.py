@@ -27,7 +27,7 @@ from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.families import attention_of, count_families, count_kernels
 from recompute_scan.recompute.proof import show_proof
 from recompute_scan.recompute.regions import list_regions
-from recompute_scan.result import Checkpoint, CrossCheck, PlainCount, Region, Result, Step
+from recompute_scan.result import ByDesign, Checkpoint, CrossCheck, PlainCount, Region, Result, Step
 from recompute_scan.run_info import RunInfo, Source
 from recompute_scan.trace import Trace
 from recompute_scan.trace.columns import Int64
@@ -133,8 +133,24 @@ def result_from(
         memory=memory,
         fidelity=info.fidelity if info else None,
         compiled=compiled.code if compiled else None,
+        by_design=_by_design(facts, scale),
     )
     return replace(result, headline=headline(result))
+
+
+def _by_design(facts: RecomputeFacts, scale: float) -> tuple[ByDesign, ...]:
+    steps = max(1, len(facts.steps))
+    return tuple(
+        ByDesign(
+            function=each.function,
+            inside=each.inside,
+            forward_per_step=each.forward / steps,
+            recomputed_per_step=each.again / steps,
+            kernels_per_step=each.kernels / steps,
+            recompute_ms_per_step=each.time / 1e6 * scale / steps,
+        )
+        for each in facts.by_design
+    )
 
 
 def result_without_trace(info: RunInfo) -> Result:

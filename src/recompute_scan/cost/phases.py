@@ -36,6 +36,10 @@ def host_phases(facts: RecomputeFacts) -> Phases:
     redundant_of = np.zeros(len(calls), np.bool_)
     redundant_of[counts.redundant_rows] = True
     begins, recomputes = _times(facts, redundant_of)
+    own = np.array([row for each in facts.by_design for row in each.rows], np.int64)
+    begins = np.concatenate([begins, calls.start[own]])
+    needed_too = np.stack([calls.duration[own], np.zeros(len(own))], axis=1)
+    recomputes = np.concatenate([recomputes, needed_too])
     optimizer = facts.structure.rows(Role.OPTIMIZER)
     passes = _passes(facts)
     rows: list[tuple[float, ...]] = []
@@ -81,6 +85,9 @@ def device_phases(facts: RecomputeFacts) -> Phases:
     top = structure.top[launch]
     role = np.where(top >= 0, structure.role[np.maximum(top, 0)], Role.RANGE)
     recomputed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
+    for each in facts.by_design:
+        for row in each.rows:
+            recomputed[(launch >= row) & (launch <= row + calls.size[row])] = 1
     in_backward = structure.engine[launch] >= 0
     rows: list[tuple[float, ...]] = []
     for span in _complete(facts):

@@ -16,6 +16,7 @@ one's gradient, as scattering is of gathering:
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from msgspec import Struct
 from recompute_scan.model import Calls, Kernels
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 # What moves, makes or names memory, and computes nothing.
@@ -72,7 +74,7 @@ def find_by_design(
         kernels: Device work with its launches.
         matched: Rows of operators that are recomputes of a checkpoint already.
     """
-    functions = _functions(calls, structure)
+    functions = _functions(calls)
     if not functions:
         return ()
     code = {name: at for at, name in enumerate(calls.names)}
@@ -104,22 +106,44 @@ def find_by_design(
             continue
         if not _forward_alone(calls, structure, launched, outside[name], code, name):
             continue
-        rows = sorted(row for each in others.values() for row in each)
-        number, time = launched.of(rows)
+        again = sorted(row for each in others.values() for row in each)
+        number, time = launched.of(again)
         if not launched.any:
-            time = int(calls.duration[rows].sum())
+            time = int(calls.duration[again].sum())
         found.append(
             ByDesign(
                 function=name,
                 inside=tuple(sorted(others, key=lambda other: (-len(others[other]), other))),
                 forward=len(outside[name]),
-                again=len(rows),
+                again=len(again),
                 time=time,
                 kernels=number,
-                rows=tuple(rows),
+                rows=tuple(again),
             )
         )
     return tuple(sorted(found, key=lambda each: (-each.time, each.function)))
+
+
+def left_unexplained(unexplained: Int64, found: Sequence[ByDesign]) -> Int64:
+    """The operators that no recompute explains, without those that run again by design."""
+    own = np.array([row for each in found for row in each.rows], np.int64)
+    return unexplained[~np.isin(unexplained, own)]
+
+
+def with_design(judgement: Judgement, found: Sequence[ByDesign], forward_time: float) -> Judgement:
+    """The verdict with these: no checkpoint, and yet forward work that runs again, once.
+
+    Args:
+        judgement: The verdict without them.
+        found: What runs again by design.
+        forward_time: Time of all forward operators, in the unit of ``ByDesign.time``.
+    """
+    if judgement.verdict != "none" or not found:
+        return judgement
+    highest = max(max(1, math.ceil(each.again / each.forward)) for each in found)
+    again = sum(each.time for each in found)
+    share = min(1.0, again / forward_time) if forward_time > 0 else None
+    return Judgement("partial", None, float(highest), share, share)
 
 
 class _Launched:
@@ -148,16 +172,15 @@ class _Launched:
         return Counter(name for row in rows for name in self._name[self._span(row)].tolist())
 
 
-def _functions(calls: Calls, structure: Structure) -> frozenset[str]:
+def _functions(calls: Calls) -> frozenset[str]:
     """Names of autograd functions that somebody wrote: their nodes are called after them."""
     names = set(calls.names)
-    known = structure.functions
     return frozenset(
         name
         for name in names
         if f"{name}Backward" in names
         and _WRITTEN.fullmatch(name)
-        and name not in known.names
+        and name not in words.CHECKPOINT_FUNCTIONS
         and not words.COMPILED_CALL.match(name)
         and not words.PLUMBING.match(name)
         and not words.NEUTRAL.match(name)
@@ -165,7 +188,8 @@ def _functions(calls: Calls, structure: Structure) -> frozenset[str]:
 
 
 def _function_of(calls: Calls, engine: int) -> str:
-    return calls.names[calls.name[engine]].removeprefix(words.ENGINE).removesuffix("Backward")
+    node: str = calls.names[calls.name[engine]]
+    return node.removeprefix(words.ENGINE).removesuffix("Backward")
 
 
 def _within(calls: Calls, rows: Int64) -> Bool:
@@ -233,4 +257,3 @@ def _forward_alone(
     if launched.any and launched.of(some)[0]:
         return bool(set(launched.names(some)) - set(launched.names(nodes.tolist())))
     return bool(set(_work(calls, some)) - set(_work(calls, nodes.tolist())))
-

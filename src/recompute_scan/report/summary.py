@@ -181,6 +181,8 @@ def _recomputes(result: Result) -> KeyNumber:
         note = "ordinary checkpointing needs 1; every further one is redundant"
     elif value == 0:
         note = "no forward work ran again in the backward pass"
+    elif result.by_design and not any(r.recompute_runs_per_backward for r in result.regions):
+        note = "of some functions, by the model's own design"
     else:
         note = "what ordinary checkpointing needs"
     return KeyNumber("Recomputes per layer", times(value), note, doubled)
