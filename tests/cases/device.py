@@ -27,6 +27,8 @@ from torch.utils import _pytree
 from torch.utils import backend_registration as registration
 
 NAME = "rig"
+LAUNCH = "rig::launch"
+"""The range in which an operator would launch its kernels, where these are asked for."""
 FEWEST = (2, 13)
 """The torch version that has what this needs."""
 
@@ -43,10 +45,15 @@ _MEMORY = "held"
 
 _libraries: list[torch.library.Library] = []
 _busy = threading.local()
+_options = {"launches": False}
 
 
-def install() -> torch.device:
-    """Register the device, once in a process; before its first backward pass."""
+def install(*, launches: bool = False) -> torch.device:
+    """Register the device, once in a process; before its first backward pass.
+
+    With ``launches`` each operator records where it would launch kernels.
+    """
+    _options["launches"] = launches
     if not _libraries:
         registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
         _register()
@@ -119,10 +126,13 @@ def _redispatched(name: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _unseen() -> Iterator[None]:
+def _unseen(*, kernel: bool = True) -> Iterator[None]:
     """What the CPU computes for the device is in no trace."""
     deep = getattr(_busy, "deep", 0)
     _busy.deep = deep + 1
+    if not deep and _options["launches"] and kernel:
+        with torch._C._profiler._RecordFunctionFast(LAUNCH):
+            pass
     if not deep:
         torch._C._autograd._enable_record_function(False)
     try:
@@ -206,7 +216,7 @@ def _empty(
     size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
     pin_memory: Any = None, memory_format: Any = None,
 ) -> Tensor:  # fmt: skip
-    with _unseen():
+    with _unseen(kernel=False):
         return _put(
             torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format)
         )
@@ -216,7 +226,7 @@ def _empty_strided(
     size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
     pin_memory: Any = None,
 ) -> Tensor:  # fmt: skip
-    with _unseen():
+    with _unseen(kernel=False):
         return _put(torch.empty_strided(size, stride, dtype=dtype))
 
 
@@ -232,7 +242,7 @@ def _copy_from(self: Tensor, dst: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def _item(self: Tensor) -> Any:
-    with _unseen():
+    with _unseen(kernel=False):
         return _get(self).item()
 
 
@@ -258,7 +268,7 @@ def _convolve_back(
 
 
 def _resize(self: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
-    with _unseen():
+    with _unseen(kernel=False):
         if tuple(self.shape) != tuple(size):
             _follow(self, torch.empty(size, dtype=self.dtype))
     return self
