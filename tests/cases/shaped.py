@@ -24,6 +24,8 @@ Event = dict[str, Any]
 US_LAUNCH = 3.0
 LAG = 4.0
 GAP = 0.8
+# From the end of the last kernel to that of the call that waits for it.
+NOTICED = 5.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Shape:
 
 
 SHAPES = (
-    Shape("device-bound"),
+    Shape("device-bound", kernel_us=3000.0),
+    Shape("mixed"),
     Shape("launch-bound", kernel_us=4.0),
     Shape("steps-overlap", synchronised=False, attention="flash_3"),
     Shape("nccl", communication=True, attention="cudnn"),
@@ -198,10 +201,10 @@ def shaped(recording: Event, shape: Shape) -> Shaped:
         while edges and event["ts"] >= edges[0]:
             # What follows a step waits for the device, where its end does.
             if shape.synchronised:
-                wait = max(device.free.values(), default=0.0) - (edges[0] + shift)
+                wait = max(device.free.values(), default=0.0) + NOTICED - (edges[0] + shift)
                 if wait > 0:
                     written.append(_runtime("cudaDeviceSynchronize", shape, steps[0],
-                                            edges[0] + shift - 1.0, wait + 1.0, {}))  # fmt: skip
+                                            edges[0] + shift - 1.0, wait + 0.5, {}))  # fmt: skip
                     steps[0]["dur"] += wait
                     shift += wait
             edges.pop(0)
@@ -239,10 +242,10 @@ def shaped(recording: Event, shape: Shape) -> Shaped:
             steps = [moved if e is event else e for e in steps]
         written.append(moved)
     if shape.synchronised and steps:
-        wait = max(device.free.values(), default=0.0) - (steps[-1]["ts"] + steps[-1]["dur"])
+        wait = max(device.free.values(), default=0.0) + NOTICED - _end(steps[-1])
         if wait > 0:
-            end = steps[-1]["ts"] + steps[-1]["dur"]
-            written.append(_runtime("cudaDeviceSynchronize", shape, steps[-1], end - 1.0, wait + 1,
+            end = _end(steps[-1])
+            written.append(_runtime("cudaDeviceSynchronize", shape, steps[-1], end - 1.0, wait + 0.5,
                                     {}))  # fmt: skip
             steps[-1]["dur"] += wait
     marks = [e for e in written if e["name"].startswith("ProfilerStep#")]
@@ -257,7 +260,16 @@ def shaped(recording: Event, shape: Shape) -> Shaped:
     properties = [{"id": 0, "name": "NVIDIA H100 80GB HBM3" if shape.vendor == "cuda"
                    else "AMD Instinct MI300X", "numSms": 132}]  # fmt: skip
     document = {"schemaVersion": 1, "deviceProperties": properties}
+    numbered = sorted((e for e in written if "Ev Idx" in e.get("args", {})),
+                      key=lambda e: int(e["args"]["Ev Idx"]))  # fmt: skip
+    for number, event in enumerate(numbered):
+        event["args"] = {**event["args"], "Ev Idx": number}
     return Shaped(document | {"traceEvents": written + device.kernels}, took, busy)
+
+
+def _end(event: Event) -> float:
+    end: float = event["ts"] + event["dur"]
+    return end
 
 
 def as_bytes(made: Shaped) -> bytes:

@@ -18,6 +18,7 @@ from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.cost.plan import weigh_memory
+from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.price import price, time_scale
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.findings.rules import check_all
@@ -70,6 +71,8 @@ def result_from(
     # What runs again inside a compiled graph is in no trace, and so has no price.
     priced = compiled is None or compiled.priced
     cost = price(facts, timed, partial(kept, sharded=facts.sharded)) if priced else None
+    if cost is None and facts.level == "kernels":
+        cost = price_by_kernels(facts, timed)
     scale = time_scale(facts, timed)
     switched_on = info.switched_on if info else ()
     regions = list_regions(opened, scale)

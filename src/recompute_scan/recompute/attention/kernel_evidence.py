@@ -86,6 +86,8 @@ class KernelEvidence(Struct, frozen=True):
         by_thread: Whether recomputes were told from the forward pass by the thread that launched
             them, and not by their order alone.
         judgement: The verdict on attention.
+        rows: Positions in :class:`Kernels` of the main kernels, in order of launch.
+        events: What each of these is, as :mod:`recompute_scan.recompute.attention.passes` spells.
     """
 
     families: tuple[FamilyCount, ...]
@@ -93,6 +95,8 @@ class KernelEvidence(Struct, frozen=True):
     steps_marked: bool
     by_thread: bool
     judgement: Judgement
+    rows: Int64
+    events: tuple[str, ...]
 
     @property
     def passes(self) -> list[Pass]:
@@ -178,6 +182,8 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         steps_marked=bool(marked),
         by_thread=forward_pass is not None,
         judgement=_judge(found),
+        rows=rows,
+        events=tuple(events),
     )
 
 
