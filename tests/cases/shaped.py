@@ -124,7 +124,7 @@ _FUNCTORS = {
     "zero_": "FillFunctor<float>",
     "copy_": "float_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}",
     "gelu": "GeluCUDAKernelImpl(at::TensorIteratorBase&)::{lambda(float)#1}",
-    "gelu_backward": "GeluBackwardCUDAKernelImpl(at::TensorIteratorBase&)::{lambda(float, float)#1}",
+    "gelu_backward": "GeluBackwardCUDAKernelImpl(at::TensorIteratorBase&)::{lambda(float)#1}",
 }
 _NAMED: dict[str, tuple[str, ...]] = {
     "native_layer_norm": (
@@ -221,7 +221,9 @@ def shaped(recording: Event, shape: Shape) -> Shaped:
                 took = min(US_LAUNCH, event["dur"] / (len(kernels) + 1))
                 when = event["ts"] + shift + at * took
                 linked = {"correlation": correlation}
-                launches.append(_runtime("cudaLaunchKernel", shape, event, when, 0.9 * took, linked))
+                launches.append(
+                    _runtime("cudaLaunchKernel", shape, event, when, 0.9 * took, linked)
+                )
                 device.turn += inside
                 stream = 7 if not inside or shape.streams == 1 else 7 + device.turn % shape.streams
                 stream = stream if shape.vendor == "cuda" else stream - 7
@@ -242,11 +244,11 @@ def shaped(recording: Event, shape: Shape) -> Shaped:
             steps = [moved if e is event else e for e in steps]
         written.append(moved)
     if shape.synchronised and steps:
-        wait = max(device.free.values(), default=0.0) + NOTICED - _end(steps[-1])
+        end = _end(steps[-1])
+        wait = max(device.free.values(), default=0.0) + NOTICED - end
         if wait > 0:
-            end = _end(steps[-1])
-            written.append(_runtime("cudaDeviceSynchronize", shape, steps[-1], end - 1.0, wait + 0.5,
-                                    {}))  # fmt: skip
+            name, begun = "cudaDeviceSynchronize", end - 1.0
+            written.append(_runtime(name, shape, steps[-1], begun, wait + 0.5, {}))
             steps[-1]["dur"] += wait
     marks = [e for e in written if e["name"].startswith("ProfilerStep#")]
     count = max(1, len(marks))
@@ -277,9 +279,7 @@ def as_bytes(made: Shaped) -> bytes:
     return json.dumps(made.document).encode()
 
 
-def _runtime(
-    name: str, shape: Shape, where: Event, ts: float, dur: float, args: Event
-) -> Event:
+def _runtime(name: str, shape: Shape, where: Event, ts: float, dur: float, args: Event) -> Event:
     if shape.vendor == "rocm":
         name = {"cudaLaunchKernel": "hipExtModuleLaunchKernel"}.get(
             name, name.replace("cuda", "hip")

@@ -1,6 +1,6 @@
 """The cases on a device whose backward pass autograd runs on a thread of its own.
 
-They run in processes of their own, which have the device from the beginning (``tests/cases/device``).
+They run in processes of their own, which have the device from the beginning.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 def run(*command: str | Path, timeout: float = 600) -> str:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    done = subprocess.run(  # noqa: S603 - our own program
+    done = subprocess.run(
         [sys.executable, "-W", "ignore", *map(str, command)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip

@@ -14,11 +14,11 @@ from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.analysis.loading import name_mechanism
 from recompute_scan.compiled.answer import Graphs, answer_compiled
 from recompute_scan.compiled.sites import with_call_sites
+from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.cost.plan import weigh_memory
-from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.price import price, time_scale
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.findings.rules import check_all

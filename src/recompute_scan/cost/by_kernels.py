@@ -1,10 +1,6 @@
 """What recomputes cost where a trace has kernels alone: by the sequence in which they ran.
 
-A recompute launches the forward pass's kernels again in the forward pass's order. Attention's main
-kernels say where recomputes are (:mod:`recompute_scan.recompute.attention`); around each of these
-the kernels before and after it are compared, by name, grid and block, with those around its first
-run, and as long as they agree they are the recompute's. Matrix products have the same names in both
-directions, so nothing is a recompute here that is not in one piece with an attention forward.
+Which kernels are a recompute's says :mod:`recompute_scan.recompute.attention.sequence`.
 
 What is saved is the device's time from the start of each redundant kernel to that of the next on
 its stream: where the device is the limit, the kernel; where the host is, the time between launches.
@@ -16,12 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from msgspec import Struct
 
-from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
+from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD
+from recompute_scan.recompute.attention.sequence import (
+    KernelSequence,
+    kernel_sequence,
+    recomputed,
+    with_recomputes,
+)
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Breakdown, Cost
-from recompute_scan.trace.columns import Bool, Int64, Kind
+from recompute_scan.trace.columns import Bool, Int64
 
 _NS_PER_MS = 1e6
 # The sequence returns after a period if this share of it does, in the same places.
@@ -29,18 +30,6 @@ _SAME = 0.98
 # What the prediction may be off by, as a share of what is saved: the edges of recomputes.
 _DOUBT = 0.15
 _MOST_PERIODS = 64
-
-
-class _Sequence(Struct, frozen=True):
-    """The kernels of the stream that attention runs on, in order.
-
-    ``token`` is one number per name, grid and block; ``time`` is to the start of the next, ns.
-    """
-
-    rows: Int64
-    token: Int64
-    start: Int64
-    time: Int64
 
 
 def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> Cost | None:
@@ -53,14 +42,13 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     evidence = facts.attention
     if evidence is None or evidence.judgement.verdict == "inconclusive":
         return None
-    sequence = _sequence(facts, evidence.rows)
-    place = {int(row): at for at, row in enumerate(sequence.rows)}
-    at = np.array([place[int(row)] for row in evidence.rows], np.int64)
-    events = _with_recomputes(evidence.events, [each.layers for each in evidence.passes])
+    sequence = kernel_sequence(facts.trace, facts.kernels, evidence.rows)
+    at = sequence.places(evidence.rows)
+    events = with_recomputes(evidence.events, [each.layers for each in evidence.passes])
     steps = _steps(facts, sequence)
     if events is None or steps is None:
         return None
-    again, redundant = _recomputed(sequence, at, events)
+    again, redundant = recomputed(sequence, at, events, int(evidence.judgement.highest or 0))
     first, last, lengths = steps
     inside = slice(first, last)
     time = np.minimum(sequence.time, _usual_wait(facts, sequence))
@@ -121,24 +109,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     )
 
 
-def _sequence(facts: RecomputeFacts, attention: Int64) -> _Sequence:
-    """The kernels of the stream, or streams, that attention ran on."""
-    trace, kernels = facts.trace, facts.kernels
-    stream = trace.thread[kernels.event]
-    mine = np.isin(stream, np.unique(stream[attention])) & (trace.kind[kernels.event] == Kind.KERNEL)
-    mine[attention] = True
-    rows = np.flatnonzero(mine)
-    event = kernels.event[rows]
-    token = np.unique(
-        np.stack([trace.name[event].astype(np.int64), trace.dims[event].astype(np.int64)]),
-        axis=1, return_inverse=True,
-    )[1]  # fmt: skip
-    start = kernels.start[rows]
-    time = np.append(np.diff(start), kernels.end[rows[-1:]] - start[-1:])
-    return _Sequence(rows, token.ravel(), start, time)
-
-
-def _usual_wait(facts: RecomputeFacts, sequence: _Sequence) -> Int64:
+def _usual_wait(facts: RecomputeFacts, sequence: KernelSequence) -> Int64:
     """The most that a kernel's time counts: its own, and what usually follows it, eight times.
 
     Between steps the device may wait for long.
@@ -147,96 +118,6 @@ def _usual_wait(facts: RecomputeFacts, sequence: _Sequence) -> Int64:
     gap = np.maximum(sequence.time - own, 0)
     usual: Int64 = own + 8 * int(np.median(gap)) + 1
     return usual
-
-
-def _with_recomputes(events: Sequence[str], layers: list[int]) -> list[str] | None:
-    """The events with recomputes told from the forward pass where only their order tells them.
-
-    A forward pass is as many forwards as its backward pass has backwards; further ones before the
-    first backward, and all between backwards, are recomputes.
-    """
-    if RECOMPUTE in events or not layers:
-        return list(events)
-    if len(set(layers)) > 1:
-        return None
-    (each,) = set(layers)
-    found: list[str] = []
-    waiting: list[int] = []
-    for event in events:
-        found.append(event)
-        if event != BACKWARD:
-            waiting.append(len(found) - 1)
-            continue
-        for row in waiting[each:] if len(waiting) >= each else waiting:
-            found[row] = RECOMPUTE
-        waiting = []
-    return found
-
-
-def _recomputed(sequence: _Sequence, at: Int64, events: Sequence[str]) -> tuple[Bool, Bool]:
-    """For each kernel: is it in a recompute, and is it in one beyond the first?"""
-    token, size = sequence.token, len(sequence.token)
-    again, redundant = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
-    originals: list[int] = []
-    ran: dict[int, int] = {}
-    backwards, before = 0, ""
-    limits = _limits(at, events)
-    for number, event in enumerate(events):
-        if event == FORWARD:
-            if before == BACKWARD:
-                originals, ran, backwards = [], {}, 0
-            originals.append(int(at[number]))
-        elif event == BACKWARD:
-            backwards += 1
-        elif originals:
-            expected = originals[max(0, len(originals) - 1 - backwards)]
-            low, high = limits[number]
-            first, last, origin = _longest(
-                token, int(at[number]), [expected, *reversed(originals)], low, high
-            )
-            for row in range(first, last):
-                original = row - int(at[number]) + origin
-                taken = again[row]
-                again[row] = True
-                if not taken:
-                    ran[original] = ran.get(original, 0) + 1
-                    redundant[row] = ran[original] > 1
-        before = event if event != RECOMPUTE else before
-    return again, redundant
-
-
-def _limits(at: Int64, events: Sequence[str]) -> list[tuple[int, int]]:
-    """For each event: how far around it a recompute can reach, without the events beside it."""
-    found = []
-    for number in range(len(events)):
-        low = int(at[number - 1]) + 1 if number else 0
-        high = int(at[number + 1]) if number + 1 < len(events) else int(at[number]) + 1
-        found.append((low, high))
-    return found
-
-
-def _longest(
-    token: Int64, at: int, originals: Sequence[int], low: int, high: int
-) -> tuple[int, int, int]:
-    """The longest run around ``at`` that equals one around an original: first, end, the original.
-
-    The earliest in ``originals`` of equally long ones.
-    """
-    best = (at, at + 1, originals[0])
-    for origin in dict.fromkeys(originals):
-        if token[origin] != token[at]:
-            continue
-        first = at
-        while first > low and first - at + origin > 0 and token[first - 1] == token[
-            first - 1 - at + origin
-        ]:
-            first -= 1
-        last = at + 1
-        while last < high and last - at + origin < at and token[last] == token[last - at + origin]:
-            last += 1
-        if last - first > best[1] - best[0]:
-            best = (first, last, origin)
-    return best
 
 
 def _in_backward(size: int, at: Int64, events: Sequence[str]) -> Bool:
@@ -265,9 +146,8 @@ def _in_forward(size: int, at: Int64, events: Sequence[str]) -> Bool:
     return found
 
 
-def _steps(facts: RecomputeFacts, sequence: _Sequence) -> tuple[int, int, list[int]] | None:
-    """First kernel, end, and the lengths in ns of whole steps; ``None`` where nothing tells them.
-    """
+def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, list[int]] | None:
+    """First kernel, end, and the lengths in ns of whole steps; ``None`` where nothing tells them."""
     evidence = facts.attention
     if evidence is not None and evidence.steps_marked:
         spans = [step.span for step in evidence.steps]

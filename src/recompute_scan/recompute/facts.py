@@ -19,6 +19,7 @@ from recompute_scan.recompute.attention.kernel_evidence import (
     hides_backward,
     read_kernels,
 )
+from recompute_scan.recompute.attention.sequence import settle_whole
 from recompute_scan.recompute.blocks import Block, find_blocks
 from recompute_scan.recompute.by_design import (
     ByDesign,
@@ -157,6 +158,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     attention = None
     if hidden or judgement.verdict == "inconclusive":
         attention = read_kernels(trace, calls, kernels)
+        attention = attention and settle_whole(trace, kernels, attention)
     by_operators: EvidenceLevel = "annotated" if annotations is not None else "autograd"
     level, judgement = _weigh(by_operators, judgement, attention, hidden, calls, structure)
     return RecomputeFacts(

@@ -204,6 +204,8 @@ def _share(result: Result) -> KeyNumber:
         return KeyNumber("Share of the step", pct(found.less_time_pct), note, True)
     if result.verdict == "doubled":
         value = parts.redundant / whole if parts and whole > 0 else None
+        if value is None:
+            return KeyNumber("Share of the step", UNKNOWN, "the trace cannot tell", True)
         return KeyNumber("Share of the step", share(value), "spent on redundant recomputes", True)
     value = (parts.recompute + parts.redundant) / whole if parts and whole > 0 else None
     if value is None or result.verdict == "inconclusive":
