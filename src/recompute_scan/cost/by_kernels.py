@@ -28,7 +28,7 @@ _NS_PER_MS = 1e6
 # The sequence returns after a period if this share of it does, in the same places.
 _SAME = 0.98
 # What the prediction may be off by, as a share of what is saved: the edges of recomputes.
-_DOUBT = 0.15
+_DOUBT = 0.25
 _MOST_PERIODS = 64
 
 
@@ -147,7 +147,7 @@ def _in_forward(size: int, at: Int64, events: Sequence[str]) -> Bool:
 
 
 def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, list[int]] | None:
-    """First kernel, end, and the lengths in ns of whole steps; ``None`` where nothing tells them."""
+    """First kernel, end, and the lengths of whole steps, ns; ``None`` where nothing tells them."""
     evidence = facts.attention
     if evidence is not None and evidence.steps_marked:
         spans = [step.span for step in evidence.steps]
