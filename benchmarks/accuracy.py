@@ -168,6 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for group in options.group
         for case in GROUPS[group]
         if not options.names or case.name in options.names
+        if options.device != rig.NAME or case.name not in rig.UNABLE
     ]
     with _folder(options.keep) as folder:
         tally = print_table(

@@ -36,7 +36,9 @@ class CountedNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         scale = ctx.saved_tensors[0].pow(2).sum(-1, keepdim=True).div(x.shape[-1]).pow(-0.5)
-        return scale * grad - x * scale.pow(3) * (grad * x).sum(-1, keepdim=True) / x.shape[-1]
+        along = (grad * x).sum(-1, keepdim=True) / x.shape[-1]
+        result: Tensor = scale * grad - x * scale.pow(3) * along
+        return result
 
 
 class NormedProduct(torch.autograd.Function):

@@ -31,6 +31,8 @@ LAUNCH = "rig::launch"
 """The range in which an operator would launch its kernels, where these are asked for."""
 FEWEST = (2, 13)
 """The torch version that has what this needs."""
+UNABLE = frozenset({"discarded_mlp", "discarded_mlp_some"})
+"""Cases that give a storage's memory back: no backend in Python can resize one."""
 
 aten = torch.ops.aten
 _ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)

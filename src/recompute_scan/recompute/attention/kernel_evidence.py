@@ -112,9 +112,9 @@ class KernelEvidence(Struct, frozen=True):
     def notes(self) -> tuple[str, ...]:
         """What could not be seen, one sentence each."""
         found = [
-            "Only attention could be counted, by the names of its kernels. A checkpoint that "
-            "keeps attention's results, or one around attention alone, cannot be told from none, "
-            "or from a whole one."
+            "Only attention could be counted, by the names of its kernels; what runs again around "
+            "it is what repeats the forward pass's kernels. A checkpoint that keeps attention's "
+            "results cannot be told from none."
         ]
         if not self.by_thread:
             found.append(
