@@ -7,6 +7,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from recompute_scan.model import StepSpan
+from recompute_scan.recompute.by_design import within
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.structure import Role
 from recompute_scan.trace.columns import Bool, Int64
@@ -85,9 +86,8 @@ def device_phases(facts: RecomputeFacts) -> Phases:
     top = structure.top[launch]
     role = np.where(top >= 0, structure.role[np.maximum(top, 0)], Role.RANGE)
     recomputed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
-    for each in facts.by_design:
-        for row in each.rows:
-            recomputed[(launch >= row) & (launch <= row + calls.size[row])] = 1
+    own = np.array([row for each in facts.by_design for row in each.rows], np.int64)
+    recomputed[within(calls, own)[launch]] = 1
     in_backward = structure.engine[launch] >= 0
     rows: list[tuple[float, ...]] = []
     for span in _complete(facts):

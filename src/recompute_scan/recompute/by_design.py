@@ -78,7 +78,7 @@ def find_by_design(
     if not functions:
         return ()
     code = {name: at for at, name in enumerate(calls.names)}
-    explained = _within(calls, matched)
+    explained = within(calls, matched)
     operator = calls.kind == Kind.OP
     launched = _Launched(trace, calls, kernels)
     # Rows of calls outside any backward pass, and, by the function whose node it is, inside.
@@ -192,7 +192,7 @@ def _function_of(calls: Calls, engine: int) -> str:
     return node.removeprefix(words.ENGINE).removesuffix("Backward")
 
 
-def _within(calls: Calls, rows: Int64) -> Bool:
+def within(calls: Calls, rows: Int64) -> Bool:
     """For each call: is it one of these, or in one of them?"""
     edge = np.zeros(len(calls) + 1, np.int64)
     np.add.at(edge, rows, 1)

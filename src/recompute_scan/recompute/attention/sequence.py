@@ -23,6 +23,8 @@ from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 # A recompute that repeats less of a layer's kernels is not known to be one of the whole layer.
 _WHOLE = 0.7
+# So many kernels that agree with those around the expected original leave no doubt that it is it.
+_ENOUGH = 2
 
 
 class KernelSequence(Struct, frozen=True):
@@ -163,6 +165,8 @@ def _run_of(
     """
     expected = originals[layer]
     best = _equal(token, at, expected, limits)
+    if best[1] - best[0] > _ENOUGH:
+        return *best, expected
     for origin in originals:
         other = _equal(token, at, origin, limits)
         if other[1] - other[0] > 2 * (best[1] - best[0]):
