@@ -189,7 +189,12 @@ def _compute(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         moved = [_to_cpu(value) for value in flat]
         given = {id(new): old for old, new in zip(flat, moved, strict=True) if _is_ours(old)}
         inputs, named = _pytree.tree_unflatten(moved, shape)
-        results = operator(*inputs, **named)
+        # A number in a tensor's place comes as itself; only the overload for numbers takes it.
+        plain = any(
+            isinstance(value, (int, float)) and str(argument.type) == "Tensor"
+            for argument, value in zip(operator._schema.arguments, inputs, strict=False)
+        )
+        results = (operator.overloadpacket if plain else operator)(*inputs, **named)
 
         def back(value: Any) -> Any:
             if not isinstance(value, Tensor):

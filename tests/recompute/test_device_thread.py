@@ -96,3 +96,5 @@ def test_recorded_by_run(name: str, tmp_path: Path) -> None:
     assert result.confidence == "high"
     assert result.cost is not None
     assert result.cost.step_source == "timed"
+    assert result.fidelity is not None
+    assert result.fidelity.why_not_compared is None
