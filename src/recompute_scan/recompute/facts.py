@@ -141,7 +141,9 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
     plain = count_plainly(trace, calls, structure, alignment)
     compiled = find_compiled_backward(calls, structure)
-    judgement = judge(calls, structure, counts, blocks, alignment, plain, compiled)
+    judgement = judge(
+        calls, structure, counts, blocks, alignment, plain, compiled, bool(len(kernels.event))
+    )
     hidden = hides_backward(trace, calls, structure, kernels)
     attention = None
     if hidden or judgement.verdict == "inconclusive":
