@@ -12,11 +12,11 @@ from pathlib import Path
 from recompute_scan.errors import InputError
 from recompute_scan.trace.archive import is_zip, members, open_member, split_member
 from recompute_scan.trace.columns import Trace
-from recompute_scan.trace.kineto.parse import read
+from recompute_scan.trace.formats import read
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_event_size
 from recompute_scan.trace.outline import Excerpt, Outline
 
-_SUFFIXES = (".json", ".json.gz", ".json.zst")
+_SUFFIXES = (".json", ".json.gz", ".json.zst", ".pftrace", ".pftrace.gz")
 _DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
 # What `run` writes beside its traces, and other JSON that is never a trace.
 _NOT_A_TRACE = re.compile(
@@ -49,7 +49,7 @@ def load(
     Raises:
         InputError: The file is missing or unreadable (``E301``), an archive is unsafe
             (``E317``) or holds several traces (``E318``), or the file is no trace or beyond a
-            limit (see :func:`recompute_scan.trace.kineto.parse.read`).
+            limit (see :func:`recompute_scan.trace.formats.read`).
     """
     refuse_special(path)
     inside = split_member(path) if not path.exists() else None
@@ -222,7 +222,7 @@ def _no_trace_in(path: Path) -> InputError:
     return InputError(
         "E308",
         f"{path} holds no trace.",
-        why="no file in it ends in .json, .json.gz, .json.zst, .sqlite or .zip",
+        why="no file in it ends in .json, .json.gz, .json.zst, .pftrace, .sqlite or .zip",
         hint="give the folder that `recompute-scan run` or the profiler wrote",
     )
 
