@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recompute_scan.trace.columns import Trace
+from recompute_scan.errors import InputError
+from recompute_scan.trace.columns import Kind, Trace
 from recompute_scan.trace.kineto.parse import read_inflated
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
+from recompute_scan.trace.looks import look_at_names
 from recompute_scan.trace.perfetto.packets import is_perfetto
 from recompute_scan.trace.perfetto.reader import read_perfetto
 from recompute_scan.trace.streams import Front, Stream, inflate
 
 _HEAD = 16
+_LOOKED_AT = 2000
 
 
 def read(
@@ -46,7 +49,7 @@ def read(
         return read_perfetto(
             front, source, python=python, within=within, limits=limits, health=health
         )
-    return read_inflated(
+    trace = read_inflated(
         front,
         source,
         python=python,
@@ -54,4 +57,18 @@ def read(
         limits=limits,
         health=health,
         path=None if compressed else path,
+    )
+    if within is None and (trace.kind == Kind.OTHER).all():
+        raise _another_programs(trace, source)
+    return trace
+
+
+def _another_programs(trace: Trace, source: str) -> InputError:
+    """``E303``: Chrome's format, which many programs write, and not one event is of torch's."""
+    whose = look_at_names(trace.names[code] for code in trace.name[:_LOOKED_AT].tolist())
+    return InputError(
+        "E303",
+        f"{source} is a trace, but none of torch.profiler.",
+        why=f"its events are {whose}" if whose else "no event is an operator, a kernel or a range",
+        hint="give a trace that torch.profiler's export_chrome_trace wrote",
     )

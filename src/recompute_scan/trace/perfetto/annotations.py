@@ -1,8 +1,7 @@
-"""What stands beside an event: numbers, and the shapes of its inputs.
+"""What is written with an event: numbers, and the shapes of its inputs.
 
-Kineto's ``args`` come as ``debug_annotations``. A name is looked at as two or three numbers of eight
-bytes, so those of no use cost next to nothing. Shapes become the text
-that Kineto's JSON has.
+Kineto's ``args`` come as ``debug_annotations``. A name is looked at as two or three numbers of
+eight bytes, so those of no use cost next to nothing. Shapes become the text that Kineto's JSON has.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ MARKS = ("Record function id", "Fwd thread id", "Python id", "cbid", "cuda_sync_
 
 
 class _Key:
-    """A name as it stands in an annotation: tag, length, text, cut into numbers."""
+    """A name as an annotation has it: tag, length, text, cut into numbers."""
 
     def __init__(self, name: str) -> None:
         text = bytes([_NAME, len(name)]) + name.encode()
@@ -120,11 +119,11 @@ class Annotations:
 
 def _name_starts(data: Bytes, fields: Fields) -> Int64:
     """Where each annotation's name is: in front, or behind its number, as protobuf orders them."""
-    at = fields.start
+    at: Int64 = fields.start
     late = np.flatnonzero(data.bytes[at] != _NAME)
     if not len(late):
         return at
-    at = at.copy()
+    at = np.copy(at)
     for first in walk(data, at[late], fields.end[late], [0]):
         at[late[first.message]] = first.end
         break

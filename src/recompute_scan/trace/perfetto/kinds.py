@@ -41,7 +41,7 @@ def slice_kinds(name: Int64, names: Iterable[str], marks: Marks) -> Int8:
     Args:
         name: Code of its name.
         names: Texts of all codes.
-        marks: What stands beside it.
+        marks: What is written with it.
     """
     texts = list(names)
     ranges = np.array([bool(_RANGE.match(text)) for text in texts], np.bool_)[name]
