@@ -126,7 +126,7 @@ def sqlite_with(events: Iterable[dict[str, Any]]) -> sqlite3.Connection:
     """A table `slice` as Perfetto makes it: slices of one track nest by time."""
     connection = sqlite3.connect(":memory:")
     args: list[dict[str, Any]] = []
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     tracks: dict[tuple[Any, Any], list[dict[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("ph") == "X":

@@ -10,7 +10,6 @@ from recompute_scan.trace.kineto.parse import read_inflated
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 from recompute_scan.trace.looks import look_at_names
 from recompute_scan.trace.perfetto.packets import is_perfetto
-from recompute_scan.trace.perfetto.reader import read_perfetto
 from recompute_scan.trace.streams import Front, Stream, inflate
 
 _HEAD = 16
@@ -46,6 +45,9 @@ def read(
     stream, compressed = inflate(raw, source, limits, health)
     front = Front(stream, _HEAD)
     if is_perfetto(front.first):
+        # Its modules take 20 ms to load, and hardly any trace needs them.
+        from recompute_scan.trace.perfetto.reader import read_perfetto  # noqa: PLC0415
+
         return read_perfetto(
             front, source, python=python, within=within, limits=limits, health=health
         )

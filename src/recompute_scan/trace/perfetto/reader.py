@@ -22,7 +22,7 @@ from recompute_scan.trace.perfetto.packets import Packets
 from recompute_scan.trace.perfetto.pairs import OPEN, pair
 from recompute_scan.trace.perfetto.slices import Slices
 from recompute_scan.trace.perfetto.stages import Stages
-from recompute_scan.trace.perfetto.wire import LENGTH, Bytes, Fields, Gathered, gather
+from recompute_scan.trace.perfetto.wire import LENGTH, Bytes, Fields, Gathered, Run, gather
 from recompute_scan.trace.streams import Stream
 
 # Field numbers in TracePacket.
@@ -91,11 +91,11 @@ class _Reader:
             self._names.define(data, names, sequence, self._packets, self._broken)
         if len(tracks.message):
             self._tracks.describe(data, tracks, self._broken)
-        about = (sequence, time, self._packets, self._broken)
+        run = Run(data, sequence, time, self._packets, self._broken)
         if len(events.message):
-            self._left_out += self._slices.take(data, events, *about)
+            self._left_out += self._slices.take(run, events)
         if len(stages.message):
-            self._stages.take(data, stages, *about)
+            self._stages.take(run, stages)
         self._packets += number
 
     def finish(self, python: bool, within: tuple[int, int] | None) -> Trace:

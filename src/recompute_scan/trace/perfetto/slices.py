@@ -11,7 +11,7 @@ from recompute_scan.trace.limits import Limits, refuse_distinct
 from recompute_scan.trace.perfetto.annotations import Annotations, json_text
 from recompute_scan.trace.perfetto.interned import EVENT_NAME, Names
 from recompute_scan.trace.perfetto.kinds import Marks, slice_kinds
-from recompute_scan.trace.perfetto.wire import LENGTH, Bytes, Fields, gather
+from recompute_scan.trace.perfetto.wire import LENGTH, Bytes, Fields, Run
 
 # Field numbers in TrackEvent, and its types of use.
 _TYPE, _TRACK, _NAME_IID, _NAME, _ANNOTATIONS = 9, 11, 10, 23, 4
@@ -46,51 +46,39 @@ class Slices:
         self._limits = limits
         self._known: dict[tuple[bytes | None, ...], int] = {}
 
-    def take(
-        self,
-        data: Bytes,
-        events: Fields,
-        sequence: Int64,
-        time: Int64,
-        first_packet: int,
-        broken: list[int],
-    ) -> int:
+    def take(self, run: Run, events: Fields) -> int:
         """Take in ``track_event`` of some packets, in the order of the file.
 
         Args:
-            data: What holds them.
+            run: The packets.
             events: One row for each; ``message`` is the packet.
-            sequence: Sequence of each packet of this run.
-            time: Its time, ns.
-            first_packet: Number of the run's first packet in the file.
-            broken: See :func:`recompute_scan.trace.perfetto.wire.walk`.
 
         Returns:
             How many begin or end nothing: instants and counters.
         """
         number = len(events.message)
-        fields = gather(data, events.start, events.end, broken)
+        fields = run.gather(events)
         kind = fields.numbers(_TYPE, number)
         edge = np.flatnonzero((kind == _BEGIN) | (kind == _END))
         track = fields.numbers(_TRACK, number)
         begins = kind[edge] == _BEGIN
         packet = events.message
-        self.edges.append((track[edge], time[packet[edge]], begins))
+        self.edges.append((track[edge], run.time[packet[edge]], begins))
         opened = edge[begins]
         if len(opened):
             row_of = np.full(number, -1, np.int64)
             row_of[opened] = np.arange(len(opened))
             code = self._names.resolve(
                 EVENT_NAME,
-                sequence[packet[opened]],
+                run.sequence[packet[opened]],
                 fields.numbers(_NAME_IID, number)[opened],
-                first_packet + packet[opened],
+                run.first + packet[opened],
             )
-            self._name_inline(data, fields.pick(_NAME, LENGTH), row_of, code)
+            self._name_inline(run.data, fields.pick(_NAME, LENGTH), row_of, code)
             beside = fields.pick(_ANNOTATIONS, LENGTH)
             beside = beside.rows(np.flatnonzero(row_of[beside.message] >= 0))
             beside = replace(beside, message=row_of[beside.message])
-            self._begin(data, Annotations(data, beside, len(opened)), code)
+            self._begin(run.data, Annotations(run.data, beside, len(opened)), code)
         return number - len(edge)
 
     def _name_inline(self, data: Bytes, named: Fields, row_of: Int64, code: Int64) -> None:

@@ -14,7 +14,7 @@ from recompute_scan.trace.perfetto.interned import (
     Names,
 )
 from recompute_scan.trace.perfetto.kinds import STAGES
-from recompute_scan.trace.perfetto.wire import Bytes, Fields, gather
+from recompute_scan.trace.perfetto.wire import Fields, Run
 
 # Field numbers in GpuRenderStageEvent.
 _EVENT_ID, _DURATION, _GPU, _QUEUE, _STAGE, _NAME, _KERNEL = 1, 2, 11, 13, 14, 20, 19
@@ -32,23 +32,15 @@ class Stages:
         self.columns: list[tuple[Int64, Int64, Int8, Int32, Int64, Int32, Int64]] = []
         self._names = names
 
-    def take(
-        self,
-        data: Bytes,
-        events: Fields,
-        sequence: Int64,
-        time: Int64,
-        first_packet: int,
-        broken: list[int],
-    ) -> None:
+    def take(self, run: Run, events: Fields) -> None:
         """Take in the stages of some packets; the arguments are those of ``Slices.take``."""
         number = len(events.message)
-        fields = gather(data, events.start, events.end, broken)
+        fields = run.gather(events)
         packet = events.message
 
         def named(space: int, field: int) -> Int64:
             iid = fields.numbers(field, number)
-            return self._names.resolve(space, sequence[packet], iid, first_packet + packet)
+            return self._names.resolve(space, run.sequence[packet], iid, run.first + packet)
 
         stage, queue = named(GPU_SPECIFICATION, _STAGE), named(GPU_SPECIFICATION, _QUEUE)
         name, kernel = named(EVENT_NAME, _NAME), named(COMPUTE_KERNEL, _KERNEL)
@@ -59,7 +51,7 @@ class Stages:
         named_so = np.where(name > 0, name, np.where(kernel > 0, kernel, stage))
         self.columns.append(
             (
-                time[packet],
+                run.time[packet],
                 duration,
                 kinds[stage],
                 named_so.astype(np.int32),

@@ -182,6 +182,28 @@ def walk(data: Bytes, start: Int64, end: Int64, broken: list[int]) -> Iterator[F
     broken[0] += len(at)
 
 
+class Run(Struct, frozen=True):
+    """What the packets of one run have in common.
+
+    Attributes:
+        data: What holds them.
+        sequence: The sequence of each packet.
+        time: Its time, ns.
+        first: Number of the first packet in the file.
+        broken: Counts what is no field; see :func:`walk`.
+    """
+
+    data: Bytes
+    sequence: Int64
+    time: Int64
+    first: int
+    broken: list[int]
+
+    def gather(self, messages: Fields) -> Gathered:
+        """All fields of messages that are fields of the packets."""
+        return gather(self.data, messages.start, messages.end, self.broken)
+
+
 def gather(data: Bytes, start: Int64, end: Int64, broken: list[int]) -> Gathered:
     """All fields of these messages; the arguments are those of :func:`walk`."""
     return Gathered(walk(data, start, end, broken))
