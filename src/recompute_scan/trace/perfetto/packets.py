@@ -111,21 +111,32 @@ class Packets:
         if not len(packed):
             yield whole, start, end
             return
-        first = 0
+        if inside:  # nobody compresses twice
+            count(self._health, "events_dropped", len(packed))
+            plain = np.ones(len(tag), np.bool_)
+            plain[packed] = False
+            yield whole, start[plain], end[plain]
+            return
+        # The same packets with what is in the compressed ones in their place.
+        pieces: list[bytes] = []
+        size = after = 0
         for row in packed.tolist():
-            yield whole, start[first:row], end[first:row]
-            first = row + 1
-            if inside:  # nobody compresses twice
-                count(self._health, "events_dropped")
-                continue
             _, at = _varint(raw, int(start[row]) + len(_COMPRESSED))
-            contents = self._inflate(raw[at : int(end[row])])
-            tags, rest, sound = _split(contents)
-            if not sound or rest + PADDING < len(contents):
-                count(self._health, "events_dropped")
-            if tags:
-                yield from self._run(contents, tags, rest, inside=True)
-        yield whole, start[first:], end[first:]
+            pieces += (raw[after : tag[row]], self._inflate(raw[at : int(end[row])]))
+            after = int(end[row])
+            size += len(pieces[-1])
+            if size > self._limits.event_bytes:
+                yield from self._inflated(pieces)
+                pieces, size = [], 0
+        yield from self._inflated([*pieces, raw[after:rest]])
+
+    def _inflated(self, pieces: list[bytes]) -> Iterator[tuple[Bytes, Int64, Int64]]:
+        raw = b"".join((*pieces, bytes(PADDING)))
+        tags, rest, sound = _split(raw)
+        if not sound or rest + PADDING < len(raw):
+            count(self._health, "events_dropped")
+        if tags:
+            yield from self._run(raw, tags, rest, inside=True)
 
     def _inflate(self, data: bytes) -> bytes:
         limits = self._limits
@@ -134,12 +145,12 @@ class Packets:
             contents = machine.decompress(data, limits.event_bytes)
         except zlib.error:
             count(self._health, "archive_damaged")
-            return bytes(PADDING)
+            return b""
         if machine.unconsumed_tail:
             raise refuse_event_size(self._source, limits.event_bytes)
         if len(contents) > limits.ratio_from and len(contents) > limits.ratio * len(data):
             raise refuse_ratio(self._source, limits.ratio)
-        return contents + bytes(PADDING)
+        return contents
 
 
 def _split(raw: bytes) -> tuple[list[int], int, bool]:
