@@ -4,7 +4,8 @@
     python benchmarks/pftrace.py TRACE.json.gz …          others
 
 The first is one step of ours twelve times over; the packets come from the writer of the tests, and
-the JSON has no more blanks than it needs, fewer than Kineto's. CPU time, the least of six readings, both in one process.
+the JSON has no more blanks than it needs, fewer than Kineto's. CPU time,
+the least of six readings, both in one process.
 """
 
 from __future__ import annotations
