@@ -285,6 +285,8 @@ def _environment(trace: Trace, info: RunInfo | None) -> dict[str, str]:
     environment = dict(info.environment) if info else {}
     if (recorded := recorded_on(trace)) is not None:
         environment.setdefault("recorded", recorded)
+    if isinstance(source := trace.metadata.get("source"), str):
+        environment.setdefault("profiler", source)
     devices = trace.metadata.get("deviceProperties")
     if isinstance(devices, list) and devices and isinstance(devices[0], dict):
         name = devices[0].get("name")
