@@ -70,6 +70,8 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, engine: Int32, nodes: In
     if not len(orphans):
         return _NONE
     unnumbered = unnumbered[under_a_mode(calls, unnumbered)]
+    if not len(unnumbered):
+        return _NONE
     orphans = orphans[np.unique(number[orphans], return_index=True)[1]]
     numbered = numbered[np.argsort(number[numbered], kind="stable")]
     at = np.searchsorted(number[numbered], number[orphans])
