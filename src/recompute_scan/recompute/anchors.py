@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute.structure import Role, Structure, enclosing_engines
 from recompute_scan.trace.columns import Int64, Ints
@@ -157,7 +158,7 @@ class Anchors:
         root = self._roots()
         if len(self._outer_rows) and len(root):
             numbers, counts = np.unique(structure.number[root], return_counts=True)
-            if len(np.unique(calls.thread[self._outer_rows])) > 1:
+            if len(distinct(calls.thread[self._outer_rows])) > 1:
                 counts = np.minimum(counts, 1)  # numbers of several threads repeat each other
             at, rows = self._outer(numbers)
             np.maximum.at(times, rows, counts[at])

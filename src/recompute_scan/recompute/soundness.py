@@ -23,11 +23,12 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.structure import LOOKED_THROUGH, Role, Structure
-from recompute_scan.trace.columns import Bool, Int64, Ints, Kind, distinct
+from recompute_scan.trace.columns import Bool, Int64, Ints, Kind
 
 # Smaller shares are found in sound traces.
 _SOUND = {
@@ -79,7 +80,7 @@ def check_steps(calls: Calls, counts: Counts) -> dict[str, int]:
     """
     recomputes: dict[int, list[int]] = {}
     names = _mixed(calls.name[counts.rows])
-    for step in np.unique(counts.step[counts.counted]):
+    for step in distinct(counts.step[counts.counted]):
         mine = counts.counted & (counts.step == step)
         again = names[mine] * counts.runs[mine].astype(np.uint64)
         recomputes.setdefault(int(names[mine].sum()), []).append(int(again.sum()))
@@ -108,7 +109,7 @@ def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
     nodes = np.flatnonzero(is_node[calls.name] & operator)
     above = calls.parent[nodes]
     inside = (above >= 0) & (node_of[calls.name[np.maximum(above, 0)]] == calls.name[nodes])
-    holding = np.unique(above[inside])
+    holding = distinct(above[inside])
     copies = np.array([name == _COPY_SLICES for name in calls.names], np.bool_)
     outside = ~inside & ~((above >= 0) & copies[calls.name[np.maximum(above, 0)]])
     return len(engines) - len(holding) + int(outside.sum()), len(engines)

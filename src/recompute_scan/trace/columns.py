@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from recompute_scan.trace.kineto.schema import Kind
 from recompute_scan.trace.outline import Outline
 
-__all__ = ["Bool", "Int8", "Int32", "Int64", "Ints", "Kind", "Trace", "distinct"]
+__all__ = ["Bool", "Int8", "Int32", "Int64", "Ints", "Kind", "Trace"]
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -19,7 +19,6 @@ Int8 = npt.NDArray[np.int8]
 # Whole numbers of any width.
 Ints = npt.NDArray[np.signedinteger[Any]]
 Bool = npt.NDArray[np.bool_]
-_Value = TypeVar("_Value", bound=np.generic)
 
 
 class Trace(Struct, frozen=True):
@@ -74,15 +73,3 @@ class Trace(Struct, frozen=True):
 
     def __len__(self) -> int:
         return len(self.ts)
-
-
-def distinct(values: npt.NDArray[_Value]) -> npt.NDArray[_Value]:
-    """The values in ascending order, each once.
-
-    ``np.unique`` without options says the same and loads ``numpy.ma`` first, which takes longer
-    than all that is asked of it in a small trace.
-    """
-    ordered = np.sort(values, axis=None)
-    first = np.ones(len(ordered), np.bool_)
-    first[1:] = ordered[1:] != ordered[:-1]
-    return ordered[first]
