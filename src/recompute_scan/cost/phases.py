@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute.by_design import within
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -145,7 +146,7 @@ def _passes(facts: RecomputeFacts) -> Int64:
     trained = facts.alignment.backwards > 0
     roots = facts.structure.roots
     begins = {}
-    for batch in np.unique(counts.batch[trained]):
+    for batch in distinct(counts.batch[trained]):
         rows = counts.rows[trained & (counts.batch == batch)]
         begins[int(batch)] = int(calls.start[rows].min())
     starts = sorted(begins.values())

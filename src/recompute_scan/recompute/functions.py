@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.trace.columns import Bool, Int64, Kind
@@ -63,7 +64,7 @@ def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions
     nodes, first = np.unique(starter[named], return_index=True)
     until = begun[named][first]
     found, in_parts, losses = set(known), set[str](), set[str]()
-    for code in np.unique(calls.name[nodes]).tolist():
+    for code in distinct(calls.name[nodes]).tolist():
         mine = np.flatnonzero(calls.name[nodes] == code)[:_ENOUGH]
         pairs = list(zip(nodes[mine].tolist(), until[mine].tolist(), strict=True))
         name = calls.names[functions[code]]
@@ -161,7 +162,7 @@ def _is_loss(calls: Calls, function: int, node: int) -> bool:
     after = calls.start >= calls.end[own]
     after &= (calls.start < calls.start[node]) & (calls.thread == calls.thread[own])
     rows = np.flatnonzero(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
-    names = {calls.names[name] for name in np.unique(calls.name[rows]).tolist()}
+    names = {calls.names[name] for name in distinct(calls.name[rows]).tolist()}
     return not any(words.forward_only(name) or words.REDUCES.match(name) for name in names)
 
 

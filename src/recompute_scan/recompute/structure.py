@@ -25,6 +25,7 @@ from enum import IntEnum
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.functions import (
@@ -224,7 +225,7 @@ def _broken_regions(calls: Calls) -> Bool:
     own = (calls.sequence >= 0) & (calls.kind == Kind.OP) & ~hidden
     told = np.append(0, np.cumsum(own | region[calls.name]))
     divided = rows[told[rows + 1 + calls.size[rows]] > told[rows + 1]]
-    frames = {match[1] for code in np.unique(calls.name[divided]) if (match := names[code])}
+    frames = {match[1] for code in distinct(calls.name[divided]) if (match := names[code])}
     same = np.array([name is not None and name[1] in frames for name in names], np.bool_)
     return np.asarray(same[calls.name], np.bool_)
 

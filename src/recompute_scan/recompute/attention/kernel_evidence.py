@@ -16,6 +16,7 @@ from collections import Counter
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
 from recompute_scan.recompute.attention.kernels import Direction, attention_role
 from recompute_scan.recompute.attention.passes import (
@@ -206,7 +207,7 @@ def hides_backward(trace: Trace, calls: Calls, structure: Structure, kernels: Ke
 
 def _roles(trace: Trace, events: Int64) -> dict[int, tuple[str, Direction]]:
     """By the code of its name: family and direction of each main attention kernel among them."""
-    names = np.unique(trace.name[events[trace.kind[events] == Kind.KERNEL]]).tolist()
+    names = distinct(trace.name[events[trace.kind[events] == Kind.KERNEL]]).tolist()
     roles = ((name, attention_role(trace.names[name])) for name in names)
     return {name: role for name, role in roles if role is not None}
 
@@ -236,7 +237,7 @@ def _of_forward_pass(calls: Calls, launch: Int64, backward: Bool) -> Bool | None
     for what recording missed.
     """
     thread = calls.thread[launch]
-    found = ~np.isin(thread, np.unique(thread[backward]))
+    found = ~np.isin(thread, distinct(thread[backward]))
     return found if 2 * found.sum() >= backward.sum() else None
 
 
