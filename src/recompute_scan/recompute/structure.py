@@ -333,7 +333,7 @@ def _settle_gradients(calls: Calls, role: Int8, owner: Int32) -> None:
         first, last = np.searchsorted(called, [around + 1, around + 1 + calls.size[around]])
         own = called[np.maximum(last - 1, 0)]
         behind = mine > own + calls.size[own]
-        held = np.unique(calls.name[own[0] + 1 : own[0] + 1 + calls.size[own[0]]])
+        held = distinct(calls.name[own[0] + 1 : own[0] + 1 + calls.size[own[0]]])
         written = np.isin(calls.name[mine], [*functions.values()])
         behind &= written & np.isin(calls.name[mine], held)
         role[mine[(first == last) | behind]] = Role.FORMULA

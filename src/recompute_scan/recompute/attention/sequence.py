@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Kernels
 from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
@@ -46,9 +47,7 @@ class KernelSequence(Struct, frozen=True):
 def kernel_sequence(trace: Trace, kernels: Kernels, attention: Int64) -> KernelSequence:
     """The kernels of the stream, or streams, that attention ran on."""
     stream = trace.thread[kernels.event]
-    mine = np.isin(stream, np.unique(stream[attention])) & (
-        trace.kind[kernels.event] == Kind.KERNEL
-    )
+    mine = np.isin(stream, distinct(stream[attention])) & (trace.kind[kernels.event] == Kind.KERNEL)
     mine[attention] = True
     rows = np.flatnonzero(mine)
     event = kernels.event[rows]
