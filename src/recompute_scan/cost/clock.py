@@ -164,10 +164,17 @@ def _usual(length: Float64, before: Int64, after: Int64, step: Int64) -> Float64
     begins = np.flatnonzero(kinds | _changes(step[order]))
     turn = np.arange(len(length)) - np.repeat(begins, np.diff(np.append(begins, len(length))))
     place = np.empty(len(length), np.int64)
-    place[order] = np.cumsum(kinds) * (int(turn.max()) + 1) + turn
-    order = np.lexsort((length, place))
+    pair = np.cumsum(kinds)
+    place[order] = pair * (int(turn.max()) + 1) + turn
+    # Between most pairs of cuts nothing ever takes that long.
+    some = np.zeros(int(pair[-1]) + 1, np.bool_)
+    some[pair[length[order] > _HELD_UP_NS]] = True
+    long = order[some[pair]]
+    if not len(long):
+        return length
+    order = long[np.lexsort((length[long], place[long]))]
     begins = np.flatnonzero(_changes(place[order]))
-    size = np.diff(np.append(begins, len(length)))
+    size = np.diff(np.append(begins, len(order)))
     median = np.repeat(length[order[begins + (size - 1) // 2]], size)
     known = np.repeat(size >= _ENOUGH, size)
     held_up = known & (length[order] > _HELD_UP * median + _HELD_UP_NS)

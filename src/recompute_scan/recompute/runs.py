@@ -9,7 +9,7 @@ where gradients are on does so in the recompute alone.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from msgspec import Struct
@@ -140,16 +140,12 @@ class ForwardSequence:
         expected: int,
         runs: list[Run],
     ) -> Run | None:
-        code = wanted.codes[end - 1]
-        left, right = self._sorted.searchsorted(code), self._sorted.searchsorted(code, "right")
-        places = self._places[left:right]
-        places = places[slice(*places.searchsorted((low, high)))]
         after = runs[-1] if runs else None
         on = expected if after is None else after.place - 1
         # All recomputes of one sequence were asked for by one node, and end near it.
         again = expected if after is None else runs[0].stop - 1
         best: tuple[float, Run] | None = None
-        for position in places[np.abs(places - on).argsort(kind="stable")].tolist():
+        for position in self._nearest(int(wanted.codes[end - 1]), low, high, on):
             length = self._length(wanted, begin, end, position, low)
             if not length:
                 continue
@@ -166,6 +162,16 @@ class ForwardSequence:
             if length == end - begin and not jumps:
                 break  # explains all that is left, and no nearer place does
         return None if best is None else best[1]
+
+    def _nearest(self, code: int, low: int, high: int, place: int) -> Iterator[int]:
+        """Places within [low, high) of operators of that code, the nearest to ``place`` first."""
+        if low <= place < high and self.codes[place] == code:
+            yield place
+        left, right = self._sorted.searchsorted(code), self._sorted.searchsorted(code, "right")
+        places = self._places[left:right]
+        places = places[slice(*places.searchsorted((low, high)))]
+        nearest: list[int] = places[np.abs(places - place).argsort(kind="stable")].tolist()
+        yield from nearest[bool(nearest and nearest[0] == place) :]
 
     def _goes_on(self, wanted: Sequence, end: int, position: int, after: Run) -> bool:
         """Can the recompute that ran the operator at ``position`` have gone on to ``after``?"""

@@ -199,9 +199,10 @@ def _holding_backward(calls: Calls, classes: _NameClasses) -> Bool:
     the backward passes that these start.
     """
     engines = np.append(0, np.cumsum(classes.engine[calls.name]))
-    rows = np.arange(len(calls))
-    held: Bool = engines[rows + 1 + calls.size] > engines[rows + 1]
-    return held & (calls.sequence < 0)
+    rows = np.flatnonzero((calls.size > 0) & (calls.sequence < 0))
+    held = np.zeros(len(calls), np.bool_)
+    held[rows] = engines[rows + 1 + calls.size[rows]] > engines[rows + 1]
+    return held
 
 
 def _broken_regions(calls: Calls) -> Bool:
