@@ -1,4 +1,4 @@
-"""Our own ways to distinct values and percentiles are NumPy's, and spare the loading of numpy.ma."""
+"""Our own ways to distinct values and percentiles are NumPy's, without loading numpy.ma."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as arrays_of
 
-from recompute_scan.arrays import distinct, percentile
+from recompute_scan.arrays import distinct, median, percentile
 
 TRACES = Path(__file__).parent.parent / "traces"
 
@@ -19,9 +19,27 @@ def test_distinct_values_are_numpys(values: np.ndarray) -> None:
     assert distinct(values).tolist() == np.unique(values).tolist()
 
 
+_FEW = arrays_of(np.int64, st.integers(0, 40), elements=st.integers(-9, 9))
+
+
+@given(_FEW, _FEW)
+def test_what_is_among_others_is_numpys(values: np.ndarray, wanted: np.ndarray) -> None:
+    assert among(values, wanted).tolist() == np.isin(values, wanted).tolist()
+
+
 @given(arrays_of(np.float64, st.integers(1, 40), elements=st.floats(-1e9, 1e9)), st.floats(0, 100))
 def test_percentiles_are_numpys_to_the_last_bit(values: np.ndarray, percent: float) -> None:
     assert percentile(values, percent) == np.percentile(values, percent)
+
+
+@given(arrays_of(np.float64, st.integers(1, 40), elements=st.floats(-1e9, 1e9)))
+def test_medians_are_numpys_to_the_last_bit(values: np.ndarray) -> None:
+    assert median(values) == np.median(values)
+
+
+@given(st.lists(st.integers(0, 2**62), min_size=1))
+def test_medians_of_whole_numbers_too(values: list[int]) -> None:
+    assert median(values) == np.median(values)
 
 
 def test_an_analysis_loads_no_masked_arrays() -> None:

@@ -1,10 +1,11 @@
-"""Of arrays what NumPy tells as well, but only after loading ``numpy.ma``.
+"""Of arrays what NumPy tells as well, but only after loading ``numpy.ma``, as a rule.
 
 Loading that takes longer than all that is asked here in a small trace.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +22,15 @@ def distinct(values: npt.NDArray[_Value]) -> npt.NDArray[_Value]:
     return ordered[first]
 
 
+def among(values: npt.NDArray[_Value], wanted: npt.NDArray[_Value]) -> npt.NDArray[np.bool_]:
+    """For each value: is it one of these? ``np.isin``."""
+    if not len(wanted):
+        return np.zeros(len(values), np.bool_)
+    ordered = np.sort(wanted)
+    place = np.minimum(ordered.searchsorted(values), len(ordered) - 1)
+    return np.asarray(ordered[place] == values, np.bool_)
+
+
 def percentile(values: npt.NDArray[np.number[Any]], percent: float) -> float:
     """``np.percentile`` by linear interpolation, to the last bit.
 
@@ -34,3 +44,12 @@ def percentile(values: npt.NDArray[np.number[Any]], percent: float) -> float:
     ordered = np.partition(values, (below, above))
     low, high, rest = float(ordered[below]), float(ordered[above]), place - below
     return high - (high - low) * (1 - rest) if rest >= 0.5 else low + (high - low) * rest
+
+
+def median(values: npt.NDArray[np.number[Any]] | Sequence[float]) -> float:
+    """``np.median``, to the last bit: NaN of no values, and where one is NaN."""
+    ordered = np.sort(values)
+    if not len(ordered) or ordered[-1] != ordered[-1]:
+        return float("nan")
+    low, high = (len(ordered) - 1) // 2, len(ordered) // 2
+    return (float(ordered[low]) + float(ordered[high])) / 2

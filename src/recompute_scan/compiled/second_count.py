@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.arrays import among
 from recompute_scan.compiled.opened import Parts
 from recompute_scan.compiled.repeated import PRODUCTS
 from recompute_scan.recompute import vocabulary as words
@@ -68,7 +69,7 @@ def _inside_compiled(facts: RecomputeFacts) -> Bool:
     node = calls.matching(words.COMPILED_NODE)[calls.name]
     engine: Int64 = np.maximum(structure.engine, 0).astype(np.int64)
     held = (structure.engine >= 0) & node[engine]
-    again = np.isin(structure.top, facts.alignment.again)
+    again = among(structure.top, facts.alignment.again)
     return np.asarray(held & ~again, np.bool_)
 
 

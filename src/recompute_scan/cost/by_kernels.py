@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from recompute_scan.arrays import median
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD
 from recompute_scan.recompute.attention.sequence import (
     KernelSequence,
@@ -53,10 +54,10 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     inside = slice(first, last)
     time = np.minimum(sequence.time, _usual_wait(facts, sequence))
     number = len(lengths)
-    step_ms = float(np.median(lengths)) / _NS_PER_MS
+    step_ms = median(lengths) / _NS_PER_MS
     recorded = step_ms
     if len(timed_steps_ms):
-        step_ms = float(np.median(np.array(timed_steps_ms)))
+        step_ms = median(timed_steps_ms)
 
     def per_step(mask: Bool) -> float:
         return float(time[inside][mask[inside]].sum()) / _NS_PER_MS / number
@@ -116,7 +117,7 @@ def _usual_wait(facts: RecomputeFacts, sequence: KernelSequence) -> Int64:
     """
     own = (facts.kernels.end - facts.kernels.start)[sequence.rows]
     gap = np.maximum(sequence.time - own, 0)
-    usual: Int64 = own + 8 * int(np.median(gap)) + 1
+    usual: Int64 = own + 8 * int(median(gap)) + 1
     return usual
 
 
@@ -162,7 +163,7 @@ def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, l
         busy = int(sequence.time[first : last - 1].sum()) // len(spans)
         lengths = [span.end - span.start for span in spans]
         # Where hosts run ahead of the device, its kernels say how long steps take.
-        return first, last, lengths if np.median(lengths) > 0.9 * busy else [busy] * len(spans)
+        return first, last, lengths if median(lengths) > 0.9 * busy else [busy] * len(spans)
     period = _period(sequence.token)
     if period is None:
         return None

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from recompute_scan.annotations import ANNOTATING, REGION
+from recompute_scan.arrays import median
 from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.hooks import saved_tensors
 from recompute_scan.cost.reruns import OpSequence, find_sequences
@@ -156,7 +157,7 @@ def typical_gap(facts: RecomputeFacts, rows: Int64) -> float:
         return 0.0
     between = calls.start[rows[1:]] - calls.end[rows[:-1]]
     between = between[(calls.thread[rows[1:]] == calls.thread[rows[:-1]]) & (between >= 0)]
-    return float(np.median(between)) if len(between) else 0.0
+    return median(between) if len(between) else 0.0
 
 
 class Context(Struct, frozen=True):

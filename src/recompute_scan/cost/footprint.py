@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import among, median
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.trace.allocations import Allocations
@@ -61,7 +62,7 @@ class Footprint(Struct, frozen=True):
     def saved(self, layer: int) -> int | None:
         """Bytes that the layer's checkpoint saves in one micro-batch; the median of all."""
         sizes = [held.size for held in self.held if held.layer == layer]
-        return int(np.median(sizes)) if sizes else None
+        return int(median(sizes)) if sizes else None
 
 
 def measure_memory(facts: RecomputeFacts, allocations: Allocations) -> Footprint:
@@ -106,7 +107,7 @@ def _held(facts: RecomputeFacts, block: Block, layer: int, ts: Int64, total: Int
     rows = facts.counts.rows[block.places]
     size, first_start, done = 0, None, -1
     for recompute in facts.alignment.recomputes:
-        again = recompute.again[np.isin(recompute.original, rows)]
+        again = recompute.again[among(recompute.original, rows)]
         if not len(again):
             continue
         first, last = int(again[0]), int(again[-1])

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import percentile
+from recompute_scan.arrays import median, percentile
 from recompute_scan.cost.clock import TimeEdit, join
 from recompute_scan.cost.context import Context, annotation_edits, find_context
 from recompute_scan.cost.graph import Graph, build_graph
@@ -131,7 +131,7 @@ def prepare(facts: RecomputeFacts, timed: Float64) -> Base | None:
         supposed=supposed,
         host_speed=float(np.clip(short / _REFERENCE_NS, *_SPEEDS)),
         steps=steps,
-        unlike=abs(float(np.median(steps) / np.median(timed)) - 1) if len(timed) else 0.0,
+        unlike=abs(median(steps) / median(timed) - 1) if len(timed) else 0.0,
         error=float(abs(whole.sum() / graph.measured.sum() - 1)),
     )
 
@@ -186,7 +186,7 @@ def middle_doubt(values: Float64) -> float:
 
 def _deviation(values: Float64) -> float:
     """Standard deviation, whatever single values do."""
-    return _DEVIATION * float(np.median(np.abs(values - np.median(values))))
+    return _DEVIATION * median(np.abs(values - median(values)))
 
 
 def _shares(base: Base, edits: Sequence[TimeEdit], overhead: float) -> Float64:
@@ -203,7 +203,7 @@ def _typical(shares: Float64, base: Base) -> float:
     """The median over the faster half of the steps."""
     steps = np.flatnonzero(np.isfinite(shares))
     steps = steps[np.argsort(base.steps[steps], kind="stable")]
-    return float(np.median(shares[steps[: max(_FEWEST, round(len(steps) / 2))]]))
+    return median(shares[steps[: max(_FEWEST, round(len(steps) / 2))]])
 
 
 def _overhead(
@@ -217,12 +217,12 @@ def _overhead(
     edits = join(annotations)
     slow, fast = (simulate(graph, facts, edits, overhead) for overhead in (0.0, most))
     # Time of a step for each ns of it.
-    slope = float(np.median(slow) - np.median(fast)) / most if most else 0.0
+    slope = (median(slow) - median(fast)) / most if most else 0.0
     if slope <= 0:
         return 0.0
-    found = float(np.median(slow) - np.median(timed)) / slope
+    found = (median(slow) - median(timed)) / slope
     # Steps in a row vary together, so that many of them are no surer than one.
-    doubts = (_deviation(slow), _deviation(timed), _DRIFT * float(np.median(timed)))
+    doubts = (_deviation(slow), _deviation(timed), _DRIFT * median(timed))
     unsure = float(np.linalg.norm(doubts)) / slope
     spread = _SPREAD * most
     weight = spread**2 / (spread**2 + unsure**2)

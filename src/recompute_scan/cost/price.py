@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from recompute_scan.arrays import median
 from recompute_scan.cost.communication import repeated_communication
 from recompute_scan.cost.phases import (
     Float64,
@@ -55,7 +56,7 @@ def price(
     if not phases.step.sum():
         return None
     steps = timed if len(timed) else base.graph.measured / _NS_PER_MS
-    typical = float(np.median(steps))
+    typical = median(steps)
     step_low, step_high = median_interval(steps.tolist()) if len(steps) > 1 else (None, None)
     breakdown = _breakdown(phases, typical)
     wasteful = len(facts.counts.redundant_rows) > 0
@@ -94,7 +95,7 @@ def price(
 
 def _interval(prediction: Prediction, steps: Float64) -> tuple[float, float]:
     """The step after the change (95 %), with what the median step itself could be off by."""
-    typical = float(np.median(steps))
+    typical = median(steps)
     middle = typical * prediction.share
     doubt = float(np.hypot(typical * prediction.doubt, prediction.share * middle_doubt(steps)))
     return max(0.0, middle - doubt), middle + doubt
@@ -111,7 +112,7 @@ def time_scale(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> float:
     ]
     if facts.work.on_gpu or not len(timed_steps_ms) or not sum(lengths):
         return 1.0
-    return float(np.median(timed_steps_ms)) / (float(np.mean(lengths)) / _NS_PER_MS)
+    return median(timed_steps_ms) / (float(np.mean(lengths)) / _NS_PER_MS)
 
 
 def _breakdown(phases: Phases, step_ms: float) -> Breakdown:

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
-import numpy as np
 from msgspec import Struct, field
 
 from recompute_scan.advise import RunFacts, Switch, keep_and_drop, switch_of
+from recompute_scan.arrays import among
 from recompute_scan.cost.communication import Repeated, repeated
 from recompute_scan.cost.selective import KeptAttention, keep_attention
 from recompute_scan.faithful import Fidelity
@@ -179,7 +179,7 @@ class Evidence(Struct, frozen=True, dict=True):
     def other_repeated(self) -> Repeated:
         """All other collectives inside recomputes."""
         collectives = self._facts.collectives
-        others = np.setdiff1d(collectives.repeated, collectives.repeated_gathers)
+        others = collectives.repeated[~among(collectives.repeated, collectives.gathers)]
         return repeated(self._facts, others)
 
     @cached_property

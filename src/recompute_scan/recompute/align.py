@@ -22,6 +22,7 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import among
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.matching import Match, Matcher, Recompute
@@ -122,7 +123,7 @@ def _match_all(matcher: Matcher, endings: Endings) -> tuple[list[Match], list[In
         matches.extend(found)
         if matched < len(sequence.rows):
             known = [match.again for match in found]
-            unexplained.append(np.setdiff1d(sequence.rows, np.concatenate(known)))
+            unexplained.append(sequence.rows[~among(sequence.rows, np.concatenate(known))])
     return matches, unexplained
 
 
@@ -223,7 +224,7 @@ def _kept(matcher: Matcher, calls: Calls, matches: list[Match]) -> Iterator[Kept
     saving = detaches
     if detaches.any():
         codes = OperatorCodes(calls)[again]
-        saving = np.isin(codes, codes[detaches])
+        saving = among(codes, codes[detaches])
     places = matcher.forward.searchsorted(original)
     lost = saving & ~detaches
     begin = 0

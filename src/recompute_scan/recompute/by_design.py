@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import among
 from recompute_scan.model import Calls, Kernels
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.structure import Structure
@@ -127,7 +128,7 @@ def find_by_design(
 def left_unexplained(unexplained: Int64, found: Sequence[ByDesign]) -> Int64:
     """The operators that no recompute explains, without those that run again by design."""
     own = np.array([row for each in found for row in each.rows], np.int64)
-    return unexplained[~np.isin(unexplained, own)]
+    return unexplained[~among(unexplained, own)]
 
 
 def with_design(judgement: Judgement, found: Sequence[ByDesign], forward_time: float) -> Judgement:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import among, distinct
 from recompute_scan.model import Calls, Kernels, StepSpan, step_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -32,7 +32,7 @@ class Collectives(Struct, frozen=True):
     @property
     def repeated_gathers(self) -> Int64:
         """Gathers of parameters inside a recompute."""
-        return np.intersect1d(self.repeated, self.gathers)
+        return self.repeated[among(self.repeated, self.gathers)]
 
 
 def find_collectives(

@@ -14,7 +14,7 @@ from bisect import bisect_left
 
 import numpy as np
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import among, distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.trace.columns import Bool, Int32, Int64, Ints, Kind
@@ -67,7 +67,7 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, engine: Int32, nodes: In
     unnumbered = np.flatnonzero(forward & (number < 0))
     if not len(unnumbered) or not len(numbered):
         return _NONE
-    orphans = nodes[~np.isin(number[nodes], number[numbered])]
+    orphans = nodes[~among(number[nodes], number[numbered])]
     if not len(orphans):
         return _NONE
     unnumbered = unnumbered[under_a_mode(calls, unnumbered)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import among, distinct
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.families import family_of_node
@@ -75,7 +75,7 @@ def _recomputes(facts: RecomputeFacts, rows: Int64) -> list[Int64]:
     for recompute in facts.alignment.recomputes:
         if recompute.original.max() < first or recompute.original.min() > last:
             continue
-        mine = np.isin(recompute.original, rows)
+        mine = among(recompute.original, rows)
         if mine.any():
             found.append(recompute.again[mine])
     return found
@@ -108,7 +108,7 @@ def _backward(facts: RecomputeFacts, rows: Int64, runs: list[Int64]) -> Int64:
     until = min([*others, _step_end(facts, rows)])
     leaf = np.ones(len(engines), np.bool_)
     parents = structure.engine[np.maximum(calls.parent[engines], 0)]
-    leaf[np.isin(engines, parents[calls.parent[engines] >= 0])] = False
+    leaf[among(engines, parents[calls.parent[engines] >= 0])] = False
     mine = (calls.start[engines] >= last) & (calls.end[engines] <= until) & leaf
     return np.asarray(engines[mine])
 

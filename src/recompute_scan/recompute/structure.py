@@ -25,7 +25,7 @@ from enum import IntEnum
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import among, distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.functions import (
@@ -307,7 +307,7 @@ def _settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints, told:
         _RECOMPUTED[role] & (owner >= 0) & (number >= 0) & (calls.kind == Kind.OP)
     )
     if len(told):
-        moded = candidates[np.isin(number[owner[candidates]], number[told])]
+        moded = candidates[among(number[owner[candidates]], number[told])]
         numbered = np.append(numbered, moded[under_a_mode(calls, moded)])
     recompute_end = np.full(len(calls), -1, np.int64)
     np.maximum.at(recompute_end, owner[numbered], calls.end[numbered])
@@ -336,7 +336,7 @@ def _settle_gradients(calls: Calls, role: Int8, owner: Int32) -> None:
         behind = mine > own + calls.size[own]
         held = distinct(calls.name[own[0] + 1 : own[0] + 1 + calls.size[own[0]]])
         written = np.isin(calls.name[mine], [*functions.values()])
-        behind &= written & np.isin(calls.name[mine], held)
+        behind &= written & among(calls.name[mine], held)
         role[mine[(first == last) | behind]] = Role.FORMULA
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import among
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -42,7 +43,7 @@ def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | Non
     if not len(mine):
         return None
     # A node can hold the recompute that it asked for: that is not compiled into it.
-    asked = np.isin(structure.engine, mine) & (structure.role == Role.CANDIDATE)
+    asked = among(structure.engine, mine) & (structure.role == Role.CANDIDATE)
     time = int(calls.duration[mine].sum()) - int(calls.duration[asked].sum())
     whole = int(calls.duration[structure.roots].sum())
     forward = np.array(

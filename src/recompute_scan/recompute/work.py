@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import median
 from recompute_scan.model import Calls, Kernels
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.structure import OperatorCodes, Structure
@@ -108,7 +109,7 @@ class Ran:
         if code not in self._typical:
             equals = self._forward[self._codes == code]
             durations = self._calls.end[equals] - self._calls.start[equals]
-            self._typical[code] = float(np.median(durations))
+            self._typical[code] = median(durations)
         return self._typical[code]
 
     def _twins(self, rows: Int64) -> Int32:

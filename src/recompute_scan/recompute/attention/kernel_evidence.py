@@ -16,7 +16,7 @@ from collections import Counter
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import among, distinct
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
 from recompute_scan.recompute.attention.kernels import Direction, attention_role
 from recompute_scan.recompute.attention.passes import (
@@ -237,7 +237,7 @@ def _of_forward_pass(calls: Calls, launch: Int64, backward: Bool) -> Bool | None
     for what recording missed.
     """
     thread = calls.thread[launch]
-    found = ~np.isin(thread, distinct(thread[backward]))
+    found = ~among(thread, distinct(thread[backward]))
     return found if 2 * found.sum() >= backward.sum() else None
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import among, distinct, median
 from recompute_scan.model import Kernels
 from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
@@ -47,7 +47,7 @@ class KernelSequence(Struct, frozen=True):
 def kernel_sequence(trace: Trace, kernels: Kernels, attention: Int64) -> KernelSequence:
     """The kernels of the stream, or streams, that attention ran on."""
     stream = trace.thread[kernels.event]
-    mine = np.isin(stream, distinct(stream[attention])) & (trace.kind[kernels.event] == Kind.KERNEL)
+    mine = among(stream, distinct(stream[attention])) & (trace.kind[kernels.event] == Kind.KERNEL)
     mine[attention] = True
     rows = np.flatnonzero(mine)
     event = kernels.event[rows]
@@ -203,7 +203,7 @@ def settle_whole(trace: Trace, kernels: Kernels, found: KernelEvidence) -> Kerne
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
     between = np.diff(forwards)
-    if not number or not len(between) or again.sum() >= _WHOLE * np.median(between) * number:
+    if not number or not len(between) or again.sum() >= _WHOLE * median(between) * number:
         return found
     reason = (
         "Attention runs again once, and most of the kernels around it do not: a checkpoint that "
