@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as arrays_of
 
-from recompute_scan.arrays import distinct, median, percentile
+from recompute_scan.arrays import among, distinct, median, percentile
 
 TRACES = Path(__file__).parent.parent / "traces"
 
