@@ -23,6 +23,9 @@ from tests.trace_builder import (
 )
 
 
+ROLES = {value: name for name, value in vars(Role).items() if name.isupper()}
+
+
 def classified(*threads: Thread) -> tuple[Calls, Structure]:
     calls = nest(loaded(*threads))
     return calls, classify(calls)
@@ -32,7 +35,7 @@ def roles(*calls: Call) -> list[tuple[str, str]]:
     """Name and role of every call of one thread, in order of time."""
     forest, structure = classified(thread(*calls))
     return [
-        (forest.names[forest.name[row]].replace(ENGINE, "engine:"), Role(role).name)
+        (forest.names[forest.name[row]].replace(ENGINE, "engine:"), ROLES[role])
         for row, role in enumerate(structure.role)
     ]
 
@@ -102,7 +105,7 @@ def test_a_closure_may_wait_for_the_backward_pass_of_another_thread() -> None:
     backward = node("AddmmBackward0", op("aten::mm"), seq=3)
     forest, structure = classified(thread(stepping), thread(backward, tid=2, start=30.0))
     named = zip(forest.name.tolist(), structure.role.tolist(), strict=True)
-    found = {forest.names[name]: Role(role).name for name, role in named}
+    found = {forest.names[name]: ROLES[role] for name, role in named}
     assert found["aten::linear"] == "FORWARD"
     assert found["aten::_foreach_add_"] == "OPTIMIZER"
     assert found["aten::mm"] == "FORMULA"
@@ -167,7 +170,7 @@ def test_before_torch_1_11_a_bare_node_is_its_own_engine_range() -> None:
     _, structure = classified(
         thread(op("aten::linear", seq=3), op("AddmmBackward", op("aten::mm")))
     )
-    assert [Role(role).name for role in structure.role] == ["FORWARD", "BACKWARD", "FORMULA"]
+    assert [ROLES[role] for role in structure.role] == ["FORWARD", "BACKWARD", "FORMULA"]
     (engine,) = structure.rows(Role.BACKWARD)
     assert structure.engine.tolist() == [-1, engine, engine]
 
