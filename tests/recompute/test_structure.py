@@ -22,7 +22,6 @@ from tests.trace_builder import (
     wait,
 )
 
-
 ROLES = {value: name for name, value in vars(Role).items() if name.isupper()}
 
 
