@@ -183,7 +183,8 @@ def _reason(
         )
     if not len(structure.rows(Role.BACKWARD)):
         # Autograd numbers operators only where a backward pass may follow.
-        if (calls.sequence[calls.kind == Kind.OP] >= 0).any():
+        numbered = calls.sequence[structure.rows(Role.FORWARD)] >= 0
+        if 2 * int(numbered.sum()) > len(numbered):
             return "The backward pass was not recorded; the trace holds a forward pass only."
         return "The trace holds no backward pass."
     if not counts.counted.any():
