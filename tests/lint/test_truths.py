@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("transformers", minversion="5.0", reason="the default variant changed in 5.0")
 
-from tests.lint.truths import PAIRS, Recomputes, recomputes  # noqa: E402
+from tests.lint.truths import PAIRS, Recomputes, recomputes
 
 # Two checkpoints around one layer double only where one of them is reentrant, or early stop is
 # off: two switches that are both on are not yet a doubling.
