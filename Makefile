@@ -80,8 +80,12 @@ fix: $(DEV) ## Format, repair what lint can repair, write the generated pages
 	$(BIN)/ruff check --fix
 	$(BIN)/python docs/generate.py
 
+# All that needs neither processes nor a compiler.
+ON_RIG = core huggingface architectures bystanders schedules places equal functions
 accuracy: $(DEV) ## Truth beside answer for every recorded case, on this machine
 	$(BIN)/python benchmarks/accuracy.py $(BENCH)
+	$(BIN)/python benchmarks/accuracy.py --device rig --times ns --group $(ON_RIG)
+	$(BIN)/python benchmarks/shapes.py --cost
 
 diagnoses: $(DEV) ## Every failure that can be made to happen: the code expected and found
 	$(BIN)/python benchmarks/diagnoses.py

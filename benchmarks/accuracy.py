@@ -2,6 +2,7 @@
 
     python benchmarks/accuracy.py                            on the CPU
     python benchmarks/accuracy.py --evidence annotated       with the annotations of `run`
+    python benchmarks/accuracy.py --device rig               backward on a thread of its own
     python benchmarks/accuracy.py --device cuda --attention flash efficient cudnn math
     python benchmarks/accuracy.py --group distributed --ranks 2
     python benchmarks/accuracy.py --times µs                 as torch up to 2.3 writes them
@@ -41,6 +42,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.damage import Labelled, print_damaged
+from tests.cases import device as rig
 from tests.cases.architectures import ARCHITECTURES
 from tests.cases.bystanders import BYSTANDERS
 from tests.cases.case import Case, record
@@ -159,11 +161,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--damaged", type=int, default=0, metavar="N", help="damaged copies")
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     options = parser.parse_args(arguments)
+    if options.device == rig.NAME:
+        rig.install()
     chosen = [
         case
         for group in options.group
         for case in GROUPS[group]
         if not options.names or case.name in options.names
+        if options.device != rig.NAME or case.name not in rig.UNABLE
     ]
     with _folder(options.keep) as folder:
         tally = print_table(
@@ -184,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def print_table(recordings: Iterator[Recording], device: str) -> Tally:
     """Truth beside answer, a line a recording, and what was counted."""
     tally = Tally()
-    where = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
+    where = torch.cuda.get_device_name() if device.startswith("cuda") else device.upper()
     print(f"on {where}")
     head = f"{'case':34} {'torch':12} {'attention':10} {'evidence':10} {'times':5} "
     print(f"{head}{'truth':22} {'answer':22} right")

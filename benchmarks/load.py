@@ -252,6 +252,11 @@ def _ratios(rows: Sequence[Row]) -> list[str]:
             lines.append(f"its {which} reader here, {name}, {_times(theirs[best], ours)}")
     if ours and (alone := found.get("ours-alone")):
         lines.append(f"one process takes {alone.seconds / ours.seconds:.2f} times as long as two")
+    if ours and whole:
+        lines.append(
+            f"`analyze` takes {whole.whole / ours.whole:.2f} times as long as loading alone, each "
+            "a whole process"
+        )
     if whole and default:
         lines.append(
             f"for its load alone, HTA's default reader takes {default.seconds / whole.whole:.1f} "

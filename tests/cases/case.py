@@ -68,7 +68,7 @@ def record(
         counted.append((oracle.entries.copy(), oracle.kept.copy()))
 
     activities = [ProfilerActivity.CPU]
-    if device != "cpu":
+    if device.startswith("cuda"):
         activities.append(ProfilerActivity.CUDA)
     if case.scheduled:
         plan = schedule(wait=WARMUP - 1, warmup=1, active=steps, repeat=1)

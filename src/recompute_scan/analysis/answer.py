@@ -14,6 +14,7 @@ from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.analysis.loading import name_mechanism
 from recompute_scan.compiled.answer import Graphs, answer_compiled
 from recompute_scan.compiled.sites import with_call_sites
+from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
@@ -27,7 +28,7 @@ from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.families import attention_of, count_families, count_kernels
 from recompute_scan.recompute.proof import show_proof
 from recompute_scan.recompute.regions import list_regions
-from recompute_scan.result import Checkpoint, CrossCheck, PlainCount, Region, Result, Step
+from recompute_scan.result import ByDesign, Checkpoint, CrossCheck, PlainCount, Region, Result, Step
 from recompute_scan.run_info import RunInfo, Source
 from recompute_scan.trace import Trace
 from recompute_scan.trace.columns import Int64
@@ -70,6 +71,8 @@ def result_from(
     # What runs again inside a compiled graph is in no trace, and so has no price.
     priced = compiled is None or compiled.priced
     cost = price(facts, timed, partial(kept, sharded=facts.sharded)) if priced else None
+    if cost is None and facts.level == "kernels":
+        cost = price_by_kernels(facts, timed)
     scale = time_scale(facts, timed)
     switched_on = info.switched_on if info else ()
     regions = list_regions(opened, scale)
@@ -133,8 +136,24 @@ def result_from(
         memory=memory,
         fidelity=info.fidelity if info else None,
         compiled=compiled.code if compiled else None,
+        by_design=_by_design(facts, scale),
     )
     return replace(result, headline=headline(result))
+
+
+def _by_design(facts: RecomputeFacts, scale: float) -> tuple[ByDesign, ...]:
+    steps = max(1, len(facts.steps))
+    return tuple(
+        ByDesign(
+            function=each.function,
+            inside=each.inside,
+            forward_per_step=each.forward / steps,
+            recomputed_per_step=each.again / steps,
+            kernels_per_step=each.kernels / steps,
+            recompute_ms_per_step=each.time / 1e6 * scale / steps,
+        )
+        for each in facts.by_design
+    )
 
 
 def result_without_trace(info: RunInfo) -> Result:
@@ -266,6 +285,8 @@ def _environment(trace: Trace, info: RunInfo | None) -> dict[str, str]:
     environment = dict(info.environment) if info else {}
     if (recorded := recorded_on(trace)) is not None:
         environment.setdefault("recorded", recorded)
+    if isinstance(source := trace.metadata.get("source"), str):
+        environment.setdefault("profiler", source)
     devices = trace.metadata.get("deviceProperties")
     if isinstance(devices, list) and devices and isinstance(devices[0], dict):
         name = devices[0].get("name")

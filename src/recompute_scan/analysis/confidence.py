@@ -9,7 +9,7 @@ from recompute_scan.model import Calls
 from recompute_scan.recompute.facts import RecomputeFacts, disagreeing_steps
 from recompute_scan.result import MEASURED, Cost, Level, Result
 from recompute_scan.trace.health import lost_evidence, sentences
-from recompute_scan.units import about, ms, pct
+from recompute_scan.units import about, ms, pct, plural
 
 _DOUBTFUL_SHARE = 0.02
 _DOUBTFUL_NUMBER = 3
@@ -165,6 +165,11 @@ def _headline(result: Result) -> str:
         return "No forward work runs again in the backward pass: nothing is recomputed."
     if result.verdict == "full":
         return "Every block runs its forward once more in the backward pass: checkpointed once."
+    if result.verdict == "partial" and result.by_design and not _in_blocks(result):
+        return (
+            f"{_functions(result)} again in the gradient of another function, by the model's own "
+            "design; no checkpoint recomputes anything."
+        )
     if result.verdict == "partial" and (free := _free_operators(result)):
         return (
             f"The compiler runs {free} cheap operators again inside its backward graphs, for free; "
@@ -188,10 +193,20 @@ def _headline(result: Result) -> str:
     )
 
 
+def _in_blocks(result: Result) -> bool:
+    return any(region.recompute_runs_per_backward for region in result.regions)
+
+
+def _functions(result: Result) -> str:
+    found = [each.function for each in result.by_design]
+    more = f" and {plural(len(found) - 1, 'other function')}" if len(found) > 1 else ""
+    return f"{found[0]}{more} {'run' if more else 'runs'}"
+
+
 def _free_operators(result: Result) -> int:
     """How many operators compiled code runs again, where that is free and all there is."""
     graphs = result.compiled.graphs if result.compiled is not None else ()
-    blocks = any(region.recompute_runs_per_backward for region in result.regions)
+    blocks = _in_blocks(result)
     free = sum(graph.free for graph in graphs)
     return 0 if blocks or free < sum(graph.recomputed for graph in graphs) else free
 

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
+from recompute_scan.arrays import distinct
 from recompute_scan.bundle.clean import CATEGORIES
 from recompute_scan.trace import Kind, Trace
 from recompute_scan.trace.columns import Int64
@@ -72,7 +71,7 @@ def _head(trace: Trace) -> dict[str, Any]:
 def _process_rows(trace: Trace, rows: Int64) -> Iterator[str]:
     """What viewers show beside the tracks."""
     shown = set()
-    for code in np.unique(trace.thread[rows]).tolist():
+    for code in distinct(trace.thread[rows]).tolist():
         pid, tid = trace.threads[code]
         mine = trace.kind[rows][trace.thread[rows] == code]
         device = Kind(int(mine[0])) in (Kind.KERNEL, Kind.COPY)

@@ -64,6 +64,11 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write it to a file instead.",
 )
+@click.option(
+    "--perfetto",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the trace again with tracks of what was found, to open in Perfetto.",
+)
 @force_option
 @machine_options
 @click.option("--hta", is_flag=True, help="Add the breakdowns of Holistic Trace Analysis.")
@@ -80,6 +85,7 @@ def analyze(
     html: Path | None,
     style: Format,
     output: Path | None,
+    perfetto: Path | None,
     force: bool,
     machine: Machine,
     hta: bool,
@@ -90,19 +96,23 @@ def analyze(
 ) -> int:
     """Find what runs again in TRACES: files of torch.profiler, or folders of one a rank.
 
-    A trace is Kineto's JSON (plain, .gz, .zst, .zip), Nsight Systems' SQLite export, or a remote
-    address such as s3://bucket/run/. Needs neither torch nor the script that made them.
+    A trace is Kineto's JSON (plain, .gz, .zst, .zip) or .pftrace, Nsight Systems' SQLite export, or
+    a remote address such as s3://bucket/run/. Needs neither torch nor the script that made them.
     """
     # numpy's linear algebra starts idle threads that cost more than reading a small trace.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.analysis.pipeline import analyse
     from recompute_scan.workers import AUTOMATIC, Workers
 
-    for target in (html, output):
+    for target in (html, output, perfetto):
         if target is not None:
             refuse_existing(target, force=force)
     where = AUTOMATIC if workers is None and dask is None else Workers(workers or 1, dask)
     result = analyse(traces, progress, lifted(limits), machine, hta=hta, workers=where)
+    if perfetto is not None:
+        from recompute_scan.analysis.tracks import add_tracks
+
+        add_tracks(traces, perfetto, force=force, limits=lifted(limits))
     if html is not None:
         from recompute_scan.report.html import render_html
 

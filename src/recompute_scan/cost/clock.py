@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.cost.phases import Float64
 from recompute_scan.model import Calls, StepSpan
 from recompute_scan.trace.columns import Bool, Int32, Int64
@@ -50,7 +51,7 @@ class Edits(Struct, frozen=True):
     def removed(self, thread: Int32, time: Int64) -> Bool:
         """For each (thread, time): does it lie in an interval that goes?"""
         found = np.zeros(len(time), np.bool_)
-        for code in np.unique(self.thread):
+        for code in distinct(self.thread):
             edits = self.of(int(code))
             mine = np.flatnonzero(thread == code)
             at = np.searchsorted(edits.start, time[mine], side="right") - 1
@@ -133,7 +134,7 @@ def host_threads(calls: Calls, steps: Sequence[StepSpan]) -> tuple[HostThread, .
         [kinds.setdefault(_NUMBERED.sub("", name), len(kinds)) for name in calls.names], np.int64
     )
     found = []
-    for code in np.unique(threads):
+    for code in distinct(threads):
         rows = here[threads == code]
         # A beginning and an end of one kind of call are two kinds of cut.
         kind = 2 * (kind_of_name[calls.name[rows]] * (int(calls.dims.max()) + 1) + calls.dims[rows])

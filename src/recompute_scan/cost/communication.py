@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.cost.phases import sum_covered
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
@@ -174,7 +175,7 @@ def _bytes(facts: RecomputeFacts, row: int) -> int | None:
 def _gloo_widths(facts: RecomputeFacts) -> set[int]:
     """Widths of the numbers of all gloo collectives, which run on threads of their own."""
     calls = facts.calls
-    gloo = np.unique(calls.dims[calls.named(words.GLOO)])
+    gloo = distinct(calls.dims[calls.named(words.GLOO)])
     return {width for code in gloo for _, width in _tensors(facts.trace.signatures[code]) if width}
 
 

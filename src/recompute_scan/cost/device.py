@@ -18,6 +18,7 @@ from bisect import bisect_left
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct, percentile
 from recompute_scan.cost.phases import sum_covered
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -246,7 +247,7 @@ class _Launches:
 def _neighbour(device: Device, thread: Int32, time: Int64, *, before: bool) -> Int64:
     """Position of the last kernel launched before each (thread, time), or the first after it."""
     found = np.full(len(time), -1, np.int64)
-    for code in np.unique(thread):
+    for code in distinct(thread):
         mine = np.flatnonzero(device.thread == code)
         mine = mine[np.argsort(device.launched[mine], kind="stable")]
         asked = np.flatnonzero(thread == code)
@@ -272,9 +273,9 @@ def _unseen_waits(device: Device, late: Int64) -> tuple[Int64, Int64]:
     return source[good], target[good]
 
 
-def _typical(times: Int64, percentile: float, otherwise: int) -> int:
+def _typical(times: Int64, percent: float, otherwise: int) -> int:
     times = times[times >= 0]
-    return int(np.percentile(times, percentile)) if len(times) else otherwise
+    return int(percentile(times, percent)) if len(times) else otherwise
 
 
 def _by_stream(stream: Int64) -> list[Int64]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
+from recompute_scan.arrays import distinct
 from recompute_scan.cost.formulas import count_call, has_formula, number_type, parse_inputs
 from recompute_scan.cost.peaks import Peak, peak_of
 from recompute_scan.model import step_of
@@ -192,7 +193,7 @@ def _ideal_ms(
     parts = np.logical_or.reduce(_parts(facts, counted.rows))
     total = 0.0
     types = np.array(counted.types)
-    for kind in np.unique(types):
+    for kind in distinct(types):
         flops = float(counted.flops[(types == kind) & parts].sum())
         at = peak_tflops or _tflops(peak, str(kind), facts)
         if at is None:

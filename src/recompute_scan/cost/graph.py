@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.cost.clock import HostThread, host_threads
 from recompute_scan.cost.device import Device, find_device, find_waits
 from recompute_scan.cost.hosts import HostWait, gpu_waits, hand_overs, main_thread
@@ -100,7 +101,7 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
     edges = _Edges()
     launched = np.flatnonzero(device.thread >= 0)
     long = (device.end - device.start).astype(np.float64)
-    for code in np.unique(device.thread[launched]):
+    for code in distinct(device.thread[launched]):
         mine = launched[device.thread[launched] == code]
         node, since = anchors.before(int(code), device.launched[mine])
         edges.over_host(

@@ -7,6 +7,7 @@ import re
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.cost.clock import HostThread
 from recompute_scan.cost.device import Device
 from recompute_scan.model import StepSpan
@@ -128,7 +129,7 @@ def hand_overs(facts: RecomputeFacts, threads: tuple[HostThread, ...], main: int
     calls, times = facts.calls, cuts[main]
     roots = facts.structure.roots
     found = []
-    for code in np.unique(calls.thread[roots]):
+    for code in distinct(calls.thread[roots]):
         if int(code) == main or int(code) not in cuts:
             continue
         rows = np.flatnonzero((calls.thread == code) & (calls.depth == 0))

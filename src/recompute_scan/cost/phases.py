@@ -6,7 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import StepSpan
+from recompute_scan.recompute.by_design import within
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.structure import Role
 from recompute_scan.trace.columns import Bool, Int64
@@ -36,6 +38,10 @@ def host_phases(facts: RecomputeFacts) -> Phases:
     redundant_of = np.zeros(len(calls), np.bool_)
     redundant_of[counts.redundant_rows] = True
     begins, recomputes = _times(facts, redundant_of)
+    own = np.array([row for each in facts.by_design for row in each.rows], np.int64)
+    begins = np.concatenate([begins, calls.start[own]])
+    needed_too = np.stack([calls.duration[own], np.zeros(len(own))], axis=1)
+    recomputes = np.concatenate([recomputes, needed_too])
     optimizer = facts.structure.rows(Role.OPTIMIZER)
     passes = _passes(facts)
     rows: list[tuple[float, ...]] = []
@@ -81,6 +87,8 @@ def device_phases(facts: RecomputeFacts) -> Phases:
     top = structure.top[launch]
     role = np.where(top >= 0, structure.role[np.maximum(top, 0)], Role.RANGE)
     recomputed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
+    own = np.array([row for each in facts.by_design for row in each.rows], np.int64)
+    recomputed[within(calls, own)[launch]] = 1
     in_backward = structure.engine[launch] >= 0
     rows: list[tuple[float, ...]] = []
     for span in _complete(facts):
@@ -138,7 +146,7 @@ def _passes(facts: RecomputeFacts) -> Int64:
     trained = facts.alignment.backwards > 0
     roots = facts.structure.roots
     begins = {}
-    for batch in np.unique(counts.batch[trained]):
+    for batch in distinct(counts.batch[trained]):
         rows = counts.rows[trained & (counts.batch == batch)]
         begins[int(batch)] = int(calls.start[rows].min())
     starts = sorted(begins.values())

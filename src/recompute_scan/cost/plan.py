@@ -15,6 +15,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.arrays import distinct
 from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.peaks import Machine, capacity
 from recompute_scan.result import Cost, Memory, MemoryPlan, Region, RegionMemory
@@ -52,7 +53,8 @@ def build_problem(footprint: Footprint, layers: int) -> Problem:
         footprint: The memory of the recorded steps.
         layers: Number of layers.
     """
-    edges = np.unique([t for held in footprint.held for t in (held.start, held.end)])
+    times = [t for held in footprint.held for t in (held.start, held.end)]
+    edges = distinct(np.array(times, np.int64))
     starts = np.concatenate(([np.iinfo(np.int64).min], edges)).astype(np.int64)
     stops = np.concatenate((edges, [np.iinfo(np.int64).max])).astype(np.int64)
     added = np.zeros((len(starts), layers), np.int64)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import percentile
 from recompute_scan.cost.clock import TimeEdit, join
 from recompute_scan.cost.context import Context, annotation_edits, find_context
 from recompute_scan.cost.graph import Graph, build_graph
@@ -231,7 +232,7 @@ def _overhead(
 def _short(graph: Graph) -> float:
     """What an interval between two beginnings or ends of calls takes at ``_SHORT`` percent, ns."""
     usual = np.concatenate([thread.usual for thread in graph.threads])
-    return float(np.percentile(usual, _SHORT))
+    return percentile(usual, _SHORT)
 
 
 def _chosen(facts: RecomputeFacts) -> list[StepSpan]:

@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.cost.formulas import Inputs, count_call, number_type, parse_inputs
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -51,7 +52,7 @@ def keep_attention(facts: RecomputeFacts, cost: Cost) -> KeptAttention | None:
     if not len(recomputed) or needed <= 0:
         return None
     time, size, calls, operators = 0.0, 0, 0, set()
-    batches = np.unique(counts.batch[recomputed])
+    batches = distinct(counts.batch[recomputed])
     for place in recomputed.tolist():
         found = _attention(facts, int(counts.rows[place]))
         if found is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute.structure import Role, Structure, enclosing_engines
 from recompute_scan.trace.columns import Int64, Ints
@@ -70,34 +71,46 @@ class Anchors:
         askers[at] = rows
         enclosing = enclosing_engines(self._calls, self._structure, engines)
         nested = np.flatnonzero(enclosing >= 0)
-        for around in np.unique(enclosing[nested]).tolist():
-            mine = nested[enclosing[nested] == around]
-            askers[mine] = self._find_nested(around, engines[mine])
+        if len(nested):
+            askers[nested] = self._find_nested(engines[nested], enclosing[nested])
         askers[numbers < 0] = -1
         return dict(zip(engines.tolist(), askers.tolist(), strict=True))
 
-    def _find_nested(self, enclosing: int, engines: Int64) -> list[int]:
-        """The same for nodes of a nested backward: of the recompute that started it, no other."""
-        calls, structure = self._calls, self._structure
-        first, last = enclosing + 1, enclosing + 1 + int(calls.size[enclosing])
-        role = structure.role[first:last]
-        rows = first + np.flatnonzero(
-            (structure.engine[first:last] == enclosing)
-            & (structure.number[first:last] >= 0)
-            & ((role == Role.CANDIDATE) | (role == Role.RANGE))
-        )
-        numbers, starts = structure.number[rows], calls.start[rows]
-        found = []
-        for number, before in zip(
-            structure.number[engines].tolist(),
-            starts.searchsorted(calls.start[engines]).tolist(),
-            strict=True,
-        ):
-            earlier = numbers[:before]
-            # What makes no node bears the number of the next that does: the last one is it.
-            most = earlier.max(where=earlier <= number, initial=-1)
-            found.append(int(rows[np.flatnonzero(earlier == most)[-1]]) if most >= 0 else -1)
-        return found
+    def _find_nested(self, engines: Int64, enclosing: Ints) -> Int64:
+        """The same for nodes of nested backwards: of the recompute that started each, no other.
+
+        What makes no node bears the number of the next that does, so of equal ones before the
+        node the last made it.
+        """
+        structure, size = self._structure, len(self._calls) + 1
+        holds = np.zeros(size, np.bool_)
+        holds[enclosing] = True  # and not what is in no range, at -1
+        role = structure.role
+        own = holds[structure.engine] & (structure.number >= 0)
+        rows = np.flatnonzero(own & ((role == Role.CANDIDATE) | (role == Role.RANGE)))
+        if not len(rows):
+            return np.full(len(engines), -1, np.int64)
+        known, rank = np.unique(structure.number[rows], return_inverse=True)
+        ranks = len(known) + 1
+        group = structure.engine[rows].astype(np.int64) * ranks + rank + 1
+        order = np.argsort(group, kind="stable")
+        rows, group = rows[order], group[order]
+        begins = np.flatnonzero(np.diff(group, prepend=-1))
+        groups, firsts = group[begins], rows[begins]
+        # The highest number up to the node's own of which there is one before the node.
+        least = enclosing.astype(np.int64) * ranks
+        highest = known.searchsorted(structure.number[engines], side="right")
+        at = groups.searchsorted(least + highest, side="right") - 1
+        behind = np.flatnonzero((at >= 0) & (firsts[at] > engines))
+        while len(behind):
+            at[behind] -= 1
+            behind = behind[(at[behind] >= 0) & (firsts[at[behind]] > engines[behind])]
+        found = np.flatnonzero((at >= 0) & (groups[at] > least))
+        place = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(rows))))
+        last = (place * size + rows).searchsorted(at[found] * size + engines[found]) - 1
+        askers = np.full(len(engines), -1, np.int64)
+        askers[found] = rows[last]
+        return askers
 
     def still_open(self, place: int, engine: int) -> int:
         """The first place of the graph that ``place`` belongs to, as far as that can be told.
@@ -145,7 +158,7 @@ class Anchors:
         root = self._roots()
         if len(self._outer_rows) and len(root):
             numbers, counts = np.unique(structure.number[root], return_counts=True)
-            if len(np.unique(calls.thread[self._outer_rows])) > 1:
+            if len(distinct(calls.thread[self._outer_rows])) > 1:
                 counts = np.minimum(counts, 1)  # numbers of several threads repeat each other
             at, rows = self._outer(numbers)
             np.maximum.at(times, rows, counts[at])

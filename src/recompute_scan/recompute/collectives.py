@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls, Kernels, StepSpan, step_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -63,7 +64,7 @@ def find_collectives(
     inside = [_inside(calls, structure, recompute, rows) for recompute in recomputes]
     return Collectives(
         rows=rows,
-        repeated=np.unique(np.concatenate([rows[:0], *inside])),
+        repeated=distinct(np.concatenate([rows[:0], *inside])),
         gathers=rows[_gathers_parameters(calls, rows)],
     )
 
@@ -102,7 +103,7 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     if not bare.any():
         return bare
     ranges = np.flatnonzero(calls.matching(words.BACKEND)[calls.name])
-    launches = np.unique(kernels.launch)
+    launches = distinct(kernels.launch)
     last = rows + calls.size[rows]
     for work in (ranges, launches):
         bare &= np.searchsorted(work, rows) == np.searchsorted(work, last, side="right")

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls, StepSpan, step_of
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.structure import Role, Structure
@@ -66,7 +67,7 @@ class Counts(Struct, frozen=True):
         enough = matters * total
         if not total or weight[multiplicity == most].sum() >= enough:
             return float(most)
-        for value in np.unique(multiplicity)[::-1]:
+        for value in distinct(multiplicity)[::-1]:
             if weight[multiplicity >= value].sum() >= enough:
                 return float(value)
         return 0.0

@@ -19,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.nesting import nest_intervals
 from recompute_scan.recompute import vocabulary as words
@@ -111,7 +112,7 @@ def count_plainly(
     columns = [per_name(column) for column in (~inside, inside, hooked, forward, again)]
     tallies = [
         Tally(trace.names[code], *(column[code] for column in columns))
-        for code in np.unique(trace.name[rows]).tolist()
+        for code in distinct(trace.name[rows]).tolist()
     ]
     return PlainCounts(tuple(sorted(tallies, key=_most_telling)))
 
@@ -166,7 +167,7 @@ def _backward_ranges(trace: Trace) -> tuple[Int64, Int64]:
 def _lie_in(trace: Trace, rows: Int64, ranges: Int64) -> Bool:
     """For each row: does it start within one of these ranges of its thread?"""
     inside = np.zeros(len(rows), np.bool_)
-    for thread in np.unique(trace.thread[ranges]).tolist():
+    for thread in distinct(trace.thread[ranges]).tolist():
         mine = ranges[trace.thread[ranges] == thread]
         mine = mine[np.argsort(trace.ts[mine], kind="stable")]
         begin = trace.ts[mine]
@@ -179,7 +180,7 @@ def _lie_in(trace: Trace, rows: Int64, ranges: Int64) -> Bool:
 
 def _lie_deepest_in(trace: Trace, rows: Int64, nodes: Int64, engines: Int64) -> Bool:
     """For each row: of these ranges that hold it, is the innermost a node?"""
-    ranges = np.unique(np.concatenate([nodes, engines]))
+    ranges = distinct(np.concatenate([nodes, engines]))
     events = np.concatenate([ranges, rows])
     start, end = trace.ts[events], trace.ts[events] + trace.dur[events]
     end[len(ranges) :] = start[len(ranges) :]  # operators as points hold nothing

@@ -19,7 +19,14 @@ from recompute_scan.recompute.attention.kernel_evidence import (
     hides_backward,
     read_kernels,
 )
+from recompute_scan.recompute.attention.sequence import settle_whole
 from recompute_scan.recompute.blocks import Block, find_blocks
+from recompute_scan.recompute.by_design import (
+    ByDesign,
+    find_by_design,
+    left_unexplained,
+    with_design,
+)
 from recompute_scan.recompute.collectives import Collectives, find_collectives
 from recompute_scan.recompute.counts import Counts, complete_steps, count, join_steps
 from recompute_scan.recompute.cross_check import PlainCounts, count_plainly
@@ -62,6 +69,7 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
         attention: What attention's kernels say, where operators alone could not answer; the
             verdict rests on it only where ``level`` is ``kernels``.
         framed: Whether Python frames told the checkpoint call sites.
+        by_design: What runs again in other functions' gradients, without a checkpoint.
     """
 
     trace: Trace
@@ -81,6 +89,7 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     compiled: Compiled | None
     attention: KernelEvidence | None
     framed: bool = False
+    by_design: tuple[ByDesign, ...] = ()
 
     @property
     def complete_count(self) -> int:
@@ -141,11 +150,16 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
     plain = count_plainly(trace, calls, structure, alignment)
     compiled = find_compiled_backward(calls, structure)
-    judgement = judge(calls, structure, counts, blocks, alignment, plain, compiled)
+    by_design = find_by_design(trace, calls, structure, kernels, alignment.again)
+    rest = replace(alignment, unexplained=left_unexplained(alignment.unexplained, by_design))
+    active = bool(len(kernels.event))
+    judgement = judge(calls, structure, counts, blocks, rest, plain, compiled, active)
+    judgement = with_design(judgement, by_design, float(counts.weight[counts.counted].sum()))
     hidden = hides_backward(trace, calls, structure, kernels)
     attention = None
     if hidden or judgement.verdict == "inconclusive":
         attention = read_kernels(trace, calls, kernels)
+        attention = attention and settle_whole(trace, kernels, attention)
     by_operators: EvidenceLevel = "annotated" if annotations is not None else "autograd"
     level, judgement = _weigh(by_operators, judgement, attention, hidden, calls, structure)
     return RecomputeFacts(
@@ -166,6 +180,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
         compiled=compiled,
         attention=attention,
         framed=bool(framed),
+        by_design=by_design,
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls, nest
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -157,7 +158,7 @@ class _ForwardStarts:
         rows = alignment.forward
         self._by_thread = {
             int(thread): np.flatnonzero(calls.thread[rows] == thread)
-            for thread in np.unique(calls.thread[rows])
+            for thread in distinct(calls.thread[rows])
         }
         self._start = calls.start[rows]
 

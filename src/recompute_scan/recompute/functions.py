@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.trace.columns import Bool, Int64, Kind
@@ -21,6 +22,7 @@ _ENOUGH = 32
 # A node that shares less with its call in the forward pass runs something else again, such as
 # what a checkpoint around both recomputes.
 _OWN_SHARE = 0.5
+_PRODUCTS = frozenset({"aten::matmul", "aten::mm", "aten::bmm"})
 
 
 class CheckpointFunctions(Struct, frozen=True):
@@ -48,13 +50,8 @@ def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions
         calls: The trace's calls.
         engine: For each name: is it the engine's range around a node, or a bare node?
     """
-    codes = {name: code for code, name in enumerate(calls.names)}
     known = frozenset(words.CHECKPOINT_FUNCTIONS)
-    functions = {
-        codes[f"{name}{_NODE}"]: code
-        for name, code in codes.items()
-        if name not in known and f"{name}{_NODE}" in codes and not words.COMPILED_CALL.match(name)
-    }
+    functions = called_functions(calls)
     if not functions:
         return CheckpointFunctions(known, frozenset(), frozenset())
     operator = calls.kind == Kind.OP
@@ -67,11 +64,11 @@ def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions
     nodes, first = np.unique(starter[named], return_index=True)
     until = begun[named][first]
     found, in_parts, losses = set(known), set[str](), set[str]()
-    for code in np.unique(calls.name[nodes]).tolist():
+    for code in distinct(calls.name[nodes]).tolist():
         mine = np.flatnonzero(calls.name[nodes] == code)[:_ENOUGH]
         pairs = list(zip(nodes[mine].tolist(), until[mine].tolist(), strict=True))
         name = calls.names[functions[code]]
-        if 2 * sum(_runs_again(calls, functions[code], *pair) for pair in pairs) <= len(pairs):
+        if not _run_again(calls, functions[code], pairs):
             continue
         goes_on = 2 * sum(_goes_on(calls, *pair) for pair in pairs) > len(pairs)
         if goes_on and all(_is_loss(calls, functions[code], node) for node, _ in pairs):
@@ -81,6 +78,21 @@ def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions
         if goes_on:
             in_parts.add(name)
     return CheckpointFunctions(frozenset(found), frozenset(in_parts), frozenset(losses))
+
+
+def called_functions(calls: Calls) -> dict[int, int]:
+    """By the code of its node's name, that of each autograd function that is no known checkpoint.
+
+    Compiled code is no function that somebody wrote.
+    """
+    codes = {name: code for code, name in enumerate(calls.names)}
+    return {
+        codes[f"{name}{_NODE}"]: code
+        for name, code in codes.items()
+        if name not in words.CHECKPOINT_FUNCTIONS
+        and f"{name}{_NODE}" in codes
+        and not words.COMPILED_CALL.match(name)
+    }
 
 
 def _operators_around(calls: Calls, rows: Int64) -> Int64:
@@ -96,16 +108,41 @@ def _operators_around(calls: Calls, rows: Int64) -> Int64:
         around[through] = calls.parent[around[through]]
 
 
-def _runs_again(calls: Calls, function: int, node: int, stop: int) -> bool:
-    """Does a node, before its own backward pass begins at ``stop``, run its call's operators?"""
-    if not len(_own_operators(calls, node, node + 1, stop)):
+def _run_again(calls: Calls, function: int, pairs: list[tuple[int, int]]) -> bool:
+    """Do most of a function's nodes run their calls' operators again, before ``stop``?
+
+    Where a node holds a call of its own function, a checkpoint around the function ran that again,
+    or the function is nested in itself. The latter shows in other nodes, the former ends with it.
+    """
+    calls_of = np.flatnonzero((calls.name == function) & (calls.kind == Kind.OP))
+    begins = []
+    for node, stop in pairs:
+        first, last = np.searchsorted(calls_of, [node, stop])
+        own = calls_of[first:last]
+        begins.append(int((own + 1 + calls.size[own]).max(initial=node + 1)))
+    bare = [begin == node + 1 for begin, (node, _) in zip(begins, pairs, strict=True)]
+    judged = [
+        _runs_again(calls, function, node, begin, stop)
+        for alone, begin, (node, stop) in zip(bare, begins, pairs, strict=True)
+        if alone or not any(bare)
+    ]
+    return 2 * sum(judged) > len(judged)
+
+
+def _runs_again(calls: Calls, function: int, node: int, begin: int, stop: int) -> bool:
+    """Does a node run its call's operators within [begin, stop)? There its backward pass begins."""
+    if not len(_own_operators(calls, node, begin, stop)):
         return False
     own = _call_of(calls, function, node)
     if own is None:
         return False
     first = _kinds(calls, own + 1, own + 1 + int(calls.size[own]))
-    again = _kinds(calls, node + 1, stop)
-    return len(again & first) >= _OWN_SHARE * len(again)
+    again = _kinds(calls, begin, stop)
+    if len(again & first) < _OWN_SHARE * len(again):
+        return False
+    # The nested backward pass begins where the call's result was made.
+    last = _last_work(calls, own)
+    return last is None or last in _with_gradients(calls, begin, stop)
 
 
 def _goes_on(calls: Calls, node: int, stop: int) -> bool:
@@ -125,7 +162,7 @@ def _is_loss(calls: Calls, function: int, node: int) -> bool:
     after = calls.start >= calls.end[own]
     after &= (calls.start < calls.start[node]) & (calls.thread == calls.thread[own])
     rows = np.flatnonzero(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
-    names = {calls.names[name] for name in np.unique(calls.name[rows]).tolist()}
+    names = {calls.names[name] for name in distinct(calls.name[rows]).tolist()}
     return not any(words.forward_only(name) or words.REDUCES.match(name) for name in names)
 
 
@@ -169,6 +206,26 @@ def _outermost_engine(calls: Calls, row: int) -> int | None:
             found = row
         row = int(calls.parent[row])
     return found
+
+
+def _last_work(calls: Calls, own: int) -> int | None:
+    """Name of the last operator in a call that is heavy work of a forward pass, if any is."""
+    inside = np.arange(own + 1, own + 1 + calls.size[own])
+    for row in inside[calls.kind[inside] == Kind.OP][::-1].tolist():
+        name = calls.names[calls.name[row]]
+        if words.forward_only(name) or name in _PRODUCTS:
+            return int(calls.name[row])
+    return None
+
+
+def _with_gradients(calls: Calls, first: int, stop: int) -> set[int]:
+    """Names of the operators within [first, stop) with numbers, and of those inside these."""
+    rows = np.arange(first, stop)
+    begin = rows[(calls.kind[rows] == Kind.OP) & (calls.sequence[rows] >= 0)]
+    edge = np.zeros(stop - first + 1, np.int64)
+    np.add.at(edge, begin - first, 1)
+    np.add.at(edge, np.minimum(begin + 1 + calls.size[begin], stop) - first, -1)
+    return set(calls.name[rows[np.cumsum(edge)[:-1] > 0]].tolist())
 
 
 def _kinds(calls: Calls, first: int, stop: int) -> set[tuple[int, int]]:

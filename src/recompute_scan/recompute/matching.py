@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.anchors import Anchor, Anchors
@@ -151,7 +152,7 @@ class Matcher:
             )
         )
         self._formula_ends = _have_unnumbered_formula(structure)
-        self._one_thread = len(np.unique(calls.thread[forward])) <= 1
+        self._one_thread = len(distinct(calls.thread[forward])) <= 1
         self.sequences = self._list_sequences(candidates, starts, code, boundaries)
         engines = np.array([sequence.engine for sequence in self.sequences], np.int64)
         self.anchors = Anchors(calls, structure, forward, engines)

@@ -14,6 +14,7 @@ from bisect import bisect_left
 
 import numpy as np
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.trace.columns import Bool, Int32, Int64, Ints, Kind
@@ -70,6 +71,8 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, engine: Int32, nodes: In
     if not len(orphans):
         return _NONE
     unnumbered = unnumbered[under_a_mode(calls, unnumbered)]
+    if not len(unnumbered):
+        return _NONE
     orphans = orphans[np.unique(number[orphans], return_index=True)[1]]
     numbered = numbered[np.argsort(number[numbered], kind="stable")]
     at = np.searchsorted(number[numbered], number[orphans])
@@ -79,7 +82,7 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, engine: Int32, nodes: In
     codes = calls.name[orphans]
     rows_of = {
         code: makers.get(words.plain(calls.names[code].partition("Backward")[0]), _NONE).tolist()
-        for code in np.unique(codes).tolist()
+        for code in distinct(codes).tolist()
     }
     told, place = [], 0
     found = zip(orphans.tolist(), codes.tolist(), first.tolist(), until.tolist(), strict=True)
@@ -102,7 +105,7 @@ def _by_operator(calls: Calls, rows: Int64) -> dict[str, Int64]:
     inside = np.flatnonzero(np.cumsum(change)[:-1] > 0)
     codes = calls.name[inside]
     found: dict[str, Int64] = {}
-    for code in np.unique(codes).tolist():
+    for code in distinct(codes).tolist():
         operator = words.plain(calls.names[code])
         same = np.concatenate([found.get(operator, _NONE), inside[codes == code]])
         found[operator] = np.sort(same)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from recompute_scan.arrays import distinct
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.families import family_of_node
@@ -25,7 +26,7 @@ def show_proof(facts: RecomputeFacts, regions: tuple[Region, ...]) -> Proof | No
     shown = [region for region in regions if region.recompute_runs_per_backward == most]
     region = shown[len(shown) // 2]
     block = facts.layers[region.ordinal][-1]
-    rows = np.unique(facts.counts.rows[block.places])
+    rows = distinct(facts.counts.rows[block.places])
     lanes = [_lane(facts, "forward", "forward", rows)]
     runs = _recomputes(facts, rows)
     for number, again in enumerate(runs, 1):

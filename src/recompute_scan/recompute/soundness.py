@@ -23,6 +23,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.counts import Counts
@@ -79,7 +80,7 @@ def check_steps(calls: Calls, counts: Counts) -> dict[str, int]:
     """
     recomputes: dict[int, list[int]] = {}
     names = _mixed(calls.name[counts.rows])
-    for step in np.unique(counts.step[counts.counted]):
+    for step in distinct(counts.step[counts.counted]):
         mine = counts.counted & (counts.step == step)
         again = names[mine] * counts.runs[mine].astype(np.uint64)
         recomputes.setdefault(int(names[mine].sum()), []).append(int(again.sum()))
@@ -108,7 +109,7 @@ def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
     nodes = np.flatnonzero(is_node[calls.name] & operator)
     above = calls.parent[nodes]
     inside = (above >= 0) & (node_of[calls.name[np.maximum(above, 0)]] == calls.name[nodes])
-    holding = np.unique(above[inside])
+    holding = distinct(above[inside])
     copies = np.array([name == _COPY_SLICES for name in calls.names], np.bool_)
     outside = ~inside & ~((above >= 0) & copies[calls.name[np.maximum(above, 0)]])
     return len(engines) - len(holding) + int(outside.sum()), len(engines)
@@ -161,9 +162,10 @@ def _belong_together(names: list[str], node: Ints, operator: Ints, asker: Ints) 
     pairs, place = np.unique(node.astype(np.int64) * len(names) + operator, return_inverse=True)
     place = place.ravel()
     spelt = [_comes_from(names[pair // len(names)], names[pair % len(names)]) for pair in pairs]
-    askers = np.unique(np.stack([place, asker]), axis=1)
-    having = np.bincount(askers[0], minlength=len(pairs))
-    of_node = np.bincount(node[np.unique(asker, return_index=True)[1]], minlength=len(names))
+    many = int(asker[-1]) + 1  # they are in order
+    having = np.bincount(distinct(place * many + asker) // many, minlength=len(pairs))
+    first = np.flatnonzero(np.diff(asker, prepend=-1))
+    of_node = np.bincount(node[first], minlength=len(names))
     usual = 2 * having > of_node[pairs // len(names)]
     return np.asarray((np.array(spelt, np.bool_) | usual)[place])
 
@@ -195,11 +197,11 @@ def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
     all_of = np.bincount(kind, minlength=1)
     # Most kinds run the same inside throughout: only the others are looked at closely.
     held = inside[rows]
-    least = np.full(len(all_of), np.iinfo(np.uint64).max)
-    most = np.zeros(len(all_of), np.uint64)
-    np.minimum.at(least, kind, held)
-    np.maximum.at(most, kind, held)
-    mixed = np.flatnonzero(((least != most) & (all_of >= _KIND))[kind])
+    one = np.zeros(len(all_of), np.uint64)
+    one[kind] = held
+    mixed_kind = np.zeros(len(all_of), np.bool_)
+    mixed_kind[kind[held != one[kind]]] = True
+    mixed = np.flatnonzero((mixed_kind & (all_of >= _KIND))[kind])
     kind, held = kind[mixed], held[mixed]
     _, both = np.unique(_mixed(kind) ^ held, return_inverse=True)
     alike = np.bincount(both, minlength=1)[both]

@@ -25,9 +25,14 @@ from enum import IntEnum
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.functions import CheckpointFunctions, find_checkpoint_functions
+from recompute_scan.recompute.functions import (
+    CheckpointFunctions,
+    called_functions,
+    find_checkpoint_functions,
+)
 from recompute_scan.recompute.numbers import numbers_of, under_a_mode
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
 
@@ -172,6 +177,7 @@ def classify(calls: Calls) -> Structure:
         _settle_hooks(calls, role, engine, owner, node)
     number, told = numbers_of(calls, OPERATORS[role], engine, np.flatnonzero(node))
     _settle_formulas(calls, role, owner, number, told)
+    _settle_gradients(calls, role, owner)
     _settle_parts(calls, role, engine, function, number, classes)
     return Structure(
         role=role,
@@ -219,7 +225,7 @@ def _broken_regions(calls: Calls) -> Bool:
     own = (calls.sequence >= 0) & (calls.kind == Kind.OP) & ~hidden
     told = np.append(0, np.cumsum(own | region[calls.name]))
     divided = rows[told[rows + 1 + calls.size[rows]] > told[rows + 1]]
-    frames = {match[1] for code in np.unique(calls.name[divided]) if (match := names[code])}
+    frames = {match[1] for code in distinct(calls.name[divided]) if (match := names[code])}
     same = np.array([name is not None and name[1] in frames for name in names], np.bool_)
     return np.asarray(same[calls.name], np.bool_)
 
@@ -306,6 +312,31 @@ def _settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints, told:
     np.maximum.at(recompute_end, owner[numbered], calls.end[numbered])
     late = candidates[calls.start[candidates] >= recompute_end[owner[candidates]]]
     role[late] = Role.FORMULA
+
+
+def _settle_gradients(calls: Calls, role: Int8, owner: Int32) -> None:
+    """Turn what a function's own gradient runs again of other functions into FORMULA, in place.
+
+    A checkpoint whose saved tensor a node asks for holds the call that saved it. So where the node
+    of a function that somebody wrote runs forward work, and not its own call, no checkpoint
+    asked for that. Where it runs its own call too, a checkpoint's recompute ends with that, but for
+    work that its call does not hold.
+    """
+    candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
+    functions = called_functions(calls)
+    for node, function in functions.items():
+        mine = candidates[calls.name[owner[candidates]] == node]
+        if not len(mine):
+            continue
+        called = np.flatnonzero((calls.name == function) & (calls.kind == Kind.OP))
+        around = owner[mine]
+        first, last = np.searchsorted(called, [around + 1, around + 1 + calls.size[around]])
+        own = called[np.maximum(last - 1, 0)]
+        behind = mine > own + calls.size[own]
+        held = distinct(calls.name[own[0] + 1 : own[0] + 1 + calls.size[own[0]]])
+        written = np.isin(calls.name[mine], [*functions.values()])
+        behind &= written & np.isin(calls.name[mine], held)
+        role[mine[(first == last) | behind]] = Role.FORMULA
 
 
 def _settle_parts(

@@ -90,11 +90,12 @@ def judge(
     alignment: Alignment,
     plain: PlainCounts,
     compiled: Compiled | None,
+    active: bool = True,
 ) -> Judgement:
-    """The verdict on a whole trace."""
+    """The verdict on a whole trace; ``active`` is whether it holds anything that a device did."""
     counted = counts.counted
     recomputed = bool((counts.runs[counted] > 0).any())
-    reason = _reason(calls, structure, counts, recomputed, compiled)
+    reason = _reason(calls, structure, counts, recomputed, compiled, active)
     if reason is None and not recomputed:
         reason = _lost(structure, alignment.unexplained)
     highest, mean = counts.highest(counted), counts.mean(counted)
@@ -165,14 +166,24 @@ def _contradiction(plain: PlainCounts) -> str | None:
 
 
 def _reason(
-    calls: Calls, structure: Structure, counts: Counts, recomputed: bool, compiled: Compiled | None
+    calls: Calls,
+    structure: Structure,
+    counts: Counts,
+    recomputed: bool,
+    compiled: Compiled | None,
+    active: bool,
 ) -> str | None:
     if not (calls.kind == Kind.OP).any():
+        if not active:
+            return "The trace has neither operators nor device activity."
         return (
             "The trace has no operators, only device activity, in which no kernel is known as "
             "the backward of attention."
         )
     if not len(structure.rows(Role.BACKWARD)):
+        # Autograd numbers operators only where a backward pass may follow.
+        if (calls.sequence[calls.kind == Kind.OP] >= 0).any():
+            return "The backward pass was not recorded; the trace holds a forward pass only."
         return "The trace holds no backward pass."
     if not counts.counted.any():
         return "No forward pass in the trace has its own backward pass in it."

@@ -19,6 +19,13 @@ _WHOLE_STEP = (
     "This does so with your script unchanged; in torch.profiler code of your own, keep "
     "ProfilerActivity.CPU among the activities and let the schedule record two whole steps."
 )
+_RANGES = (
+    "Record at least one whole training step, forward and backward pass, with a range for each "
+    "operator: this option makes them. An nsys without it needs the loop inside "
+    "torch.autograd.profiler.emit_nvtx(record_shapes=True), which is what the option does. "
+    "`recompute-scan run` needs no nsys."
+)
+_NSYS = "nsys profile --trace=cuda,nvtx --pytorch=autograd-shapes-nvtx python"
 _GRAPHS = (
     "What compiled code recomputes is in the graphs of torch.compile, not in the trace. This keeps "
     "them, on torch 2.10 and newer."
@@ -54,4 +61,6 @@ def how_to_record(result: Result) -> ToRecord:
         return ToRecord(_EAGER, f"TORCH_COMPILE_DISABLE=1 {run_command(result)}")
     if "compiled" in (result.reason or ""):
         return ToRecord(_GRAPHS, run_command(result))
+    if result.environment.get("profiler", "").startswith("Nsight Systems"):
+        return ToRecord(_RANGES, f"{_NSYS} {script_of(result) or _OWN}")
     return ToRecord(_WHOLE_STEP, run_command(result))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from recompute_scan.report.section import Section
 from recompute_scan.report.sections import (
     block_by_block,
+    by_design,
     checkpoint_sites,
     compiled_code,
     device_use,
@@ -32,6 +33,7 @@ SECTIONS: tuple[Section, ...] = (
     step_cost.SECTION,
     run_by_run.SECTION,
     block_by_block.SECTION,
+    by_design.SECTION,
     rank_by_rank.SECTION,
     checkpoint_sites.SECTION,
     compiled_code.SECTION,

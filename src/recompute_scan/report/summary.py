@@ -181,6 +181,8 @@ def _recomputes(result: Result) -> KeyNumber:
         note = "ordinary checkpointing needs 1; every further one is redundant"
     elif value == 0:
         note = "no forward work ran again in the backward pass"
+    elif result.by_design and not any(r.recompute_runs_per_backward for r in result.regions):
+        note = "of some functions, by the model's own design"
     else:
         note = "what ordinary checkpointing needs"
     return KeyNumber("Recomputes per layer", times(value), note, doubled)
@@ -202,6 +204,8 @@ def _share(result: Result) -> KeyNumber:
         return KeyNumber("Share of the step", pct(found.less_time_pct), note, True)
     if result.verdict == "doubled":
         value = parts.redundant / whole if parts and whole > 0 else None
+        if value is None:
+            return KeyNumber("Share of the step", UNKNOWN, "the trace cannot tell", True)
         return KeyNumber("Share of the step", share(value), "spent on redundant recomputes", True)
     value = (parts.recompute + parts.redundant) / whole if parts and whole > 0 else None
     if value is None or result.verdict == "inconclusive":

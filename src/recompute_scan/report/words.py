@@ -43,6 +43,12 @@ VERDICT_MEANING: dict[Verdict, str] = {
     ),
 }
 
+BY_DESIGN_MEANING = (
+    "One autograd function runs another one's forward again in its own gradient, so that its "
+    "results need not be kept. That is how the model is written, and no setting turned it on. "
+    f"{NOTHING_TO_CHANGE}"
+)
+
 EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
     "annotated": "the trace has an annotation for every checkpointed call",
     "autograd": "operators and autograd nodes in the trace were matched, without annotations",

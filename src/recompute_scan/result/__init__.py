@@ -36,6 +36,7 @@ from recompute_scan.result.document import (
 from recompute_scan.result.recompute import (
     DOUBLED,
     Attention,
+    ByDesign,
     Checked,
     Checkpoint,
     CrossCheck,
@@ -62,6 +63,7 @@ __all__ = [
     "Arm",
     "Attention",
     "Breakdown",
+    "ByDesign",
     "Checked",
     "Checkpoint",
     "CompiledCode",

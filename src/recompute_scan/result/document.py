@@ -15,6 +15,7 @@ from recompute_scan.result.compiled import CompiledCode
 from recompute_scan.result.cost import Cost, Flops, Hta, Memory, Verified
 from recompute_scan.result.recompute import (
     Attention,
+    ByDesign,
     Checked,
     CrossCheck,
     EvidenceLevel,
@@ -63,6 +64,7 @@ class Result(Struct, frozen=True):
     crash: Crash | None = None
     hta: Hta | None = None
     compiled: CompiledCode | None = None
+    by_design: tuple[ByDesign, ...] = ()
     schema: str = field(default=SCHEMA)
 
 

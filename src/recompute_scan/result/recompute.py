@@ -70,6 +70,21 @@ class Family(Struct, frozen=True):
     recompute_ms_per_step: float
 
 
+class ByDesign(Struct, frozen=True):
+    """A function's forward that other functions run again in their gradients: a model's design.
+
+    Counts are per recorded step, over ``inside``, the functions that do so; kernels and their time
+    are those of the second runs, ``kernels`` 0 and the time the host's where none is recorded.
+    """
+
+    function: str
+    inside: tuple[str, ...]
+    forward_per_step: float
+    recomputed_per_step: float
+    kernels_per_step: float
+    recompute_ms_per_step: float
+
+
 class Checkpoint(Struct, frozen=True):
     """One checkpoint around a region; ``depth`` 0 is the outermost.
 

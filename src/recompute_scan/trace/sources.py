@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recompute_scan.errors import InputError
-from recompute_scan.trace import remote, store
+from recompute_scan.trace import formats, remote, store
 from recompute_scan.trace.columns import Trace
-from recompute_scan.trace.kineto import parse
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 from recompute_scan.trace.nsys import export
 from recompute_scan.trace.outline import Outline
@@ -86,4 +85,4 @@ def _load_remote(address: str, python: bool, limits: Limits) -> Trace:
                 f"{name} is a database, which cannot be read from afar.",
                 hint="copy it here first",
             )
-        return parse.read(stream, name, python=python, limits=limits, health={})
+        return formats.read(stream, name, python=python, limits=limits, health={})

@@ -12,11 +12,12 @@ from pathlib import Path
 from recompute_scan.errors import InputError
 from recompute_scan.trace.archive import is_zip, members, open_member, split_member
 from recompute_scan.trace.columns import Trace
-from recompute_scan.trace.kineto.parse import read
+from recompute_scan.trace.formats import read
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_event_size
+from recompute_scan.trace.looks import look_at_members
 from recompute_scan.trace.outline import Excerpt, Outline
 
-_SUFFIXES = (".json", ".json.gz", ".json.zst")
+_SUFFIXES = (".json", ".json.gz", ".json.zst", ".pftrace", ".pftrace.gz")
 _DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
 # What `run` writes beside its traces, and other JSON that is never a trace.
 _NOT_A_TRACE = re.compile(
@@ -49,7 +50,7 @@ def load(
     Raises:
         InputError: The file is missing or unreadable (``E301``), an archive is unsafe
             (``E317``) or holds several traces (``E318``), or the file is no trace or beyond a
-            limit (see :func:`recompute_scan.trace.kineto.parse.read`).
+            limit (see :func:`recompute_scan.trace.formats.read`).
     """
     refuse_special(path)
     inside = split_member(path) if not path.exists() else None
@@ -189,16 +190,18 @@ def _leads_to(link: Path) -> Path:
 
 
 def _in_archive(path: Path, limits: Limits) -> list[Path]:
-    inside = _traces(members(path, limits))
+    names = members(path, limits)
+    inside = _traces(names)
     if not inside:
-        raise _no_trace_in(path)
+        raise _no_trace_in(path, look_at_members(names))
     return [path / name for name in inside]
 
 
 def _only_trace(path: Path, limits: Limits) -> str:
-    inside = _traces(members(path, limits))
+    names = members(path, limits)
+    inside = _traces(names)
     if not inside:
-        raise _no_trace_in(path)
+        raise _no_trace_in(path, look_at_members(names))
     if len(inside) > 1:
         raise InputError(
             "E318",
@@ -218,11 +221,11 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
-def _no_trace_in(path: Path) -> InputError:
+def _no_trace_in(path: Path, why: str | None = None) -> InputError:
     return InputError(
         "E308",
         f"{path} holds no trace.",
-        why="no file in it ends in .json, .json.gz, .json.zst, .sqlite or .zip",
+        why=why or "no file in it ends in .json, .json.gz, .json.zst, .pftrace, .sqlite or .zip",
         hint="give the folder that `recompute-scan run` or the profiler wrote",
     )
 

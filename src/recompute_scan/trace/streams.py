@@ -47,7 +47,7 @@ def inflate(
     stream: Stream = raw
     compressed = False
     for _ in range(_LAYERS):
-        front = _Front(stream)
+        front = Front(stream)
         stream = front
         if front.first.startswith(GZIP):
             stream = _Gzip(front, source, limits, health)
@@ -102,11 +102,11 @@ def check_inflation(given: int, consumed: int, source: str, limits: Limits) -> N
         raise refuse_ratio(source, limits.ratio)
 
 
-class _Front:
-    """A stream whose first bytes are known."""
+class Front:
+    """A stream whose first bytes are known: ``first``."""
 
-    def __init__(self, stream: Stream) -> None:
-        first = bytearray(4)
+    def __init__(self, stream: Stream, number: int = 4) -> None:
+        first = bytearray(number)
         filled = 0
         with memoryview(first) as view:
             while filled < len(first) and (number := stream.readinto(view[filled:]) or 0):

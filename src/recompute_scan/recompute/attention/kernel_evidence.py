@@ -16,6 +16,7 @@ from collections import Counter
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
 from recompute_scan.recompute.attention.kernels import Direction, attention_role
 from recompute_scan.recompute.attention.passes import (
@@ -86,6 +87,8 @@ class KernelEvidence(Struct, frozen=True):
         by_thread: Whether recomputes were told from the forward pass by the thread that launched
             them, and not by their order alone.
         judgement: The verdict on attention.
+        rows: Positions in :class:`Kernels` of the main kernels, in order of launch.
+        events: What each of these is, as :mod:`recompute_scan.recompute.attention.passes` spells.
     """
 
     families: tuple[FamilyCount, ...]
@@ -93,6 +96,8 @@ class KernelEvidence(Struct, frozen=True):
     steps_marked: bool
     by_thread: bool
     judgement: Judgement
+    rows: Int64
+    events: tuple[str, ...]
 
     @property
     def passes(self) -> list[Pass]:
@@ -108,9 +113,9 @@ class KernelEvidence(Struct, frozen=True):
     def notes(self) -> tuple[str, ...]:
         """What could not be seen, one sentence each."""
         found = [
-            "Only attention could be counted, by the names of its kernels. A checkpoint that "
-            "keeps attention's results, or one around attention alone, cannot be told from none, "
-            "or from a whole one."
+            "Only attention could be counted, by the names of its kernels; what runs again around "
+            "it is what repeats the forward pass's kernels. A checkpoint that keeps attention's "
+            "results cannot be told from none."
         ]
         if not self.by_thread:
             found.append(
@@ -178,6 +183,8 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         steps_marked=bool(marked),
         by_thread=forward_pass is not None,
         judgement=_judge(found),
+        rows=rows,
+        events=tuple(events),
     )
 
 
@@ -200,7 +207,7 @@ def hides_backward(trace: Trace, calls: Calls, structure: Structure, kernels: Ke
 
 def _roles(trace: Trace, events: Int64) -> dict[int, tuple[str, Direction]]:
     """By the code of its name: family and direction of each main attention kernel among them."""
-    names = np.unique(trace.name[events[trace.kind[events] == Kind.KERNEL]]).tolist()
+    names = distinct(trace.name[events[trace.kind[events] == Kind.KERNEL]]).tolist()
     roles = ((name, attention_role(trace.names[name])) for name in names)
     return {name: role for name, role in roles if role is not None}
 
@@ -230,7 +237,7 @@ def _of_forward_pass(calls: Calls, launch: Int64, backward: Bool) -> Bool | None
     for what recording missed.
     """
     thread = calls.thread[launch]
-    found = ~np.isin(thread, np.unique(thread[backward]))
+    found = ~np.isin(thread, distinct(thread[backward]))
     return found if 2 * found.sum() >= backward.sum() else None
 
 

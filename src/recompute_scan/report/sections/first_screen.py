@@ -65,6 +65,8 @@ def _shown_diff(diff: str | None) -> list[DiffLine]:
 def _meaning(result: Result) -> str:
     """What the verdict means, without a word that a finding contradicts."""
     said = words.VERDICT_MEANING[result.verdict]
+    if result.verdict == "partial" and result.by_design:
+        said = words.BY_DESIGN_MEANING
     return said.removesuffix(words.NOTHING_TO_CHANGE) if result.findings else said
 
 

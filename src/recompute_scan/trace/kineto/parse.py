@@ -57,7 +57,31 @@ def read(
     """
     health = {} if health is None else health
     stream, compressed = inflate(raw, source, limits, health)
+    return read_inflated(
+        stream,
+        source,
+        python=python,
+        within=within,
+        limits=limits,
+        health=health,
+        path=None if compressed else path,
+        chunk=chunk,
+    )
+
+
+def read_inflated(
+    stream: Stream,
+    source: str,
+    *,
+    python: bool,
+    within: tuple[int, int] | None,
+    limits: Limits,
+    health: dict[str, int],
+    path: Path | None,
+    chunk: int = CHUNK,
+) -> Trace:
+    """The same of a stream without compression; ``path`` is where its bytes lie, if anywhere."""
     # Every event is garbage by the end of its chunk, and none is part of a cycle.
     with paused():
         reader = Reader(stream, source, limits, python, health, within, chunk)
-        return reader.read(None if compressed else path)
+        return reader.read(path)

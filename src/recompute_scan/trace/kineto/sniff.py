@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import msgspec
@@ -12,41 +11,9 @@ from recompute_scan.trace.kineto.brackets import measure_nesting
 from recompute_scan.trace.kineto.repair import mend_text
 from recompute_scan.trace.kineto.schema import UNREADABLE, decode_document, decode_events
 from recompute_scan.trace.limits import Limits, refuse_depth
+from recompute_scan.trace.looks import Look, look_at_bytes, look_at_json
 
 _WRITER = "torch.profiler's export_chrome_trace"
-_LOOKED_AT = 4096
-# What people take for a trace, by how it begins.
-_LOOKS = tuple(
-    (re.compile(pattern), what)
-    for pattern, what in (
-        (rb"\A\Z", "the file is empty"),
-        (rb"\A\s+\Z", "it begins with nothing but blanks"),
-        (rb"\A\x80[\x02-\x05]", "it is a Python pickle, perhaps a memory snapshot"),
-        (rb"\APK\x03\x04", "it is a zip archive inside another file"),
-        (rb"\ASQLite format 3\0", "it is an SQLite database"),
-        (rb"\A\x89PNG|\A\xff\xd8\xff", "it is an image"),
-        (rb"\A%PDF", "it is a PDF document"),
-        (rb"\A\s*<(?:!DOCTYPE|html|\?xml)", "it is a web page, perhaps of a failed download"),
-        (rb"\Aversion https://git-lfs", "it is a Git LFS pointer; fetch the file itself"),
-        (rb"\A\xff\xfe|\A\xfe\xff", "it is UTF-16 text"),
-        (rb"\A\x28\xb5\x2f\xfd|\A\x1f\x8b", "it is compressed more than twice"),
-        (rb"\A[^{\[]*\0", "it is binary data"),
-    )
-)
-_LOG = re.compile(
-    rb"^(?:Traceback \(most recent call last\):|\[?(?:default|rank)\d+\]?:"
-    rb"|[\w.]*(?:Error|Warning): |\[?[IWEF]\d{4} )",
-    re.MULTILINE,
-)
-_DOCUMENTS = tuple(
-    (re.compile(pattern), what)
-    for pattern, what in (
-        (rb'"schema"\s*:\s*"recompute-scan/', "it is a result of recompute-scan, for `report`"),
-        (rb'"schema"\s*:\s*"recompute-scan-run/', "it is a run's run record, not its trace"),
-        (rb'"nbformat"', "it is a notebook"),
-        (rb'"segments"|"device_traces"', "it is a memory snapshot"),
-    )
-)
 
 
 def no_json(source: str, data: bytes, why: str) -> InputError:
@@ -58,19 +25,18 @@ def no_json(source: str, data: bytes, why: str) -> InputError:
         why: What the decoder said; used where the bytes tell nothing better.
     """
     hint = f"give a trace that {_WRITER} wrote (.json, .json.gz, .json.zst or .zip)"
-    what = _first_match(_LOOKS, data)
-    if what is None and _LOG.search(data[:_LOOKED_AT]):
-        what, hint = "it is the log of a program", "`recompute-scan explain` reads logs"
-    return InputError("E302", f"{source} is not JSON.", why=what or why, hint=hint)
+    look = look_at_bytes(data) or Look(why)
+    return InputError("E302", f"{source} is not JSON.", why=look.what, hint=look.hint or hint)
 
 
 def no_trace(source: str, data: bytes, why: str) -> InputError:
     """``E303``: the file is JSON, but no trace."""
+    look = look_at_json(data) or Look(why)
     return InputError(
         "E303",
         f"{source} is JSON, but no profiler trace.",
-        why=_first_match(_DOCUMENTS, data) or why,
-        hint=f"give a trace that {_WRITER} wrote",
+        why=look.what,
+        hint=look.hint or f"give a trace that {_WRITER} wrote",
     )
 
 
@@ -92,11 +58,6 @@ def broken_archive(source: str, why: str = "the compressed data is damaged or cu
         why=why,
         hint="copy the file again; it may have been cut short",
     )
-
-
-def _first_match(looks: tuple[tuple[re.Pattern[bytes], str], ...], data: bytes) -> str | None:
-    front = data[:_LOOKED_AT]
-    return next((what for pattern, what in looks if pattern.search(front)), None)
 
 
 # Deep nesting shows at once.

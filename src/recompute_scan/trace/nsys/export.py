@@ -21,11 +21,11 @@ from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 from recompute_scan.trace.nsys.database import (
     UNKNOWN,
     UNREADABLE,
-    Database,
     is_sqlite,
     open_database,
 )
-from recompute_scan.trace.nsys.rows import EVENT_TABLES, STRINGS, EventRows, Export, read_tables
+from recompute_scan.trace.nsys.holds import check_holds, refuse_empty, version_of
+from recompute_scan.trace.nsys.rows import EventRows, Export, read_tables
 
 __all__ = ["REPORT_SUFFIXES", "is_sqlite", "load_nsys", "refuse_report"]
 
@@ -47,14 +47,15 @@ def load_nsys(path: Path, limits: Limits = DEFAULT_LIMITS) -> Trace:
 
     Raises:
         InputError: The file cannot be opened as a database (``E320``), it is a database but no
-            export of Nsight Systems (``E321``), it holds no events (``E322``), or it holds more
-            events (``E313``) or names (``E314``) than ``limits`` allow.
+            export of Nsight Systems (``E321``), it holds no events of CUDA or NVTX (``E322``), or
+            it holds more events (``E313``) or names (``E314``) than ``limits`` allow.
     """
     health: dict[str, int] = {}
     try:
         with open_database(path) as database:
-            _check(database, path)
+            check_holds(database, path)
             contents = read_tables(database, str(path), limits, health)
+            version = version_of(database)
     except (*UNREADABLE, OSError) as error:
         raise InputError(
             "E320",
@@ -63,14 +64,9 @@ def load_nsys(path: Path, limits: Limits = DEFAULT_LIMITS) -> Trace:
             hint="export it again with `nsys export --type sqlite`, and copy it whole",
         ) from None
     if not len(contents.events):
-        raise InputError(
-            "E322",
-            f"{path} holds no events.",
-            why="its tables of kernels, CUDA calls and NVTX ranges are empty or missing",
-            hint="record with `nsys profile --trace=cuda,nvtx --pytorch=autograd-shapes-nvtx`",
-        )
+        raise refuse_empty(path)
     events = _one_process(contents.events, health)
-    return _trace(events, contents, health)
+    return _trace(events, contents, version, health)
 
 
 def refuse_report(path: Path) -> InputError:
@@ -79,18 +75,6 @@ def refuse_report(path: Path) -> InputError:
         "E323",
         f"{path} is an Nsight Systems report, which only nsys itself can read.",
         hint=f"nsys export --type sqlite {path.name}, then give the .sqlite file",
-    )
-
-
-def _check(database: Database, path: Path) -> None:
-    known = [table for table in EVENT_TABLES if database.columns(table)]
-    if known and {"id", "value"} <= database.columns(STRINGS):
-        return
-    raise InputError(
-        "E321",
-        f"{path} is an SQLite database, but no export of Nsight Systems.",
-        why=f"it has no table {STRINGS if known else EVENT_TABLES[0]}",
-        hint="make one with `nsys export --type sqlite report.nsys-rep`",
     )
 
 
@@ -112,9 +96,9 @@ def _one_process(events: EventRows, health: dict[str, int]) -> EventRows:
     return events.rows(kept)
 
 
-def _trace(events: EventRows, contents: Export, health: dict[str, int]) -> Trace:
+def _trace(events: EventRows, contents: Export, version: str, health: dict[str, int]) -> Trace:
     thread, threads = _threads(events)
-    metadata: dict[str, Any] = {"source": "Nsight Systems"}
+    metadata: dict[str, Any] = {"source": f"Nsight Systems {version}".strip()}
     if contents.devices:
         metadata["deviceProperties"] = [{"name": name} for name in contents.devices]
     return Trace(

@@ -1,0 +1,188 @@
+"""What recomputes cost where a trace has kernels alone: by the sequence in which they ran.
+
+Which kernels are a recompute's says :mod:`recompute_scan.recompute.attention.sequence`.
+
+What is saved is the device's time from the start of each redundant kernel to that of the next on
+its stream: where the device is the limit, the kernel; where the host is, the time between launches.
+The step is the range that marks it, or the period after which the whole sequence returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD
+from recompute_scan.recompute.attention.sequence import (
+    KernelSequence,
+    kernel_sequence,
+    recomputed,
+    with_recomputes,
+)
+from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.result import Breakdown, Cost
+from recompute_scan.trace.columns import Bool, Int64
+
+_NS_PER_MS = 1e6
+# The sequence returns after a period if this share of it does, in the same places.
+_SAME = 0.98
+# What the prediction may be off by, as a share of what is saved: the edges of recomputes.
+_DOUBT = 0.25
+_MOST_PERIODS = 64
+
+
+def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> Cost | None:
+    """The cost of recomputes by kernels alone; ``None`` where attention or the step is not told.
+
+    Args:
+        facts: What ran again, at the level of kernels.
+        timed_steps_ms: Durations of unprofiled steps, ms; empty where there are none.
+    """
+    evidence = facts.attention
+    if evidence is None or evidence.judgement.verdict == "inconclusive":
+        return None
+    sequence = kernel_sequence(facts.trace, facts.kernels, evidence.rows)
+    at = sequence.places(evidence.rows)
+    events = with_recomputes(evidence.events, [each.layers for each in evidence.passes])
+    steps = _steps(facts, sequence)
+    if events is None or steps is None:
+        return None
+    again, redundant = recomputed(sequence, at, events, int(evidence.judgement.highest or 0))
+    first, last, lengths = steps
+    inside = slice(first, last)
+    time = np.minimum(sequence.time, _usual_wait(facts, sequence))
+    number = len(lengths)
+    step_ms = float(np.median(lengths)) / _NS_PER_MS
+    recorded = step_ms
+    if len(timed_steps_ms):
+        step_ms = float(np.median(np.array(timed_steps_ms)))
+
+    def per_step(mask: Bool) -> float:
+        return float(time[inside][mask[inside]].sum()) / _NS_PER_MS / number
+
+    backward = _in_backward(len(sequence.rows), at, events)
+    redundant_ms = per_step(redundant)
+    recompute_ms = per_step(again & ~redundant)
+    forward_ms = per_step(_in_forward(len(sequence.rows), at, events) & ~again)
+    backward_ms = per_step(backward & ~again)
+    parts = [forward_ms, recompute_ms, redundant_ms, backward_ms]
+    scale = min(1.0, recorded / sum(parts)) if sum(parts) else 1.0
+    scale *= step_ms / recorded
+    forward_ms, recompute_ms, redundant_ms, backward_ms = (part * scale for part in parts)
+    after = step_ms - redundant_ms
+    bare = after - recompute_ms
+    doubt = _DOUBT * redundant_ms
+    spread = (min(lengths) / _NS_PER_MS, max(lengths) / _NS_PER_MS) if number > 1 else (None, None)
+    return Cost(
+        step_ms=step_ms,
+        step_source="timed" if len(timed_steps_ms) else "trace",
+        device="gpu",
+        recompute_ms=recompute_ms + redundant_ms,
+        redundant_recompute_ms=redundant_ms,
+        repeated_collectives_ms=None,
+        predicted_step_ms=after,
+        predicted_low_ms=max(0.0, after - doubt),
+        predicted_high_ms=after + doubt,
+        saving_pct=100 * redundant_ms / step_ms,
+        breakdown=Breakdown(
+            forward=forward_ms,
+            recompute=recompute_ms,
+            redundant=redundant_ms,
+            backward=backward_ms,
+            optimizer=0.0,
+            other=max(0.0, step_ms - scale * sum(parts)),
+        ),
+        method="kernels",
+        assumptions=(
+            "No operators are in the trace: recomputes are runs of kernels that repeat those "
+            "around an attention forward, by name and grid. What they take, up to the next "
+            "kernel, is taken off; edges of recomputes may be off by a few kernels.",
+            "The optimizer's time is in everything else.",
+        ),
+        bare_step_ms=bare if again.any() else None,
+        bare_low_ms=max(0.0, bare - _DOUBT * (step_ms - bare)) if again.any() else None,
+        bare_high_ms=bare + _DOUBT * (step_ms - bare) if again.any() else None,
+        step_low_ms=spread[0],
+        step_high_ms=spread[1],
+        steps=number,
+    )
+
+
+def _usual_wait(facts: RecomputeFacts, sequence: KernelSequence) -> Int64:
+    """The most that a kernel's time counts: its own, and what usually follows it, eight times.
+
+    Between steps the device may wait for long.
+    """
+    own = (facts.kernels.end - facts.kernels.start)[sequence.rows]
+    gap = np.maximum(sequence.time - own, 0)
+    usual: Int64 = own + 8 * int(np.median(gap)) + 1
+    return usual
+
+
+def _in_backward(size: int, at: Int64, events: Sequence[str]) -> Bool:
+    """For each kernel: does it lie between the first and the last backward of a pass?"""
+    found = np.zeros(size, np.bool_)
+    first: int | None = None
+    for number, event in enumerate(events):
+        if event == FORWARD:
+            first = None
+        elif event == BACKWARD:
+            first = int(at[number]) if first is None else first
+            found[first : int(at[number]) + 1] = True
+    return found
+
+
+def _in_forward(size: int, at: Int64, events: Sequence[str]) -> Bool:
+    """For each kernel: does it lie between the first and the last forward of a pass?"""
+    found = np.zeros(size, np.bool_)
+    first: int | None = None
+    for number, event in enumerate(events):
+        if event == BACKWARD:
+            first = None
+        elif event == FORWARD:
+            first = int(at[number]) if first is None else first
+            found[first : int(at[number]) + 1] = True
+    return found
+
+
+def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, list[int]] | None:
+    """First kernel, end, and the lengths of whole steps, ns; ``None`` where nothing tells them."""
+    evidence = facts.attention
+    if evidence is not None and evidence.steps_marked:
+        spans = [step.span for step in evidence.steps]
+        launch = facts.kernels.launch[sequence.rows]
+        known = launch >= 0
+        begun = np.where(known, facts.calls.start[np.maximum(launch, 0)], -1)
+        inside = (begun >= spans[0].start) & (begun < spans[-1].end)
+        if not inside.any():
+            return None
+        places = np.flatnonzero(inside)
+        first, last = int(places[0]), int(places[-1]) + 1
+        busy = int(sequence.time[first : last - 1].sum()) // len(spans)
+        lengths = [span.end - span.start for span in spans]
+        # Where hosts run ahead of the device, its kernels say how long steps take.
+        return first, last, lengths if np.median(lengths) > 0.9 * busy else [busy] * len(spans)
+    period = _period(sequence.token)
+    if period is None:
+        return None
+    number = len(sequence.token) // period
+    starts = sequence.start[: number * period : period].tolist()
+    ends = [*starts[1:], int(sequence.start[number * period - 1])]
+    lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+    whole = lengths[:-1] if number > 1 else lengths
+    return 0, len(whole) * period, whole
+
+
+def _period(token: Int64) -> int | None:
+    """After how many kernels the sequence returns; ``None`` where it does not, or only once."""
+    values, counts = np.unique(token, return_counts=True)
+    for value in values[np.argsort(counts, kind="stable")].tolist():
+        places = np.flatnonzero(token == value)
+        if len(places) < 2:
+            continue
+        for period in sorted(set((places[1:] - places[0]).tolist()))[:_MOST_PERIODS]:
+            if (token[:-period] == token[period:]).mean() >= _SAME:
+                return int(period)
+        return None
+    return None

@@ -1,0 +1,213 @@
+"""Recomputes in the sequence of all kernels, where attention's main kernels say where they are.
+
+A recompute launches the forward pass's kernels again in the forward pass's order. Around each
+attention forward that ran again the kernels before and after it are compared, by name, grid and
+block, with those around its first run; as long as they agree they are the recompute's. Matrix
+products have the same names in both directions, so nothing is a recompute here that is not in one
+piece with an attention forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from recompute_scan.arrays import distinct
+from recompute_scan.model import Kernels
+from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
+from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
+from recompute_scan.recompute.verdict import Judgement
+from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+
+# A recompute that repeats less of a layer's kernels is not known to be one of the whole layer.
+_WHOLE = 0.7
+# So many kernels that agree with those around the expected original leave no doubt that it is it.
+_ENOUGH = 2
+
+
+class KernelSequence(Struct, frozen=True):
+    """The kernels of the stream that attention runs on, in order.
+
+    ``token`` is one number per name, grid and block; ``time`` is to the start of the next, ns.
+    """
+
+    rows: Int64
+    token: Int64
+    start: Int64
+    time: Int64
+
+    def places(self, rows: Int64) -> Int64:
+        """Where these kernels are in the sequence, by their positions in :class:`Kernels`."""
+        return np.searchsorted(self.rows, rows)
+
+
+def kernel_sequence(trace: Trace, kernels: Kernels, attention: Int64) -> KernelSequence:
+    """The kernels of the stream, or streams, that attention ran on."""
+    stream = trace.thread[kernels.event]
+    mine = np.isin(stream, distinct(stream[attention])) & (trace.kind[kernels.event] == Kind.KERNEL)
+    mine[attention] = True
+    rows = np.flatnonzero(mine)
+    event = kernels.event[rows]
+    token = np.unique(
+        np.stack([trace.name[event].astype(np.int64), trace.dims[event].astype(np.int64)]),
+        axis=1, return_inverse=True,
+    )[1]  # fmt: skip
+    start = kernels.start[rows]
+    time = np.append(np.diff(start), kernels.end[rows[-1:]] - start[-1:])
+    return KernelSequence(rows, token.ravel(), start, time)
+
+
+def with_recomputes(events: Sequence[str], layers: list[int]) -> list[str] | None:
+    """The events with recomputes told from the forward pass where only their order tells them.
+
+    A forward pass is as many forwards as its backward pass has backwards; further ones before the
+    first backward, and all between backwards, are recomputes.
+    """
+    if RECOMPUTE in events or not layers:
+        return list(events)
+    if len(set(layers)) > 1:
+        return None
+    (each,) = set(layers)
+    found: list[str] = []
+    waiting: list[int] = []
+    for event in events:
+        found.append(event)
+        if event != BACKWARD:
+            waiting.append(len(found) - 1)
+            continue
+        for row in waiting[each:] if len(waiting) >= each else waiting:
+            found[row] = RECOMPUTE
+        waiting = []
+    return found
+
+
+def recomputed(
+    sequence: KernelSequence, at: Int64, events: Sequence[str], highest: int
+) -> tuple[Bool, Bool]:
+    """For each kernel: is it in a recompute, and is it in one beyond the first?"""
+    token, size = sequence.token, len(sequence.token)
+    again, redundant = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+    ran: dict[int, int] = {}
+    limits = _limits(at, events)
+    for number, layer, originals in _layers(events, highest):
+        places = [int(at[original]) for original in originals]
+        first, last, origin = _run_of(token, int(at[number]), places, layer, limits[number])
+        for row in range(first, last):
+            if again[row]:
+                continue
+            again[row] = True
+            original = row - int(at[number]) + origin
+            ran[original] = ran.get(original, 0) + 1
+            redundant[row] = ran[original] > 1
+    return again, redundant if highest > 1 else np.zeros(size, np.bool_)
+
+
+def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, list[int]]]:
+    """For each recompute: its event, the layer it repeats, and the events of the forward pass.
+
+    Recomputes before some backwards repeat the layers of these, in order; those before them the
+    same layers, or, where their number is another, all layers up to the last of these.
+    """
+    originals: list[int] = []
+    layer, place = 0, 0
+    while place < len(events):
+        if events[place] == FORWARD:
+            if place and events[place - 1] != FORWARD:
+                originals = []
+            originals.append(place)
+            layer = len(originals) - 1
+            place += 1
+            continue
+        stop = place
+        while stop < len(events) and events[stop] == RECOMPUTE:
+            stop += 1
+        group = stop
+        while group < len(events) and events[group] == BACKWARD:
+            group += 1
+        found, size = range(place, stop), group - stop
+        if originals and found:
+            yield from _assigned(list(found), layer, max(1, size), highest, originals)
+        layer -= size
+        place = max(group, place + 1)
+
+
+def _assigned(
+    found: list[int], layer: int, size: int, highest: int, originals: list[int]
+) -> Iterator[tuple[int, int, list[int]]]:
+    size = min(size, len(found))
+    rest = len(found) - size
+    chunk = size if rest == (highest - 1) * size else max(1, min(rest, layer + 1))
+    for back, number in enumerate(reversed(found)):
+        step = back if back < size else (back - size) % chunk
+        yield number, max(0, layer - step), originals
+
+
+def _limits(at: Int64, events: Sequence[str]) -> list[tuple[int, int]]:
+    """For each event: how far around it a recompute can reach, without the events beside it."""
+    found = []
+    for number in range(len(events)):
+        low = int(at[number - 1]) + 1 if number else 0
+        high = int(at[number + 1]) if number + 1 < len(events) else int(at[number]) + 1
+        found.append((low, high))
+    return found
+
+
+def _run_of(
+    token: Int64, at: int, originals: Sequence[int], layer: int, limits: tuple[int, int]
+) -> tuple[int, int, int]:
+    """The run around ``at`` that equals one around an original: first, end, and that original.
+
+    Of equal layers it is the one expected; another only if twice as much agrees with it.
+    """
+    expected = originals[layer]
+    best = _equal(token, at, expected, limits)
+    if best[1] - best[0] > _ENOUGH:
+        return *best, expected
+    for origin in originals:
+        other = _equal(token, at, origin, limits)
+        if other[1] - other[0] > 2 * (best[1] - best[0]):
+            best, expected = other, origin
+    return *best, expected
+
+
+def _equal(token: Int64, at: int, origin: int, limits: tuple[int, int]) -> tuple[int, int]:
+    low, high = limits
+    if token[origin] != token[at]:
+        return at, at + 1
+    away = origin - at
+    first, last = at, at + 1
+    while first > low and first + away > 0 and token[first - 1] == token[first - 1 + away]:
+        first -= 1
+    while last < high and last + away < at and token[last] == token[last + away]:
+        last += 1
+    return first, last
+
+
+def settle_whole(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvidence:
+    """The evidence; whole layers are not said to be recomputed where their kernels are not.
+
+    A checkpoint around attention alone, or one that keeps the results of matrix products, runs
+    attention again as one around the whole layer does.
+    """
+    if found.judgement.verdict != "full":
+        return found
+    sequence = kernel_sequence(trace, kernels, found.rows)
+    at = sequence.places(found.rows)
+    events = with_recomputes(found.events, [each.layers for each in found.passes])
+    if events is None:
+        return found
+    again, _ = recomputed(sequence, at, events, 1)
+    forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
+    number = sum(event == RECOMPUTE for event in events)
+    between = np.diff(forwards)
+    if not number or not len(between) or again.sum() >= _WHOLE * np.median(between) * number:
+        return found
+    reason = (
+        "Attention runs again once, and most of the kernels around it do not: a checkpoint that "
+        "keeps results, or one around attention, cannot be told from one whose kernels ran in "
+        "another order."
+    )
+    return replace(found, judgement=Judgement("inconclusive", reason))

@@ -1,0 +1,259 @@
+"""Forward work that a model runs again by its own design, without a checkpoint.
+
+An autograd function may save less than its gradient needs and run *another* function's forward
+again in its own backward: DeepSeek's attention function runs the norms before it again, which saves
+their outputs. Nobody left a switch on, so it is no finding; but it is forward work that runs again.
+
+What a function runs of *itself* in its own backward is its formula (chunked losses, fused
+activations, ring exchanges), and is not listed. Nor is a function that merely is part of another
+one's gradient, as scattering is of gathering:
+
+* it shows nothing of the forward pass alone: all kernels of its call, or all operators where it
+  launches none, are in its own gradient too (a rotation, turned back by the same kernel);
+* the gradient that calls it does nothing else, so that it is that gradient;
+* both call each other.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from recompute_scan.model import Calls, Kernels
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.verdict import Judgement
+from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+
+# What moves, makes or names memory, and computes nothing.
+_NO_WORK = re.compile(
+    r"aten::(empty|new_empty|view|_unsafe_view|_?reshape|as_strided|t|transpose|permute|numpy_T|expand"
+    r"|slice|select|split|chunk|unbind|squeeze|unsqueeze|narrow|unfold|resize_|record_stream|zeros"
+    r"|ones|zero_|fill_|lift_fresh)(_like|_strided|_as|_alias|_with_sizes)?$"
+)
+# How a function may be called; autograd's own operators have a namespace.
+_WRITTEN = re.compile(r"[A-Za-z_]\w{0,119}", re.ASCII)
+
+
+class ByDesign(Struct, frozen=True):
+    """One function that other functions' gradients run again, over the whole trace.
+
+    Attributes:
+        function: Its name.
+        inside: The functions in whose gradients it runs again, those that do so most first.
+        forward: Calls outside any backward pass.
+        again: Calls within the gradients of others.
+        time: Device time of what these launched, or their own on the host, ns.
+        kernels: How many kernels these launched.
+        rows: Rows of these calls.
+    """
+
+    function: str
+    inside: tuple[str, ...]
+    forward: int
+    again: int
+    time: int
+    kernels: int
+    rows: tuple[int, ...]
+
+
+def find_by_design(
+    trace: Trace, calls: Calls, structure: Structure, kernels: Kernels, matched: Int64
+) -> tuple[ByDesign, ...]:
+    """The functions that run again in other functions' gradients, by time.
+
+    Args:
+        trace: The trace.
+        calls: Its calls.
+        structure: Their roles.
+        kernels: Device work with its launches.
+        matched: Rows of operators that are recomputes of a checkpoint already.
+    """
+    functions = _functions(calls)
+    if not functions:
+        return ()
+    code = {name: at for at, name in enumerate(calls.names)}
+    explained = within(calls, matched)
+    operator = calls.kind == Kind.OP
+    launched = _Launched(trace, calls, kernels)
+    # Rows of calls outside any backward pass, and, by the function whose node it is, inside.
+    outside: dict[str, Int64] = {}
+    inside: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for name in functions:
+        rows = np.flatnonzero((calls.name == code[name]) & operator)
+        engine = structure.engine[rows]
+        outside[name] = rows[engine < 0]
+        for row, around in zip(rows.tolist(), engine.tolist(), strict=True):
+            if around >= 0 and not explained[row]:
+                inside[name][_function_of(calls, around)].append(row)
+    found = []
+    for name, places in inside.items():
+        others = {
+            other: rows
+            for other, rows in places.items()
+            if other in functions
+            and other != name
+            and name not in inside.get(other, {})
+            and _in_node(calls, rows, other)
+            and not _is_the_gradient(calls, structure, launched, rows)
+        }
+        if not others or not len(outside[name]):
+            continue
+        if not _forward_alone(calls, structure, launched, outside[name], code, name):
+            continue
+        again = sorted(row for each in others.values() for row in each)
+        number, time = launched.of(again)
+        if not launched.any:
+            time = int(calls.duration[again].sum())
+        found.append(
+            ByDesign(
+                function=name,
+                inside=tuple(sorted(others, key=lambda other: (-len(others[other]), other))),
+                forward=len(outside[name]),
+                again=len(again),
+                time=time,
+                kernels=number,
+                rows=tuple(again),
+            )
+        )
+    return tuple(sorted(found, key=lambda each: (-each.time, each.function)))
+
+
+def left_unexplained(unexplained: Int64, found: Sequence[ByDesign]) -> Int64:
+    """The operators that no recompute explains, without those that run again by design."""
+    own = np.array([row for each in found for row in each.rows], np.int64)
+    return unexplained[~np.isin(unexplained, own)]
+
+
+def with_design(judgement: Judgement, found: Sequence[ByDesign], forward_time: float) -> Judgement:
+    """The verdict with these: no checkpoint, and yet forward work that runs again, once.
+
+    Args:
+        judgement: The verdict without them.
+        found: What runs again by design.
+        forward_time: Time of all forward operators, in the unit of ``ByDesign.time``.
+    """
+    if judgement.verdict != "none" or not found:
+        return judgement
+    highest = max(max(1, math.ceil(each.again / each.forward)) for each in found)
+    again = sum(each.time for each in found)
+    share = min(1.0, again / forward_time) if forward_time > 0 else None
+    return Judgement("partial", None, float(highest), share, share)
+
+
+class _Launched:
+    """The kernels that calls launched."""
+
+    def __init__(self, trace: Trace, calls: Calls, kernels: Kernels) -> None:
+        known = np.flatnonzero(kernels.launch >= 0)
+        order = known[np.argsort(kernels.launch[known], kind="stable")]
+        self._calls = calls
+        self._launch = kernels.launch[order]
+        self._name = trace.name[kernels.event[order]]
+        self._time = (kernels.end - kernels.start)[order]
+        self.any = bool(len(order))
+
+    def _span(self, row: int) -> slice:
+        first, last = np.searchsorted(self._launch, [row, row + 1 + int(self._calls.size[row])])
+        return slice(int(first), int(last))
+
+    def of(self, rows: Sequence[int]) -> tuple[int, int]:
+        """How many kernels these calls launched, and their time in ns."""
+        spans = [self._span(row) for row in rows]
+        return sum(s.stop - s.start for s in spans), sum(int(self._time[s].sum()) for s in spans)
+
+    def names(self, rows: Sequence[int]) -> Counter[int]:
+        """The names of the kernels that these calls launched."""
+        return Counter(name for row in rows for name in self._name[self._span(row)].tolist())
+
+
+def _functions(calls: Calls) -> frozenset[str]:
+    """Names of autograd functions that somebody wrote: their nodes are called after them."""
+    names = set(calls.names)
+    return frozenset(
+        name
+        for name in names
+        if f"{name}Backward" in names
+        and _WRITTEN.fullmatch(name)
+        and name not in words.CHECKPOINT_FUNCTIONS
+        and not words.COMPILED_CALL.match(name)
+        and not words.PLUMBING.match(name)
+        and not words.NEUTRAL.match(name)
+    )
+
+
+def _function_of(calls: Calls, engine: int) -> str:
+    node: str = calls.names[calls.name[engine]]
+    return node.removeprefix(words.ENGINE).removesuffix("Backward")
+
+
+def within(calls: Calls, rows: Int64) -> Bool:
+    """For each call: is it one of these, or in one of them?"""
+    edge = np.zeros(len(calls) + 1, np.int64)
+    np.add.at(edge, rows, 1)
+    np.add.at(edge, rows + 1 + calls.size[rows], -1)
+    return np.asarray(np.cumsum(edge)[:-1] > 0)
+
+
+def _in_node(calls: Calls, rows: Sequence[int], other: str) -> bool:
+    """Do they run in the other function's node itself, and not in a hook around it?"""
+    for row in rows:
+        above = int(calls.parent[row])
+        while above >= 0 and calls.names[calls.name[above]] != f"{other}Backward":
+            above = int(calls.parent[above])
+        if above < 0:
+            return False
+    return True
+
+
+def _node_of(calls: Calls, row: int, engine: int) -> int:
+    node = row
+    while int(calls.parent[node]) > engine:
+        node = int(calls.parent[node])
+    return node
+
+
+def _is_the_gradient(
+    calls: Calls, structure: Structure, launched: _Launched, rows: Sequence[int]
+) -> bool:
+    """Does the node that holds these calls do nothing else?"""
+    nodes = {_node_of(calls, row, int(structure.engine[row])) for row in rows}
+    if launched.any:
+        return launched.of(sorted(nodes))[0] <= launched.of(rows)[0]
+    own = _work(calls, sorted(nodes)) - _work(calls, rows)
+    return not own
+
+
+def _work(calls: Calls, rows: Sequence[int]) -> Counter[str]:
+    """Operators that compute something, in these calls."""
+    found: Counter[str] = Counter()
+    for row in rows:
+        inside = slice(row + 1, row + 1 + int(calls.size[row]))
+        kinds = calls.kind[inside] == Kind.OP
+        found.update(calls.names[code] for code in calls.name[inside][kinds].tolist())
+    for name in list(found):
+        idle = _NO_WORK.match(name) or words.NEUTRAL.match(name) or words.PLUMBING.match(name)
+        if idle or not name.startswith("aten::"):
+            del found[name]
+    return found
+
+
+def _forward_alone(
+    calls: Calls,
+    structure: Structure,
+    launched: _Launched,
+    outside: Int64,
+    code: dict[str, int],
+    name: str,
+) -> bool:
+    """Has the function's call work that its own gradient has not?"""
+    nodes = np.flatnonzero((calls.name == code[f"{name}Backward"]) & (calls.kind == Kind.OP))
+    some = outside.tolist()
+    if launched.any and launched.of(some)[0]:
+        return bool(set(launched.names(some)) - set(launched.names(nodes.tolist())))
+    return bool(set(_work(calls, some)) - set(_work(calls, nodes.tolist())))

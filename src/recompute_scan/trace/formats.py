@@ -1,0 +1,76 @@
+"""A stream of bytes to a trace: what kind it is, is told by its first bytes, not by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recompute_scan.errors import InputError
+from recompute_scan.trace.columns import Kind, Trace
+from recompute_scan.trace.kineto.parse import read_inflated
+from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
+from recompute_scan.trace.looks import look_at_names
+from recompute_scan.trace.perfetto.packets import is_perfetto
+from recompute_scan.trace.streams import Front, Stream, inflate
+
+_HEAD = 16
+_LOOKED_AT = 2000
+
+
+def read(
+    raw: Stream,
+    source: str,
+    *,
+    python: bool = False,
+    within: tuple[int, int] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    health: dict[str, int] | None = None,
+    path: Path | None = None,
+) -> Trace:
+    """The trace in a stream, plain or compressed.
+
+    Args:
+        raw: The bytes.
+        source: Their name, for messages.
+        python: Whether Python frames are kept.
+        within: Only what overlaps this span of time is kept, ns on the trace's clock.
+        limits: What is refused.
+        health: Counters that the raw stream adds to while it is read.
+        path: Where the same bytes lie; a large plain file of JSON is then read by two processes.
+
+    Raises:
+        InputError: See :func:`recompute_scan.trace.kineto.parse.read` and
+            :func:`recompute_scan.trace.perfetto.reader.read_perfetto`.
+    """
+    health = {} if health is None else health
+    stream, compressed = inflate(raw, source, limits, health)
+    front = Front(stream, _HEAD)
+    if is_perfetto(front.first):
+        # Its modules take 20 ms to load, and hardly any trace needs them.
+        from recompute_scan.trace.perfetto.reader import read_perfetto  # noqa: PLC0415
+
+        return read_perfetto(
+            front, source, python=python, within=within, limits=limits, health=health
+        )
+    trace = read_inflated(
+        front,
+        source,
+        python=python,
+        within=within,
+        limits=limits,
+        health=health,
+        path=None if compressed else path,
+    )
+    if within is None and (trace.kind == Kind.OTHER).all():
+        raise _another_programs(trace, source)
+    return trace
+
+
+def _another_programs(trace: Trace, source: str) -> InputError:
+    """``E303``: Chrome's format, which many programs write, and not one event is of torch's."""
+    whose = look_at_names(trace.names[code] for code in trace.name[:_LOOKED_AT].tolist())
+    return InputError(
+        "E303",
+        f"{source} is a trace, but none of torch.profiler.",
+        why=f"its events are {whose}" if whose else "no event is an operator, a kernel or a range",
+        hint="give a trace that torch.profiler's export_chrome_trace wrote",
+    )

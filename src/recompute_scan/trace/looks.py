@@ -1,0 +1,159 @@
+"""What people take for a trace, told by how it begins, and what to do with it instead."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_LOOKED_AT = 4096
+_TORCH = "give a trace that torch.profiler's export_chrome_trace wrote (.json, .json.gz, .pftrace)"
+_SAME_RUN = f"of the same run, {_TORCH}"
+
+
+class Look(NamedTuple):
+    """What a file looks like, and what to try; an empty hint where nothing special helps."""
+
+    what: str
+    hint: str = ""
+
+
+_BYTES = tuple(
+    (re.compile(pattern, re.DOTALL), Look(*look))
+    for pattern, *look in (
+        (rb"\A\Z", "the file is empty"),
+        (rb"\A\s+\Z", "it begins with nothing but blanks"),
+        (
+            rb"\ANVIDIA Tegra Profiler Report",
+            "it is a report of Nsight Systems, which only nsys itself can read",
+            "nsys export --type sqlite REPORT, then give the .sqlite file",
+        ),
+        (
+            rb"\ANVR\0",
+            "it is a report of Nsight Compute: single kernels, without the step around them",
+            _SAME_RUN,
+        ),
+        (
+            rb"\A\x80[\x02-\x05]",
+            "it is a Python pickle, perhaps a memory snapshot",
+            "a snapshot has allocations and no operators; " + _SAME_RUN,
+        ),
+        (
+            rb"\A.{8,64}brain\.Event:",
+            "it is an event file of TensorBoard: curves and values",
+            "the trace is a file of its own, where tensorboard_trace_handler was told to write "
+            "(*.pt.trace.json)",
+        ),
+        (
+            rb"\A\x0a.{1,64}/(?:host|device):",
+            "it is a profile of JAX or TensorFlow (xplane.pb)",
+            "their programs have no torch checkpoints to count; " + _TORCH,
+        ),
+        (rb"\APK\x03\x04", "it is a zip archive inside another file"),
+        (rb"\ASQLite format 3\0", "it is an SQLite database"),
+        (rb"\APAR1", "it is a Parquet file", _TORCH),
+        (rb"\AARROW1|\A\xff\xff\xff\xff.\0\0\0", "it is an Arrow file", _TORCH),
+        (rb"\A\x89HDF\r\n", "it is an HDF5 file", _TORCH),
+        (rb"\A\x93NUMPY", "it is an array of numpy", _TORCH),
+        (rb"\APERFILE2", "it is a recording of Linux perf", _SAME_RUN),
+        (rb"\Amemray", "it is a recording of memray: allocations and no operators", _SAME_RUN),
+        (rb"\A\x89PNG|\A\xff\xd8\xff", "it is an image"),
+        (rb"\A%PDF", "it is a PDF document"),
+        (rb"\A\s*<(?:!DOCTYPE|html|\?xml|svg)", "it is a web page, perhaps of a failed download"),
+        (rb"\Aversion https://git-lfs", "it is a Git LFS pointer; fetch the file itself"),
+        (rb"\A\xff\xfe|\A\xfe\xff", "it is UTF-16 text"),
+        (rb"\A\x28\xb5\x2f\xfd|\A\x1f\x8b", "it is compressed more than twice"),
+        (rb"\A[^{\[]*\0", "it is binary data"),
+        (
+            rb"\A[^\n{\[;]+;[^\n]* \d+\n",
+            "it is text for a flame graph, such as export_stacks writes",
+            "stacks without times cannot tell what ran again; " + _SAME_RUN,
+        ),
+        (
+            rb"\A[^\n]{0,200}(?:Total Time \(ns\)|Self CPU %)",
+            "it is a table of times, without the order of calls",
+            _SAME_RUN,
+        ),
+    )
+)
+_JSON = tuple(
+    (re.compile(pattern), Look(*look))
+    for pattern, *look in (
+        (rb'"schema"\s*:\s*"recompute-scan/', "it is a result of recompute-scan, for `report`"),
+        (
+            rb'"schema"\s*:\s*"recompute-scan-run/',
+            "it is a run's run record, not its trace",
+        ),
+        (rb'"nbformat"', "it is a notebook"),
+        (rb'"segments"|"device_traces"', "it is a memory snapshot", _SAME_RUN),
+        (
+            rb'"rocprofiler-sdk-tool"',
+            "it is a recording of rocprofv3: kernels and calls, without operators",
+            "of the same run, give a trace that torch.profiler wrote: on ROCm it records kernels "
+            "and operators both",
+        ),
+        (
+            rb'"schema"\s*:\s*"[\d.]+-chakra',
+            "it is an execution trace (ExecutionTraceObserver): operators without times",
+            _SAME_RUN,
+        ),
+        (rb"speedscope\.app/file-format", "it is a profile for speedscope", _SAME_RUN),
+        (
+            rb'"nodes"\s*:.*"callFrame"|"cpu_profile"',
+            "it is a CPU profile of V8 (Node.js, Chrome)",
+            _TORCH,
+        ),
+    )
+)
+# Events of other programs in Chrome's format, by their names.
+_PROGRAMS = tuple(
+    (re.compile(pattern), what)
+    for pattern, what in (
+        (r"V8\.|RunTask$|FunctionCall$|ThreadControllerImpl|BlinkGC", "Chrome's, or V8's"),
+        (r"Choreographer|binder |Binder |surfaceflinger|doFrame|sched_|VSYNC", "Android's"),
+        (r"Total ExecuteCompiler|ParseClass$|InstantiateFunction$", "clang's (-ftime-trace)"),
+        (r"\$?\w+\.py:\d+ |PjitFunction|TfrtCpuExecutable|XlaModule|jit_", "JAX's"),
+        (r"backend_compile|_compile\.|dynamo", "the compiler's own (torch.compile)"),
+    )
+)
+# Files in archives that are none of traces.
+_MEMBERS = (
+    (".npy", "it is numpy's archive of arrays (.npz)"),
+    ("data.pkl", "it is a file of torch.save: tensors, a model or a checkpoint"),
+    (".nsys-rep", "the reports of Nsight Systems in it are for nsys: export them to SQLite first"),
+    (".sqlite", "databases cannot be read inside an archive: take them out of it"),
+)
+_LOG = re.compile(
+    rb"^(?:Traceback \(most recent call last\):|\[?(?:default|rank)\d+\]?:"
+    rb"|[\w.]*(?:Error|Warning): |\[?[IWEF]\d{4} )",
+    re.MULTILINE,
+)
+_LOOKS_LIKE_A_LOG = Look("it is the log of a program", "`recompute-scan explain` reads logs")
+
+
+def look_at_bytes(data: bytes) -> Look | None:
+    """What a file that is no JSON looks like; ``None`` where its first bytes do not tell."""
+    front = data[:_LOOKED_AT]
+    return _match(_BYTES, front) or (_LOOKS_LIKE_A_LOG if _LOG.search(front) else None)
+
+
+def look_at_json(data: bytes) -> Look | None:
+    """What JSON that is no trace looks like."""
+    return _match(_JSON, data[:_LOOKED_AT])
+
+
+def look_at_names(names: Iterable[str]) -> str | None:
+    """Whose events these are, where none of them is torch's; ``None`` where nothing tells."""
+    counts = Counter(what for name in names for pattern, what in _PROGRAMS if pattern.match(name))
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def look_at_members(names: Iterable[str]) -> str | None:
+    """What an archive without a trace is."""
+    found = list(names)
+    return next((what for end, what in _MEMBERS if any(n.endswith(end) for n in found)), None)
+
+
+def _match(looks: tuple[tuple[re.Pattern[bytes], Look], ...], front: bytes) -> Look | None:
+    return next((look for pattern, look in looks if pattern.search(front)), None)

@@ -1,0 +1,1 @@
+"""Perfetto's protobuf traces (``export_chrome_trace("x.pftrace")``) to columns."""

@@ -1,0 +1,149 @@
+"""The slices of a trace under way: what begins and ends on tracks, packet by packet."""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec.structs import replace
+
+from recompute_scan.trace.columns import Bool, Int8, Int32, Int64
+from recompute_scan.trace.health import Numbering
+from recompute_scan.trace.limits import Limits, refuse_distinct
+from recompute_scan.trace.perfetto.annotations import Annotations, json_text
+from recompute_scan.trace.perfetto.interned import EVENT_NAME, Names
+from recompute_scan.trace.perfetto.kinds import Marks, slice_kinds
+from recompute_scan.trace.perfetto.wire import LENGTH, Bytes, Fields, Run
+
+# Field numbers in TrackEvent, and its types of use.
+_TYPE, _TRACK, _NAME_IID, _NAME, _ANNOTATIONS = 9, 11, 10, 23, 4
+_BEGIN, _END = 1, 2
+_CONVOLUTION = "convolution"
+# Where something begins and ends, for each event.
+Spans = tuple[Int64, Int64]
+
+
+class Slices:
+    """Collects the beginnings and ends of slices.
+
+    Args:
+        names: Texts that the file numbers.
+        source: The file's name, for messages.
+        limits: Bounds on distinct shapes.
+
+    Attributes:
+        signatures: Code of each distinct shape; the first is empty.
+        numbering: How many events the recording had, and how many came by.
+        edges: For each beginning and end in the order of the file: track, time in ns, which.
+        columns: For each beginning: kind, name, sequence, correlation, stream, shapes.
+    """
+
+    def __init__(self, names: Names, source: str, limits: Limits) -> None:
+        self.signatures: dict[bytes, int] = {b"": 0}
+        self.numbering = Numbering()
+        self.edges: list[tuple[Int64, Int64, Bool]] = []
+        self.columns: list[tuple[Int8, Int32, Int64, Int64, Int32, Int32]] = []
+        self._names = names
+        self._source = source
+        self._limits = limits
+        self._known: dict[tuple[bytes | None, ...], int] = {}
+
+    def take(self, run: Run, events: Fields) -> int:
+        """Take in ``track_event`` of some packets, in the order of the file.
+
+        Args:
+            run: The packets.
+            events: One row for each; ``message`` is the packet.
+
+        Returns:
+            How many begin or end nothing: instants and counters.
+        """
+        number = len(events.message)
+        fields = run.gather(events)
+        kind = fields.numbers(_TYPE, number)
+        edge = np.flatnonzero((kind == _BEGIN) | (kind == _END))
+        track = fields.numbers(_TRACK, number)
+        begins = kind[edge] == _BEGIN
+        packet = events.message
+        self.edges.append((track[edge], run.time[packet[edge]], begins))
+        opened = edge[begins]
+        if len(opened):
+            row_of = np.full(number, -1, np.int64)
+            row_of[opened] = np.arange(len(opened))
+            code = self._names.resolve(
+                EVENT_NAME,
+                run.sequence[packet[opened]],
+                fields.numbers(_NAME_IID, number)[opened],
+                run.first + packet[opened],
+            )
+            self._name_inline(run.data, fields.pick(_NAME, LENGTH), row_of, code)
+            beside = fields.pick(_ANNOTATIONS, LENGTH)
+            beside = beside.rows(np.flatnonzero(row_of[beside.message] >= 0))
+            beside = replace(beside, message=row_of[beside.message])
+            self._begin(run.data, Annotations(run.data, beside, len(opened)), code)
+        return number - len(edge)
+
+    def _name_inline(self, data: Bytes, named: Fields, row_of: Int64, code: Int64) -> None:
+        for row, start, end in zip(
+            row_of[named.message].tolist(), named.start.tolist(), named.end.tolist(), strict=True
+        ):
+            if row >= 0:
+                code[row] = self._names.code(data.raw[start:end])
+
+    def _begin(self, data: Bytes, beside: Annotations, code: Int64) -> None:
+        dims, types = beside.spans("Input Dims"), beside.spans("Input type")
+        sequence, stream = beside.numbers("Sequence number"), beside.numbers("stream")
+        correlation, counted = beside.numbers("correlation"), beside.numbers("Ev Idx")
+        wait = beside.has("cuda_sync_kind")
+        marks = Marks(
+            python=beside.has("Python id"),
+            call=beside.has("cbid"),
+            device=(stream >= 0) & ~wait & beside.has("device"),
+            wait=wait,
+            recorded=(counted >= 0) | beside.has("Record function id"),
+            numbered=(sequence >= 0) | beside.has("Fwd thread id"),
+            shaped=dims[1] > 0,
+        )
+        texts = tuple(self._names.texts)
+        convolves = np.array([_CONVOLUTION in text for text in texts], np.bool_)[code]
+        self.numbering.add(counted.tolist())
+        self.columns.append(
+            (
+                slice_kinds(code, texts, marks),
+                code.astype(np.int32),
+                sequence,
+                correlation,
+                np.where((stream >= 0) & (stream < 2**31), stream, -1).astype(np.int32),
+                self._shapes(data.raw, beside, dims, types, convolves),
+            )
+        )
+
+    def _shapes(
+        self, raw: bytes, beside: Annotations, dims: Spans, types: Spans, convolves: Bool
+    ) -> Int32:
+        """Code of each event's shapes; of a convolution, with the values of its inputs."""
+        known = self._known
+        codes = np.zeros(len(convolves), np.int32)
+        shaped = np.flatnonzero((dims[1] > 0) | (types[1] > 0))
+        spans = [each[shaped].tolist() for each in (*dims, *types)]
+        for row, start, end, t_start, t_end in zip(shaped.tolist(), *spans, strict=True):
+            key = raw[start:end] if end else None, raw[t_start:t_end] if t_end else None
+            try:
+                codes[row] = known[key]
+            except KeyError:
+                codes[row] = self._new_shapes(key)
+        if convolves.any():
+            # What a convolution does depends on its stride and the like, not on shapes alone.
+            starts, ends = beside.spans("Concrete Inputs")
+            for row in np.flatnonzero(convolves).tolist():
+                pairs = (dims, types, (starts, ends))
+                wide = tuple(raw[s[row] : e[row]] if e[row] else None for s, e in pairs)
+                code = known.get(wide)
+                codes[row] = self._new_shapes(wide) if code is None else code
+        return codes
+
+    def _new_shapes(self, key: tuple[bytes | None, ...]) -> int:
+        text = b"".join(json_text(piece) for piece in key if piece is not None)
+        code = self.signatures.setdefault(text, len(self.signatures))
+        self._known[key] = code
+        if len(self._known) > self._limits.distinct:
+            raise refuse_distinct(self._source, self._limits.distinct, "input shapes")
+        return code

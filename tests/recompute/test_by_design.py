@@ -1,0 +1,88 @@
+"""Forward work that runs again in other functions' gradients, against their own counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.report.text import render_text
+from recompute_scan.result import Result
+from tests.cases import designs
+from tests.cases.designs import RUNS, Block
+
+LAYERS = 3
+STEPS = 2
+WIDTH = 16
+
+
+def trained(block: Block, trace: Path, around: str = "none") -> Result:
+    """The answer on some steps of a model of such blocks; their runs are counted in ``RUNS``."""
+    torch.manual_seed(0)
+    weights = [torch.randn(WIDTH, WIDTH, requires_grad=True) for _ in range(LAYERS)]
+    adamw = torch.optim.AdamW(weights)
+
+    def step() -> None:
+        x: Tensor = torch.randn(4, WIDTH, requires_grad=True)
+        for weight in weights:
+            if around == "none":
+                x = x + block(x, weight)
+            else:
+                x = x + checkpoint(block, x, weight, use_reentrant=around == "reentrant")
+        x.square().mean().backward()
+        adamw.step()
+        adamw.zero_grad()
+
+    step()
+    RUNS.clear()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        for _ in range(STEPS):
+            step()
+            profiler.step()
+    profiler.export_chrome_trace(str(trace))
+    return analyse([trace])
+
+
+@pytest.mark.parametrize(
+    ("block", "inside"),
+    [(designs.normed, "NormedProduct"), (designs.after_norm, "ProductAfterNorm")],
+)
+def test_the_counts_are_the_functions_own(block: Block, inside: str, tmp_path: Path) -> None:
+    result = trained(block, tmp_path / "trace.json")
+    assert (result.verdict, result.recompute_per_backward) == ("partial", 1.0)
+    (found,) = result.by_design
+    assert (found.function, found.inside) == ("CountedNorm", (inside,))
+    steps = len(result.steps)
+    assert found.forward_per_step * steps == RUNS["CountedNorm", False] == LAYERS * STEPS
+    assert found.recomputed_per_step * steps == RUNS["CountedNorm", True] == LAYERS * STEPS
+    assert found.recompute_ms_per_step > 0
+    assert result.cost is not None
+    assert result.cost.breakdown.recompute > 0
+    assert result.findings == ()
+    said = " ".join(render_text(result, color=False).split())
+    assert "by the model's own design" in said
+    assert "redundant recomputes" not in said
+    assert "Nothing is wasted" in said
+
+
+@pytest.mark.parametrize("block", [designs.kept, designs.spread, designs.turned])
+def test_gradients_that_call_functions_are_no_recompute(block: Block, tmp_path: Path) -> None:
+    result = trained(block, tmp_path / "trace.json")
+    assert (result.verdict, result.by_design) == ("none", ())
+    inside = sum(number for (_, backward), number in RUNS.items() if backward)
+    assert bool(inside) == (block is not designs.kept)
+
+
+@pytest.mark.parametrize("around", ["reentrant", "non-reentrant"])
+def test_a_checkpoint_around_is_told_apart(around: str, tmp_path: Path) -> None:
+    """The checkpoint runs the norm again once, and the gradient once more."""
+    result = trained(designs.normed, tmp_path / "trace.json", around)
+    assert (result.verdict, result.recompute_per_backward) == ("full", 1.0)
+    assert RUNS["CountedNorm", True] == 2 * RUNS["CountedNorm", False]
+    (found,) = result.by_design
+    assert found.recomputed_per_step == found.forward_per_step

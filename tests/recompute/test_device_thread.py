@@ -1,0 +1,100 @@
+"""The cases on a device whose backward pass autograd runs on a thread of its own.
+
+They run in processes of their own, which have the device from the beginning.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from recompute_scan import trace as traces
+from recompute_scan.recompute.facts import study
+from recompute_scan.recompute.structure import Role
+from recompute_scan.result import from_json
+from tests.cases import device
+from tests.cases.nesting import CASES
+
+ROOT = Path(__file__).parents[2]
+# The seven ways to put two checkpoints, or one, around a layer.
+SEVEN = ("r_outside", "n_outside", "r_in_r", "n_in_r", "r_in_n", "n_in_n", "n_in_n_no_early_stop")
+QUICK = ("r_in_n", "n_in_r")
+
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < device.FEWEST,
+    reason="torch takes no backend in Python before 2.13",
+)
+
+
+def run(*command: str | Path, timeout: float = 600) -> str:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *map(str, command)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def right(output: str) -> None:
+    """Did the table say that every answer is the truth?"""
+    last = output.splitlines()[-1]
+    number, _, every, _ = last.split()
+    assert number == every != "0", output
+
+
+def test_the_backward_pass_is_on_a_thread_of_its_own(tmp_path: Path) -> None:
+    """What such a device is there for: threads, numbers and thread ids as on a GPU."""
+    right(run("benchmarks/accuracy.py", *QUICK, "--group", "core", "--device", device.NAME,
+              "--times", "ns", "--keep", tmp_path))  # fmt: skip
+    for name in QUICK:
+        facts = study(traces.load(tmp_path / f"{name}.json.gz"))
+        calls, structure = facts.calls, facts.structure
+        forward = calls.thread[structure.rows(Role.FORWARD)]
+        roots = calls.thread[structure.roots]
+        assert len(set(roots.tolist())) == 1
+        assert set(forward.tolist()).isdisjoint(roots.tolist())
+        # A reentrant recompute's numbers are those of the thread that ran it.
+        assert facts.judgement.verdict == "doubled"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "group",
+    ["core", "huggingface", "architectures", "bystanders", "schedules", "places", "equal",
+     "functions"],
+)  # fmt: skip
+def test_every_case_there(group: str) -> None:
+    right(run("benchmarks/accuracy.py", "--group", group, "--device", device.NAME,
+              "--times", "ns", timeout=1800))  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEVEN)
+def test_recorded_by_run(name: str, tmp_path: Path) -> None:
+    """Hooks, annotations and step timing of ``run``, whose recorder follows that thread too."""
+    (case,) = (case for case in CASES if case.name == name)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from tests.cases import device\n"
+        "where = device.install()\n"
+        "from tests.cases.model import Oracle\n"
+        "from tests.cases.nesting import CASES\n"
+        f"step = next(c for c in CASES if c.name == {name!r}).build(Oracle(), where)\n"
+        "for _ in range(30):\n"
+        "    step()\n"
+    )
+    run("-m", "recompute_scan", "run", "--steps", "3", "--warmup", "1", "--timing-steps", "3",
+        "--output", tmp_path / "out", script)  # fmt: skip
+    result = from_json((tmp_path / "out" / "result.json").read_bytes())
+    assert (result.verdict, result.evidence_level) == (case.verdict, "annotated")
+    assert result.confidence == "high"
+    assert result.cost is not None
+    assert result.cost.step_source == "timed"
+    assert result.fidelity is not None
+    assert result.fidelity.why_not_compared is None
