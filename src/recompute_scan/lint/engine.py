@@ -63,7 +63,7 @@ def lint(paths: Sequence[Path]) -> Report:
     scripts: dict[Path, Script] = {}
     configurations: dict[Path, list[Setting]] = {}
     unread: dict[Path, str] = {}
-    for path in dict.fromkeys(file for path in paths for file in _files(path)):
+    for path in dict.fromkeys(file for asked in paths for file in _files(asked)):
         try:
             texts[path] = text = _text(path)
             if path.suffix == ".py":
@@ -79,9 +79,9 @@ def lint(paths: Sequence[Path]) -> Report:
         found.update(script_findings(str(path), script, _default_of(path.parent)))
     for path, settings in configurations.items():
         found.update(settings_findings(str(path), settings, deepspeed_checkpointing=deepspeed))
-    for path in texts:
+    for path, text in texts.items():
         if path.suffix != ".py" and path.suffix not in _CONFIGURATION:
-            found.update(_launches(path, texts[path]))
+            found.update(_launches(path, text))
     lines = {str(path): text.splitlines() for path, text in texts.items()}
     kept = sorted(finding for finding in found if not _accepted(finding, lines[finding.file]))
     return Report(
@@ -156,9 +156,10 @@ def _default_of(folder: Path) -> Variant:
             continue
         for sign, major, minor in _PINNED.findall(text):
             number = (int(major[:4]), int(minor[:4] or 0))
-            if (sign in ("==", "~=", "<=") and number < (5, 0)) or (sign == "<" and number <= (5, 0)):
+            before = number <= (5, 0) if sign == "<" else number < (5, 0)
+            if before and sign != ">=":
                 found.add("reentrant")
-            elif sign in ("==", "~=", ">=") and number >= (5, 0):
+            elif number >= (5, 0) and sign in ("==", "~=", ">="):
                 found.add("non-reentrant")
     return found.pop() if len(found) == 1 else "default"
 

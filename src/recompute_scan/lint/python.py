@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.lint.facts import Switch, Unreadable, Variant
 
@@ -82,6 +84,11 @@ class _Reader(ast.NodeVisitor):
         self.no_rng: list[int] = []
         self.arguments: list[tuple[int, dict[str, Any]]] = []
         self.early_stop_off = False
+        self.helpers: dict[str, ast.FunctionDef] = {}
+        self.calls: list[tuple[ast.Call, tuple[str, ...], tuple[tuple[int, str], ...]]] = []
+        for top in tree.body:
+            if isinstance(top, ast.FunctionDef):
+                self.helpers[top.name] = top
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and not node.level:
                 for alias in node.names:
@@ -106,7 +113,7 @@ class _Reader(ast.NodeVisitor):
     def script(self, text: str) -> Script:
         names = set(self.origins.values())
         return Script(
-            switches=tuple(self.switches),
+            switches=self._all_switches(),
             disabled=frozenset(self.disabled),
             rebound=tuple(self.rebound),
             leaves=tuple(self.leaves),
@@ -180,11 +187,54 @@ class _Reader(ast.NodeVisitor):
             self.early_stop_off = True
         elif name.startswith(("transformers.", "trl.")) and last.endswith(("Arguments", "Config")):
             self.arguments.append((node.lineno, {k: _literal(v) for k, v in keywords.items()}))
+        if isinstance(node.func, ast.Name) and node.func.id in self.helpers:
+            self.calls.append((node, self.scope, self.branch))
         super().generic_visit(node)
 
+    def _all_switches(self) -> tuple[Switch, ...]:
+        """The script's switches; one in a helper stands where the helper is called."""
+        derived = list(self._through_helpers())
+        moved = {switch for switch, _ in derived}
+        direct = (switch for switch in self.switches if switch not in moved)
+        return (*direct, *(given for _, given in derived))
+
+    def _helper(self, call: ast.Call) -> ast.FunctionDef:
+        return self.helpers[ast.unparse(call.func)]
+
+    def _through_helpers(self) -> Iterator[tuple[Switch, Switch]]:
+        """Switches in the script's own functions, with what each call makes of them."""
+        for call, scope, branch in self.calls:
+            helper = self._helper(call)
+            names = [argument.arg for argument in helper.args.args]
+            given = dict(zip(names, map(ast.unparse, call.args), strict=False))
+            for switch in self.switches:
+                if switch.scope != (f"{helper.name}:{helper.lineno}",):
+                    continue
+                subject = given.get(switch.subject or "")
+                left = any(helper.lineno < line < switch.line for line in self.leaves)
+                rebound = any(
+                    name == switch.subject and helper.lineno < line < switch.line
+                    for name, line in self.rebound
+                )
+                if subject is not None and not rebound:
+                    certain = switch.certain and not switch.branch and not left
+                    yield (
+                        switch,
+                        replace(
+                            switch,
+                            line=call.lineno,
+                            subject=subject,
+                            scope=scope,
+                            branch=branch,
+                            certain=certain,
+                        ),
+                    )
+
     def _wrapper(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
-        made = keywords.get("checkpoint_wrapper_fn") or (node.args[1:2] or [None])[0]
-        check = keywords.get("check_fn") or (node.args[2:3] or [None])[0]
+        made = keywords.get("checkpoint_wrapper_fn") or (
+            node.args[1] if len(node.args) > 1 else None
+        )
+        check = keywords.get("check_fn") or (node.args[2] if len(node.args) > 2 else None)
         variant, whole = self._made(made)
         self._switch(
             "wrapper", variant, node, node.args[0], certain=whole and self._is_layer(check)
