@@ -99,6 +99,9 @@ versions: $(DEV) ## Every torch from 2.1 on, each in an environment made for it:
 launchers: $(DEV) ## A small job under every launcher: the verdict beside the job's own count
 	$(BIN)/python benchmarks/launchers.py $(BENCH)
 
+lint-cases: $(DEV) ## What lint says of scripts and configurations whose truth is known
+	$(BIN)/python benchmarks/lint_cases.py
+
 fidelity: $(DEV) ## Gradients with and without checkpoints, beside what comparing a step says
 	$(BIN)/python benchmarks/fidelity.py
 

@@ -41,7 +41,7 @@ _ON_REENTRANT = (
 _ON_NEW = _ON_REENTRANT.replace("True", "False")
 _FSDP = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: {}\n"
 _PLUGIN = _FSDP + "  fsdp_activation_checkpointing: {}\n"
-_TRAINER = "from transformers import Trainer, TrainingArguments\n"
+_TRAINER = "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
 _TRL = "from trl import SFTConfig, SFTTrainer\n"
 _DEEPSPEED = '{"zero_optimization": {"stage": 3}, "train_batch_size": "auto"%s}\n'
 _PARTITION = ', "activation_checkpointing": {"partition_activations": true}'
@@ -167,6 +167,16 @@ CASES = (
         ("RS602",),
         "what the flag does is in the script's own code",
         "a public shell script; repository not given by the index",
+    ),
+    Case(
+        "launch with both, Trainer with a parser of its own",
+        {
+            "fsdp.yaml": _PLUGIN.format(1, "true"),
+            "train.py": "from transformers import Trainer\n",
+            "go.sh": _LAUNCH.format("--gradient_checkpointing true"),
+        },
+        ("RS602",),
+        "what the flag does is in the script's own code",
     ),
     Case(
         "TRL's default under the plugin",

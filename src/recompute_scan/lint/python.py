@@ -20,6 +20,8 @@ _TORCH = (
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
 )
 _WRAPPERS = {"apply_activation_checkpointing"}
+# As llama-cookbook and what was made from it call their own; what an import does is not known.
+_HELPERS = {"apply_fsdp_checkpointing"}
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.BoolOp, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
@@ -32,24 +34,25 @@ class Script(Struct, frozen=True):
     Attributes:
         switches: What it switches on.
         disabled: Expressions whose checkpointing it switches off somewhere.
-        rebound: Names that it gives another value to, with the line; wrapping is none.
+        rebound: Names that it gives another value to, with the line and whether it always does;
+            wrapping is none.
         leaves: Lines at which a function may be left early.
         no_rng: Lines where a checkpoint does not restore random numbers.
         arguments: Keywords of Trainer arguments that it makes, with the call's line.
         early_stop_off: It switches torch's early stop off.
-        trainer: It uses a Trainer of transformers or TRL.
+        parses: It reads Trainer arguments from its command line.
         trl: It uses TRL, whose arguments switch checkpointing on unless told otherwise.
         deepspeed_checkpointing: It uses DeepSpeed's own checkpointing.
     """
 
     switches: tuple[Switch, ...]
     disabled: frozenset[str]
-    rebound: tuple[tuple[str, int], ...]
+    rebound: tuple[tuple[str, int, bool], ...]
     leaves: tuple[int, ...]
     no_rng: tuple[int, ...]
     arguments: tuple[tuple[int, dict[str, Any]], ...]
     early_stop_off: bool
-    trainer: bool
+    parses: bool
     trl: bool
     deepspeed_checkpointing: bool
 
@@ -79,7 +82,7 @@ class _Reader(ast.NodeVisitor):
         self.branch: tuple[tuple[int, str], ...] = ()
         self.switches: list[Switch] = []
         self.disabled: set[str] = set()
-        self.rebound: list[tuple[str, int]] = []
+        self.rebound: list[tuple[str, int, bool]] = []
         self.leaves: list[int] = []
         self.no_rng: list[int] = []
         self.arguments: list[tuple[int, dict[str, Any]]] = []
@@ -120,11 +123,8 @@ class _Reader(ast.NodeVisitor):
             no_rng=tuple(self.no_rng),
             arguments=tuple(self.arguments),
             early_stop_off=self.early_stop_off,
-            trainer=any(
-                name.startswith(("transformers.", "trl.")) and name.endswith("Trainer")
-                for name in names
-            ),
-            trl=any(name.startswith("trl.") and name.endswith("Trainer") for name in names),
+            parses=bool(names & {"transformers.HfArgumentParser", "trl.TrlParser"}),
+            trl=any(name in ("trl.SFTConfig", "trl.TrlParser") for name in names),
             deepspeed_checkpointing="deepspeed.checkpointing" in text
             or "activation_checkpointing.checkpointing" in text,
         )
@@ -163,7 +163,7 @@ class _Reader(ast.NodeVisitor):
                 ast.unparse(argument) == name for argument in node.value.args
             )
             if not wraps:
-                self.rebound.append((name, node.lineno))
+                self.rebound.append((name, node.lineno, not self.branch))
 
     def visit_Call(self, node: ast.Call) -> None:
         name = self._origin(node.func)
@@ -180,6 +180,8 @@ class _Reader(ast.NodeVisitor):
             self.disabled.add(ast.unparse(node.func.value))
         elif last in _WRAPPERS and name.startswith("torch.") and node.args:
             self._wrapper(node, keywords)
+        elif last in _HELPERS and "." in name and node.args:
+            self._switch("wrapper", "unknown", node, node.args[0], certain=False)
         elif last in _CHECKPOINTS and name.startswith(_TORCH):
             if _is(keywords.get("preserve_rng_state"), False):
                 self.no_rng.append(node.lineno)
@@ -214,7 +216,7 @@ class _Reader(ast.NodeVisitor):
                 left = any(helper.lineno < line < switch.line for line in self.leaves)
                 rebound = any(
                     name == switch.subject and helper.lineno < line < switch.line
-                    for name, line in self.rebound
+                    for name, line, _ in self.rebound
                 )
                 if subject is not None and not rebound:
                     certain = switch.certain and not switch.branch and not left
@@ -254,7 +256,7 @@ class _Reader(ast.NodeVisitor):
         keywords = {k.arg: k.value for k in made.keywords}
         if _is(keywords.get("preserve_rng_state"), False):
             self.no_rng.append(made.lineno)
-        ordinary = set(keywords) <= {"checkpoint_impl", "preserve_rng_state"}
+        ordinary = set(keywords) <= {"checkpoint_impl", "preserve_rng_state", "offload_to_cpu"}
         chosen = keywords.get("checkpoint_impl")
         if chosen is None:
             return "non-reentrant", ordinary
@@ -265,9 +267,14 @@ class _Reader(ast.NodeVisitor):
     def _is_layer(self, check: ast.expr | None) -> bool:
         """``lambda m: isinstance(m, LlamaDecoderLayer)``, the class being one of transformers."""
         check = self._resolved(check) if check is not None else None
-        if not isinstance(check, ast.Lambda) or not isinstance(check.body, ast.Call):
+        call: ast.AST | None = None
+        if isinstance(check, ast.Lambda):
+            call = check.body
+        elif isinstance(check, ast.Name) and check.id in self.helpers:
+            said = self.helpers[check.id].body
+            call = said[0].value if len(said) == 1 and isinstance(said[0], ast.Return) else None
+        if not isinstance(call, ast.Call):
             return False
-        call = check.body
         if self._origin(call.func) != "isinstance" or len(call.args) != 2:
             return False
         kind = self._origin(call.args[1])

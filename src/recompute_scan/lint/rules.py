@@ -59,7 +59,7 @@ def _pairs(file: str, script: Script, model_default: Variant) -> Iterator[Found]
                 continue
             if wrapper.subject != model.subject or _exclusive(wrapper, model):
                 continue
-            if model.subject in script.disabled:
+            if model.subject in script.disabled or _replaced(script, wrapper, model):
                 continue
             told.add(model.line)
             yield _pair(file, script, wrapper, model, model_default)
@@ -119,8 +119,17 @@ def _together(script: Script, wrapper: Switch, model: Switch) -> bool:
         and wrapper.branch == model.branch
         and not any(first <= line <= last for line in script.leaves)
         and not any(
-            name == wrapper.subject and first <= line <= last for name, line in script.rebound
+            name == wrapper.subject and first <= line <= last for name, line, _ in script.rebound
         )
+    )
+
+
+def _replaced(script: Script, wrapper: Switch, model: Switch) -> bool:
+    """Whether another object has the name by the time of the second."""
+    first, last = sorted((wrapper.line, model.line))
+    return wrapper.scope == model.scope and any(
+        name == wrapper.subject and first <= line <= last and always
+        for name, line, always in script.rebound
     )
 
 
@@ -187,7 +196,7 @@ def launch_findings(
     if not (wrapped and fsdp):
         return
     if own is not None and truthy(own.value):
-        certain = script is not None and script.trainer
+        certain = script is not None and script.parses
         yield Found(
             file,
             launch.line,
