@@ -8,9 +8,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from benchmarks.lint_cases import answer
 from click.testing import CliRunner
 
-from benchmarks.lint_cases import answer
 from recompute_scan.cli import cli, main
 from recompute_scan.lint import lint
 from recompute_scan.lint.facts import RULES
