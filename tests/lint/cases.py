@@ -131,6 +131,17 @@ CASES = (
         ("RS602",),
         "doubles where args.gc is set",
     ),
+    Case(
+        "a helper switches one off",
+        _script(
+            "def off(m):\n    m.gradient_checkpointing_disable()\n",
+            _ON_REENTRANT,
+            "off(model)\n",
+            _WRAP,
+        ),
+        ("RS602",),
+        "one recompute; what a function does to its argument is not followed",
+    ),
     Case("two non-reentrant", _script(_WRAP, _ON_NEW), ("RS603",), _COUNTED),
     Case(
         "transformers 5 pinned",

@@ -115,6 +115,7 @@ def _together(script: Script, wrapper: Switch, model: Switch) -> bool:
     return (
         wrapper.certain
         and model.certain
+        and not script.disabled
         and wrapper.scope == model.scope
         and wrapper.branch == model.branch
         and not any(first <= line <= last for line in script.leaves)
