@@ -252,7 +252,7 @@ def plant_folder(folder: Path, document: Json, account: Json, *, names: str = ""
         _structured({"aot_forward_graph": {}, **frame}, graph),
         _structured({"artifact": {"name": BREAK, "encoding": canary()}, **frame}, canary()),
     ]
-    flight = {"version": canary(), "pg_config": {canary(): {"desc": canary()}}}
+    flight: Json = {"version": canary(), "pg_config": {canary(): {"desc": canary()}}}
     flight["entries"] = [{"profiling_name": canary("nccl:{}"), "frames": [{"name": canary()}]}]
     sampled = (Sampled(canary("layers.{}.weight"), False, 3, (1.0,), 1e-7),)
     for place in (folder, folder / "verify" / "unchanged-1", folder / "verify" / "fixed-1"):
