@@ -181,7 +181,7 @@ _LOGS: dict[str, Make] = {
     "prefixes": _repeated(b"", b"[rank0]: "),
     "spaces": _repeated(_TB, b" ", b"x\n"),
     "a long word": _repeated(b"", b"a.", b"Error: x\n"),
-    "threads' stacks": _repeated(b"", b'Thread 0x1 (most recent call first):\n  File "a", line 1 in b\n'),
+    "threads' stacks": _repeated(b"", b"Thread 0x1 (most recent call first):\n" + _FRAME),
     "returns": _repeated(b"", b"100%|x| \r"),
 }  # fmt: skip
 _COMPILED: dict[str, Make] = {

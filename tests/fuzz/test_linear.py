@@ -17,7 +17,13 @@ FLOOR_S = 0.05
 SMALL, LARGE = 250_000, 5_000_000
 
 
-@pytest.mark.parametrize("name", SHAPES)
+# Threads by the thousand, and damage in every event: milliseconds for each of them.
+LONG = ("packets of threads", "threads", "closed amid", "raw backslashes", "keys", "config of keys")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in SHAPES]
+)
 def test_time_grows_no_faster_than_the_input(name: str) -> None:
     make = SHAPES[name][0]
     count = count_for(make, SMALL)
