@@ -21,7 +21,7 @@ NODE = "autograd::engine::evaluate_function: "
 Make = Callable[[int], bytes]
 
 
-def _event(name: str, ts: float, dur: float, **more: Any) -> dict[str, Any]:
+def _event(name: str, ts: float, dur: Any, **more: Any) -> dict[str, Any]:
     args = {"Sequence number": more.pop("number")} if "number" in more else {}
     known = {"ph": "X", "cat": "cpu_op", "pid": 7, "tid": 7, "args": args | more.pop("args", {})}
     return {**known, "name": name, "ts": ts, "dur": dur, **more}
