@@ -55,7 +55,7 @@ def test_a_pipe_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixt
     "name",
     [
         *("b.json", "b.zip", "run-rank0.json", "so-far-rank0.json", "where-rank0.txt"),
-        *("result.json", "stacks-rank0.json.gz", "flight-rank0.json"),
+        *("result.json", "stacks-rank0.json.gz", "flight-rank0.json", "gradients-rank0.json"),
     ],
 )
 def test_a_pipe_in_a_folder_is_passed_over(

@@ -21,7 +21,7 @@ _SUFFIXES = (".json", ".json.gz", ".json.zst", ".pftrace", ".pftrace.gz")
 _DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
 # What `run` writes beside its traces, and other JSON that is never a trace.
 _NOT_A_TRACE = re.compile(
-    r"(result|(run|so-far|flight)-rank\d+)\.json$|stacks-rank\d+\.json(\.gz|\.zst)?$"
+    r"(result|(run|so-far|flight|gradients)-rank\d+)\.json$|stacks-rank\d+\.json(\.gz|\.zst)?$"
 )
 
 
