@@ -70,6 +70,7 @@ def test_formats(style: str, tmp_path: Path) -> None:
         assert ElementTree.fromstring(result.output).find(".//failure") is not None
 
 
+_SWITCHES = b"def f(m):\n    m.gradient_checkpointing_enable()\n    if m: return\n"
 _BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
     f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
 )
@@ -89,6 +90,7 @@ _BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
         ("odd.toml", b"= 1"),
         ("tag.yaml", b"!!python/object/apply:os.system [x"),
         ("large.yaml", b"a: 1\n" * 100_000),
+        ("many.py", _SWITCHES * 1500 + b"f(model)\n" * 1500),
     ],
 )
 def test_hostile_files_are_not_read(name: str, data: bytes, tmp_path: Path) -> None:
@@ -96,6 +98,12 @@ def test_hostile_files_are_not_read(name: str, data: bytes, tmp_path: Path) -> N
     report = lint([tmp_path / name])
     assert report.status == 4
     assert [Path(file).name for file, _ in report.unread] == [name]
+
+
+def test_an_odd_value_is_no_variant(tmp_path: Path) -> None:
+    odd = "model.gradient_checkpointing_enable({'use_reentrant': []})\n" * 2
+    (tmp_path / "odd.py").write_text(odd)
+    assert lint([tmp_path / "odd.py"]).status == 0
 
 
 def test_odd_files_do_no_harm(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.lint.facts import Switch, Unreadable, Variant
+from recompute_scan.lint.names import Names, is_constant, literal, variant_of
 
 _ENABLE = {"gradient_checkpointing_enable", "activation_checkpointing_enable"}
 _DISABLE = {"gradient_checkpointing_disable", "activation_checkpointing_disable"}
@@ -25,7 +25,8 @@ _HELPERS = {"apply_fsdp_checkpointing"}
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.BoolOp, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
-_LAYERS = ("DecoderLayer", "Block", "Layer")
+# No person writes so many; what is compared with each other grows with their square.
+_MOST_SWITCHES = 200
 
 
 class Script(Struct, frozen=True):
@@ -76,8 +77,7 @@ def read_script(text: str) -> Script:
 class _Reader(ast.NodeVisitor):
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
-        self.origins: dict[str, str] = {}
-        self.values: dict[str, ast.expr | None] = {}
+        self.names = Names(tree)
         self.scope: tuple[str, ...] = ()
         self.branch: tuple[tuple[int, str], ...] = ()
         self.switches: list[Switch] = []
@@ -87,34 +87,10 @@ class _Reader(ast.NodeVisitor):
         self.no_rng: list[int] = []
         self.arguments: list[tuple[int, dict[str, Any]]] = []
         self.early_stop_off = False
-        self.helpers: dict[str, ast.FunctionDef] = {}
         self.calls: list[tuple[ast.Call, tuple[str, ...], tuple[tuple[int, str], ...]]] = []
-        for top in tree.body:
-            if isinstance(top, ast.FunctionDef):
-                self.helpers[top.name] = top
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                for alias in node.names:
-                    self.origins[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-            elif isinstance(node, ast.Import):
-                for alias in node.names:
-                    root = alias.name.partition(".")[0]
-                    self.origins[alias.asname or root] = alias.name if alias.asname else root
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                # Known only where it has one value.
-                self.values[node.id] = None
-        written: dict[str, int] = {}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                written[node.id] = written.get(node.id, 0) + 1
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                target = node.targets[0]
-                if isinstance(target, ast.Name) and written[target.id] == 1:
-                    self.values[target.id] = node.value
 
     def script(self, text: str) -> Script:
-        names = set(self.origins.values())
+        names = set(self.names.origins.values())
         return Script(
             switches=self._all_switches(),
             disabled=frozenset(self.disabled),
@@ -166,15 +142,15 @@ class _Reader(ast.NodeVisitor):
                 self.rebound.append((name, node.lineno, not self.branch))
 
     def visit_Call(self, node: ast.Call) -> None:
-        name = self._origin(node.func)
+        name = self.names.origin(node.func)
         last = name.rpartition(".")[2]
-        keywords = {k.arg: self._resolved(k.value) for k in node.keywords if k.arg}
+        keywords = {k.arg: self.names.resolved(k.value) for k in node.keywords if k.arg}
         if isinstance(node.func, ast.Attribute) and node.func.attr in _ENABLE:
             kwargs = keywords.get("gradient_checkpointing_kwargs")
-            kwargs = kwargs or (self._resolved(node.args[0]) if node.args else None)
+            kwargs = kwargs or (self.names.resolved(node.args[0]) if node.args else None)
             splat = any(k.arg is None for k in node.keywords)
-            variant: Variant = "unknown" if splat else _of_kwargs(kwargs)
-            hugging_face = any(o.startswith("transformers") for o in self.origins.values())
+            variant: Variant = "unknown" if splat else variant_of(kwargs)
+            hugging_face = any(o.startswith("transformers") for o in self.names.origins.values())
             self._switch("model", variant, node, node.func.value, certain=hugging_face)
         elif isinstance(node.func, ast.Attribute) and node.func.attr in _DISABLE:
             self.disabled.add(ast.unparse(node.func.value))
@@ -183,54 +159,64 @@ class _Reader(ast.NodeVisitor):
         elif last in _HELPERS and "." in name and node.args:
             self._switch("wrapper", "unknown", node, node.args[0], certain=False)
         elif last in _CHECKPOINTS and name.startswith(_TORCH):
-            if _is(keywords.get("preserve_rng_state"), False):
+            if is_constant(keywords.get("preserve_rng_state"), False):
                 self.no_rng.append(node.lineno)
-        elif last == "set_checkpoint_early_stop" and node.args and _is(node.args[0], False):
+        elif last == "set_checkpoint_early_stop" and node.args and is_constant(node.args[0], False):
             self.early_stop_off = True
         elif name.startswith(("transformers.", "trl.")) and last.endswith(("Arguments", "Config")):
-            self.arguments.append((node.lineno, {k: _literal(v) for k, v in keywords.items()}))
-        if isinstance(node.func, ast.Name) and node.func.id in self.helpers:
+            self.arguments.append((node.lineno, {k: literal(v) for k, v in keywords.items()}))
+        if isinstance(node.func, ast.Name) and node.func.id in self.names.functions:
             self.calls.append((node, self.scope, self.branch))
         super().generic_visit(node)
 
     def _all_switches(self) -> tuple[Switch, ...]:
         """The script's switches; one in a helper stands where the helper is called."""
-        derived = list(self._through_helpers())
-        moved = {switch for switch, _ in derived}
-        direct = (switch for switch in self.switches if switch not in moved)
-        return (*direct, *(given for _, given in derived))
-
-    def _helper(self, call: ast.Call) -> ast.FunctionDef:
-        return self.helpers[ast.unparse(call.func)]
-
-    def _through_helpers(self) -> Iterator[tuple[Switch, Switch]]:
-        """Switches in the script's own functions, with what each call makes of them."""
+        inside = self._in_helpers()
+        moved: set[Switch] = set()
+        derived: list[Switch] = []
         for call, scope, branch in self.calls:
-            helper = self._helper(call)
+            helper = self.names.functions[ast.unparse(call.func)]
             names = [argument.arg for argument in helper.args.args]
             given = dict(zip(names, map(ast.unparse, call.args), strict=False))
-            for switch in self.switches:
-                if switch.scope != (f"{helper.name}:{helper.lineno}",):
-                    continue
+            for switch, certain in inside.get(helper.name, ()):
                 subject = given.get(switch.subject or "")
-                left = any(helper.lineno < line < switch.line for line in self.leaves)
-                rebound = any(
-                    name == switch.subject and helper.lineno < line < switch.line
-                    for name, line, _ in self.rebound
-                )
-                if subject is not None and not rebound:
-                    certain = switch.certain and not switch.branch and not left
-                    yield (
+                if subject is None:
+                    continue
+                moved.add(switch)
+                derived.append(
+                    replace(
                         switch,
-                        replace(
-                            switch,
-                            line=call.lineno,
-                            subject=subject,
-                            scope=scope,
-                            branch=branch,
-                            certain=certain,
-                        ),
+                        line=call.lineno,
+                        subject=subject,
+                        scope=scope,
+                        branch=branch,
+                        certain=certain,
                     )
+                )
+            if len(derived) > _MOST_SWITCHES:
+                break
+        found = (*(switch for switch in self.switches if switch not in moved), *derived)
+        if len(found) > _MOST_SWITCHES:
+            raise Unreadable(f"it switches checkpointing on more than {_MOST_SWITCHES} times")
+        return found
+
+    def _in_helpers(self) -> dict[str, list[tuple[Switch, bool]]]:
+        """By function, the switches on what it is given; is it certain that a call reaches each?"""
+        found: dict[str, list[tuple[Switch, bool]]] = {}
+        scopes: dict[tuple[str, ...], ast.FunctionDef] = {
+            (f"{name}:{helper.lineno}",): helper for name, helper in self.names.functions.items()
+        }
+        for switch in self.switches[: _MOST_SWITCHES + 1]:
+            helper = scopes.get(switch.scope)
+            if helper is None or any(
+                name == switch.subject and helper.lineno < line < switch.line
+                for name, line, _ in self.rebound
+            ):
+                continue
+            left = any(helper.lineno < line < switch.line for line in self.leaves)
+            certain = switch.certain and not switch.branch and not left
+            found.setdefault(helper.name, []).append((switch, certain))
+        return found
 
     def _wrapper(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
         made = keywords.get("checkpoint_wrapper_fn") or (
@@ -239,46 +225,32 @@ class _Reader(ast.NodeVisitor):
         check = keywords.get("check_fn") or (node.args[2] if len(node.args) > 2 else None)
         variant, whole = self._made(made)
         self._switch(
-            "wrapper", variant, node, node.args[0], certain=whole and self._is_layer(check)
+            "wrapper", variant, node, node.args[0], certain=whole and self.names.is_layer(check)
         )
 
     def _made(self, made: ast.expr | None) -> tuple[Variant, bool]:
         """Which variant a wrapper is of, and whether it is known to be an ordinary one."""
-        made = self._resolved(made) if made is not None else None
-        if made is None or self._origin(made).endswith("checkpoint_wrapper.checkpoint_wrapper"):
+        made = self.names.resolved(made) if made is not None else None
+        if made is None or self.names.origin(made).endswith(
+            "checkpoint_wrapper.checkpoint_wrapper"
+        ):
             return "non-reentrant", True
         if not (isinstance(made, ast.Call) and made.args):
             return "unknown", False
-        if self._origin(made.func) != "functools.partial" or not self._origin(
+        if self.names.origin(made.func) != "functools.partial" or not self.names.origin(
             made.args[0]
         ).endswith("checkpoint_wrapper.checkpoint_wrapper"):
             return "unknown", False
         keywords = {k.arg: k.value for k in made.keywords}
-        if _is(keywords.get("preserve_rng_state"), False):
+        if is_constant(keywords.get("preserve_rng_state"), False):
             self.no_rng.append(made.lineno)
         ordinary = set(keywords) <= {"checkpoint_impl", "preserve_rng_state", "offload_to_cpu"}
         chosen = keywords.get("checkpoint_impl")
         if chosen is None:
             return "non-reentrant", ordinary
-        last = self._origin(chosen).rpartition(".")[2]
+        last = self.names.origin(chosen).rpartition(".")[2]
         variants: dict[str, Variant] = {"REENTRANT": "reentrant", "NO_REENTRANT": "non-reentrant"}
         return variants.get(last, "unknown"), ordinary
-
-    def _is_layer(self, check: ast.expr | None) -> bool:
-        """``lambda m: isinstance(m, LlamaDecoderLayer)``, the class being one of transformers."""
-        check = self._resolved(check) if check is not None else None
-        call: ast.AST | None = None
-        if isinstance(check, ast.Lambda):
-            call = check.body
-        elif isinstance(check, ast.Name) and check.id in self.helpers:
-            said = self.helpers[check.id].body
-            call = said[0].value if len(said) == 1 and isinstance(said[0], ast.Return) else None
-        if not isinstance(call, ast.Call):
-            return False
-        if self._origin(call.func) != "isinstance" or len(call.args) != 2:
-            return False
-        kind = self._origin(call.args[1])
-        return kind.startswith("transformers.models.") and kind.endswith(_LAYERS)
 
     def _switch(
         self, kind: Any, variant: Variant, node: ast.Call, subject: ast.expr, *, certain: bool
@@ -289,40 +261,6 @@ class _Reader(ast.NodeVisitor):
             )
         )
 
-    def _origin(self, node: ast.AST) -> str:
-        """The dotted name under which it was imported, or as written."""
-        if isinstance(node, ast.Name):
-            return self.origins.get(node.id, node.id)
-        if isinstance(node, ast.Attribute):
-            return f"{self._origin(node.value)}.{node.attr}"
-        return ""
-
-    def _resolved(self, node: ast.expr) -> ast.expr:
-        value = self.values.get(node.id) if isinstance(node, ast.Name) else None
-        return value if value is not None else node
-
 
 def _is_main(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test).startswith("__name__ ==")
-
-
-def _is(node: ast.expr | None, value: object) -> bool:
-    return isinstance(node, ast.Constant) and node.value is value
-
-
-def _literal(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, SyntaxError):
-        return None
-
-
-def _of_kwargs(node: ast.expr | None) -> Variant:
-    if node is None or _is(node, None):
-        return "default"
-    value = _literal(node)
-    if not isinstance(value, dict):
-        return "unknown"
-    chosen = value.get("use_reentrant", "default")
-    answers: dict[object, Variant] = {True: "reentrant", False: "non-reentrant"}
-    return answers.get(chosen, "default" if chosen == "default" else "unknown")
