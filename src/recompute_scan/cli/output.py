@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from recompute_scan.cli.again import seen_from_here
+from recompute_scan.files import write
 from recompute_scan.terminal import colored, fresh_line, links, width
 
 if TYPE_CHECKING:
@@ -18,9 +19,32 @@ if TYPE_CHECKING:
 
 Format = Literal["text", "json", "markdown"]
 
+output_option = click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write it to a file instead.",
+)
+# What `check` and `lint` answer in.
+ci_format_option = click.option(
+    "--format",
+    "style",
+    type=click.Choice(["text", "json", "github", "sarif", "junit"]),
+    default="text",
+    show_default=True,
+    help="What to print.",
+)
+
 debug_option = click.option(
     "--debug", is_flag=True, help="Show a traceback for errors of recompute-scan itself."
 )
+
+
+def put(text: str, output: Path | None, *, force: bool) -> None:
+    """Print it, or write it to the file that `--output` names."""
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write(output, text, force=force)
 
 
 def rendered(result: Result, style: Format, html: Path | None) -> str:

@@ -75,8 +75,9 @@ def lint(paths: Sequence[Path]) -> Report:
             texts.pop(path, None)
     deepspeed = any(script.deepspeed_checkpointing for script in scripts.values())
     found: set[Found] = set()
+    defaults = {folder: _default_of(folder) for folder in {path.parent for path in scripts}}
     for path, script in scripts.items():
-        found.update(script_findings(str(path), script, _default_of(path.parent)))
+        found.update(script_findings(str(path), script, defaults[path.parent]))
     for path, settings in configurations.items():
         found.update(settings_findings(str(path), settings, deepspeed_checkpointing=deepspeed))
     for path, text in texts.items():
