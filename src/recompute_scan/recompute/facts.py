@@ -25,6 +25,7 @@ from recompute_scan.recompute.by_design import (
     ByDesign,
     find_by_design,
     left_unexplained,
+    rows_of,
     with_design,
 )
 from recompute_scan.recompute.collectives import Collectives, find_collectives
@@ -44,7 +45,7 @@ from recompute_scan.recompute.structure import Role, Structure, classify
 from recompute_scan.recompute.verdict import Compiled, Judgement, find_compiled_backward, judge
 from recompute_scan.recompute.work import Work, measure
 from recompute_scan.result import EvidenceLevel
-from recompute_scan.trace.columns import Bool, Kind, Trace
+from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 
 class RecomputeFacts(Struct, frozen=True, dict=True):
@@ -90,6 +91,11 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     attention: KernelEvidence | None
     framed: bool = False
     by_design: tuple[ByDesign, ...] = ()
+
+    @cached_property
+    def designed(self) -> Int64:
+        """Rows of all calls that run again by design."""
+        return rows_of(self.by_design)
 
     @property
     def complete_count(self) -> int:

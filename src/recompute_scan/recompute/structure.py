@@ -30,7 +30,6 @@ from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.functions import (
     CheckpointFunctions,
-    called_functions,
     find_checkpoint_functions,
 )
 from recompute_scan.recompute.numbers import numbers_of, under_a_mode
@@ -179,7 +178,7 @@ def classify(calls: Calls) -> Structure:
         _settle_hooks(calls, role, engine, owner, node)
     number, told = numbers_of(calls, OPERATORS[role], engine, np.flatnonzero(node))
     _settle_formulas(calls, role, owner, number, told)
-    _settle_gradients(calls, role, owner)
+    _settle_gradients(calls, role, owner, classes.functions.called)
     _settle_parts(calls, role, engine, function, number, classes)
     return Structure(
         role=role,
@@ -220,11 +219,7 @@ def _broken_regions(calls: Calls) -> Bool:
     if not len(rows):
         return broken
     compiled = calls.matching(words.COMPILED_FUNCTION)[calls.name]
-    inside = np.zeros(len(calls) + 1, np.int64)
-    functions = np.flatnonzero(compiled)
-    np.add.at(inside, functions, 1)
-    np.add.at(inside, functions + 1 + calls.size[functions], -1)
-    hidden = np.cumsum(inside)[:-1] > 0
+    hidden = calls.within(np.flatnonzero(compiled))
     own = (calls.sequence >= 0) & (calls.kind == Kind.OP) & ~hidden
     told = np.append(0, np.cumsum(own | region[calls.name]))
     divided = rows[told[rows + 1 + calls.size[rows]] > told[rows + 1]]
@@ -317,7 +312,7 @@ def _settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints, told:
     role[late] = Role.FORMULA
 
 
-def _settle_gradients(calls: Calls, role: Int8, owner: Int32) -> None:
+def _settle_gradients(calls: Calls, role: Int8, owner: Int32, functions: dict[int, int]) -> None:
     """Turn what a function's own gradient runs again of other functions into FORMULA, in place.
 
     A checkpoint whose saved tensor a node asks for holds the call that saved it. So where the node
@@ -326,7 +321,6 @@ def _settle_gradients(calls: Calls, role: Int8, owner: Int32) -> None:
     work that its call does not hold.
     """
     candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
-    functions = called_functions(calls)
     for node, function in functions.items():
         mine = candidates[calls.name[owner[candidates]] == node]
         if not len(mine):
