@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from recompute_scan.model import Calls, nest
-from recompute_scan.recompute.structure import Role, Structure, classify
+from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.structure import Structure, classify
 from tests.recompute.training import gradients, reentrant, reentrant_backward, run
 from tests.trace_builder import (
     ENGINE,

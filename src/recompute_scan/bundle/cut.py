@@ -10,7 +10,7 @@ from msgspec import Struct
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.roles import Role
 from recompute_scan.trace import Kind
 from recompute_scan.trace.columns import Bool, Int64
 

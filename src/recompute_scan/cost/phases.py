@@ -9,7 +9,7 @@ from msgspec import Struct
 from recompute_scan.arrays import distinct
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.roles import Role
 from recompute_scan.trace.columns import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]

@@ -28,7 +28,7 @@ from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.context import Context
 from recompute_scan.cost.hooks import Hooks, find_stop
 from recompute_scan.cost.reruns import Keep, OpSequence, with_gradients
-from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.roles import Role
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Int64
 

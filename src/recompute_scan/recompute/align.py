@@ -27,7 +27,8 @@ from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.matching import Match, Matcher, Recompute
 from recompute_scan.recompute.readings import Endings, Reading, correct
-from recompute_scan.recompute.structure import OperatorCodes, Role, Structure
+from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.structure import OperatorCodes, Structure
 from recompute_scan.recompute.work import Ran, Work
 from recompute_scan.trace.columns import Bool, Int64
 

@@ -16,7 +16,8 @@ from recompute_scan.annotations import (
 )
 from recompute_scan.model import Calls
 from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.structure import Role, Structure
+from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.structure import Structure
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
 

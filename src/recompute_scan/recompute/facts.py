@@ -39,9 +39,10 @@ from recompute_scan.recompute.frames import (
     with_frames,
 )
 from recompute_scan.recompute.layers import group_blocks
+from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.soundness import check_soundness, check_steps
 from recompute_scan.recompute.spans import spans_from_annotations, spans_from_recomputes
-from recompute_scan.recompute.structure import Role, Structure, classify
+from recompute_scan.recompute.structure import Structure, classify
 from recompute_scan.recompute.verdict import Compiled, Judgement, find_compiled_backward, judge
 from recompute_scan.recompute.work import Work, measure
 from recompute_scan.result import EvidenceLevel

@@ -13,6 +13,7 @@ from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.anchors import Anchor, Anchors
 from recompute_scan.recompute.readings import Ending, Endings
+from recompute_scan.recompute.roles import OPERATORS, Role
 from recompute_scan.recompute.runs import (
     NEAR,
     SHORT_RUN,
@@ -22,7 +23,7 @@ from recompute_scan.recompute.runs import (
     passes_of,
     until_jump,
 )
-from recompute_scan.recompute.structure import OPERATORS, OperatorCodes, Role, Structure
+from recompute_scan.recompute.structure import OperatorCodes, Structure
 from recompute_scan.trace.columns import Bool, Int64, Ints
 
 
