@@ -79,6 +79,8 @@ def settle_gradients(calls: Calls, role: Int8, owner: Int32, functions: dict[int
         if not len(mine):
             continue
         called = np.flatnonzero((calls.name == function) & (calls.kind == Kind.OP))
+        if not len(called):
+            continue  # a range of the user's has its name
         around = owner[mine]
         first, last = np.searchsorted(called, [around + 1, around + 1 + calls.size[around]])
         own = called[np.maximum(last - 1, 0)]
