@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from recompute_scan.cli import cli, main
 from recompute_scan.lint import lint
-from recompute_scan.lint.facts import RULES
+from recompute_scan.lint.said import RULES
 from recompute_scan.pages import titles
 from tests.lint.cases import CASES, Case
 

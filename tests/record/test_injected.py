@@ -19,7 +19,7 @@ import pytest
 import recompute_scan
 from recompute_scan.record import ranges
 from recompute_scan.record.launch.runner import record
-from recompute_scan.record.run_options import Removal, RunOptions
+from recompute_scan.record.run_options import RemovalOptions, RunOptions
 from recompute_scan.run_info import RunInfo
 
 OURS = str(Path(recompute_scan.__file__).parent)
@@ -110,7 +110,7 @@ def traced(faults: Faults) -> Iterator[SimpleNamespace]:
 def run(folder: Path, faults: Faults, *, removing: bool = False) -> tuple[RunInfo, list[Any]]:
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    removal = Removal("torch-checkpoint", "elsewhere.py:1", "reentrant")
+    removal = RemovalOptions("torch-checkpoint", "elsewhere.py:1", "reentrant")
     options = RunOptions(
         str(script),
         is_module=False,

@@ -30,7 +30,7 @@ def lint(paths: tuple[Path, ...], style: str, output: Path | None, force: bool, 
     only may be wrong is a warning; `recompute-scan run` counts.
     """
     from recompute_scan.lint import lint as read
-    from recompute_scan.lint.render import RENDERINGS
+    from recompute_scan.lint.lint_formats import RENDERINGS
 
     if output is not None:
         refuse_existing(output, force=force)

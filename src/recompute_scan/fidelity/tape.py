@@ -10,8 +10,8 @@ from msgspec import Struct, field
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, is_plain
+from recompute_scan.fidelity.generators import generator_of, state_of
 from recompute_scan.fidelity.operators import OperatorKind, numbers, results, storage_of, tensors
-from recompute_scan.fidelity.random_state import generator_of, state_of
 
 
 class Outside(Struct, frozen=True):

@@ -48,7 +48,7 @@ class WatchedRun(Protocol):
         """Something of ours has failed; nothing more is asked of this run."""
 
 
-class Step:
+class WatchedStep:
     """Whether the step that is compared is under way still, in all threads."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Step:
 class Thread(threading.local):
     """The runs under way in one thread, the outermost first, and whether an operator is."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: WatchedStep) -> None:
         self.step = step
         self.runs: list[WatchedRun] = []
         self.inside = False

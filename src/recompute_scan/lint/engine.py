@@ -10,9 +10,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from recompute_scan.errors import InputError
-from recompute_scan.lint.facts import Found, Setting, Unreadable, Variant
+from recompute_scan.lint.doubling import launch_findings, script_findings, settings_findings
 from recompute_scan.lint.python import Script, read_script
-from recompute_scan.lint.rules import launch_findings, script_findings, settings_findings
+from recompute_scan.lint.said import Found, Setting, Unreadable, Variant
 from recompute_scan.lint.settings import read_settings
 from recompute_scan.lint.shell import read_shell
 

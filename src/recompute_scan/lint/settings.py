@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from recompute_scan.lint.facts import Setting, Unreadable
+from recompute_scan.lint.said import Setting, Unreadable
 
 _MOST = 20_000
 _DEEPEST = 50

@@ -41,7 +41,7 @@ _NO_WORK = re.compile(
 _WRITTEN = re.compile(r"[A-Za-z_]\w{0,119}", re.ASCII)
 
 
-class ByDesign(Struct, frozen=True):
+class DesignedRun(Struct, frozen=True):
     """One function that other functions' gradients run again, over the whole trace.
 
     Attributes:
@@ -65,7 +65,7 @@ class ByDesign(Struct, frozen=True):
 
 def find_by_design(
     trace: Trace, calls: Calls, structure: Structure, kernels: Kernels, matched: Int64
-) -> tuple[ByDesign, ...]:
+) -> tuple[DesignedRun, ...]:
     """The functions that run again in other functions' gradients, by time.
 
     Args:
@@ -112,7 +112,7 @@ def find_by_design(
         if not launched.any:
             time = int(calls.duration[again].sum())
         found.append(
-            ByDesign(
+            DesignedRun(
                 function=name,
                 inside=tuple(sorted(others, key=lambda other: (-len(others[other]), other))),
                 forward=len(outside[name]),
@@ -125,17 +125,19 @@ def find_by_design(
     return tuple(sorted(found, key=lambda each: (-each.time, each.function)))
 
 
-def rows_of(found: Sequence[ByDesign]) -> Int64:
+def rows_of(found: Sequence[DesignedRun]) -> Int64:
     """Rows of all their calls."""
     return np.array([row for each in found for row in each.rows], np.int64)
 
 
-def left_unexplained(unexplained: Int64, found: Sequence[ByDesign]) -> Int64:
+def left_unexplained(unexplained: Int64, found: Sequence[DesignedRun]) -> Int64:
     """The operators that no recompute explains, without those that run again by design."""
     return unexplained[~among(unexplained, rows_of(found))]
 
 
-def with_design(judgement: Judgement, found: Sequence[ByDesign], forward_time: float) -> Judgement:
+def with_design(
+    judgement: Judgement, found: Sequence[DesignedRun], forward_time: float
+) -> Judgement:
     """The verdict with these: no checkpoint, and yet forward work that runs again, once.
 
     Args:

@@ -22,7 +22,7 @@ from recompute_scan.recompute.attention.kernel_evidence import (
 from recompute_scan.recompute.attention.sequence import settle_whole
 from recompute_scan.recompute.blocks import Block, find_blocks
 from recompute_scan.recompute.by_design import (
-    ByDesign,
+    DesignedRun,
     find_by_design,
     left_unexplained,
     rows_of,
@@ -91,7 +91,7 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     compiled: Compiled | None
     attention: KernelEvidence | None
     framed: bool = False
-    by_design: tuple[ByDesign, ...] = ()
+    by_design: tuple[DesignedRun, ...] = ()
 
     @cached_property
     def designed(self) -> Int64:

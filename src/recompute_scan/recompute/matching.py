@@ -81,7 +81,7 @@ class Recompute(Struct, frozen=True):
     inner_function: bool
 
 
-class Match(Struct, frozen=True):
+class SequenceMatch(Struct, frozen=True):
     """A recompute of which is not known yet what of it really ran; see :class:`Recompute`."""
 
     engine: int
@@ -214,7 +214,7 @@ class Matcher:
         alone = first >= np.append(begins[1:], len(rows))
         return np.where(alone | structure.checkpoint_node[engines], 0, first - begins)
 
-    def match(self, node: NodeSequence, endings: Endings) -> list[Match]:
+    def match(self, node: NodeSequence, endings: Endings) -> list[SequenceMatch]:
         """The recomputes that one sequence consists of, in order of time.
 
         Args:
@@ -284,10 +284,12 @@ class Matcher:
         ceiling = min(highest, last + len(wanted) + NEAR)
         return own + self._sequence.cut(wanted, end, lowest, ceiling, last, behind=known)
 
-    def _matched(self, engine: int, rows: Int64, wanted: Sequence, runs: list[Run]) -> Match:
+    def _matched(
+        self, engine: int, rows: Int64, wanted: Sequence, runs: list[Run]
+    ) -> SequenceMatch:
         parts = [slice(run.start, run.start + run.length) for run in runs]
         functions = _joined([wanted.function[part] for part in parts])
-        return Match(
+        return SequenceMatch(
             engine=engine,
             original=_joined([self.forward[run.place : run.stop] for run in runs]),
             again=_joined([rows[part] for part in parts]),

@@ -39,14 +39,14 @@ def read(
 
     Raises:
         InputError: See :func:`recompute_scan.trace.kineto.parse.read` and
-            :func:`recompute_scan.trace.perfetto.reader.read_perfetto`.
+            :func:`recompute_scan.trace.perfetto.pftrace.read_perfetto`.
     """
     health = {} if health is None else health
     stream, compressed = inflate(raw, source, limits, health)
     front = Front(stream, _HEAD)
     if is_perfetto(front.first):
         # Its modules take 20 ms to load, and hardly any trace needs them.
-        from recompute_scan.trace.perfetto.reader import read_perfetto  # noqa: PLC0415
+        from recompute_scan.trace.perfetto.pftrace import read_perfetto  # noqa: PLC0415
 
         return read_perfetto(
             front, source, python=python, within=within, limits=limits, health=health

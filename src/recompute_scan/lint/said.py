@@ -21,7 +21,7 @@ RULES: dict[str, tuple[str, Severity]] = {
 }
 
 
-class Switch(Struct, frozen=True):
+class CheckpointSwitch(Struct, frozen=True):
     """A statement that switches checkpointing on.
 
     Attributes:
