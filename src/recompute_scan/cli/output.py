@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -83,6 +82,8 @@ open_option = click.option(
 
 def show_page(page: Path) -> None:
     """Hand the page to the person's browser; say where it is if there is none."""
+    import webbrowser
+
     if not webbrowser.open(page.resolve().as_uri()):
         tell(f"recompute-scan: no browser was found; the report is {page}")
 
