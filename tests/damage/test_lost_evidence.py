@@ -15,6 +15,7 @@ from benchmarks.damages import KNOWN, LATER, WAYS
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.trace import formats
 from recompute_scan.trace.kineto.parse import read
 from tests.effort import some
 from tests.fuzz.seeds import training
@@ -183,7 +184,7 @@ def test_public_traces_of_every_age_are_held_sound_or_known_not_to_be() -> None:
     flagged = {}
     for label in labelled():
         if label.path.parent.name == "public":
-            facts = study(read(io.BytesIO(label.path.read_bytes()), label.name))
+            facts = study(formats.read(io.BytesIO(label.path.read_bytes()), label.name))
             if lost(facts):
                 flagged[label.name] = set(lost(facts))
     assert flagged == {
