@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,8 @@ def answers(all_traces: Sequence[list[Path]]) -> list[tuple[Any, float | None]]:
             continue
         counts = [region.recompute_runs_per_backward for region in result.regions]
         said = (result.verdict, result.recompute_per_backward, result.confidence, counts)
-        found.append((msgspec.json.encode(said), result.cost and result.cost.predicted_step_ms))
+        step = result.cost.predicted_step_ms if result.cost else None
+        found.append((msgspec.json.encode(said), step))
     return found
 
 
@@ -94,7 +94,8 @@ def main() -> None:
     print(f"{'number':58} {'value':>8} {'answers':>8} {'predictions':>12} {'most':>7}", flush=True)
     for module, name, value in chosen:
         loaded = importlib.import_module(module)
-        other, moved = set(), {}
+        other: set[int] = set()
+        moved: dict[int, float] = {}
         for changed in (value / 2, value * 2):
             setattr(loaded, name, type(value)(changed) or value)
             for at, (old, new) in enumerate(zip(before, answers(every), strict=True)):
@@ -109,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
