@@ -18,7 +18,7 @@ def generator() -> ModuleType:
 
 
 def _module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"tests.docs_{name}", DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

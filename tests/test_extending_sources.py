@@ -88,11 +88,13 @@ def test_a_trace_source(copy: Path, tmp_path: Path) -> None:
     (copy / "trace" / "toy.py").write_text(TOY, encoding="utf-8")
     sources = copy / "trace" / "sources.py"
     insert(
-        sources, "from recompute_scan.trace.nsys import", "from recompute_scan.trace import toy\n"
+        sources,
+        "from recompute_scan.trace.nsys.told_apart import",
+        "from recompute_scan.trace import toy\n",
     )
     insert(
         sources,
-        "        if export.is_sqlite(head):\n",
+        "        if is_sqlite(head):\n",
         "        if toy.is_toy(head):\n            return toy.load_toy(path, limits)\n",
     )
     trace = tmp_path / "run.toy"

@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 _Value = TypeVar("_Value", bound=np.generic)
 
+# Numbers up to so many times as large as there are of them are told apart without sorting.
+_DENSE = 4
+
 
 def distinct(values: npt.NDArray[_Value]) -> npt.NDArray[_Value]:
     """The values in ascending order, each once: ``np.unique``."""
@@ -29,6 +32,22 @@ def among(values: npt.NDArray[_Value], wanted: npt.NDArray[_Value]) -> npt.NDArr
     ordered = np.sort(wanted)
     place = np.minimum(ordered.searchsorted(values), len(ordered) - 1)
     return np.asarray(ordered[place] == values, np.bool_)
+
+
+def ranked(
+    numbers: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The different ones of these numbers from 0, ascending, and the position there of each.
+
+    ``np.unique(numbers, return_inverse=True)``, without sorting where the numbers are not large.
+    """
+    most = int(numbers.max(initial=0)) + 1
+    if most > _DENSE * len(numbers):
+        known, place = np.unique(numbers, return_inverse=True)
+        return known, place
+    found = np.zeros(most, np.bool_)
+    found[numbers] = True
+    return np.flatnonzero(found), (np.cumsum(found) - 1)[numbers]
 
 
 def percentile(values: npt.NDArray[np.number[Any]], percent: float) -> float:

@@ -77,6 +77,20 @@ class Calls(Struct, frozen=True):
         for piece in whole_trees(self.depth == 0):
             yield from reversed(levels_of(self.depth[piece], piece.start)[1:])
 
+    def within(self, rows: Ints) -> Bool:
+        """For each call: is it one of these, or inside one of them?"""
+        return self._held(rows, rows)
+
+    def inside(self, rows: Ints) -> Bool:
+        """For each call: is it inside one of these?"""
+        return self._held(rows, rows + 1)
+
+    def _held(self, rows: Ints, begins: Ints) -> Bool:
+        edges = np.zeros(len(self) + 1, np.int64)
+        np.add.at(edges, begins, 1)
+        np.add.at(edges, rows + 1 + self.size[rows], -1)
+        return np.asarray(np.cumsum(edges)[:-1] > 0)
+
     def named(self, pattern: re.Pattern[str]) -> Int64:
         """Rows whose name matches from its beginning."""
         return np.flatnonzero(self.matching(pattern)[self.name])

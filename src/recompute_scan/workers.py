@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msgspec import Struct
 
 from recompute_scan.errors import MissingExtra, UsageError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
@@ -105,6 +107,8 @@ def _gather(
     on_done: Callable[[int], None],
 ) -> dict[int, str]:
     """Fill in answers; returns the places whose worker died, with the reason."""
+    from concurrent.futures import BrokenExecutor, as_completed  # noqa: PLC0415 - as above
+
     lost: dict[int, str] = {}
     waiting: dict[Future[Answer], int] = {}
     for place in places:
@@ -126,6 +130,8 @@ def _gather(
 
 
 def _worker_died(error: BaseException) -> bool:
+    from concurrent.futures import BrokenExecutor  # noqa: PLC0415 - as above
+
     # Dask's own errors (KilledWorker, closed connections) say so by where they are defined.
     return isinstance(error, BrokenExecutor) or type(error).__module__.startswith("distributed")
 

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from recompute_scan import trace as traces
 from recompute_scan.analysis.answer import result_of
-from recompute_scan.compiled.answer import graphs_from
+from recompute_scan.compiled.compiled_answer import graphs_from
 from recompute_scan.compiled.structured import Record, wanted_name
 from recompute_scan.result import Result
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from recompute_scan.compiled.graph import parse_graph
 from recompute_scan.compiled.partitions import graph_breaks, read_partitions
+from recompute_scan.compiled.printed_graph import parse_graph
 from recompute_scan.compiled.repeated import find_repeats
 from recompute_scan.compiled.structured import read_records, write_record
 

@@ -17,7 +17,7 @@ from recompute_scan.findings.base import NotApplicable, Rule
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.findings.rules import RULES, check_all
 from recompute_scan.frameworks.known import MECHANISMS
-from recompute_scan.lint.facts import RULES as LINT_RULES
+from recompute_scan.lint.said import RULES as LINT_RULES
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Finding

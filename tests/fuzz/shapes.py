@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from recompute_scan.compiled.answer import graphs_from
+from recompute_scan.compiled.compiled_answer import graphs_from
 from recompute_scan.compiled.structured import read_records
 from recompute_scan.errors import ScanError
 from tests.fuzz.target import log, outcome, pftrace, whole_of_any_size

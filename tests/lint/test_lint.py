@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 from recompute_scan.cli import cli, main
 from recompute_scan.lint import lint
-from recompute_scan.lint.facts import RULES
+from recompute_scan.lint.said import RULES
 from recompute_scan.pages import titles
 from tests.lint.cases import CASES, Case
 
@@ -104,6 +105,14 @@ def test_an_odd_value_is_no_variant(tmp_path: Path) -> None:
     odd = "model.gradient_checkpointing_enable({'use_reentrant': []})\n" * 2
     (tmp_path / "odd.py").write_text(odd)
     assert lint([tmp_path / "odd.py"]).status == 0
+
+
+def test_no_line_is_looked_for_that_nobody_asks_for(tmp_path: Path) -> None:
+    """A walk through the text for each key took 29 s of this file, and takes 0.2 s without."""
+    (tmp_path / "keys.json").write_text(json.dumps({f"k{i}": {"x": i} for i in range(9_000)}))
+    began = time.process_time()
+    assert lint([tmp_path / "keys.json"]).status == 0
+    assert time.process_time() - began < 8
 
 
 def test_odd_files_do_no_harm(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from recompute_scan import trace as traces
 from recompute_scan.recompute.facts import study
-from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.roles import Role
 from recompute_scan.result import from_json
 from tests.cases import device
 from tests.cases.nesting import CASES

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from recompute_scan.model import nest
-from recompute_scan.recompute.structure import Role, classify
+from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.structure import classify
 from tests.trace_builder import Call, loaded, node, op, step, thread
 
 

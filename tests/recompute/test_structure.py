@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from recompute_scan.model import Calls, nest
-from recompute_scan.recompute.structure import Role, Structure, classify
+from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.structure import Structure, classify
 from tests.recompute.training import gradients, reentrant, reentrant_backward, run
 from tests.trace_builder import (
     ENGINE,
@@ -187,3 +188,9 @@ def test_everything_inside_a_recomputed_operator_belongs_to_it() -> None:
     (candidate,) = structure.rows(Role.CANDIDATE)
     inside = [calls.names[calls.name[row]] for row in np.flatnonzero(structure.top == candidate)]
     assert inside == ["aten::linear", "aten::addmm", "cudaLaunchKernel"]
+
+
+def test_a_range_that_is_called_like_a_function_is_no_call_of_it() -> None:
+    inside = (op("aten::linear", seq=9), op("aten::mm"))
+    calls = annotation("Own", op("aten::linear", seq=3)), node("OwnBackward", *inside, seq=3)
+    assert roles(*calls)[-2:] == [("aten::linear", "CANDIDATE"), ("aten::mm", "FORMULA")]

@@ -19,7 +19,7 @@ import pytest
 import recompute_scan
 from recompute_scan.record import ranges
 from recompute_scan.record.launch.runner import record
-from recompute_scan.record.run_options import Removal, RunOptions
+from recompute_scan.record.run_options import RemovalOptions, RunOptions
 from recompute_scan.run_info import RunInfo
 
 OURS = str(Path(recompute_scan.__file__).parent)
@@ -110,7 +110,7 @@ def traced(faults: Faults) -> Iterator[SimpleNamespace]:
 def run(folder: Path, faults: Faults, *, removing: bool = False) -> tuple[RunInfo, list[Any]]:
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    removal = Removal("torch-checkpoint", "elsewhere.py:1", "reentrant")
+    removal = RemovalOptions("torch-checkpoint", "elsewhere.py:1", "reentrant")
     options = RunOptions(
         str(script),
         is_module=False,
@@ -136,7 +136,7 @@ EVERY = pytest.param(1, marks=(pytest.mark.slow, pytest.mark.timeout(2400)))
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("every", [EVERY, 24])
+@pytest.mark.parametrize("every", [EVERY, 48])
 @pytest.mark.parametrize("removing", [False, True], ids=["recording", "verifying"])
 def test_no_fault_of_ours_reaches_the_script(
     tmp_path: Path, removing: bool, every: int, capfd: pytest.CaptureFixture[str]

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.record.run_options import Removal, RunOptions
+from recompute_scan.record.run_options import RemovalOptions, RunOptions
 from recompute_scan.record.verify import rounds as module
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.result import Finding, Memory, MemoryPlan, Result
@@ -114,7 +114,7 @@ def test_of_four_layers_two_are_not_recomputed(
 ) -> None:
     write_script(tmp_path, script(how))
     monkeypatch.chdir(tmp_path)
-    removal = Removal("torch-checkpoint", site(call, how), variant, depth, SOME)
+    removal = RemovalOptions("torch-checkpoint", site(call, how), variant, depth, SOME)
     chosen = options(tmp_path, steps=0, removals=(removal,))
     assert run_trial(chosen, None, tmp_path / "printed.txt") == 0
     assert counted(tmp_path / "printed.txt") == [expected]

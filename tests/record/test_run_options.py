@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.cost.peaks import Machine
-from recompute_scan.record.run_options import Removal, RunOptions, decode, encode
+from recompute_scan.record.run_options import RemovalOptions, RunOptions, decode, encode
 from recompute_scan.record.ways import Handed
 
-REMOVAL = Removal("m", "train.py:3", "reentrant", depth=2, modules=("layers.0",))
+REMOVAL = RemovalOptions("m", "train.py:3", "reentrant", depth=2, modules=("layers.0",))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from recompute_scan._version import __version__
 from recompute_scan.advise.choose import kept
 from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.analysis.loading import name_mechanism
-from recompute_scan.compiled.answer import Graphs, answer_compiled
-from recompute_scan.compiled.sites import with_call_sites
+from recompute_scan.compiled.compiled_answer import Graphs, answer_compiled
+from recompute_scan.compiled.compiled_sites import with_call_sites
 from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.footprint import Footprint

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from recompute_scan import trace as traces
 from recompute_scan.annotations import REGION
-from recompute_scan.compiled.answer import Graphs, graphs_from
+from recompute_scan.compiled.compiled_answer import Graphs, graphs_from
 from recompute_scan.compiled.structured import read_records
 from recompute_scan.errors import InputError
 from recompute_scan.frameworks.known import recognise

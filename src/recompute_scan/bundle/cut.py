@@ -10,7 +10,7 @@ from msgspec import Struct
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.roles import Role
 from recompute_scan.trace import Kind
 from recompute_scan.trace.columns import Bool, Int64
 
@@ -146,19 +146,10 @@ def _belonging(facts: RecomputeFacts, blocks: int, begin: int, end: int) -> Bool
         chosen[again] = True
     engines = structure.rows(Role.BACKWARD)
     chosen[engines[np.isin(structure.number[engines], numbers)]] = True
-    inside = _with_all_inside(facts, chosen)
+    inside = facts.calls.within(np.flatnonzero(chosen))
     for row in np.flatnonzero(chosen):
         above = int(calls.parent[row])
         while above >= 0 and not inside[above]:
             inside[above] = True
             above = int(calls.parent[above])
-    return inside
-
-
-def _with_all_inside(facts: RecomputeFacts, chosen: Bool) -> Bool:
-    rows = np.flatnonzero(chosen)
-    edges = np.zeros(len(chosen) + 1, np.int64)
-    np.add.at(edges, rows, 1)
-    np.add.at(edges, rows + 1 + facts.calls.size[rows], -1)
-    inside: Bool = np.cumsum(edges)[:-1] > 0
     return inside

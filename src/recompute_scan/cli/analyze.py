@@ -14,6 +14,7 @@ from recompute_scan.cli.output import (
     Format,
     debug_option,
     force_option,
+    output_option,
     print_text,
     progress,
     rendered,
@@ -59,11 +60,7 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
     show_default=True,
     help="What to print.",
 )
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write it to a file instead.",
-)
+@output_option
 @click.option(
     "--perfetto",
     type=click.Path(dir_okay=False, path_type=Path),

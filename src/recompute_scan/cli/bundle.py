@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +72,8 @@ def bundle(
         )
 
     if show:
+        import tempfile
+
         with tempfile.TemporaryDirectory() as folder:
             contents = make(Path(folder) / "bundle.zip")
         click.echo("\n".join(listing(contents, every_name=True)))

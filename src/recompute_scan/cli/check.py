@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from recompute_scan.cli.analyze import lifted, limit_options
-from recompute_scan.cli.output import debug_option, force_option, progress
+from recompute_scan.cli.output import (
+    ci_format_option,
+    debug_option,
+    force_option,
+    output_option,
+    progress,
+    put,
+)
 from recompute_scan.files import read, refuse_existing, write
 
 if TYPE_CHECKING:
@@ -47,19 +54,8 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a file that accepts all that is found now, and pass.",
 )
-@click.option(
-    "--format",
-    "style",
-    type=click.Choice(["text", "json", "github", "sarif", "junit"]),
-    default="text",
-    show_default=True,
-    help="What to print.",
-)
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write it to a file instead.",
-)
+@ci_format_option
+@output_option
 @force_option
 @debug_option
 @limit_options
@@ -100,10 +96,7 @@ def check(
         accepted = (*accepted, *parse_baseline(listed.encode(), write_baseline.name))
     outcome = judge(result, policy, accepted)
     rendered = RENDERINGS[style](outcome)
-    if output is not None:
-        write(output, rendered, force=force)
-    else:
-        click.echo(rendered, nl=False)
+    put(rendered, output, force=force)
     return outcome.status
 
 

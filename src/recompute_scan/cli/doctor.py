@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 
 import click
 
@@ -21,6 +20,8 @@ def doctor(debug: bool) -> int:
 
     A line that begins with `missing` names something that only some uses need.
     """
+    import textwrap
+
     from recompute_scan.installation import heading, look
     from recompute_scan.report.escape import visible
 

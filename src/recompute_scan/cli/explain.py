@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from pathlib import Path
@@ -94,6 +93,8 @@ def _nearest(code: str) -> str:
     from recompute_scan.pages import messages, titles
 
     known = [*titles()] if code.upper().startswith("RS") else [*messages()]
+    import difflib
+
     near = difflib.get_close_matches(code.upper(), known, n=3, cutoff=0.6)
     like = f"{', '.join(near)} are spelt alike; " if near else ""
     return f"{like}without an argument recompute-scan explain lists all"

@@ -6,25 +6,20 @@ from pathlib import Path
 
 import click
 
-from recompute_scan.cli.output import debug_option, force_option
-from recompute_scan.files import refuse_existing, write
+from recompute_scan.cli.output import (
+    ci_format_option,
+    debug_option,
+    force_option,
+    output_option,
+    put,
+)
+from recompute_scan.files import refuse_existing
 
 
 @click.command(short_help="Read scripts and configurations, run nothing.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--format",
-    "style",
-    type=click.Choice(["text", "json", "github", "sarif", "junit"]),
-    default="text",
-    show_default=True,
-    help="What to print.",
-)
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write it to a file instead.",
-)
+@ci_format_option
+@output_option
 @force_option
 @debug_option
 def lint(paths: tuple[Path, ...], style: str, output: Path | None, force: bool, debug: bool) -> int:
@@ -35,14 +30,11 @@ def lint(paths: tuple[Path, ...], style: str, output: Path | None, force: bool, 
     only may be wrong is a warning; `recompute-scan run` counts.
     """
     from recompute_scan.lint import lint as read
-    from recompute_scan.lint.render import RENDERINGS
+    from recompute_scan.lint.lint_formats import RENDERINGS
 
     if output is not None:
         refuse_existing(output, force=force)
     report = read(paths)
     rendered = RENDERINGS[style](report)
-    if output is not None:
-        write(output, rendered, force=force)
-    else:
-        click.echo(rendered, nl=False)
+    put(rendered, output, force=force)
     return report.status

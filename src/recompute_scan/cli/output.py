@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from recompute_scan.cli.again import seen_from_here
+from recompute_scan.files import write
 from recompute_scan.terminal import colored, fresh_line, links, width
 
 if TYPE_CHECKING:
@@ -18,9 +18,32 @@ if TYPE_CHECKING:
 
 Format = Literal["text", "json", "markdown"]
 
+output_option = click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write it to a file instead.",
+)
+# What `check` and `lint` answer in.
+ci_format_option = click.option(
+    "--format",
+    "style",
+    type=click.Choice(["text", "json", "github", "sarif", "junit"]),
+    default="text",
+    show_default=True,
+    help="What to print.",
+)
+
 debug_option = click.option(
     "--debug", is_flag=True, help="Show a traceback for errors of recompute-scan itself."
 )
+
+
+def put(text: str, output: Path | None, *, force: bool) -> None:
+    """Print it, or write it to the file that `--output` names."""
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write(output, text, force=force)
 
 
 def rendered(result: Result, style: Format, html: Path | None) -> str:
@@ -59,6 +82,8 @@ open_option = click.option(
 
 def show_page(page: Path) -> None:
     """Hand the page to the person's browser; say where it is if there is none."""
+    import webbrowser
+
     if not webbrowser.open(page.resolve().as_uri()):
         tell(f"recompute-scan: no browser was found; the report is {page}")
 

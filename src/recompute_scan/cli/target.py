@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 import sys
@@ -47,6 +46,8 @@ def check_script(whole: Sequence[str], script: str, args: Sequence[str]) -> None
             hint="install the launcher where recompute-scan is, or give its path",
         )
     if script.startswith("-") and script != "-":
+        import difflib
+
         context = click.get_current_context()
         option = script.partition("=")[0]
         known = [name for param in context.command.params for name in param.opts]

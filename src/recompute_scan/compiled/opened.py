@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.compiled.partitions import Partition, Site
+from recompute_scan.compiled.partitions import CompiledSite, Partition
 from recompute_scan.frameworks.known import recognise
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
@@ -220,7 +220,7 @@ def _groups(graphs: Parts, begin: int) -> list[Span]:
     return spans
 
 
-def _checkpoint(site: Site | None) -> Checkpoint:
+def _checkpoint(site: CompiledSite | None) -> Checkpoint:
     """A compiled checkpoint: the compiler makes no difference between the variants."""
     if site is None:
         return Checkpoint(depth=0, variant=None)
@@ -228,7 +228,7 @@ def _checkpoint(site: Site | None) -> Checkpoint:
     return Checkpoint(depth=0, variant=None, mechanism=mechanism, call_site=site.line)
 
 
-def _only(sites: tuple[Site, ...]) -> Site | None:
+def _only(sites: tuple[CompiledSite, ...]) -> CompiledSite | None:
     return sites[0] if len(set(sites)) == 1 else None
 
 

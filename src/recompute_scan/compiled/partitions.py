@@ -10,7 +10,7 @@ from math import prod
 
 from msgspec import Struct
 
-from recompute_scan.compiled.graph import Node, bytes_of, parse_graph, shape_of
+from recompute_scan.compiled.printed_graph import PrintedNode, bytes_of, parse_graph, shape_of
 from recompute_scan.compiled.repeated import PRODUCTS, Repeats, find_repeats, is_costly
 from recompute_scan.compiled.structured import BREAK, CONFIG, Record
 
@@ -26,7 +26,7 @@ _WRAPPERS = frozenset({"checkpoint_wrapped_module", "orig_mod", "fsdp_wrapped_mo
 _FLOPS_A_BYTE = 50.0
 
 
-class Site(Struct, frozen=True):
+class CompiledSite(Struct, frozen=True):
     """Where compiled code asks for a checkpoint.
 
     Attributes:
@@ -52,7 +52,7 @@ class Partition(Struct, frozen=True, dict=True):
     compile_id: str
     repeats: Repeats
     modules: tuple[str | None, ...]
-    sites: tuple[Site, ...]
+    sites: tuple[CompiledSite, ...]
     budget: float | None
 
     @property
@@ -148,7 +148,7 @@ def _parameters(dynamo: str, inputs: dict[str, str]) -> dict[str, str]:
 
 
 def _modules(
-    every: tuple[Node, ...], working: tuple[Node, ...], weights: dict[str, str]
+    every: tuple[PrintedNode, ...], working: tuple[PrintedNode, ...], weights: dict[str, str]
 ) -> tuple[str | None, ...]:
     of = dict(weights)
     for node in every:
@@ -161,23 +161,23 @@ def _modules(
     return tuple(of.get(node.name) for node in working)
 
 
-def _is_view(node: Node) -> bool:
+def _is_view(node: PrintedNode) -> bool:
     return node.operator in {"t", "permute", "transpose", "_to_copy", "convert_element_type"}
 
 
-def _sites(dynamo: str) -> tuple[Site, ...]:
+def _sites(dynamo: str) -> tuple[CompiledSite, ...]:
     """Where the traced code asks for checkpoints, in order."""
-    sites: list[Site] = []
-    last: Site | None = None
+    sites: list[CompiledSite] = []
+    last: CompiledSite | None = None
     for line in dynamo.split("\n"):
         if place := _FILE.search(line):
-            last = Site(f"{place[1]}:{place[2]}", f"{place[1]}:{place[3]}")
+            last = CompiledSite(f"{place[1]}:{place[2]}", f"{place[1]}:{place[3]}")
         elif _CHECKPOINT in line and last is not None:
             sites.append(last)
     return tuple(sites)
 
 
-def _cost(node: Node) -> float:
+def _cost(node: PrintedNode) -> float:
     """Bytes that the operator writes, and its arithmetic as bytes."""
     first = node.read_types[0] if node.read_types else ""
     moved = float(bytes_of(node.type) or bytes_of(first)) or 4.0

@@ -12,7 +12,14 @@ from collections import Counter
 
 from msgspec import Struct
 
-from recompute_scan.compiled.graph import GETITEM, LENGTH, Graph, Node, bytes_of, is_length
+from recompute_scan.compiled.printed_graph import (
+    GETITEM,
+    LENGTH,
+    PrintedGraph,
+    PrintedNode,
+    bytes_of,
+    is_length,
+)
 
 # Nothing runs on a device for these.
 VIEWS = frozenset(
@@ -47,14 +54,14 @@ class Repeats(Struct, frozen=True):
             forward graph does not have: what they are cannot be told.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[PrintedNode, ...]
     times: tuple[int, ...]
     saved_bytes: int
     gradients: Counter[str]
     strange: tuple[str, ...]
 
 
-def find_repeats(forward: Graph, backward: Graph) -> Repeats:
+def find_repeats(forward: PrintedGraph, backward: PrintedGraph) -> Repeats:
     """What of the forward graph runs again in the backward graph."""
     codes: dict[str, str] = {}
     values = {name: _given(name, type_) for name, type_ in forward.inputs.items()}
@@ -90,12 +97,12 @@ def find_repeats(forward: Graph, backward: Graph) -> Repeats:
     )
 
 
-def does_work(node: Node) -> bool:
+def does_work(node: PrintedNode) -> bool:
     """Does it run anything on the device?"""
     return node.target not in (GETITEM, LENGTH) and node.operator not in VIEWS
 
 
-def _number(graph: Graph, values: dict[str, str], codes: dict[str, str]) -> None:
+def _number(graph: PrintedGraph, values: dict[str, str], codes: dict[str, str]) -> None:
     """Give equal codes to the results of equal work, in place."""
     keeping = {node.name for node in graph.nodes if node.state == "keeps"}
     for node in graph.nodes:

@@ -54,18 +54,18 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     inside = slice(first, last)
     time = np.minimum(sequence.time, _usual_wait(facts, sequence))
     number = len(lengths)
-    step_ms = median(lengths) / _NS_PER_MS
-    recorded = step_ms
-    if len(timed_steps_ms):
-        step_ms = median(timed_steps_ms)
+    recorded = median(lengths) / _NS_PER_MS
+    step_ms = median(timed_steps_ms) if timed_steps_ms else recorded
 
     def per_step(mask: Bool) -> float:
         return float(time[inside][mask[inside]].sum()) / _NS_PER_MS / number
 
-    backward = _in_backward(len(sequence.rows), at, events)
+    size = len(sequence.rows)
+    forward = _passes(size, at, events, FORWARD, ends=BACKWARD)
+    backward = _passes(size, at, events, BACKWARD, ends=FORWARD)
     redundant_ms = per_step(redundant)
     recompute_ms = per_step(again & ~redundant)
-    forward_ms = per_step(_in_forward(len(sequence.rows), at, events) & ~again)
+    forward_ms = per_step(forward & ~again)
     backward_ms = per_step(backward & ~again)
     parts = [forward_ms, recompute_ms, redundant_ms, backward_ms]
     scale = min(1.0, recorded / sum(parts)) if sum(parts) else 1.0
@@ -77,7 +77,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     spread = (min(lengths) / _NS_PER_MS, max(lengths) / _NS_PER_MS) if number > 1 else (None, None)
     return Cost(
         step_ms=step_ms,
-        step_source="timed" if len(timed_steps_ms) else "trace",
+        step_source="timed" if timed_steps_ms else "trace",
         device="gpu",
         recompute_ms=recompute_ms + redundant_ms,
         redundant_recompute_ms=redundant_ms,
@@ -121,29 +121,19 @@ def _usual_wait(facts: RecomputeFacts, sequence: KernelSequence) -> Int64:
     return usual
 
 
-def _in_backward(size: int, at: Int64, events: Sequence[str]) -> Bool:
-    """For each kernel: does it lie between the first and the last backward of a pass?"""
+def _passes(size: int, at: Int64, events: Sequence[str], kind: str, ends: str) -> Bool:
+    """For each kernel: does it lie between the first and the last event of a kind?
+
+    An event of the kind ``ends`` ends a pass.
+    """
     found = np.zeros(size, np.bool_)
     first: int | None = None
-    for number, event in enumerate(events):
-        if event == FORWARD:
+    for place, event in zip(at.tolist(), events, strict=True):
+        if event == ends:
             first = None
-        elif event == BACKWARD:
-            first = int(at[number]) if first is None else first
-            found[first : int(at[number]) + 1] = True
-    return found
-
-
-def _in_forward(size: int, at: Int64, events: Sequence[str]) -> Bool:
-    """For each kernel: does it lie between the first and the last forward of a pass?"""
-    found = np.zeros(size, np.bool_)
-    first: int | None = None
-    for number, event in enumerate(events):
-        if event == BACKWARD:
-            first = None
-        elif event == FORWARD:
-            first = int(at[number]) if first is None else first
-            found[first : int(at[number]) + 1] = True
+        elif event == kind:
+            first = place if first is None else first
+            found[first : place + 1] = True
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import distinct, ranked
 from recompute_scan.cost.phases import Float64
 from recompute_scan.model import Calls, StepSpan
 from recompute_scan.trace.columns import Bool, Int32, Int64
@@ -159,17 +159,20 @@ def _usual(length: Float64, before: Int64, after: Int64, step: Int64) -> Float64
     if not len(length):
         return length
     # Numbers the intervals between the same two cuts anew in each step; steps are in order.
-    order = np.lexsort((after, before))
-    kinds = _changes(before[order], after[order])
+    known, cut = ranked(np.concatenate((before, after)) + 1)
+    different, pair = ranked(cut[: len(before)] * len(known) + cut[len(before) :])
+    # NumPy sorts 16 bits by counting them, four times faster than what is longer.
+    short = pair.astype(np.uint16) if len(different) < 1 << 16 else pair
+    order = np.argsort(short, kind="stable")
+    kinds = _changes(pair[order])
     begins = np.flatnonzero(kinds | _changes(step[order]))
     turn = np.arange(len(length)) - np.repeat(begins, np.diff(np.append(begins, len(length))))
     place = np.empty(len(length), np.int64)
-    pair = np.cumsum(kinds)
-    place[order] = pair * (int(turn.max()) + 1) + turn
+    place[order] = pair[order] * (int(turn.max()) + 1) + turn
     # Between most pairs of cuts nothing ever takes that long.
-    some = np.zeros(int(pair[-1]) + 1, np.bool_)
-    some[pair[length[order] > _HELD_UP_NS]] = True
-    long = order[some[pair]]
+    some = np.zeros(len(different), np.bool_)
+    some[pair[length > _HELD_UP_NS]] = True
+    long = order[some[pair[order]]]
     if not len(long):
         return length
     order = long[np.lexsort((length[long], place[long]))]
@@ -236,13 +239,15 @@ def change_clock(thread: HostThread, edits: Edits, overhead: float) -> Clock:
     old = np.sort(np.concatenate([thread.times, begins, ends]), kind="stable")
     old = old[np.concatenate(([True], old[1:] != old[:-1]))]
     length = np.diff(np.interp(old - first, thread.times - first, passed))
-    for begin, end, gone, add in zip(
-        np.searchsorted(old, begins), np.searchsorted(old, ends), mine.gone, mine.add, strict=True
-    ):
-        part = length[begin:end]
-        if not len(part):
-            continue
-        whole = float(part.sum())
-        wanted = max(0.0, add if gone else whole + add)
-        part[:] = part * (wanted / whole) if whole else wanted / len(part)
+    begin, end = np.searchsorted(old, begins), np.searchsorted(old, ends)
+    some = np.flatnonzero(begin < end)
+    begin, end, gone, add = begin[some], end[some], mine.gone[some], mine.add[some]
+    if len(some):
+        whole = np.add.reduceat(np.append(length, 0.0), np.column_stack((begin, end)).ravel())[::2]
+        wanted = np.maximum(0.0, np.where(gone, add, whole + add))
+        size = end - begin
+        place = np.repeat(end - np.cumsum(size), size) + np.arange(int(size.sum()))
+        scale = np.divide(wanted, whole, out=np.zeros(len(some)), where=whole > 0)
+        evenly = np.where(whole > 0, 0.0, wanted / size)
+        length[place] = length[place] * np.repeat(scale, size) + np.repeat(evenly, size)
     return Clock(old, np.concatenate(([0.0], np.cumsum(length))))

@@ -19,7 +19,7 @@ from recompute_scan.cost.hooks import saved_tensors
 from recompute_scan.cost.reruns import OpSequence, find_sequences
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.roles import Role
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int32, Int64
 

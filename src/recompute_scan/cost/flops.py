@@ -20,7 +20,7 @@ from recompute_scan.cost.peaks import Peak, peak_of
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.roles import Role
 from recompute_scan.result import Flops
 from recompute_scan.trace.columns import Bool, Int64, Kind
 

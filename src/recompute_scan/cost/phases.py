@@ -8,9 +8,8 @@ from msgspec import Struct
 
 from recompute_scan.arrays import distinct
 from recompute_scan.model import StepSpan
-from recompute_scan.recompute.by_design import within
 from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.roles import Role
 from recompute_scan.trace.columns import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]
@@ -38,9 +37,8 @@ def host_phases(facts: RecomputeFacts) -> Phases:
     redundant_of = np.zeros(len(calls), np.bool_)
     redundant_of[counts.redundant_rows] = True
     begins, recomputes = _times(facts, redundant_of)
-    own = np.array([row for each in facts.by_design for row in each.rows], np.int64)
-    begins = np.concatenate([begins, calls.start[own]])
-    needed_too = np.stack([calls.duration[own], np.zeros(len(own))], axis=1)
+    begins = np.concatenate([begins, calls.start[facts.designed]])
+    needed_too = np.stack([calls.duration[facts.designed], np.zeros(len(facts.designed))], axis=1)
     recomputes = np.concatenate([recomputes, needed_too])
     optimizer = facts.structure.rows(Role.OPTIMIZER)
     passes = _passes(facts)
@@ -98,8 +96,7 @@ def device_phases(facts: RecomputeFacts) -> Phases:
     top = structure.top[launch]
     role = np.where(top >= 0, structure.role[np.maximum(top, 0)], Role.RANGE)
     recomputed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
-    own = np.array([row for each in facts.by_design for row in each.rows], np.int64)
-    recomputed[within(calls, own)[launch]] = 1
+    recomputed[calls.within(facts.designed)[launch]] = 1
     in_backward = structure.engine[launch] >= 0
     rows: list[tuple[float, ...]] = []
     for span in _complete(facts):

@@ -18,7 +18,7 @@ to its end, stops at the last of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -28,7 +28,7 @@ from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.context import Context
 from recompute_scan.cost.hooks import Hooks, find_stop
 from recompute_scan.cost.reruns import Keep, OpSequence, with_gradients
-from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.roles import Role
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Int64
 
@@ -52,6 +52,8 @@ class Removal:
         self._facts = around.facts
         self._keep = keep
         self._staying = np.zeros(len(around.facts.calls) + 1, np.int32)
+        # Many blocks have the same checkpoints.
+        self._kept_of: dict[Sequence[Checkpoint], Checkpoint | None] = {}
 
     def edits(self, hooks: Hooks) -> list[TimeEdit]:
         """The edits.
@@ -107,7 +109,9 @@ class Removal:
     def _kept(self, sequence: OpSequence) -> Checkpoint | None:
         if self._keep is None or not sequence.checkpoints:
             return None
-        return self._keep(sequence.checkpoints)
+        if sequence.checkpoints not in self._kept_of:
+            self._kept_of[sequence.checkpoints] = self._keep(sequence.checkpoints)
+        return self._kept_of[sequence.checkpoints]
 
     def _gone(self, sequence: OpSequence) -> TimeEdit:
         calls = self._facts.calls

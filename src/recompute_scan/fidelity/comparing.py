@@ -19,15 +19,15 @@ from recompute_scan.faithful import (
     KeptState,
     LostGradient,
 )
-from recompute_scan.fidelity.random_state import python_states
-from recompute_scan.fidelity.runs import ForwardRun, RecomputeRun, Run, Shown
+from recompute_scan.fidelity.generators import python_states
+from recompute_scan.fidelity.region_runs import ForwardRun, RecomputeRun, RegionRun, Shown
 from recompute_scan.fidelity.state import changed_again, look_at_state, parts_of
 from recompute_scan.fidelity.uses import (
     Around,
-    Handed,
+    HandedTensors,
     see_what_is_handed,
 )
-from recompute_scan.fidelity.watch import NameOf, Step, Thread, Watch
+from recompute_scan.fidelity.watch import NameOf, Thread, Watch, WatchedStep
 
 # What a run of a region is to be told when it returns: what it returns.
 Returned = Callable[[Any], None]
@@ -48,7 +48,7 @@ class Comparing:
         """
         self._name_of = name_of
         self._around = around
-        self._step = Step()
+        self._step = WatchedStep()
         self._thread = Thread(self._step)
         self._regions: dict[ComparedRegion, _Sum] = {}
         self._began = time.perf_counter()
@@ -179,13 +179,13 @@ class RegionCall:
                     self._sum.states.setdefault(state.name, state)
                 self._sum.recomputes.append(run.shown())
 
-    def _claim(self) -> Handed | None:
+    def _claim(self) -> HandedTensors | None:
         """What the checkpoint's hooks, which were put in place just before, will see."""
         handed, self._thread.handed = self._thread.handed, None
         return handed if self._non_reentrant else None
 
     @contextmanager
-    def _watched(self, run: Run) -> Iterator[None]:
+    def _watched(self, run: RegionRun) -> Iterator[None]:
         runs = self._thread.runs
         runs.append(run)
         try:

@@ -36,7 +36,7 @@ class Saving(Protocol):
         """The next tensor is saved."""
 
 
-class Handed(Struct):
+class HandedTensors(Struct):
     """What one run of a non-reentrant checkpoint saves, in order.
 
     Attributes:
@@ -76,15 +76,17 @@ def hook_classes() -> Iterator[type[torch.autograd.graph.saved_tensors_hooks]]:
             yield found
 
 
-def see_what_is_handed(hooks: torch.autograd.graph.saved_tensors_hooks, around: Around) -> Handed:
+def see_what_is_handed(
+    hooks: torch.autograd.graph.saved_tensors_hooks, around: Around
+) -> HandedTensors:
     """Let both hooks, about to be put in place, tell what passes."""
-    handed = Handed()
+    handed = HandedTensors()
     hooks.pack_hook = around(hooks.pack_hook, handed.pack, named=False)
     hooks.unpack_hook = around(hooks.unpack_hook, handed.unpack, named=False)
     return handed
 
 
-class Graph(Struct, frozen=True):
+class SavedGraph(Struct, frozen=True):
     """The recomputed nodes that the gradient of one output runs through.
 
     Attributes:
@@ -98,7 +100,7 @@ class Graph(Struct, frozen=True):
     unknown: bool
 
 
-def graphs_below(outputs: Sequence[torch.Tensor], first: int, around: Around) -> list[Graph]:
+def graphs_below(outputs: Sequence[torch.Tensor], first: int, around: Around) -> list[SavedGraph]:
     """The graph below each output, of nodes with this number or a later one."""
     known: dict[Any, list[torch.Tensor] | None] = {}
     return [_graph_below(output.grad_fn, first, known, around) for output in outputs]
@@ -106,7 +108,7 @@ def graphs_below(outputs: Sequence[torch.Tensor], first: int, around: Around) ->
 
 def _graph_below(
     root: Any, first: int, known: dict[Any, list[torch.Tensor] | None], around: Around
-) -> Graph:
+) -> SavedGraph:
     nodes: set[Any] = set()
     waiting = [root]
     while waiting:
@@ -118,7 +120,7 @@ def _graph_below(
             known[node] = _saved_by(node, around)
         waiting += [following for following, _ in node.next_functions]
     saved = [known[node] for node in nodes]
-    return Graph(
+    return SavedGraph(
         frozenset(node._sequence_nr() for node in nodes),
         tuple(tensor for some in saved for tensor in some or ()),
         unknown=None in saved,

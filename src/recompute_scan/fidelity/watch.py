@@ -48,7 +48,7 @@ class WatchedRun(Keeping, Protocol):
         """Something of ours has failed; nothing more is asked of this run."""
 
 
-class Step:
+class WatchedStep:
     """Whether the step that is compared is under way still, in all threads."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Step:
 class Thread(threading.local):
     """The runs under way in one thread, the outermost first, and whether an operator is."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: WatchedStep) -> None:
         self.step = step
         self.runs: list[WatchedRun] = []
         self.inside = False
@@ -137,7 +137,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             prints.let_go()
         drawn = Drawn(arguments, named) if kind.may_draw else None
         # Where a run began without autograd, nothing in it is differentiated.
-        if not grad_mode and any([run.grad_mode for run in runs]):
+        if not grad_mode and any(run.grad_mode for run in runs):
             grad_mode = _in_own_function()
         return _Before(kind, grad_mode, nodes_so_far() - 1, given, prints, drawn)
 

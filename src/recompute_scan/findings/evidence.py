@@ -16,7 +16,7 @@ from recompute_scan.faithful import Fidelity
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.annotated import recomputed_calls
 from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.verdict import Compiled
 from recompute_scan.result import Checkpoint, Cost, Level, Memory, Rank, Region, Verdict
 from recompute_scan.run_info import Source, SwitchedOn

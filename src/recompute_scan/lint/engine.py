@@ -10,9 +10,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from recompute_scan.errors import InputError
-from recompute_scan.lint.facts import Found, Setting, Unreadable, Variant
+from recompute_scan.lint.doubling import launch_findings, script_findings, settings_findings
 from recompute_scan.lint.python import Script, read_script
-from recompute_scan.lint.rules import launch_findings, script_findings, settings_findings
+from recompute_scan.lint.said import Found, Setting, Unreadable, Variant
 from recompute_scan.lint.settings import read_settings
 from recompute_scan.lint.shell import read_shell
 
@@ -75,8 +75,9 @@ def lint(paths: Sequence[Path]) -> Report:
             texts.pop(path, None)
     deepspeed = any(script.deepspeed_checkpointing for script in scripts.values())
     found: set[Found] = set()
+    defaults = {folder: _default_of(folder) for folder in {path.parent for path in scripts}}
     for path, script in scripts.items():
-        found.update(script_findings(str(path), script, _default_of(path.parent)))
+        found.update(script_findings(str(path), script, defaults[path.parent]))
     for path, settings in configurations.items():
         found.update(settings_findings(str(path), settings, deepspeed_checkpointing=deepspeed))
     for path, text in texts.items():

@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.lint.facts import Switch, Unreadable, Variant
-from recompute_scan.lint.names import Names, is_constant, literal, variant_of
+from recompute_scan.lint.expressions import ScriptNames, is_constant, literal, variant_of
+from recompute_scan.lint.said import CheckpointSwitch, Unreadable, Variant
 
 _ENABLE = {"gradient_checkpointing_enable", "activation_checkpointing_enable"}
 _DISABLE = {"gradient_checkpointing_disable", "activation_checkpointing_disable"}
@@ -46,7 +46,7 @@ class Script(Struct, frozen=True):
         deepspeed_checkpointing: It uses DeepSpeed's own checkpointing.
     """
 
-    switches: tuple[Switch, ...]
+    switches: tuple[CheckpointSwitch, ...]
     disabled: frozenset[str]
     rebound: tuple[tuple[str, int, bool], ...]
     leaves: tuple[int, ...]
@@ -67,20 +67,20 @@ def read_script(text: str) -> Script:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            reader = _Reader(ast.parse(text))
+            reader = _ScriptReader(ast.parse(text))
         reader.visit(reader.tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Unreadable(f"it is no Python ({type(error).__name__})") from None
     return reader.script(text)
 
 
-class _Reader(ast.NodeVisitor):
+class _ScriptReader(ast.NodeVisitor):
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
-        self.names = Names(tree)
+        self.names = ScriptNames(tree)
         self.scope: tuple[str, ...] = ()
         self.branch: tuple[tuple[int, str], ...] = ()
-        self.switches: list[Switch] = []
+        self.switches: list[CheckpointSwitch] = []
         self.disabled: set[str] = set()
         self.rebound: list[tuple[str, int, bool]] = []
         self.leaves: list[int] = []
@@ -169,11 +169,11 @@ class _Reader(ast.NodeVisitor):
             self.calls.append((node, self.scope, self.branch))
         super().generic_visit(node)
 
-    def _all_switches(self) -> tuple[Switch, ...]:
+    def _all_switches(self) -> tuple[CheckpointSwitch, ...]:
         """The script's switches; one in a helper stands where the helper is called."""
         inside = self._in_helpers()
-        moved: set[Switch] = set()
-        derived: list[Switch] = []
+        moved: set[CheckpointSwitch] = set()
+        derived: list[CheckpointSwitch] = []
         for call, scope, branch in self.calls:
             helper = self.names.functions[ast.unparse(call.func)]
             names = [argument.arg for argument in helper.args.args]
@@ -200,9 +200,9 @@ class _Reader(ast.NodeVisitor):
             raise Unreadable(f"it switches checkpointing on more than {_MOST_SWITCHES} times")
         return found
 
-    def _in_helpers(self) -> dict[str, list[tuple[Switch, bool]]]:
+    def _in_helpers(self) -> dict[str, list[tuple[CheckpointSwitch, bool]]]:
         """By function, the switches on what it is given; is it certain that a call reaches each?"""
-        found: dict[str, list[tuple[Switch, bool]]] = {}
+        found: dict[str, list[tuple[CheckpointSwitch, bool]]] = {}
         scopes: dict[tuple[str, ...], ast.FunctionDef] = {
             (f"{name}:{helper.lineno}",): helper for name, helper in self.names.functions.items()
         }
@@ -256,7 +256,7 @@ class _Reader(ast.NodeVisitor):
         self, kind: Any, variant: Variant, node: ast.Call, subject: ast.expr, *, certain: bool
     ) -> None:
         self.switches.append(
-            Switch(
+            CheckpointSwitch(
                 kind, variant, node.lineno, ast.unparse(subject), self.scope, self.branch, certain
             )
         )

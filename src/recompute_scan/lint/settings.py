@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from recompute_scan.lint.facts import Setting, Unreadable
+from recompute_scan.lint.said import Setting, Unreadable
 
 _MOST = 20_000
 _DEEPEST = 50
@@ -29,9 +28,7 @@ def read_settings(text: str, suffix: str) -> list[Setting]:
         raise Unreadable(f"it is no {suffix[1:].upper()} ({type(error).__name__})") from None
     except ImportError:
         raise Unreadable("TOML needs tomli before Python 3.11") from None
-    return [
-        Setting(path, value, _line_of(text, path)) for path, value in _flat(data, (), _budget())
-    ]
+    return [Setting(path, value, text) for path, value in _flat(data, (), _budget())]
 
 
 def truthy(value: object) -> bool:
@@ -58,19 +55,6 @@ def _flat(
             yield from _flat(value, (*path, "[]"), budget)
     else:
         yield path, data
-
-
-def _line_of(text: str, path: tuple[str, ...]) -> int:
-    """The line of the last key, looked for after those before it."""
-    start = 0
-    for key in path:
-        if key == "[]":
-            continue
-        quoted = re.escape(key)
-        found = re.compile(rf"[\"'\[.]{quoted}[\"'\].]|^\s*{quoted}\s*=", re.MULTILINE)
-        hit = found.search(text, start)
-        start = hit.end() - 1 if hit else start
-    return text.count("\n", 0, start) + 1
 
 
 def _yaml(text: str) -> list[Setting]:

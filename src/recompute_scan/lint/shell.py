@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from recompute_scan.lint.facts import Setting
+from recompute_scan.lint.said import Setting
 
 _LAUNCHERS = re.compile(r"\baccelerate\s+launch\b|\btorchrun\b|\bpython3?\b|\bdeepspeed\b")
 

@@ -25,9 +25,10 @@ from msgspec import Struct
 from recompute_scan.arrays import among
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.matching import Match, Matcher, Recompute
+from recompute_scan.recompute.matching import Matcher, Recompute, SequenceMatch
 from recompute_scan.recompute.readings import Endings, Reading, correct
-from recompute_scan.recompute.structure import OperatorCodes, Role, Structure
+from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.structure import OperatorCodes, Structure
 from recompute_scan.recompute.work import Ran, Work
 from recompute_scan.trace.columns import Bool, Int64
 
@@ -108,9 +109,9 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
     )
 
 
-def _match_all(matcher: Matcher, endings: Endings) -> tuple[list[Match], list[Int64]]:
+def _match_all(matcher: Matcher, endings: Endings) -> tuple[list[SequenceMatch], list[Int64]]:
     """Recomputes of all sequences, in order of time, and what is left of each sequence."""
-    matches: list[Match] = []
+    matches: list[SequenceMatch] = []
     unexplained: list[Int64] = []
     for sequence in matcher.sequences:
         found = matcher.match(sequence, endings)
@@ -127,7 +128,9 @@ def _match_all(matcher: Matcher, endings: Endings) -> tuple[list[Match], list[In
     return matches, unexplained
 
 
-def _with_work(matches: list[Match], structure: Structure, ran: Ran) -> tuple[Recompute, ...]:
+def _with_work(
+    matches: list[SequenceMatch], structure: Structure, ran: Ran
+) -> tuple[Recompute, ...]:
     """The recomputes, with what of each really ran."""
     if not matches:
         return ()
@@ -143,7 +146,7 @@ def _with_work(matches: list[Match], structure: Structure, ran: Ran) -> tuple[Re
     )
 
 
-def _all_rows(matches: list[Match]) -> tuple[Int64, Int64]:
+def _all_rows(matches: list[SequenceMatch]) -> tuple[Int64, Int64]:
     """Rows of all first runs, and of the second runs of the same operators."""
     none = np.zeros(0, np.int64)
     return (
@@ -152,7 +155,7 @@ def _all_rows(matches: list[Match]) -> tuple[Int64, Int64]:
     )
 
 
-def _readings(matcher: Matcher, calls: Calls, matches: list[Match]) -> list[Reading]:
+def _readings(matcher: Matcher, calls: Calls, matches: list[SequenceMatch]) -> list[Reading]:
     """What sequences with an expected end were taken for."""
     of_engine: dict[int, list[Kept]] = defaultdict(list)
     for kept in _kept(matcher, calls, matches):
@@ -215,7 +218,7 @@ class Kept(Struct, frozen=True):
         return int(self.places[lost[-1] + behind[0]] if len(behind) else self.places[-1])
 
 
-def _kept(matcher: Matcher, calls: Calls, matches: list[Match]) -> Iterator[Kept]:
+def _kept(matcher: Matcher, calls: Calls, matches: list[SequenceMatch]) -> Iterator[Kept]:
     """What each recompute kept."""
     original, again = _all_rows(matches)
     detach = np.array([name == words.DETACH for name in calls.names], np.bool_)[calls.name]

@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
-from recompute_scan.recompute.structure import Role, Structure, enclosing_engines
+from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.structure import Structure, enclosing_engines
 from recompute_scan.trace.columns import Int64, Ints
 
 

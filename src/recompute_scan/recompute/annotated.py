@@ -16,7 +16,8 @@ from recompute_scan.annotations import (
 )
 from recompute_scan.model import Calls
 from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.structure import Role, Structure
+from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.structure import Structure
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
 
@@ -80,7 +81,7 @@ def read_annotations(
                 AnnotatedCall(annotation, int(row), first, last, times.get(annotation.call, 0))
             )
     matched, original = alignment.again, alignment.original
-    inside = _inside(calls, recomputes)
+    inside = calls.inside(recomputes)
     # A function's annotation is around what it was given to run, and not around what it does
     # itself.
     beside = structure.function[original] > _innermost(calls, regions)[original]
@@ -138,11 +139,3 @@ def _innermost(calls: Calls, rows: Int64) -> Int32:
     for row in rows.tolist():  # in order: what is in another comes after it
         found[row + 1 : row + 1 + int(calls.size[row])] = row
     return found
-
-
-def _inside(calls: Calls, rows: Int64) -> Bool:
-    """For each call: is it inside one of ``rows``?"""
-    edges = np.zeros(len(calls) + 1, np.int64)
-    np.add.at(edges, rows + 1, 1)
-    np.add.at(edges, rows + 1 + calls.size[rows], -1)
-    return np.cumsum(edges)[: len(calls)] > 0

@@ -29,7 +29,7 @@ from recompute_scan.model import Calls, Kernels
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.structure import Structure
 from recompute_scan.recompute.verdict import Judgement
-from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+from recompute_scan.trace.columns import Int64, Kind, Trace
 
 # What moves, makes or names memory, and computes nothing.
 _NO_WORK = re.compile(
@@ -41,7 +41,7 @@ _NO_WORK = re.compile(
 _WRITTEN = re.compile(r"[A-Za-z_]\w{0,119}", re.ASCII)
 
 
-class ByDesign(Struct, frozen=True):
+class DesignedRun(Struct, frozen=True):
     """One function that other functions' gradients run again, over the whole trace.
 
     Attributes:
@@ -65,7 +65,7 @@ class ByDesign(Struct, frozen=True):
 
 def find_by_design(
     trace: Trace, calls: Calls, structure: Structure, kernels: Kernels, matched: Int64
-) -> tuple[ByDesign, ...]:
+) -> tuple[DesignedRun, ...]:
     """The functions that run again in other functions' gradients, by time.
 
     Args:
@@ -75,11 +75,11 @@ def find_by_design(
         kernels: Device work with its launches.
         matched: Rows of operators that are recomputes of a checkpoint already.
     """
-    functions = _functions(calls)
+    functions = _functions(calls, structure)
     if not functions:
         return ()
     code = {name: at for at, name in enumerate(calls.names)}
-    explained = within(calls, matched)
+    explained = calls.within(matched)
     operator = calls.kind == Kind.OP
     launched = _Launched(trace, calls, kernels)
     # Rows of calls outside any backward pass, and, by the function whose node it is, inside.
@@ -112,7 +112,7 @@ def find_by_design(
         if not launched.any:
             time = int(calls.duration[again].sum())
         found.append(
-            ByDesign(
+            DesignedRun(
                 function=name,
                 inside=tuple(sorted(others, key=lambda other: (-len(others[other]), other))),
                 forward=len(outside[name]),
@@ -125,13 +125,19 @@ def find_by_design(
     return tuple(sorted(found, key=lambda each: (-each.time, each.function)))
 
 
-def left_unexplained(unexplained: Int64, found: Sequence[ByDesign]) -> Int64:
+def rows_of(found: Sequence[DesignedRun]) -> Int64:
+    """Rows of all their calls."""
+    return np.array([row for each in found for row in each.rows], np.int64)
+
+
+def left_unexplained(unexplained: Int64, found: Sequence[DesignedRun]) -> Int64:
     """The operators that no recompute explains, without those that run again by design."""
-    own = np.array([row for each in found for row in each.rows], np.int64)
-    return unexplained[~among(unexplained, own)]
+    return unexplained[~among(unexplained, rows_of(found))]
 
 
-def with_design(judgement: Judgement, found: Sequence[ByDesign], forward_time: float) -> Judgement:
+def with_design(
+    judgement: Judgement, found: Sequence[DesignedRun], forward_time: float
+) -> Judgement:
     """The verdict with these: no checkpoint, and yet forward work that runs again, once.
 
     Args:
@@ -173,16 +179,13 @@ class _Launched:
         return Counter(name for row in rows for name in self._name[self._span(row)].tolist())
 
 
-def _functions(calls: Calls) -> frozenset[str]:
+def _functions(calls: Calls, structure: Structure) -> frozenset[str]:
     """Names of autograd functions that somebody wrote: their nodes are called after them."""
-    names = set(calls.names)
+    names = (calls.names[code] for code in structure.functions.called.values())
     return frozenset(
         name
         for name in names
-        if f"{name}Backward" in names
-        and _WRITTEN.fullmatch(name)
-        and name not in words.CHECKPOINT_FUNCTIONS
-        and not words.COMPILED_CALL.match(name)
+        if _WRITTEN.fullmatch(name)
         and not words.PLUMBING.match(name)
         and not words.NEUTRAL.match(name)
     )
@@ -191,14 +194,6 @@ def _functions(calls: Calls) -> frozenset[str]:
 def _function_of(calls: Calls, engine: int) -> str:
     node: str = calls.names[calls.name[engine]]
     return node.removeprefix(words.ENGINE).removesuffix("Backward")
-
-
-def within(calls: Calls, rows: Int64) -> Bool:
-    """For each call: is it one of these, or in one of them?"""
-    edge = np.zeros(len(calls) + 1, np.int64)
-    np.add.at(edge, rows, 1)
-    np.add.at(edge, rows + 1 + calls.size[rows], -1)
-    return np.asarray(np.cumsum(edge)[:-1] > 0)
 
 
 def _in_node(calls: Calls, rows: Sequence[int], other: str) -> bool:

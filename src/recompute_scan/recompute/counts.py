@@ -11,7 +11,8 @@ from msgspec import Struct
 from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls, StepSpan, step_of
 from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.structure import Role, Structure
+from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.structure import Structure
 from recompute_scan.recompute.work import Work
 from recompute_scan.trace.columns import Bool, Int32, Int64
 

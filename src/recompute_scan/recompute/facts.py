@@ -22,9 +22,10 @@ from recompute_scan.recompute.attention.kernel_evidence import (
 from recompute_scan.recompute.attention.sequence import settle_whole
 from recompute_scan.recompute.blocks import Block, find_blocks
 from recompute_scan.recompute.by_design import (
-    ByDesign,
+    DesignedRun,
     find_by_design,
     left_unexplained,
+    rows_of,
     with_design,
 )
 from recompute_scan.recompute.collectives import Collectives, find_collectives
@@ -38,13 +39,14 @@ from recompute_scan.recompute.frames import (
     with_frames,
 )
 from recompute_scan.recompute.layers import group_blocks
+from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.soundness import check_soundness, check_steps
 from recompute_scan.recompute.spans import spans_from_annotations, spans_from_recomputes
-from recompute_scan.recompute.structure import Role, Structure, classify
+from recompute_scan.recompute.structure import Structure, classify
 from recompute_scan.recompute.verdict import Compiled, Judgement, find_compiled_backward, judge
 from recompute_scan.recompute.work import Work, measure
 from recompute_scan.result import EvidenceLevel
-from recompute_scan.trace.columns import Bool, Kind, Trace
+from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 
 class RecomputeFacts(Struct, frozen=True, dict=True):
@@ -89,7 +91,12 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     compiled: Compiled | None
     attention: KernelEvidence | None
     framed: bool = False
-    by_design: tuple[ByDesign, ...] = ()
+    by_design: tuple[DesignedRun, ...] = ()
+
+    @cached_property
+    def designed(self) -> Int64:
+        """Rows of all calls that run again by design."""
+        return rows_of(self.by_design)
 
     @property
     def complete_count(self) -> int:

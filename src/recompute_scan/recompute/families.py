@@ -11,7 +11,7 @@ from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.roles import Role
 from recompute_scan.result import Attention, Family
 from recompute_scan.trace.columns import Int64
 

@@ -26,7 +26,7 @@ _PRODUCTS = frozenset({"aten::matmul", "aten::mm", "aten::bmm"})
 
 
 class CheckpointFunctions(Struct, frozen=True):
-    """Names of the functions in one trace that are checkpoints.
+    """The autograd functions in one trace, and which of them are checkpoints.
 
     Attributes:
         names: All of them, those known by name among them.
@@ -36,11 +36,14 @@ class CheckpointFunctions(Struct, frozen=True):
         losses: Functions that do so and end the forward pass, such as a head with its loss in
             chunks. What they run again is their own formula: they are no checkpoints, and not
             among ``names``.
+        called: By the code of its node's name, that of each function, but for the checkpoints that
+            are known by name.
     """
 
     names: frozenset[str]
     in_parts: frozenset[str]
     losses: frozenset[str]
+    called: dict[int, int]
 
 
 def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions:
@@ -51,9 +54,9 @@ def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions
         engine: For each name: is it the engine's range around a node, or a bare node?
     """
     known = frozenset(words.CHECKPOINT_FUNCTIONS)
-    functions = called_functions(calls)
+    functions = _called_functions(calls)
     if not functions:
-        return CheckpointFunctions(known, frozenset(), frozenset())
+        return CheckpointFunctions(known, frozenset(), frozenset(), functions)
     operator = calls.kind == Kind.OP
     begun = np.flatnonzero(engine[calls.name] & operator)
     starter = _operators_around(calls, begun)
@@ -77,10 +80,10 @@ def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions
         found.add(name)
         if goes_on:
             in_parts.add(name)
-    return CheckpointFunctions(frozenset(found), frozenset(in_parts), frozenset(losses))
+    return CheckpointFunctions(frozenset(found), frozenset(in_parts), frozenset(losses), functions)
 
 
-def called_functions(calls: Calls) -> dict[int, int]:
+def _called_functions(calls: Calls) -> dict[int, int]:
     """By the code of its node's name, that of each autograd function that is no known checkpoint.
 
     Compiled code is no function that somebody wrote.

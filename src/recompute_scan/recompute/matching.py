@@ -12,7 +12,9 @@ from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.anchors import Anchor, Anchors
+from recompute_scan.recompute.boundaries import Boundaries
 from recompute_scan.recompute.readings import Ending, Endings
+from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.runs import (
     NEAR,
     SHORT_RUN,
@@ -22,42 +24,8 @@ from recompute_scan.recompute.runs import (
     passes_of,
     until_jump,
 )
-from recompute_scan.recompute.structure import OPERATORS, OperatorCodes, Role, Structure
+from recompute_scan.recompute.structure import OperatorCodes, Structure
 from recompute_scan.trace.columns import Bool, Int64, Ints
-
-
-class Boundaries:
-    """Begins and ends of checkpoint functions, and what torch's other variant leaves of its begin.
-
-    The non-reentrant checkpoint leaves an operator from torch 2.1 to 2.12; before and since it
-    leaves nothing.
-    """
-
-    def __init__(self, calls: Calls, structure: Structure) -> None:
-        saver = np.array([name == words.INPUT_SAVER for name in calls.names], np.bool_)
-        operator = OPERATORS[structure.role]
-        savers = np.flatnonzero(saver[calls.name] & operator)
-        functions = np.flatnonzero(structure.function == np.arange(len(calls)))
-        rows = np.concatenate([savers, functions, functions + calls.size[functions] + 1])
-        engine = structure.engine[np.concatenate([savers, functions, functions])]
-        # In order of the engine range, and in each of the row.
-        self._size = len(calls) + 2
-        self._place = np.sort(engine.astype(np.int64) * self._size + rows)
-
-    def before(self, operators: Int64, engine: Int64) -> Int64:
-        """How many lie between each operator and the one before it in its engine range.
-
-        Args:
-            operators: Rows, in order of the engine range, in it ascending.
-            engine: The engine range that each ran in; -1 for the forward pass.
-        """
-        first = engine * self._size
-        passed = self._place.searchsorted(first + operators, side="right")
-        passed -= self._place.searchsorted(first)
-        crossed: Int64 = passed.copy()
-        on = np.flatnonzero(engine[1:] == engine[:-1])
-        crossed[on + 1] -= passed[on]
-        return crossed
 
 
 class Recompute(Struct, frozen=True):
@@ -80,7 +48,7 @@ class Recompute(Struct, frozen=True):
     inner_function: bool
 
 
-class Match(Struct, frozen=True):
+class SequenceMatch(Struct, frozen=True):
     """A recompute of which is not known yet what of it really ran; see :class:`Recompute`."""
 
     engine: int
@@ -213,7 +181,7 @@ class Matcher:
         alone = first >= np.append(begins[1:], len(rows))
         return np.where(alone | structure.checkpoint_node[engines], 0, first - begins)
 
-    def match(self, node: NodeSequence, endings: Endings) -> list[Match]:
+    def match(self, node: NodeSequence, endings: Endings) -> list[SequenceMatch]:
         """The recomputes that one sequence consists of, in order of time.
 
         Args:
@@ -283,10 +251,12 @@ class Matcher:
         ceiling = min(highest, last + len(wanted) + NEAR)
         return own + self._sequence.cut(wanted, end, lowest, ceiling, last, behind=known)
 
-    def _matched(self, engine: int, rows: Int64, wanted: Sequence, runs: list[Run]) -> Match:
+    def _matched(
+        self, engine: int, rows: Int64, wanted: Sequence, runs: list[Run]
+    ) -> SequenceMatch:
         parts = [slice(run.start, run.start + run.length) for run in runs]
         functions = _joined([wanted.function[part] for part in parts])
-        return Match(
+        return SequenceMatch(
             engine=engine,
             original=_joined([self.forward[run.place : run.stop] for run in runs]),
             again=_joined([rows[part] for part in parts]),

@@ -99,10 +99,7 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, engine: Int32, nodes: In
 
 def _by_operator(calls: Calls, rows: Int64) -> dict[str, Int64]:
     """Rows of these calls and of all inside them, in order, by what their nodes are called."""
-    change = np.zeros(len(calls) + 1, np.int64)
-    np.add.at(change, rows, 1)
-    np.add.at(change, rows + 1 + calls.size[rows], -1)
-    inside = np.flatnonzero(np.cumsum(change)[:-1] > 0)
+    inside = np.flatnonzero(calls.within(rows))
     codes = calls.name[inside]
     found: dict[str, Int64] = {}
     for code in distinct(codes).tolist():

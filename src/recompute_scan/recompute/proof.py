@@ -8,7 +8,7 @@ from recompute_scan.arrays import among, distinct
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.families import family_of_node
-from recompute_scan.recompute.structure import Role
+from recompute_scan.recompute.roles import Role
 from recompute_scan.result import Proof, ProofLane, ProofOp, Region
 from recompute_scan.trace.columns import Int64
 

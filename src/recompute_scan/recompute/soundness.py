@@ -23,11 +23,12 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import distinct, ranked
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.structure import LOOKED_THROUGH, Role, Structure
+from recompute_scan.recompute.roles import LOOKED_THROUGH, Role
+from recompute_scan.recompute.structure import Structure
 from recompute_scan.trace.columns import Bool, Int64, Ints, Kind
 
 # Smaller shares are found in sound traces.
@@ -42,8 +43,6 @@ _STRAY = 2
 # What operators run inside is compared where there are so many of a kind, and what this share
 # of them has is no exception.
 _KIND, _RULE = 4, 0.1
-# Numbers up to so many times as large as there are of them are told apart without sorting.
-_DENSE = 4
 # No more names than these are looked at for one number: an operator has a few inside it.
 _MOST_NAMES = 64
 # Nodes of these names have no operator in the forward pass; of an archive's aliases nobody knows.
@@ -202,14 +201,14 @@ def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
     above = calls.parent[rows]
     within = (above >= 0) & operator[np.maximum(above, 0)]
     shapes = int(calls.dims.max(initial=0)) + 1
-    known, shaped = _ranked(calls.name[rows].astype(np.int64) * shapes + calls.dims[rows])
+    known, shaped = ranked(calls.name[rows].astype(np.int64) * shapes + calls.dims[rows])
     # A sum of numbers that stand for name and shapes: equal for equal ones, in any order.
     inside = np.zeros(len(calls), np.uint64)
     np.add.at(inside, above[within], _mixed(known)[shaped[within]])
     around = np.where(within, calls.name[np.maximum(above, 0)], -1).astype(np.int64)
     in_backward = structure.engine[rows] >= 0
     places = 2 * (len(calls.names) + 1)
-    _, kind = _ranked(shaped * places + 2 * (around + 1) + in_backward)
+    _, kind = ranked(shaped * places + 2 * (around + 1) + in_backward)
     all_of = np.bincount(kind, minlength=1)
     # Most kinds run the same inside throughout: only the others are looked at closely.
     held = inside[rows]
@@ -223,17 +222,6 @@ def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
     alike = np.bincount(both, minlength=1)[both]
     unlike = alike < np.maximum(_RULE * all_of[kind], 2)
     return int(unlike.sum()), len(rows)
-
-
-def _ranked(numbers: Int64) -> tuple[Int64, Int64]:
-    """The different ones of these numbers from 0, and the position among them of each."""
-    most = int(numbers.max(initial=0)) + 1
-    if most > _DENSE * len(numbers):
-        known, place = np.unique(numbers, return_inverse=True)
-        return known, place
-    found = np.zeros(most, np.bool_)
-    found[numbers] = True
-    return np.flatnonzero(found), (np.cumsum(found) - 1)[numbers]
 
 
 def _shapes_missing(calls: Calls) -> tuple[int, int]:

@@ -20,49 +20,30 @@ Source: ``torch/utils/checkpoint.py`` (``CheckpointFunction.backward``, ``unpack
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
 
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, distinct
+from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.functions import (
     CheckpointFunctions,
-    called_functions,
     find_checkpoint_functions,
 )
-from recompute_scan.recompute.numbers import numbers_of, under_a_mode
+from recompute_scan.recompute.numbers import numbers_of
+from recompute_scan.recompute.roles import LOOKED_THROUGH, OPERATORS, Role, table
+from recompute_scan.recompute.settling import (
+    settle_formulas,
+    settle_gradients,
+    settle_hooks,
+    settle_parts,
+    settle_updates,
+)
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
 
-
-class Role:
-    """What a call is. Plain numbers: NumPy compares with an enumeration's five times as slowly."""
-
-    INNER: Final = 0  # inside a call that has a role
-    FORWARD: Final = 1  # outermost operator of forward work
-    CANDIDATE: Final = 2  # outermost operator where a recompute can stand
-    RANGE: Final = 3  # looked through: annotations, checkpoint functions
-    BACKWARD: Final = 4  # the engine's range around one node
-    FORMULA: Final = 5  # the node itself, or an operator of its own formula
-    OPTIMIZER: Final = 6
-    PLUMBING: Final = 7  # communication and resharding
-
-
-def _table(*roles: int) -> Bool:
-    """For each role: is it one of these?"""
-    table = np.zeros(Role.PLUMBING + 1, np.bool_)
-    table[list(roles)] = True
-    return table
-
-
-# For each role: what is looked through, and the outermost operators of forward work.
-LOOKED_THROUGH = _table(Role.RANGE, Role.BACKWARD)
-OPERATORS = _table(Role.FORWARD, Role.CANDIDATE)
-_OPEN = _table(Role.RANGE, Role.BACKWARD, Role.FORMULA)
-_RECOMPUTED = _table(Role.CANDIDATE, Role.RANGE)
-_KEEPS_OWNER = _table(Role.RANGE, Role.CANDIDATE, Role.INNER)
+_OPEN = table(Role.RANGE, Role.BACKWARD, Role.FORMULA)
+_KEEPS_OWNER = table(Role.RANGE, Role.CANDIDATE, Role.INNER)
 
 
 class Structure(Struct, frozen=True):
@@ -174,13 +155,13 @@ def classify(calls: Calls) -> Structure:
         function[rows] = np.where(
             starts_engine | is_node, -1, np.where(in_function, rows, above_function)
         )
-    _settle_updates(calls, role, closures)
+    settle_updates(calls, role, closures)
     if words.RECOMPUTED_BY_HOOK.isdisjoint(calls.names):
-        _settle_hooks(calls, role, engine, owner, node)
+        settle_hooks(calls, role, engine, owner, node)
     number, told = numbers_of(calls, OPERATORS[role], engine, np.flatnonzero(node))
-    _settle_formulas(calls, role, owner, number, told)
-    _settle_gradients(calls, role, owner)
-    _settle_parts(calls, role, engine, function, number, classes)
+    settle_formulas(calls, role, owner, number, told)
+    settle_gradients(calls, role, owner, classes.functions.called)
+    settle_parts(calls, role, engine, function, number, classes.functions)
     return Structure(
         role=role,
         engine=engine,
@@ -220,11 +201,7 @@ def _broken_regions(calls: Calls) -> Bool:
     if not len(rows):
         return broken
     compiled = calls.matching(words.COMPILED_FUNCTION)[calls.name]
-    inside = np.zeros(len(calls) + 1, np.int64)
-    functions = np.flatnonzero(compiled)
-    np.add.at(inside, functions, 1)
-    np.add.at(inside, functions + 1 + calls.size[functions], -1)
-    hidden = np.cumsum(inside)[:-1] > 0
+    hidden = calls.within(np.flatnonzero(compiled))
     own = (calls.sequence >= 0) & (calls.kind == Kind.OP) & ~hidden
     told = np.append(0, np.cumsum(own | region[calls.name]))
     divided = rows[told[rows + 1 + calls.size[rows]] > told[rows + 1]]
@@ -243,20 +220,6 @@ def _closures(calls: Calls, classes: _NameClasses) -> Int64:
     numbered = np.flatnonzero((calls.sequence >= 0) & (calls.kind == Kind.OP))
     first = np.searchsorted(numbered, ranges + 1)
     return ranges[first < np.searchsorted(numbered, ranges + 1 + calls.size[ranges])]
-
-
-def _settle_updates(calls: Calls, role: Int8, closures: Int64) -> None:
-    """Turn what follows the closure in an optimizer's range into OPTIMIZER, in place."""
-    engines = np.flatnonzero(role == Role.BACKWARD)
-    for row in closures.tolist():
-        inside = np.arange(row + 1, row + 1 + calls.size[row])
-        # On a GPU the backward pass runs in another thread, and the closure waits for it.
-        began = calls.start[engines]
-        within = engines[(began >= calls.start[row]) & (began < calls.end[row])]
-        last = inside[(calls.sequence[inside] >= 0) & (calls.kind[inside] == Kind.OP)]
-        update = max(calls.end[within].max(initial=0), calls.end[last].max(initial=0))
-        after = inside[(role[inside] == Role.FORWARD) & (calls.start[inside] >= update)]
-        role[after] = Role.OPTIMIZER
 
 
 class OperatorCodes:
@@ -284,77 +247,6 @@ def _outermost(calls: Calls, role: Int8, engine: Int32) -> Int64:
     engines = np.flatnonzero(role == Role.BACKWARD)
     parent = calls.parent[engines]
     return engines[(parent < 0) | (engine[np.maximum(parent, 0)] < 0)]
-
-
-def _settle_hooks(calls: Calls, role: Int8, engine: Int32, owner: Int32, node: Bool) -> None:
-    """Turn candidates that a gradient hook ran into FORMULA, in place."""
-    holds_node = np.zeros(len(calls), np.bool_)
-    holds_node[engine[node]] = True
-    accumulates = np.array([name == words.ACCUMULATE_GRAD for name in calls.names], np.bool_)
-    candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
-    around = engine[candidates]
-    hooked = (owner[candidates] == around) & holds_node[around]
-    role[candidates[hooked | accumulates[calls.name[around]]]] = Role.FORMULA
-
-
-def _settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints, told: Int64) -> None:
-    """Turn candidates that belong to a node's own formula into FORMULA, in place.
-
-    A recompute comes before the formula that asked for it, so whatever starts after the last
-    operator with a sequence number of its own is formula. Where a dispatch mode left the operators
-    of the forward pass without one, it is the last operator under such a mode.
-    """
-    candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
-    numbered = np.flatnonzero(
-        _RECOMPUTED[role] & (owner >= 0) & (number >= 0) & (calls.kind == Kind.OP)
-    )
-    if len(told):
-        moded = candidates[among(number[owner[candidates]], number[told])]
-        numbered = np.append(numbered, moded[under_a_mode(calls, moded)])
-    recompute_end = np.full(len(calls), -1, np.int64)
-    np.maximum.at(recompute_end, owner[numbered], calls.end[numbered])
-    late = candidates[calls.start[candidates] >= recompute_end[owner[candidates]]]
-    role[late] = Role.FORMULA
-
-
-def _settle_gradients(calls: Calls, role: Int8, owner: Int32) -> None:
-    """Turn what a function's own gradient runs again of other functions into FORMULA, in place.
-
-    A checkpoint whose saved tensor a node asks for holds the call that saved it. So where the node
-    of a function that somebody wrote runs forward work, and not its own call, no checkpoint
-    asked for that. Where it runs its own call too, a checkpoint's recompute ends with that, but for
-    work that its call does not hold.
-    """
-    candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
-    functions = called_functions(calls)
-    for node, function in functions.items():
-        mine = candidates[calls.name[owner[candidates]] == node]
-        if not len(mine):
-            continue
-        called = np.flatnonzero((calls.name == function) & (calls.kind == Kind.OP))
-        around = owner[mine]
-        first, last = np.searchsorted(called, [around + 1, around + 1 + calls.size[around]])
-        own = called[np.maximum(last - 1, 0)]
-        behind = mine > own + calls.size[own]
-        held = distinct(calls.name[own[0] + 1 : own[0] + 1 + calls.size[own[0]]])
-        written = np.isin(calls.name[mine], [*functions.values()])
-        behind &= written & among(calls.name[mine], held)
-        role[mine[(first == last) | behind]] = Role.FORMULA
-
-
-def _settle_parts(
-    calls: Calls, role: Int8, engine: Int32, function: Int32, number: Ints, classes: _NameClasses
-) -> None:
-    """Turn what a function that goes through its block in parts works out itself into FORMULA.
-
-    Between the parts it rebuilds inputs and adds up gradients, without gradients of its own. In
-    place.
-    """
-    nodes = words.nodes_of(classes.functions.in_parts)
-    in_parts = np.array([name.removeprefix(words.ENGINE) in nodes for name in calls.names])
-    own = (role == Role.CANDIDATE) & (number < 0) & (function < 0)
-    rows = np.flatnonzero(own & in_parts[calls.name[engine]])
-    role[rows] = Role.FORMULA
 
 
 def _tops(calls: Calls, role: Int8) -> Int32:

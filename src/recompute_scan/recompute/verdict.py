@@ -14,7 +14,8 @@ from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.cross_check import PlainCounts
-from recompute_scan.recompute.structure import Role, Structure
+from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.structure import Structure
 from recompute_scan.result import Verdict
 from recompute_scan.trace.columns import Int64, Kind
 

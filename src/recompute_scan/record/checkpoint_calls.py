@@ -31,7 +31,7 @@ from recompute_scan.record.module_names import Untrained
 from recompute_scan.record.options import Arguments
 from recompute_scan.record.own_functions import own_functions
 from recompute_scan.record.patches import Patches, after_import
-from recompute_scan.record.region_ranges import UNNAMED, CheckpointCall, Region, Regions
+from recompute_scan.record.region_ranges import UNNAMED, CheckpointCall, RangedRegion, Regions
 
 # What can be called and has no other use to speak of.
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
@@ -186,7 +186,7 @@ class CheckpointCalls:
 
         return self._guard.around(function, run, named=False)
 
-    def _both_runs(self, function: Any, region: Region) -> Callable[..., Any]:
+    def _both_runs(self, function: Any, region: RangedRegion) -> Callable[..., Any]:
         """The function, whose first run is the forward's and whose later ones are recomputes."""
         has_run = False
 
@@ -202,7 +202,7 @@ class CheckpointCalls:
 
         return self._guard.around(function, run, named=False)
 
-    def _recompute(self, function: Any, region: Region) -> Callable[..., Any]:
+    def _recompute(self, function: Any, region: RangedRegion) -> Callable[..., Any]:
         def recompute(call: Call, *args: Any, **kwargs: Any) -> Any:
             with region.recompute():
                 return call(*args, **kwargs)

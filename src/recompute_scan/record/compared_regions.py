@@ -14,7 +14,7 @@ from recompute_scan.fidelity.uses import hook_classes
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.module_names import ModuleIndex, covered_modules
 from recompute_scan.record.patches import Patches
-from recompute_scan.record.region_ranges import AnnotatedRegions, CheckpointCall, Region
+from recompute_scan.record.region_ranges import AnnotatedRegions, CheckpointCall, RangedRegion
 
 _AMBIGUOUS = "The same module was run several times before it was recomputed."
 
@@ -62,7 +62,7 @@ class ComparedRegions:
         """As :meth:`AnnotatedRegions.preparing`; a step that is compared is not timed."""
         return self._annotated.preparing() if self._comparing is None else nullcontext()
 
-    def region(self, call: CheckpointCall) -> Region:
+    def region(self, call: CheckpointCall) -> RangedRegion:
         """The region of one call."""
         if self._comparing is None:
             return self._annotated.region(call)

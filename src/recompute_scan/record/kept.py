@@ -12,7 +12,7 @@ from recompute_scan.record.phase import Phase
 from recompute_scan.record.profiler import ProfilerWindow
 
 
-class Kept(Struct):
+class RecordedSoFar(Struct):
     """What has been recorded so far.
 
     Attributes:

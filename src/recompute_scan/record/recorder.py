@@ -18,7 +18,7 @@ from recompute_scan.faithful import Fidelity
 from recompute_scan.record.compat import compiled_something
 from recompute_scan.record.execute import StopRecording
 from recompute_scan.record.guard import Guard
-from recompute_scan.record.kept import Kept
+from recompute_scan.record.kept import RecordedSoFar
 from recompute_scan.record.launch.launcher import RankFacts
 from recompute_scan.record.launch.membership import Membership
 from recompute_scan.record.phase import Phase
@@ -77,7 +77,7 @@ class Recorder:
         self._on_kept = on_kept
         self._membership = Membership(plan, recording_ranks)
         self._progress = Progress(wanted=self.ranks.rank == 0)
-        self.kept = Kept(folder)
+        self.kept = RecordedSoFar(folder)
         self._timer: StepTimer | None = None
         self._tracing = Tracing(
             plan,

@@ -48,7 +48,7 @@ class CheckpointCall(Struct, frozen=True):
     own: str = ""
 
 
-class Region(Protocol):
+class RangedRegion(Protocol):
     """What is wrapped around the runs of one checkpointed call."""
 
     def forward(self) -> AbstractContextManager[Returned | None]:
@@ -68,7 +68,7 @@ class Regions(Protocol):
     def preparing(self) -> AbstractContextManager[None]:
         """Around all that a wrapper does before the checkpoint itself runs."""
 
-    def region(self, call: CheckpointCall) -> Region:
+    def region(self, call: CheckpointCall) -> RangedRegion:
         """The region of one call."""
 
     def around_module(self, call: CheckpointCall) -> AbstractContextManager[None]:

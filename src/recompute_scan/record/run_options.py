@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class Removal(Struct, frozen=True):
+class RemovalOptions(Struct, frozen=True):
     """Which checkpoint calls to take out: those of one mechanism, call site and variant,
     around all modules or some.
 
@@ -84,7 +84,7 @@ class RunOptions(Struct, frozen=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     keep_going: bool = False
     measure: bool = False
-    removals: tuple[Removal, ...] = ()
+    removals: tuple[RemovalOptions, ...] = ()
     switching: bool = False
     without_checkpointing: bool = False
     timeout_s: float = 0.0

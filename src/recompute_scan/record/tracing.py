@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from recompute_scan.record.guard import Guard
-from recompute_scan.record.kept import Kept
+from recompute_scan.record.kept import RecordedSoFar
 from recompute_scan.record.launch.membership import Membership
 from recompute_scan.record.obstacles import OTHER_PROFILER, no_profiler, no_stacks
 from recompute_scan.record.phase import Phase
@@ -30,7 +30,7 @@ class Tracing:
     def __init__(
         self,
         plan: Plan,
-        kept: Kept,
+        kept: RecordedSoFar,
         membership: Membership,
         *,
         counter: StepCounter,

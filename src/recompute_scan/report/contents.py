@@ -5,7 +5,6 @@ from __future__ import annotations
 from recompute_scan.report.section import Section
 from recompute_scan.report.sections import (
     block_by_block,
-    by_design,
     checkpoint_sites,
     compiled_code,
     device_use,
@@ -18,6 +17,7 @@ from recompute_scan.report.sections import (
     measured_fix,
     method,
     rank_by_rank,
+    recomputed_by_design,
     run_by_run,
     same_computation,
     step_cost,
@@ -33,7 +33,7 @@ SECTIONS: tuple[Section, ...] = (
     step_cost.SECTION,
     run_by_run.SECTION,
     block_by_block.SECTION,
-    by_design.SECTION,
+    recomputed_by_design.SECTION,
     rank_by_rank.SECTION,
     checkpoint_sites.SECTION,
     compiled_code.SECTION,

@@ -32,7 +32,7 @@ FAMILY_FILLS = ("#bcd5f7", "#f6d9a4", "#c5e5d3", "#dccff0", "#e4e8b4", "#e1e4e8"
 _WORDS = {"forward": "forward pass", "recompute": "recompute", "redundant": "redundant recompute"}
 
 
-class Mark(Struct, frozen=True):
+class PictureMark(Struct, frozen=True):
     """One operator of a lane; ``label`` is its family where that fits."""
 
     x: float
@@ -41,13 +41,13 @@ class Mark(Struct, frozen=True):
     label: str
 
 
-class Run(Struct, frozen=True):
+class LaneRun(Struct, frozen=True):
     """One run of the block, as a lane."""
 
     kind: str
     title: str
     width: float
-    marks: tuple[Mark, ...]
+    marks: tuple[PictureMark, ...]
 
 
 class Picture(Struct, frozen=True):
@@ -55,7 +55,7 @@ class Picture(Struct, frozen=True):
 
     bars: CostBars | None
     block: str
-    runs: tuple[Run, ...]
+    runs: tuple[LaneRun, ...]
     left_out: int
 
 
@@ -78,7 +78,7 @@ def picture(result: Result) -> Picture | None:
     )
 
 
-def _run(lane: ProofLane, proof: Proof, longest: float) -> Run:
+def _run(lane: ProofLane, proof: Proof, longest: float) -> LaneRun:
     colours = family_colours(proof)
     marks = []
     for op in lane.ops:
@@ -88,8 +88,10 @@ def _run(lane: ProofLane, proof: Proof, longest: float) -> Run:
             continue
         family = visible(family_words(op.family), 20)
         fits = len(family) * _CHARACTER + 1 < width and op.family != "other"
-        marks.append(Mark(round(x, 2), round(width, 2), colours[op.family], family if fits else ""))
-    return Run(
+        marks.append(
+            PictureMark(round(x, 2), round(width, 2), colours[op.family], family if fits else "")
+        )
+    return LaneRun(
         lane.kind,
         f"{_WORDS[lane.kind].capitalize()}: {ms(lane.duration_us / 1000)}",
         round(100 * lane.duration_us / longest, 2),

@@ -23,7 +23,7 @@ class Look(NamedTuple):
 
 
 _BYTES = tuple(
-    (re.compile(pattern, re.DOTALL), Look(*look))
+    (pattern, Look(*look))
     for pattern, *look in (
         (rb"\A\Z", "the file is empty"),
         (rb"\A\s+\Z", "it begins with nothing but blanks"),
@@ -86,7 +86,7 @@ _BYTES = tuple(
     )
 )
 _JSON = tuple(
-    (re.compile(pattern), Look(*look))
+    (pattern, Look(*look))
     for pattern, *look in (
         (rb'"schema"\s*:\s*"recompute-scan/', "it is a result of recompute-scan, for `report`"),
         (
@@ -115,15 +115,12 @@ _JSON = tuple(
     )
 )
 # Events of other programs in Chrome's format, by their names.
-_PROGRAMS = tuple(
-    (re.compile(pattern), what)
-    for pattern, what in (
-        (r"V8\.|RunTask$|FunctionCall$|ThreadControllerImpl|BlinkGC", "Chrome's, or V8's"),
-        (r"Choreographer|binder |Binder |surfaceflinger|doFrame|sched_|VSYNC", "Android's"),
-        (r"Total ExecuteCompiler|ParseClass$|InstantiateFunction$", "clang's (-ftime-trace)"),
-        (r"\$?\w+\.py:\d+ |PjitFunction|TfrtCpuExecutable|XlaModule|jit_", "JAX's"),
-        (r"backend_compile|_compile\.|dynamo", "the compiler's own (torch.compile)"),
-    )
+_PROGRAMS = (
+    (r"V8\.|RunTask$|FunctionCall$|ThreadControllerImpl|BlinkGC", "Chrome's, or V8's"),
+    (r"Choreographer|binder |Binder |surfaceflinger|doFrame|sched_|VSYNC", "Android's"),
+    (r"Total ExecuteCompiler|ParseClass$|InstantiateFunction$", "clang's (-ftime-trace)"),
+    (r"\$?\w+\.py:\d+ |PjitFunction|TfrtCpuExecutable|XlaModule|jit_", "JAX's"),
+    (r"backend_compile|_compile\.|dynamo", "the compiler's own (torch.compile)"),
 )
 # Files in archives that are none of traces.
 _MEMBERS = (
@@ -153,7 +150,9 @@ def look_at_json(data: bytes) -> Look | None:
 
 def look_at_names(names: Iterable[str]) -> str | None:
     """Whose events these are, where none of them is torch's; ``None`` where nothing tells."""
-    counts = Counter(what for name in names for pattern, what in _PROGRAMS if pattern.match(name))
+    counts = Counter(
+        what for name in names for pattern, what in _PROGRAMS if re.match(pattern, name)
+    )
     return counts.most_common(1)[0][0] if counts else None
 
 
@@ -170,5 +169,7 @@ def look_at_members(names: Iterable[str]) -> str | None:
     return next((what for end, what in _MEMBERS if any(n.endswith(end) for n in found)), None)
 
 
-def _match(looks: tuple[tuple[re.Pattern[bytes], Look], ...], front: bytes) -> Look | None:
-    return next((look for pattern, look in looks if pattern.search(front)), None)
+def _match(looks: tuple[tuple[bytes, Look], ...], front: bytes) -> Look | None:
+    # Compiled where they are needed, which takes 3 ms: hardly any file is asked.
+    found = (look for pattern, look in looks if re.search(pattern, front, re.DOTALL))
+    return next(found, None)

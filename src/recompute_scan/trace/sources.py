@@ -9,7 +9,7 @@ from recompute_scan.errors import InputError
 from recompute_scan.trace import formats, remote, store
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
-from recompute_scan.trace.nsys import export
+from recompute_scan.trace.nsys.told_apart import REPORT_SUFFIXES, is_sqlite, refuse_report
 from recompute_scan.trace.outline import Outline
 
 # A path, or a remote address (`s3://…`): a path would lose one of its slashes.
@@ -61,13 +61,15 @@ def load(
     if isinstance(address, str) and remote.is_remote(address):
         return _load_remote(address, python, limits)
     path = Path(address)
-    if path.suffix in export.REPORT_SUFFIXES:
-        raise export.refuse_report(path)
+    if path.suffix in REPORT_SUFFIXES:
+        raise refuse_report(path)
     if path.is_file():
         with path.open("rb") as file:
             head = file.read(_HEAD)
-        if export.is_sqlite(head):
-            return export.load_nsys(path, limits)
+        if is_sqlite(head):
+            from recompute_scan.trace.nsys.export import load_nsys  # noqa: PLC0415 - most are JSON
+
+            return load_nsys(path, limits)
     return store.load(path, python=python, within=within, outline=outline, limits=limits)
 
 
@@ -79,7 +81,7 @@ def name_of(address: Address) -> str:
 def _load_remote(address: str, python: bool, limits: Limits) -> Trace:
     name = remote.shown(address)
     with remote.open_remote(address) as stream:
-        if export.is_sqlite(stream.peek(_HEAD)[:_HEAD]):
+        if is_sqlite(stream.peek(_HEAD)[:_HEAD]):
             raise InputError(
                 "E324",
                 f"{name} is a database, which cannot be read from afar.",

@@ -16,6 +16,7 @@ is called ``_fwd_kernel`` or ``_bwd_kernel``: many libraries have one, for other
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Literal
 
 from msgspec import Struct
@@ -33,15 +34,15 @@ class KernelFamily(Struct, frozen=True):
 
     Attributes:
         name: As in ``Family.family`` of the result.
-        forward: Matches the main forward kernel, and no other.
-        backward: Matches the one main kernel of a backward call.
+        forward: A pattern that the main forward kernel has in its name, and no other kernel.
+        backward: One that has the one main kernel of a backward call.
         reason: Why these patterns.
         source: Where the kernels are named.
     """
 
     name: str
-    forward: re.Pattern[str]
-    backward: re.Pattern[str]
+    forward: str
+    backward: str
     reason: str
     source: str
 
@@ -49,8 +50,8 @@ class KernelFamily(Struct, frozen=True):
 FAMILIES: tuple[KernelFamily, ...] = (
     KernelFamily(
         "flash_attention_2",
-        re.compile(rf"{_BEGIN}flash_fwd(_splitkv)?_kernel{_END}"),
-        re.compile(rf"{_BEGIN}flash_bwd_dq_dk_dv_loop(_seqk_parallel)?_kernel{_END}"),
+        rf"{_BEGIN}flash_fwd(_splitkv)?_kernel{_END}",
+        rf"{_BEGIN}flash_bwd_dq_dk_dv_loop(_seqk_parallel)?_kernel{_END}",
         "torch's copy is in `pytorch_flash`. Split keys take another forward kernel and a "
         "combination. Helpers: flash_bwd_dot_do_o_kernel, flash_bwd_convert_dq_kernel, …",
         "Dao-AILab/flash-attention: csrc/flash_attn/src/flash_fwd_launch_template.h, "
@@ -58,16 +59,16 @@ FAMILIES: tuple[KernelFamily, ...] = (
     ),
     KernelFamily(
         "flash_attention_1",
-        re.compile(rf"{_BEGIN}fmha_fwd_loop_kernel{_END}"),
-        re.compile(rf"{_BEGIN}fmha_bwd_dq_dk_dv_loop_kernel{_END}"),
+        rf"{_BEGIN}fmha_fwd_loop_kernel{_END}",
+        rf"{_BEGIN}fmha_bwd_dq_dk_dv_loop_kernel{_END}",
         "torch 2.0 and 2.1 carry it in `pytorch_fmha`. Helper: fmha_bwd_dot_do_o_kernel.",
         "Dao-AILab/flash-attention v1: csrc/flash_attn/src/fmha_fwd_launch_template.h, "
         "fmha_bwd_launch_template.h",
     ),
     KernelFamily(
         "flash_attention_3",
-        re.compile(rf"FlashAttnFwd(Sm\d+)?{_END}|{_BEGIN}compute_attn_ws(_fp8)?{_END}"),
-        re.compile(rf"FlashAttnBwd(Sm\d+)?{_END}"),
+        rf"FlashAttnFwd(Sm\d+)?{_END}|{_BEGIN}compute_attn_ws(_fp8)?{_END}",
+        rf"FlashAttnBwd(Sm\d+)?{_END}",
         "All are cutlass::device_kernel<…>; the class inside tells. The first releases had a "
         "forward of their own, compute_attn_ws. Helpers: FlashAttnBwdPreprocess, "
         "FlashAttnBwdPostprocessConvertdQ, prepare_varlen_num_blocks_kernel, FlashAttnFwdCombine.",
@@ -76,8 +77,8 @@ FAMILIES: tuple[KernelFamily, ...] = (
     ),
     KernelFamily(
         "flash_attention_4",
-        re.compile(r"FlashAttentionForwardSm\d+"),
-        re.compile(r"FlashAttentionBackwardSm\d+"),
+        r"FlashAttentionForwardSm\d+",
+        r"FlashAttentionBackwardSm\d+",
         "CuTe DSL makes one word of module, class and arguments. Helpers: "
         "FlashAttentionBackwardPreprocess, …Postprocess, FlashAttentionForwardCombine.",
         "Dao-AILab/flash-attention: flash_attn/cute/flash_fwd_sm90.py, flash_bwd_sm90.py, "
@@ -85,8 +86,8 @@ FAMILIES: tuple[KernelFamily, ...] = (
     ),
     KernelFamily(
         "cudnn_attention",
-        re.compile(r"cudnn_generated_\w*sdpa_\w*fprop"),
-        re.compile(r"cudnn_generated_\w*sdpa_\w*bprop"),
+        r"cudnn_generated_\w*sdpa_\w*fprop",
+        r"cudnn_generated_\w*sdpa_\w*bprop",
         "cuDNN names what it generates after the graph. Transformer Engine's fused attention "
         "runs it too. Helpers: cudnn::fusion::compute_dot_do_o…, convert_dq_to_16bits, …",
         "profiles in public repositories: cudnn_generated_fort_native_sdpa_sm90_flash_fprop_"
@@ -94,19 +95,19 @@ FAMILIES: tuple[KernelFamily, ...] = (
     ),
     KernelFamily(
         "efficient_attention",
-        re.compile(rf"{_BEGIN}fmha_cutlassF_"),
-        re.compile(rf"{_BEGIN}fmha_cutlassB_"),
+        rf"{_BEGIN}fmha_cutlassF_",
+        rf"{_BEGIN}fmha_cutlassB_",
         "torch's and xFormers' memory-efficient attention: F forward, B backward, one kernel each.",
         "pytorch/pytorch: aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernels/; "
         "forward seen in traces/public/a100-segment-anything-inference",
     ),
     KernelFamily(
         "fused_softmax_attention",
-        re.compile(
+        (
             rf"{_BEGIN}scaled_(upper_triang_masked_|masked_|aligned_causal_masked_)?"
             rf"softmax_warp_forward{_END}"
         ),
-        re.compile(
+        (
             rf"{_BEGIN}scaled_(upper_triang_masked_|masked_|aligned_causal_masked_)?"
             r"softmax_warp_backward(_masked)?(?=[<(I]|E|$)"
         ),
@@ -116,16 +117,16 @@ FAMILIES: tuple[KernelFamily, ...] = (
     ),
     KernelFamily(
         "flex_attention",
-        re.compile(r"^triton_tem_fused_(?!\w*backward)\w*flex_attention"),
-        re.compile(r"^triton_tem_fused_\w*flex_attention_backward"),
+        r"^triton_tem_fused_(?!\w*backward)\w*flex_attention",
+        r"^triton_tem_fused_\w*flex_attention_backward",
         "Inductor's template kernels are triton_tem_…; what it fuses with attention's inputs or "
         "outputs (triton_poi_fused__flash_attn_backward_…) is no attention.",
         "pytorch/pytorch: torch/_inductor/kernel/flex_attention.py",
     ),
     KernelFamily(
         "triton_attention",
-        re.compile(r"^_?attn_fwd(_\d\w*)?(\.kd)?$"),
-        re.compile(r"^(_attn_bwd|bwd_kernel_dk_dv|bwd_kernel_fuse)(_\d\w*)?(\.kd)?$"),
+        r"^_?attn_fwd(_\d\w*)?(\.kd)?$",
+        r"^(_attn_bwd|bwd_kernel_dk_dv|bwd_kernel_fuse)(_\d\w*)?(\.kd)?$",
         "Triton's tutorial, and AOTriton, which is torch's flash and efficient attention on "
         "ROCm. AOTriton's backward is one kernel, or one for dK and dV, which is counted, and "
         "bwd_kernel_dq. Helpers: _attn_bwd_preprocess, bwd_preprocess.",
@@ -133,16 +134,16 @@ FAMILIES: tuple[KernelFamily, ...] = (
     ),
     KernelFamily(
         "composable_kernel_attention",
-        re.compile(r"FmhaFwd(SplitKV)?Kernel(?=[<I])"),
-        re.compile(r"FmhaBwdDQDKDVKernel(?=[<I])"),
+        r"FmhaFwd(SplitKV)?Kernel(?=[<I])",
+        r"FmhaBwdDQDKDVKernel(?=[<I])",
         "CK's kernels are arguments of ck_tile::kentry or make_kernel. Helpers: "
         "FmhaBwdOGradDotOKernel, FmhaBwdConvertQGradKernel, FmhaFwdSplitKVCombineKernel.",
         "ROCm/composable_kernel: include/ck_tile/ops/fmha/kernel/",
     ),
     KernelFamily(
         "aiter_attention",
-        re.compile(rf"{_BEGIN}fmha_fwd_hd\d+(x\d+)?_(bf16|fp16|fp8)"),
-        re.compile(rf"{_BEGIN}fmha_bwd_hd\d+(x\d+)?_(bf16|fp16|fp8)"),
+        rf"{_BEGIN}fmha_fwd_hd\d+(x\d+)?_(bf16|fp16|fp8)",
+        rf"{_BEGIN}fmha_bwd_hd\d+(x\d+)?_(bf16|fp16|fp8)",
         "AITER's assembly kernels say direction, head size and type. Helpers: "
         "fmha_bwd_hd128_odo_bf16, …_dq_convert_bf16, …_dq_shuffle.",
         "ROCm/aiter: hsa/gfx942/fmha_v3_fwd/, fmha_v3_bwd/",
@@ -152,10 +153,15 @@ FAMILIES: tuple[KernelFamily, ...] = (
 
 def attention_role(name: str) -> tuple[str, Direction] | None:
     """Family and direction of an attention call's main kernel; ``None`` for any other."""
+    return next((role for pattern, role in _patterns() if pattern.search(name)), None)
+
+
+@cache
+def _patterns() -> tuple[tuple[re.Pattern[str], tuple[str, Direction]], ...]:
+    # Compiled where kernels are: a trace of a CPU has none. Backward first: a family's backward
+    # may hold the name of its forward.
+    found: list[tuple[re.Pattern[str], tuple[str, Direction]]] = []
     for family in FAMILIES:
-        # Backward first: a family's backward may hold the name of its forward.
-        if family.backward.search(name):
-            return family.name, "backward"
-        if family.forward.search(name):
-            return family.name, "forward"
-    return None
+        found.append((re.compile(family.backward), (family.name, "backward")))
+        found.append((re.compile(family.forward), (family.name, "forward")))
+    return tuple(found)

@@ -30,7 +30,7 @@ from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origin
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.recorder import Recorder
-from recompute_scan.record.run_options import Removal
+from recompute_scan.record.run_options import RemovalOptions
 from recompute_scan.run_info import step_has_fix
 
 _NOBODY = Origin()
@@ -58,7 +58,7 @@ class Bypass:
     def __init__(
         self,
         askers: _Askers,
-        removals: tuple[Removal, ...],
+        removals: tuple[RemovalOptions, ...],
         *,
         everything: bool = False,
         guard: Guard | None = None,

@@ -15,11 +15,12 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
 from recompute_scan.faithful import read_sampled
 from recompute_scan.findings.rules import recommends_plan
-from recompute_scan.record.run_options import Removal, RunOptions
+from recompute_scan.record.run_options import RemovalOptions, RunOptions
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.result import Checkpoint, Region, Result
 from recompute_scan.run_info import run_records_in
-from recompute_scan.verification import Trial, verified
+from recompute_scan.trials import Trial
+from recompute_scan.verification import verified
 
 # While the times leave the outcome open, runs follow that switch the fix on and off; where the
 # script does not bear that, more rounds.
@@ -184,7 +185,7 @@ def planned_regions(result: Result) -> tuple[Region, ...]:
     return () if {region.module for region in planned} & {None, *others} else tuple(planned)
 
 
-def plan_removals(planned: Sequence[Region], result: Result) -> tuple[Removal, ...]:
+def plan_removals(planned: Sequence[Region], result: Result) -> tuple[RemovalOptions, ...]:
     """How to find the checkpoints around these regions, and around no others."""
     modules: dict[Checkpoint, list[str]] = {}
     for region in planned:
@@ -196,7 +197,7 @@ def plan_removals(planned: Sequence[Region], result: Result) -> tuple[Removal, .
     )
 
 
-def removal_of(checkpoint: Checkpoint, result: Result) -> Removal:
+def removal_of(checkpoint: Checkpoint, result: Result) -> RemovalOptions:
     """How to find the calls of this checkpoint; by its depth only where nothing else tells it
     from another around the same block.
     """
@@ -210,7 +211,7 @@ def removal_of(checkpoint: Checkpoint, result: Result) -> Removal:
         if checkpoint in region.checkpoints
         for other in region.checkpoints
     )
-    return Removal(
+    return RemovalOptions(
         mechanism=checkpoint.mechanism or "",
         site=checkpoint.call_site or "",
         variant=checkpoint.variant or "",

@@ -19,7 +19,6 @@ import numpy as np
 
 from recompute_scan.trace.columns import Int64
 
-MAGIC = b"SQLite format 3\0"
 # What is in a block where the file has no integer.
 UNKNOWN = int(np.iinfo(np.int64).min)
 # What a damaged file raises: Python decodes SQLite's own messages strictly, and they may quote it.
@@ -31,11 +30,6 @@ TEXT_CHARS = 1 << 16
 _LONGEST_CELL = 1 << 24
 _FUNCTIONS = ("typeof", "substr")
 _PRECAUTIONS = ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0")
-
-
-def is_sqlite(head: bytes) -> bool:
-    """Whether a file that begins with these bytes (16 or more of them) is an SQLite database."""
-    return head.startswith(MAGIC)
 
 
 @contextmanager

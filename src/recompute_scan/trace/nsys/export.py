@@ -21,16 +21,11 @@ from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 from recompute_scan.trace.nsys.database import (
     UNKNOWN,
     UNREADABLE,
-    is_sqlite,
     open_database,
 )
 from recompute_scan.trace.nsys.holds import check_holds, refuse_empty, version_of
 from recompute_scan.trace.nsys.rows import EventRows, Export, read_tables
 
-__all__ = ["REPORT_SUFFIXES", "is_sqlite", "load_nsys", "refuse_report"]
-
-# Nsight Systems' own files, which only its own programs read.
-REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 _LOW_24 = (1 << 24) - 1
 _LOW_32 = (1 << 32) - 1
 
@@ -67,15 +62,6 @@ def load_nsys(path: Path, limits: Limits = DEFAULT_LIMITS) -> Trace:
         raise refuse_empty(path)
     events = _one_process(contents.events, health)
     return _trace(events, contents, version, health)
-
-
-def refuse_report(path: Path) -> InputError:
-    """``E323``: Nsight Systems' own report, with the command that makes it readable."""
-    return InputError(
-        "E323",
-        f"{path} is an Nsight Systems report, which only nsys itself can read.",
-        hint=f"nsys export --type sqlite {path.name}, then give the .sqlite file",
-    )
 
 
 def _one_process(events: EventRows, health: dict[str, int]) -> EventRows:

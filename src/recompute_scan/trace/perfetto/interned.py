@@ -33,7 +33,7 @@ _PID, _TID = 1, 2
 NOWHERE = ("-1", "-1")
 
 
-class Names:
+class InternedNames:
     """Distinct texts, numbered as they come, and what the file's own numbers stand for.
 
     Args:

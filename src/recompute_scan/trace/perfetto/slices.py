@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64
 from recompute_scan.trace.health import Numbering
 from recompute_scan.trace.limits import Limits, refuse_distinct
-from recompute_scan.trace.perfetto.annotations import Annotations, json_text
-from recompute_scan.trace.perfetto.interned import EVENT_NAME, Names
+from recompute_scan.trace.perfetto.debug_annotations import DebugAnnotations, json_text
+from recompute_scan.trace.perfetto.interned import EVENT_NAME, InternedNames
 from recompute_scan.trace.perfetto.kinds import Marks, slice_kinds
-from recompute_scan.trace.perfetto.wire import LENGTH, Bytes, Fields, Run
+from recompute_scan.trace.perfetto.wire import LENGTH, Bytes, Fields, PackedRun
 
 # Field numbers in TrackEvent, and its types of use.
 _TYPE, _TRACK, _NAME_IID, _NAME, _ANNOTATIONS = 9, 11, 10, 23, 4
@@ -36,7 +36,7 @@ class Slices:
         columns: For each beginning: kind, name, sequence, correlation, stream, shapes.
     """
 
-    def __init__(self, names: Names, source: str, limits: Limits) -> None:
+    def __init__(self, names: InternedNames, source: str, limits: Limits) -> None:
         self.signatures: dict[bytes, int] = {b"": 0}
         self.numbering = Numbering()
         self.edges: list[tuple[Int64, Int64, Bool]] = []
@@ -46,7 +46,7 @@ class Slices:
         self._limits = limits
         self._known: dict[tuple[bytes | None, ...], int] = {}
 
-    def take(self, run: Run, events: Fields) -> int:
+    def take(self, run: PackedRun, events: Fields) -> int:
         """Take in ``track_event`` of some packets, in the order of the file.
 
         Args:
@@ -78,7 +78,7 @@ class Slices:
             beside = fields.pick(_ANNOTATIONS, LENGTH)
             beside = beside.rows(np.flatnonzero(row_of[beside.message] >= 0))
             beside = replace(beside, message=row_of[beside.message])
-            self._begin(run.data, Annotations(run.data, beside, len(opened)), code)
+            self._begin(run.data, DebugAnnotations(run.data, beside, len(opened)), code)
         return number - len(edge)
 
     def _name_inline(self, data: Bytes, named: Fields, row_of: Int64, code: Int64) -> None:
@@ -88,7 +88,7 @@ class Slices:
             if row >= 0:
                 code[row] = self._names.code(data.raw[start:end])
 
-    def _begin(self, data: Bytes, beside: Annotations, code: Int64) -> None:
+    def _begin(self, data: Bytes, beside: DebugAnnotations, code: Int64) -> None:
         dims, types = beside.spans("Input Dims"), beside.spans("Input type")
         sequence, stream = beside.numbers("Sequence number"), beside.numbers("stream")
         correlation, counted = beside.numbers("correlation"), beside.numbers("Ev Idx")
@@ -117,7 +117,7 @@ class Slices:
         )
 
     def _shapes(
-        self, raw: bytes, beside: Annotations, dims: Spans, types: Spans, convolves: Bool
+        self, raw: bytes, beside: DebugAnnotations, dims: Spans, types: Spans, convolves: Bool
     ) -> Int32:
         """Code of each event's shapes; of a convolution, with the values of its inputs."""
         known = self._known

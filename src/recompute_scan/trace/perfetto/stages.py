@@ -11,10 +11,10 @@ from recompute_scan.trace.perfetto.interned import (
     COMPUTE_KERNEL,
     EVENT_NAME,
     GPU_SPECIFICATION,
-    Names,
+    InternedNames,
 )
 from recompute_scan.trace.perfetto.kinds import STAGES
-from recompute_scan.trace.perfetto.wire import Fields, Run
+from recompute_scan.trace.perfetto.wire import Fields, PackedRun
 
 # Field numbers in GpuRenderStageEvent.
 _EVENT_ID, _DURATION, _GPU, _QUEUE, _STAGE, _NAME, _KERNEL = 1, 2, 11, 13, 14, 20, 19
@@ -28,11 +28,11 @@ class Stages:
         columns: For each: time, duration (ns), kind, name, correlation, stream, GPU.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: InternedNames) -> None:
         self.columns: list[tuple[Int64, Int64, Int8, Int32, Int64, Int32, Int64]] = []
         self._names = names
 
-    def take(self, run: Run, events: Fields) -> None:
+    def take(self, run: PackedRun, events: Fields) -> None:
         """Take in the stages of some packets; the arguments are those of ``Slices.take``."""
         number = len(events.message)
         fields = run.gather(events)

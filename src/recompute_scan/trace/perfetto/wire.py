@@ -182,7 +182,7 @@ def walk(data: Bytes, start: Int64, end: Int64, broken: list[int]) -> Iterator[F
     broken[0] += len(at)
 
 
-class Run(Struct, frozen=True):
+class PackedRun(Struct, frozen=True):
     """What the packets of one run have in common.
 
     Attributes:

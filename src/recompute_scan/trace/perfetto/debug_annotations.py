@@ -62,7 +62,7 @@ class _Key:
 _KEYS = {name: _Key(name) for name in (*NUMBERS, *SHAPES, *MARKS)}
 
 
-class Annotations:
+class DebugAnnotations:
     """The annotations of some events.
 
     Args:

@@ -6,12 +6,12 @@ import ast
 from collections import Counter
 from typing import Any
 
-from recompute_scan.lint.facts import Variant
+from recompute_scan.lint.said import Variant
 
 _LAYERS = ("DecoderLayer", "Block", "Layer")
 
 
-class Names:
+class ScriptNames:
     """The names of one script.
 
     Attributes:

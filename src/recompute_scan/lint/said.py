@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from msgspec import Struct
@@ -20,7 +21,7 @@ RULES: dict[str, tuple[str, Severity]] = {
 }
 
 
-class Switch(Struct, frozen=True):
+class CheckpointSwitch(Struct, frozen=True):
     """A statement that switches checkpointing on.
 
     Attributes:
@@ -64,11 +65,36 @@ class Found(Struct, frozen=True, order=True):
 
 
 class Setting(Struct, frozen=True):
-    """One value of a configuration file or command line: its keys from the root on."""
+    """One value of a configuration file or command line.
+
+    Attributes:
+        path: Its keys, from the root on.
+        value: As the file gives it.
+        written: Its line, or the file's text where a parser tells none: few lines are ever asked
+            for, and to find one takes a walk through the text.
+    """
 
     path: tuple[str, ...]
     value: object
-    line: int
+    written: int | str
+
+    @property
+    def line(self) -> int:
+        """Where its last key is."""
+        return self.written if isinstance(self.written, int) else _find(self.path, self.written)
+
+
+def _find(path: tuple[str, ...], text: str) -> int:
+    """The line of the last key, looked for after those before it."""
+    start = 0
+    for key in path:
+        if key == "[]":
+            continue
+        quoted = re.escape(key)
+        found = re.compile(rf"[\"'\[.]{quoted}[\"'\].]|^\s*{quoted}\s*=", re.MULTILINE)
+        hit = found.search(text, start)
+        start = hit.end() - 1 if hit else start
+    return text.count("\n", 0, start) + 1
 
 
 class Unreadable(Exception):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from recompute_scan.lint.facts import Found, Setting, Switch, Variant
 from recompute_scan.lint.python import Script
+from recompute_scan.lint.said import CheckpointSwitch, Found, Setting, Variant
 from recompute_scan.lint.settings import truthy
 from recompute_scan.lint.shell import Launch
 
@@ -66,7 +66,11 @@ def _pairs(file: str, script: Script, model_default: Variant) -> Iterator[Found]
 
 
 def _pair(
-    file: str, script: Script, wrapper: Switch, model: Switch, model_default: Variant
+    file: str,
+    script: Script,
+    wrapper: CheckpointSwitch,
+    model: CheckpointSwitch,
+    model_default: Variant,
 ) -> Found:
     own = model_default if model.variant == "default" else model.variant
     variants = (wrapper.variant, own)
@@ -109,7 +113,7 @@ def _pair(
     )
 
 
-def _together(script: Script, wrapper: Switch, model: Switch) -> bool:
+def _together(script: Script, wrapper: CheckpointSwitch, model: CheckpointSwitch) -> bool:
     """Whether one runs wherever the other does, for the same layers."""
     first, last = sorted((wrapper.line, model.line))
     return (
@@ -125,7 +129,7 @@ def _together(script: Script, wrapper: Switch, model: Switch) -> bool:
     )
 
 
-def _replaced(script: Script, wrapper: Switch, model: Switch) -> bool:
+def _replaced(script: Script, wrapper: CheckpointSwitch, model: CheckpointSwitch) -> bool:
     """Whether another object has the name by the time of the second."""
     first, last = sorted((wrapper.line, model.line))
     return wrapper.scope == model.scope and any(
@@ -134,7 +138,7 @@ def _replaced(script: Script, wrapper: Switch, model: Switch) -> bool:
     )
 
 
-def _exclusive(one: Switch, other: Switch) -> bool:
+def _exclusive(one: CheckpointSwitch, other: CheckpointSwitch) -> bool:
     """Whether they are in different arms of one condition."""
     arms = dict(one.branch)
     return one.scope == other.scope and any(

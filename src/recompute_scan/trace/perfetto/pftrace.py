@@ -17,12 +17,12 @@ from recompute_scan.errors import InputError
 from recompute_scan.trace.columns import Bool, Int32, Int64, Ints, Kind, Trace
 from recompute_scan.trace.health import count
 from recompute_scan.trace.limits import Limits, refuse_events
-from recompute_scan.trace.perfetto.interned import Names, Tracks
+from recompute_scan.trace.perfetto.interned import InternedNames, Tracks
 from recompute_scan.trace.perfetto.packets import Packets
 from recompute_scan.trace.perfetto.pairs import OPEN, pair
 from recompute_scan.trace.perfetto.slices import Slices
 from recompute_scan.trace.perfetto.stages import Stages
-from recompute_scan.trace.perfetto.wire import LENGTH, Bytes, Fields, Gathered, Run, gather
+from recompute_scan.trace.perfetto.wire import LENGTH, Bytes, Fields, Gathered, PackedRun, gather
 from recompute_scan.trace.streams import Stream
 
 # Field numbers in TracePacket.
@@ -56,18 +56,18 @@ def read_perfetto(
             limit (``E311``, ``E313`` to ``E315``).
     """
     with paused():
-        reader = _Reader(source, limits, health)
+        reader = _PacketReader(source, limits, health)
         for data, start, end in Packets(stream, source, limits, health).runs():
             reader.take(data, start, end)
         return reader.finish(python, within)
 
 
-class _Reader:
+class _PacketReader:
     def __init__(self, source: str, limits: Limits, health: dict[str, int]) -> None:
         self._source = source
         self._limits = limits
         self._health = health
-        self._names = Names(source, limits)
+        self._names = InternedNames(source, limits)
         self._tracks = Tracks(source, limits)
         self._slices = Slices(self._names, source, limits)
         self._stages = Stages(self._names)
@@ -91,7 +91,7 @@ class _Reader:
             self._names.define(data, names, sequence, self._packets, self._broken)
         if len(tracks.message):
             self._tracks.describe(data, tracks, self._broken)
-        run = Run(data, sequence, time, self._packets, self._broken)
+        run = PackedRun(data, sequence, time, self._packets, self._broken)
         if len(events.message):
             self._left_out += self._slices.take(run, events)
         if len(stages.message):

@@ -35,7 +35,7 @@ _CHANGING = 128
 _BITS = re.compile(r"\d+")
 
 
-class Node(Struct, frozen=True):
+class PrintedNode(Struct, frozen=True):
     """One statement of a graph.
 
     Attributes:
@@ -76,11 +76,11 @@ class Node(Struct, frozen=True):
         return shape_of(self.type)
 
 
-class Graph(Struct, frozen=True):
+class PrintedGraph(Struct, frozen=True):
     """A graph: what goes in, with types, and what is done."""
 
     inputs: dict[str, str]
-    nodes: tuple[Node, ...]
+    nodes: tuple[PrintedNode, ...]
 
 
 def shape_of(type_: str) -> tuple[int, ...] | None:
@@ -117,11 +117,11 @@ def bytes_of(type_: str) -> int:
     return size
 
 
-def parse_graph(text: str) -> Graph:
+def parse_graph(text: str) -> PrintedGraph:
     """The first graph of the text; functions that it passes to operators are left out."""
     heading, body = _split(text.split("\n"))
     inputs = {name: type_ for line in heading for name, type_ in _INPUT.findall(line)}
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, PrintedNode] = {}
     types = dict(inputs)
     file: str | None = None
     group: int | None = None
@@ -138,7 +138,7 @@ def parse_graph(text: str) -> Graph:
             types[node.name] = node.type
             read_types = tuple(types[read] for read in reads)
             nodes[node.name] = replace(node, reads=reads, read_types=read_types)
-    return Graph(inputs, _grouped(nodes))
+    return PrintedGraph(inputs, _grouped(nodes))
 
 
 def _split(lines: list[str]) -> tuple[list[str], list[str]]:
@@ -157,17 +157,17 @@ def _split(lines: list[str]) -> tuple[list[str], list[str]]:
     return lines[begin : inside + 1], body
 
 
-def _node(line: str, file: str | None, group: int | None) -> Node | None:
+def _node(line: str, file: str | None, group: int | None) -> PrintedNode | None:
     match = _STATEMENT.match(line)
     if match is None:
         return None
     name, type_, made = match[1], match[2] or "", _DELETED.sub("", match[3])
     if item := _ITEM.match(made):
-        return Node(name, GETITEM, (), f"{item[1]}, {item[2]}", type_, file, group)
+        return PrintedNode(name, GETITEM, (), f"{item[1]}, {item[2]}", type_, file, group)
     call = _CALL.match(made)
     if call is None:
         # A length that is worked out from others: what it is stands in its type.
-        return Node(name, LENGTH, (), "", type_, file, group) if is_length(type_) else None
+        return PrintedNode(name, LENGTH, (), "", type_, file, group) if is_length(type_) else None
     target, arguments, state = call[1], call[2], ""
     if target in (_KEEPS_STATE, _GRAPHSAFE):
         target, _, arguments = arguments.partition(", ")
@@ -177,10 +177,10 @@ def _node(line: str, file: str | None, group: int | None) -> Node | None:
         _, target, arguments = [*arguments.split(", ", 2), "", ""][:3]
         state = "given"
     target = target.removeprefix("torch.ops.")
-    return Node(name, target, (), arguments, type_, file, group, state)
+    return PrintedNode(name, target, (), arguments, type_, file, group, state)
 
 
-def _grouped(nodes: dict[str, Node]) -> tuple[Node, ...]:
+def _grouped(nodes: dict[str, PrintedNode]) -> tuple[PrintedNode, ...]:
     """The nodes; those that torch made around another are in the checkpoint of what reads them."""
     group = {node.name: node.group for node in nodes.values()}
     for node in reversed(nodes.values()):

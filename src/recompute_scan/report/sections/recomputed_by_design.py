@@ -64,7 +64,7 @@ def _markdown(result: Result) -> str:
 SECTION = Section(
     anchor="by-design",
     title=_TITLE,
-    template="by_design.html",
+    template="recomputed_by_design.html",
     present=lambda result: bool(result.by_design),
     html=_html,
     text=_text,

@@ -11,7 +11,7 @@ from recompute_scan._version import __version__
 from recompute_scan.check.render import LEVELS, command, line, location, sarif_document, xml_text
 from recompute_scan.check.sites import Site
 from recompute_scan.lint.engine import Report
-from recompute_scan.lint.facts import RULES, Found
+from recompute_scan.lint.said import RULES, Found
 from recompute_scan.report.escape import inert, visible
 
 

@@ -19,15 +19,15 @@ from recompute_scan.faithful import (
 from recompute_scan.fidelity.calls_apart import differ
 from recompute_scan.fidelity.checker import Checker
 from recompute_scan.fidelity.fingerprint import Fingerprint, unseen
+from recompute_scan.fidelity.generators import python_states
 from recompute_scan.fidelity.operators import tensors
-from recompute_scan.fidelity.random_state import python_states
 from recompute_scan.fidelity.state import ModuleState
 from recompute_scan.fidelity.tape import Entry, Prints, Tape
 from recompute_scan.fidelity.uses import (
     Around,
     Arrives,
-    Graph,
-    Handed,
+    HandedTensors,
+    SavedGraph,
     graphs_below,
 )
 from recompute_scan.fidelity.watch import nodes_so_far
@@ -59,7 +59,7 @@ class Shown(Struct, frozen=True):
         return next((difference for used, difference in self.possible if used()), None)
 
 
-class Run:
+class RegionRun:
     """What both kinds of runs have.
 
     Attributes:
@@ -68,7 +68,7 @@ class Run:
 
     keeps = False
 
-    def __init__(self, untold: Callable[[str], None], handed: Handed | None) -> None:
+    def __init__(self, untold: Callable[[str], None], handed: HandedTensors | None) -> None:
         self.tape = Tape()
         self.grad_mode = torch.is_grad_enabled()
         self.handed = handed
@@ -98,7 +98,7 @@ class Run:
         self._untold(f"Its results could not be looked at ({type(error).__name__}).")
 
 
-class ForwardRun(Run):
+class ForwardRun(RegionRun):
     """The first run of a region: what a recompute is compared with."""
 
     keeps = True
@@ -106,7 +106,7 @@ class ForwardRun(Run):
     def __init__(
         self,
         untold: Callable[[str], None],
-        handed: Handed | None,
+        handed: HandedTensors | None,
         before: ModuleState,
         random_before: dict[str, int],
     ) -> None:
@@ -135,13 +135,13 @@ class ForwardRun(Run):
         }
 
 
-class RecomputeRun(Run):
+class RecomputeRun(RegionRun):
     """A recompute, followed along the forward as it goes."""
 
     def __init__(
         self,
         untold: Callable[[str], None],
-        handed: Handed | None,
+        handed: HandedTensors | None,
         forward: ForwardRun,
         parameters: dict[int, str],
         around: Around,
@@ -184,7 +184,7 @@ class RecomputeRun(Run):
         except Exception as error:
             self.failed(error)
 
-    def _see_graphs(self, outputs: list[torch.Tensor], graphs: list[Graph]) -> None:
+    def _see_graphs(self, outputs: list[torch.Tensor], graphs: list[SavedGraph]) -> None:
         self._possible = []
         for output, graph in zip(outputs, graphs, strict=True):
             makers = {self.tape.maker_of(one) for one in graph.saved} - {None}
