@@ -8,13 +8,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.errors import InputError
-from recompute_scan.lint.doubling import launch_findings, script_findings, settings_findings
+from recompute_scan.lint.configurations import settings_findings
+from recompute_scan.lint.doubling import script_findings
+from recompute_scan.lint.launches import launch_findings
+from recompute_scan.lint.modules import wrappers_from_elsewhere
+from recompute_scan.lint.pins import pinned_beside
 from recompute_scan.lint.python import Script, read_script
-from recompute_scan.lint.said import Found, Setting, Unreadable, Variant
+from recompute_scan.lint.said import Found, Pinned, Setting, Unreadable
 from recompute_scan.lint.settings import read_settings
-from recompute_scan.lint.shell import read_shell
+from recompute_scan.lint.shell import Launch, read_shell
 
 _CONFIGURATION = {".yaml", ".yml", ".json", ".toml"}
 _SUFFIXES = {".py", ".sh", ".bash", ".slurm", *_CONFIGURATION}
@@ -22,7 +27,6 @@ _LARGEST = {".py": 2_000_000}
 _LARGE = 256_000
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", "build", "dist"}
 _SUPPRESSED = re.compile(r"#\s*recompute-scan:\s*ignore(?:\[([^\]]*)\])?\s*(\S.*)?")
-_PINNED = re.compile(r"^\s*transformers\s*(==|~=|<=|<|>=)\s*(\d+)(?:\.(\d+))?", re.MULTILINE)
 
 
 class Report(Struct, frozen=True):
@@ -75,14 +79,22 @@ def lint(paths: Sequence[Path]) -> Report:
             texts.pop(path, None)
     deepspeed = any(script.deepspeed_checkpointing for script in scripts.values())
     found: set[Found] = set()
-    defaults = {folder: _default_of(folder) for folder in {path.parent for path in scripts}}
+    pins: dict[Path, Pinned] = {
+        folder: pinned_beside(folder) for folder in {path.parent for path in texts}
+    }
+    elsewhere = wrappers_from_elsewhere(scripts)
+    scripts = {path: replace(script, switches=elsewhere[path]) for path, script in scripts.items()}
     for path, script in scripts.items():
-        found.update(script_findings(str(path), script, defaults[path.parent]))
+        found.update(script_findings(str(path), script, pins[path.parent]))
     for path, settings in configurations.items():
-        found.update(settings_findings(str(path), settings, deepspeed_checkpointing=deepspeed))
-    for path, text in texts.items():
+        found.update(
+            settings_findings(
+                str(path), settings, pins[path.parent], deepspeed_checkpointing=deepspeed
+            )
+        )
+    for path, text in list(texts.items()):
         if path.suffix != ".py" and path.suffix not in _CONFIGURATION:
-            found.update(_launches(path, text))
+            found.update(_launches(path, text, texts, scripts, pins[path.parent]))
     lines = {str(path): text.splitlines() for path, text in texts.items()}
     kept = sorted(finding for finding in found if not _accepted(finding, lines[finding.file]))
     return Report(
@@ -94,17 +106,37 @@ def lint(paths: Sequence[Path]) -> Report:
     )
 
 
-def _launches(path: Path, text: str) -> Iterator[Found]:
+def _launches(
+    path: Path, text: str, texts: dict[Path, str], scripts: dict[Path, Script], pinned: Pinned
+) -> Iterator[Found]:
     for launch in read_shell(text):
         named = launch.get("config_file")
         config = _named(path, named.value if named else None)
         script = _named(path, launch.script)
+        arguments = _arguments(path, launch, config)
         try:
             settings = read_settings(_text(config), config.suffix) if config else []
-            read = read_script(_text(script)) if script else None
+            given = read_settings(_text(arguments), arguments.suffix) if arguments else []
+            if script and script not in scripts:
+                scripts[script] = read_script(_text(script))
         except Unreadable:
             continue
-        yield from launch_findings(str(path), launch, settings, read)
+        for file in filter(None, (config, script)):
+            texts.setdefault(file, _text(file))
+        yield from launch_findings(
+            str(path),
+            launch,
+            (str(config), settings),
+            (str(arguments), given),
+            (str(script), scripts[script]) if script else None,
+            pinned,
+        )
+
+
+def _arguments(beside: Path, launch: Launch, config: Path | None) -> Path | None:
+    """The file that a script is given as its arguments."""
+    named = (_named(beside, name) for name in launch.files if not name.endswith(".py"))
+    return next((path for path in named if path and path != config), None)
 
 
 def _named(beside: Path, name: object) -> Path | None:
@@ -145,29 +177,6 @@ def _text(path: Path) -> str:
     if b"\0" in data:
         raise Unreadable("it is binary")
     return data.decode("utf-8-sig", errors="replace")
-
-
-def _default_of(folder: Path) -> Variant:
-    """The variant of ``gradient_checkpointing_enable()`` in the transformers pinned beside it."""
-    found: set[Variant] = set()
-    for file in sorted(folder.glob("requirements*.txt")):
-        try:
-            text = _text_of_pins(file)
-        except OSError:
-            continue
-        for sign, major, minor in _PINNED.findall(text):
-            number = (int(major[:4]), int(minor[:4] or 0))
-            before = number <= (5, 0) if sign == "<" else number < (5, 0)
-            if before and sign != ">=":
-                found.add("reentrant")
-            elif number >= (5, 0) and sign in ("==", "~=", ">="):
-                found.add("non-reentrant")
-    return found.pop() if len(found) == 1 else "default"
-
-
-def _text_of_pins(file: Path) -> str:
-    with file.open("rb") as stream:
-        return stream.read(_LARGE).decode(errors="replace")
 
 
 def _accepted(finding: Found, lines: list[str]) -> bool:
