@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.errors import InputError
+from recompute_scan.lint.accepted import Unused, acceptances, sorted_out
 from recompute_scan.lint.configurations import settings_findings
 from recompute_scan.lint.doubling import script_findings
 from recompute_scan.lint.launches import launch_findings
@@ -20,13 +21,16 @@ from recompute_scan.lint.python import Script, read_script
 from recompute_scan.lint.said import Found, Pinned, Setting, Unreadable
 from recompute_scan.lint.settings import read_settings
 from recompute_scan.lint.shell import Launch, read_shell
+from recompute_scan.project_file import LintSettings
 
 _CONFIGURATION = {".yaml", ".yml", ".json", ".toml"}
 _SUFFIXES = {".py", ".sh", ".bash", ".slurm", *_CONFIGURATION}
 _LARGEST = {".py": 2_000_000}
 _LARGE = 256_000
+_SEVERITIES = ("error", "warning", "info")
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", "build", "dist"}
-_SUPPRESSED = re.compile(r"#\s*recompute-scan:\s*ignore(?:\[([^\]]*)\])?\s*(\S.*)?")
+
+_DEFAULT = LintSettings()
 
 
 class Report(Struct, frozen=True):
@@ -38,6 +42,8 @@ class Report(Struct, frozen=True):
         read: How many files were read.
         unread: Files that were not read, with why.
         undecided: Those of them that were asked for by name.
+        unused: Comments that accept nothing.
+        fail_on: The mildest severity that ends the command with 1.
     """
 
     found: tuple[Found, ...]
@@ -45,17 +51,22 @@ class Report(Struct, frozen=True):
     read: int
     unread: tuple[tuple[str, str], ...]
     undecided: tuple[tuple[str, str], ...]
+    unused: tuple[Unused, ...] = ()
+    fail_on: str = "error"
 
     @property
     def status(self) -> int:
-        """Exit status: 1 something is certainly wrong, 4 a named file was not read, 0 passed."""
-        if any(finding.severity == "error" for finding in self.found):
+        """Exit status: 1 something is refused, 4 a named file was not read, 0 passed."""
+        refused = (
+            _SEVERITIES[: _SEVERITIES.index(self.fail_on) + 1] if self.fail_on != "none" else ()
+        )
+        if any(finding.severity in refused for finding in self.found):
             return 1
         return 4 if self.undecided else 0
 
 
-def lint(paths: Sequence[Path]) -> Report:
-    """Read these files, and those below these folders.
+def lint(paths: Sequence[Path], project: LintSettings = _DEFAULT) -> Report:
+    """Read these files, and those below these folders that the project does not exclude.
 
     Raises:
         InputError: A path does not exist (``E301``).
@@ -68,6 +79,8 @@ def lint(paths: Sequence[Path]) -> Report:
     configurations: dict[Path, list[Setting]] = {}
     unread: dict[Path, str] = {}
     for path in dict.fromkeys(file for asked in paths for file in _files(asked)):
+        if path not in paths and _excluded(path, project):
+            continue
         try:
             texts[path] = text = _text(path)
             if path.suffix == ".py":
@@ -95,14 +108,33 @@ def lint(paths: Sequence[Path]) -> Report:
     for path, text in list(texts.items()):
         if path.suffix != ".py" and path.suffix not in _CONFIGURATION:
             found.update(_launches(path, text, texts, scripts, pins[path.parent]))
-    lines = {str(path): text.splitlines() for path, text in texts.items()}
-    kept = sorted(finding for finding in found if not _accepted(finding, lines[finding.file]))
+    kept: list[Found] = []
+    suppressed: list[Found] = []
+    unused: list[Unused] = []
+    for path, text in texts.items():
+        of_file = [f for f in found if f.file == str(path) and project.wants(f.code)]
+        comments = acceptances(text, python=path.suffix == ".py")
+        said, hidden, idle = sorted_out(str(path), of_file, comments)
+        kept += said
+        suppressed += hidden
+        unused += idle
     return Report(
-        found=tuple(kept),
-        suppressed=tuple(sorted(found - set(kept))),
+        found=tuple(sorted(kept)),
+        suppressed=tuple(sorted(suppressed)),
         read=len(texts),
         unread=tuple((str(path), why) for path, why in unread.items()),
         undecided=tuple((str(path), why) for path, why in unread.items() if path in paths),
+        unused=tuple(sorted(unused)),
+        fail_on=project.fail_on,
+    )
+
+
+def _excluded(path: Path, project: LintSettings) -> bool:
+    """Whether a pattern takes the file, or a folder that it is in."""
+    inside = Path(os.path.relpath(path.absolute(), project.root)).as_posix()
+    return any(
+        fnmatch(inside, pattern) or fnmatch(inside, f"{pattern.rstrip('/')}/*")
+        for pattern in project.exclude
     )
 
 
@@ -177,17 +209,3 @@ def _text(path: Path) -> str:
     if b"\0" in data:
         raise Unreadable("it is binary")
     return data.decode("utf-8-sig", errors="replace")
-
-
-def _accepted(finding: Found, lines: list[str]) -> bool:
-    """Whether its line, or the comment above it, says so, with a reason."""
-    for number in (finding.line, finding.line - 1):
-        text = lines[number - 1] if 0 < number <= len(lines) else ""
-        if number != finding.line and not text.lstrip().startswith("#"):
-            continue
-        said = _SUPPRESSED.search(text)
-        if said and said[2]:
-            codes = {code.strip().upper() for code in (said[1] or "").split(",")}
-            if said[1] is None or finding.code in codes:
-                return True
-    return False

@@ -96,7 +96,7 @@ class ScriptNames:
         return call.args[1]
 
     def _find_loops(self, kind: ast.ClassDef) -> None:
-        """``for b in self.blocks: x = checkpoint(b, x)``, these being ``ModuleList([Block()…])``."""
+        """``for b in self.blocks: x = checkpoint(b, x)``, these a ``ModuleList([Block()…])``."""
         held: dict[str, str] = {}
         for node in ast.walk(kind):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
