@@ -31,6 +31,7 @@ def diff(found: Iterable[Found]) -> str:
             before = stream.read().splitlines(keepends=True)
         after = _edited(before, findings)
         name = os.path.relpath(file).replace(os.sep, "/")
+        name += "\t" * (" " in name)  # as git ends such a name
         lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
         for line in lines:
             parts.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
