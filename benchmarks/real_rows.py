@@ -127,7 +127,7 @@ ROWS = (
             (
                 *("main.py", "--data", "{in}/corpus", "--model", kind, "--emsize", "32", "--nhid"),
                 *("32", "--nlayers", "2", "--nhead", "2", "--batch_size", "4", "--bptt", "8"),
-                *("--epochs", "1", "--save", "{out}/lm.pt", "--use-optimizer"),
+                *("--lr", "0.001", "--epochs", "1", "--save", "{out}/lm.pt", "--use-optimizer"),
             ),
             "examples",
             _EXAMPLES,
