@@ -45,7 +45,7 @@ _SFT = ("-m", "trl.scripts.sft", "--dataset_name", "{in}/lm", *_TRL_ARGS)
 _TIMM_ARGS = (
     *("train.py", "--data-dir", "{in}/pictures", "--model", "vit_tiny_patch16_224", "--device"),
     *("cpu", "--img-size", "32", "--model-kwargs", "patch_size=16", "depth=4", "--num-classes"),
-    *("2", "-b", "4", "-vb", "4", "-j", "0", "--epochs", "4", "--warmup-epochs", "0"),
+    *("2", "-b", "4", "-vb", "4", "-j", "1", "--epochs", "4", "--warmup-epochs", "0"),
     *("--output", "{out}/timm", "--no-prefetcher", "--log-interval", "1"),
 )
 

@@ -37,7 +37,7 @@ def lint(
     PATHS are Python scripts, shell scripts, YAML, JSON and TOML, or folders of them. Ends with 0,
     with 1 when something is certainly wrong, with 4 when a file named here was not read. What
     only may be wrong is a warning; `recompute-scan run` counts. What a project wants otherwise
-    stands in [tool.recompute-scan.lint] of its pyproject.toml.
+    is read from [tool.recompute-scan.lint] of its pyproject.toml.
     """
     from recompute_scan.lint import lint as read
     from recompute_scan.lint.edits import diff
