@@ -14,8 +14,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.lint.cases import CASES, Case
+from tests.lint.framework_cases import FRAMEWORKS, HELD_OUT
 
 from recompute_scan.lint import lint
+
+ALL = {"pairs": CASES, "frameworks": FRAMEWORKS, "held out": HELD_OUT}
 
 
 def answer(case: Case, folder: Path) -> tuple[str, ...]:
@@ -25,23 +28,31 @@ def answer(case: Case, folder: Path) -> tuple[str, ...]:
     return tuple(finding.code for finding in lint([folder]).found)
 
 
-def main() -> int:
-    """Print a line for each case, and the counts."""
-    wrong = false = 0
-    for case in CASES:
+def _score(title: str, cases: tuple[Case, ...]) -> int:
+    """Print a line for each case, and the counts; how many were wrong."""
+    wrong = false = found_sure = 0
+    print(f"-- {title}")
+    for case in cases:
         with tempfile.TemporaryDirectory() as folder:
             found = answer(case, Path(folder))
         wrong += found != case.codes
         false += "RS601" in found and "RS601" not in case.codes
+        found_sure += "RS601" in found and "RS601" in case.codes
         mark = "" if found == case.codes else "  WRONG"
-        print(f"{case.name:<50}{','.join(case.codes):<8}{','.join(found):<8}{mark}")
-    clean = sum(not case.codes for case in CASES)
-    public = sum(bool(case.origin) for case in CASES)
+        print(f"{case.name:<56}{','.join(case.codes):<8}{','.join(found):<8}{mark}")
+    clean = sum(not case.codes for case in cases)
+    public = sum(bool(case.origin) for case in cases)
+    sure = sum("RS601" in case.codes for case in cases)
     print(
-        f"{len(CASES)} cases, {clean} of them clean, {public} with the keys of public files: "
-        f"{wrong} wrong, {false} falsely RS601"
+        f"{title}: {len(cases)} cases, {clean} clean, {public} with the keys of public files: "
+        f"{wrong} wrong, {false} falsely RS601, {found_sure} of {sure} certain doublings found"
     )
-    return int(wrong > 0)
+    return wrong
+
+
+def main() -> int:
+    """Print three tables: 1 where an answer of any differs."""
+    return int(sum([_score(title, cases) for title, cases in ALL.items()]) > 0)
 
 
 if __name__ == "__main__":

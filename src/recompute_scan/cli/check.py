@@ -76,15 +76,23 @@ def check(
 
     TRACES are as for `analyze`, or one result.json. Ends with 0 when they pass, with 1 when
     something is refused, with 4 when there is no verdict. Without any threshold, doubled
-    checkpointing is refused.
+    checkpointing is refused. [tool.recompute-scan.check] of a project's pyproject.toml may say the
+    same; options given here go before it.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.check import judge
     from recompute_scan.check.baseline import baseline_json, parse_baseline
     from recompute_scan.check.render import RENDERINGS
     from recompute_scan.check.thresholds import parse_thresholds
+    from recompute_scan.project_file import check_settings
 
-    policy = parse_thresholds(fail_on, max_recompute, costs)
+    project = check_settings(Path.cwd())
+    policy = parse_thresholds(
+        fail_on or project.fail_on,
+        project.max_recompute if max_recompute is None else max_recompute,
+        costs or project.max_cost,
+    )
+    baseline = baseline or project.baseline
     for target in (output, write_baseline):
         if target is not None:
             refuse_existing(target, force=force)

@@ -11,6 +11,7 @@ from recompute_scan.cli.output import (
     debug_option,
     force_option,
     output_option,
+    progress,
     put,
 )
 from recompute_scan.files import refuse_existing
@@ -18,23 +19,36 @@ from recompute_scan.files import refuse_existing
 
 @click.command(short_help="Read scripts and configurations, run nothing.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--diff", "as_diff", is_flag=True, help="Print the edits as one diff, for patch -p1.")
 @ci_format_option
 @output_option
 @force_option
 @debug_option
-def lint(paths: tuple[Path, ...], style: str, output: Path | None, force: bool, debug: bool) -> int:
+def lint(
+    paths: tuple[Path, ...],
+    as_diff: bool,
+    style: str,
+    output: Path | None,
+    force: bool,
+    debug: bool,
+) -> int:
     """Say which checkpoints PATHS will switch on twice, without running anything.
 
     PATHS are Python scripts, shell scripts, YAML, JSON and TOML, or folders of them. Ends with 0,
     with 1 when something is certainly wrong, with 4 when a file named here was not read. What
-    only may be wrong is a warning; `recompute-scan run` counts.
+    only may be wrong is a warning; `recompute-scan run` counts. What a project wants otherwise
+    is read from [tool.recompute-scan.lint] of its pyproject.toml.
     """
     from recompute_scan.lint import lint as read
-    from recompute_scan.lint.lint_formats import RENDERINGS
+    from recompute_scan.lint.edits import diff
+    from recompute_scan.lint.lint_formats import RENDERINGS, closing
+    from recompute_scan.project_file import lint_settings
 
     if output is not None:
         refuse_existing(output, force=force)
-    report = read(paths)
-    rendered = RENDERINGS[style](report)
+    report = read(paths, lint_settings(Path.cwd()))
+    rendered = diff(report.found) if as_diff else RENDERINGS[style](report)
+    if as_diff:
+        progress(closing(report))
     put(rendered, output, force=force)
     return report.status

@@ -8,22 +8,20 @@ either is reentrant, in any order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from recompute_scan.lint.configurations import ONE_SETTING, REFUSES, RUN, lightning_refuses
 from recompute_scan.lint.python import Script
-from recompute_scan.lint.said import CheckpointSwitch, Found, Setting, Variant
-from recompute_scan.lint.settings import truthy
-from recompute_scan.lint.shell import Launch
+from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned, Variant
 
 _ONE = "Keep one of the two: delete the model's own switch, or the wrapper."
-_ONE_SETTING = "Keep one: delete gradient_checkpointing, or FSDP's activation_checkpointing."
-_RUN = "`recompute-scan run` counts what happens."
-_REFUSES = "The Trainer of transformers raises a ValueError where both are on."
-_PLUGIN = (("fsdp_config", "fsdp_activation_checkpointing"), ("fsdp_activation_checkpointing",))
 
 
-def script_findings(file: str, script: Script, model_default: Variant) -> Iterator[Found]:
-    """What a script alone shows; ``model_default`` is what the pinned transformers does."""
-    yield from _pairs(file, script, model_default)
+def script_findings(
+    file: str, script: Script, pinned: Pinned, wrappers: Sequence[CheckpointSwitch] = ()
+) -> Iterator[Found]:
+    """What a script alone shows; ``wrappers`` are those that come from elsewhere."""
+    yield from _pairs(file, script, pinned.default, (*script.switches, *wrappers))
     for line in script.no_rng:
         yield Found(
             file,
@@ -33,10 +31,13 @@ def script_findings(file: str, script: Script, model_default: Variant) -> Iterat
             "The recompute draws numbers of its own, so a dropout's mask differs from its forward.",
             "Leave preserve_rng_state out, unless no layer draws random numbers.",
         )
+    for line in script.two_policies:
+        both = {"activation_checkpointing", "activation_checkpointing_policy"}
+        yield from lightning_refuses(file, both, line)
     for line, keywords in script.arguments:
         config = keywords.get("fsdp_config")
         if (
-            keywords.get("gradient_checkpointing") is True
+            asks(keywords)
             and keywords.get("fsdp")
             and isinstance(config, dict)
             and config.get("activation_checkpointing") is True
@@ -44,20 +45,30 @@ def script_findings(file: str, script: Script, model_default: Variant) -> Iterat
             yield Found(
                 file,
                 line,
-                "RS604",
+                "RS604" if pinned.refuses else "RS602",
                 "gradient_checkpointing and FSDP's activation_checkpointing are both on",
-                _REFUSES,
-                _ONE_SETTING,
+                REFUSES if pinned.refuses else f"Before transformers 4.33 both were taken. {RUN}",
+                ONE_SETTING,
             )
 
 
-def _pairs(file: str, script: Script, model_default: Variant) -> Iterator[Found]:
+def asks(keywords: dict[str, Any]) -> bool:
+    """Whether Trainer arguments switch the model's own on, by the older name or the newer."""
+    return any(
+        keywords.get(name) is True
+        for name in ("gradient_checkpointing", "activation_checkpointing")
+    )
+
+
+def _pairs(
+    file: str, script: Script, model_default: Variant, switches: Sequence[CheckpointSwitch]
+) -> Iterator[Found]:
     told: set[int] = set()
-    for wrapper in script.switches:
-        for model in script.switches:
+    for wrapper in switches:
+        for model in switches:
             if (wrapper.kind, model.kind) != ("wrapper", "model") or model.line in told:
                 continue
-            if wrapper.subject != model.subject or _exclusive(wrapper, model):
+            if not _meet(script, wrapper, model) or _exclusive(wrapper, model):
                 continue
             if model.subject in script.disabled or _replaced(script, wrapper, model):
                 continue
@@ -74,7 +85,7 @@ def _pair(
 ) -> Found:
     own = model_default if model.variant == "default" else model.variant
     variants = (wrapper.variant, own)
-    where = f"line {wrapper.line} wraps the layers of {wrapper.subject}"
+    where = wrapper.where or f"line {wrapper.line} wraps the layers of {wrapper.subject}"
     together = _together(script, wrapper, model)
     if "reentrant" in variants and together:
         return Found(
@@ -84,6 +95,7 @@ def _pair(
             f"checkpointed twice: here, and {where}",
             "One of the two is reentrant, so each layer's forward runs twice in the backward pass.",
             _ONE,
+            "delete",
         )
     if variants == ("non-reentrant", "non-reentrant") and not script.early_stop_off:
         return Found(
@@ -94,6 +106,7 @@ def _pair(
             "Both are non-reentrant, and the inner one finds its work done: one recompute today. "
             "It doubles as soon as either becomes reentrant.",
             _ONE,
+            "delete",
         )
     if "reentrant" in variants:
         doubt = "if both run for the same layers"
@@ -108,13 +121,27 @@ def _pair(
         model.line,
         "RS602",
         f"may be checkpointed twice, {doubt}: here, and {where}",
-        f"The file alone does not tell. {_RUN}",
+        f"The file alone does not tell. {RUN}",
         _ONE,
     )
 
 
+def _meet(script: Script, wrapper: CheckpointSwitch, model: CheckpointSwitch) -> bool:
+    """Whether the two are for the same layers, as far as their names tell."""
+    if model.layers:
+        return wrapper.layers == model.layers
+    if wrapper.subject == "*":
+        return bool(model.scope) and model.scope[0] in script.modules
+    return wrapper.subject == model.subject
+
+
 def _together(script: Script, wrapper: CheckpointSwitch, model: CheckpointSwitch) -> bool:
     """Whether one runs wherever the other does, for the same layers."""
+    if model.layers or wrapper.subject == "*":
+        # The model's own code, run by whoever wraps it.
+        alone = len(script.modules) == 1 or model.layers is not None
+        plain = not (wrapper.branch or model.branch or script.disabled)
+        return alone and plain and wrapper.certain and model.certain
     first, last = sorted((wrapper.line, model.line))
     return (
         wrapper.certain
@@ -144,94 +171,3 @@ def _exclusive(one: CheckpointSwitch, other: CheckpointSwitch) -> bool:
     return one.scope == other.scope and any(
         arms.get(node, arm) != arm for node, arm in other.branch
     )
-
-
-def settings_findings(
-    file: str, settings: Sequence[Setting], *, deepspeed_checkpointing: bool
-) -> Iterator[Found]:
-    """What a configuration file alone shows."""
-    values = {setting.path: setting for setting in settings}
-    plugin = wrapper_of(settings)
-    version = values.get(("fsdp_config", "fsdp_version"))
-    if plugin and version and str(version.value) == "2" and _is_fsdp(values):
-        yield Found(
-            file,
-            plugin.line,
-            "RS605",
-            "accelerate's FSDP 2 wraps layers with preserve_rng_state=False",
-            "Recomputes draw random numbers of their own: gradients change where a layer has "
-            "dropout. Read in accelerate 1.15.",
-            "Set dropout to 0, or use gradient_checkpointing instead.",
-        )
-    own = values.get(("gradient_checkpointing",))
-    fsdp = values.get(("fsdp_config", "activation_checkpointing")) or plugin
-    if own and fsdp and truthy(own.value) and truthy(fsdp.value):
-        certain = ("output_dir",) in values and bool((values.get(("fsdp",)) or own).value)
-        certain = certain and ("fsdp",) in values and ("base_model",) not in values
-        yield Found(
-            file,
-            own.line,
-            "RS604" if certain else "RS602",
-            f"{'both are' if certain else 'may fail or double: both are'} on: this, and FSDP's "
-            f"activation_checkpointing in line {fsdp.line}",
-            _REFUSES if certain else f"{_REFUSES} Other trainers may checkpoint twice. {_RUN}",
-            _ONE_SETTING,
-        )
-    asked = [s for s in settings if s.path[:1] == ("activation_checkpointing",) and s.value is True]
-    if asked and not deepspeed_checkpointing and _is_deepspeed(values):
-        yield Found(
-            file,
-            asked[0].line,
-            "RS606",
-            "activation_checkpointing switches nothing on alone",
-            "DeepSpeed reads this section when a model calls deepspeed.checkpointing; no script "
-            "among these does.",
-            "Delete the section, or switch checkpointing on in the model.",
-        )
-
-
-def launch_findings(
-    file: str, launch: Launch, config: Sequence[Setting], script: Script | None
-) -> Iterator[Found]:
-    """What one launch command shows, with the files that it names."""
-    plugin = launch.get("fsdp_activation_checkpointing")
-    wrapped = truthy(plugin.value) if plugin else wrapper_of(config) is not None
-    fsdp = launch.get("use_fsdp") is not None or _is_fsdp({s.path: s for s in config})
-    own = launch.get("gradient_checkpointing")
-    if not (wrapped and fsdp):
-        return
-    if own is not None and truthy(own.value):
-        certain = script is not None and script.parses
-        yield Found(
-            file,
-            launch.line,
-            "RS604" if certain else "RS602",
-            f"{'both are' if certain else 'may fail or double: both are'} on: "
-            "--gradient_checkpointing and FSDP's activation_checkpointing",
-            _REFUSES if certain else f"{_REFUSES} Other trainers may checkpoint twice. {_RUN}",
-            _ONE_SETTING,
-        )
-    elif own is None and script is not None and script.trl:
-        yield Found(
-            file,
-            launch.line,
-            "RS602",
-            "may fail: FSDP's activation_checkpointing is on, and TRL's default is on too",
-            f"TRL's arguments have gradient_checkpointing=True unless told otherwise. {_REFUSES}",
-            "Add --gradient_checkpointing False, or delete FSDP's activation_checkpointing.",
-        )
-
-
-def wrapper_of(settings: Sequence[Setting]) -> Setting | None:
-    """The setting by which accelerate's FSDP plugin wraps layers, where it is on."""
-    return next((s for s in settings if s.path in _PLUGIN and truthy(s.value)), None)
-
-
-def _is_fsdp(values: dict[tuple[str, ...], Setting]) -> bool:
-    kind = values.get(("distributed_type",))
-    return kind is not None and str(kind.value).upper() == "FSDP"
-
-
-def _is_deepspeed(values: dict[tuple[str, ...], Setting]) -> bool:
-    roots = {path[0] for path in values if path}
-    return bool(roots & {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})

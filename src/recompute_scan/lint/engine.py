@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.errors import InputError
-from recompute_scan.lint.doubling import launch_findings, script_findings, settings_findings
+from recompute_scan.lint.accepted import Unused, acceptances, sorted_out
+from recompute_scan.lint.configurations import settings_findings
+from recompute_scan.lint.doubling import script_findings
+from recompute_scan.lint.launches import launch_findings
+from recompute_scan.lint.modules import wrappers_from_elsewhere
+from recompute_scan.lint.pins import pinned_beside
 from recompute_scan.lint.python import Script, read_script
-from recompute_scan.lint.said import Found, Setting, Unreadable, Variant
+from recompute_scan.lint.said import Found, Pinned, Setting, Unreadable
 from recompute_scan.lint.settings import read_settings
-from recompute_scan.lint.shell import read_shell
+from recompute_scan.lint.shell import Launch, read_shell
+from recompute_scan.project_file import LintSettings
 
 _CONFIGURATION = {".yaml", ".yml", ".json", ".toml"}
 _SUFFIXES = {".py", ".sh", ".bash", ".slurm", *_CONFIGURATION}
 _LARGEST = {".py": 2_000_000}
 _LARGE = 256_000
+_SEVERITIES = ("error", "warning", "info")
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", "build", "dist"}
-_SUPPRESSED = re.compile(r"#\s*recompute-scan:\s*ignore(?:\[([^\]]*)\])?\s*(\S.*)?")
-_PINNED = re.compile(r"^\s*transformers\s*(==|~=|<=|<|>=)\s*(\d+)(?:\.(\d+))?", re.MULTILINE)
+
+_DEFAULT = LintSettings()
 
 
 class Report(Struct, frozen=True):
@@ -34,6 +42,8 @@ class Report(Struct, frozen=True):
         read: How many files were read.
         unread: Files that were not read, with why.
         undecided: Those of them that were asked for by name.
+        unused: Comments that accept nothing.
+        fail_on: The mildest severity that ends the command with 1.
     """
 
     found: tuple[Found, ...]
@@ -41,17 +51,22 @@ class Report(Struct, frozen=True):
     read: int
     unread: tuple[tuple[str, str], ...]
     undecided: tuple[tuple[str, str], ...]
+    unused: tuple[Unused, ...] = ()
+    fail_on: str = "error"
 
     @property
     def status(self) -> int:
-        """Exit status: 1 something is certainly wrong, 4 a named file was not read, 0 passed."""
-        if any(finding.severity == "error" for finding in self.found):
+        """Exit status: 1 something is refused, 4 a named file was not read, 0 passed."""
+        refused = (
+            _SEVERITIES[: _SEVERITIES.index(self.fail_on) + 1] if self.fail_on != "none" else ()
+        )
+        if any(finding.severity in refused for finding in self.found):
             return 1
         return 4 if self.undecided else 0
 
 
-def lint(paths: Sequence[Path]) -> Report:
-    """Read these files, and those below these folders.
+def lint(paths: Sequence[Path], project: LintSettings = _DEFAULT) -> Report:
+    """Read these files, and those below these folders that the project does not exclude.
 
     Raises:
         InputError: A path does not exist (``E301``).
@@ -64,6 +79,8 @@ def lint(paths: Sequence[Path]) -> Report:
     configurations: dict[Path, list[Setting]] = {}
     unread: dict[Path, str] = {}
     for path in dict.fromkeys(file for asked in paths for file in _files(asked)):
+        if path not in paths and _excluded(path, project):
+            continue
         try:
             texts[path] = text = _text(path)
             if path.suffix == ".py":
@@ -75,36 +92,83 @@ def lint(paths: Sequence[Path]) -> Report:
             texts.pop(path, None)
     deepspeed = any(script.deepspeed_checkpointing for script in scripts.values())
     found: set[Found] = set()
-    defaults = {folder: _default_of(folder) for folder in {path.parent for path in scripts}}
+    pins: dict[Path, Pinned] = {
+        folder: pinned_beside(folder) for folder in {path.parent for path in texts}
+    }
+    elsewhere = wrappers_from_elsewhere(scripts)
+    scripts = {path: replace(script, switches=elsewhere[path]) for path, script in scripts.items()}
     for path, script in scripts.items():
-        found.update(script_findings(str(path), script, defaults[path.parent]))
+        found.update(script_findings(str(path), script, pins[path.parent]))
     for path, settings in configurations.items():
-        found.update(settings_findings(str(path), settings, deepspeed_checkpointing=deepspeed))
-    for path, text in texts.items():
+        found.update(
+            settings_findings(
+                str(path), settings, pins[path.parent], deepspeed_checkpointing=deepspeed
+            )
+        )
+    for path, text in list(texts.items()):
         if path.suffix != ".py" and path.suffix not in _CONFIGURATION:
-            found.update(_launches(path, text))
-    lines = {str(path): text.splitlines() for path, text in texts.items()}
-    kept = sorted(finding for finding in found if not _accepted(finding, lines[finding.file]))
+            found.update(_launches(path, text, texts, scripts, pins[path.parent]))
+    kept: list[Found] = []
+    suppressed: list[Found] = []
+    unused: list[Unused] = []
+    for path, text in texts.items():
+        of_file = [f for f in found if f.file == str(path) and project.wants(f.code)]
+        comments = acceptances(text, python=path.suffix == ".py")
+        said, hidden, idle = sorted_out(str(path), of_file, comments)
+        kept += said
+        suppressed += hidden
+        unused += idle
     return Report(
-        found=tuple(kept),
-        suppressed=tuple(sorted(found - set(kept))),
+        found=tuple(sorted(kept)),
+        suppressed=tuple(sorted(suppressed)),
         read=len(texts),
         unread=tuple((str(path), why) for path, why in unread.items()),
         undecided=tuple((str(path), why) for path, why in unread.items() if path in paths),
+        unused=tuple(sorted(unused)),
+        fail_on=project.fail_on,
     )
 
 
-def _launches(path: Path, text: str) -> Iterator[Found]:
+def _excluded(path: Path, project: LintSettings) -> bool:
+    """Whether a pattern takes the file, or a folder that it is in."""
+    inside = Path(os.path.relpath(path.absolute(), project.root)).as_posix()
+    return any(
+        fnmatch(inside, pattern) or fnmatch(inside, f"{pattern.rstrip('/')}/*")
+        for pattern in project.exclude
+    )
+
+
+def _launches(
+    path: Path, text: str, texts: dict[Path, str], scripts: dict[Path, Script], pinned: Pinned
+) -> Iterator[Found]:
     for launch in read_shell(text):
         named = launch.get("config_file")
         config = _named(path, named.value if named else None)
         script = _named(path, launch.script)
+        arguments = _arguments(path, launch, config)
         try:
             settings = read_settings(_text(config), config.suffix) if config else []
-            read = read_script(_text(script)) if script else None
+            given = read_settings(_text(arguments), arguments.suffix) if arguments else []
+            if script and script not in scripts:
+                scripts[script] = read_script(_text(script))
         except Unreadable:
             continue
-        yield from launch_findings(str(path), launch, settings, read)
+        for file in filter(None, (config, script)):
+            texts.setdefault(file, _text(file))
+        yield from launch_findings(
+            str(path),
+            launch,
+            (str(config), settings),
+            (str(arguments), given),
+            (str(script), scripts[script]) if script else None,
+            pinned,
+        )
+
+
+def _arguments(beside: Path, launch: Launch, config: Path | None) -> Path | None:
+    """The file that a script is given as its arguments."""
+    named = (_named(beside, name) for name in launch.files if not name.endswith(".py"))
+    return next((path for path in named if path and path != config), None)
 
 
 def _named(beside: Path, name: object) -> Path | None:
@@ -145,40 +209,3 @@ def _text(path: Path) -> str:
     if b"\0" in data:
         raise Unreadable("it is binary")
     return data.decode("utf-8-sig", errors="replace")
-
-
-def _default_of(folder: Path) -> Variant:
-    """The variant of ``gradient_checkpointing_enable()`` in the transformers pinned beside it."""
-    found: set[Variant] = set()
-    for file in sorted(folder.glob("requirements*.txt")):
-        try:
-            text = _text_of_pins(file)
-        except OSError:
-            continue
-        for sign, major, minor in _PINNED.findall(text):
-            number = (int(major[:4]), int(minor[:4] or 0))
-            before = number <= (5, 0) if sign == "<" else number < (5, 0)
-            if before and sign != ">=":
-                found.add("reentrant")
-            elif number >= (5, 0) and sign in ("==", "~=", ">="):
-                found.add("non-reentrant")
-    return found.pop() if len(found) == 1 else "default"
-
-
-def _text_of_pins(file: Path) -> str:
-    with file.open("rb") as stream:
-        return stream.read(_LARGE).decode(errors="replace")
-
-
-def _accepted(finding: Found, lines: list[str]) -> bool:
-    """Whether its line, or the comment above it, says so, with a reason."""
-    for number in (finding.line, finding.line - 1):
-        text = lines[number - 1] if 0 < number <= len(lines) else ""
-        if number != finding.line and not text.lstrip().startswith("#"):
-            continue
-        said = _SUPPRESSED.search(text)
-        if said and said[2]:
-            codes = {code.strip().upper() for code in (said[1] or "").split(",")}
-            if said[1] is None or finding.code in codes:
-                return True
-    return False

@@ -21,8 +21,11 @@ def text(report: Report) -> str:
     for found in report.found:
         lines.append(f"{found.severity}: {_where(found)}: {found.code} {line(found.title)}")
         lines += [f"  why: {line(found.why)}", f"  fix: {line(found.fix)}"]
+    lines += [
+        f"accepts nothing: {line(idle.file)}:{idle.line}: {idle.why}" for idle in report.unused
+    ]
     lines += [f"not read: {visible(file)}: {line(why)}" for file, why in report.unread]
-    return "\n".join([*lines, _closing(report)]) + "\n"
+    return "\n".join([*lines, closing(report)]) + "\n"
 
 
 def as_json(report: Report) -> str:
@@ -34,6 +37,9 @@ def as_json(report: Report) -> str:
         "files_read": report.read,
         "found": [_plain(found) for found in report.found],
         "suppressed": [_plain(found) for found in report.suppressed],
+        "accepting_nothing": [
+            {"file": inert(idle.file), "line": idle.line, "why": idle.why} for idle in report.unused
+        ],
         "not_read": [{"file": inert(file), "why": inert(why)} for file, why in report.unread],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
@@ -51,7 +57,7 @@ def github(report: Report) -> str:
         )
         for found in report.found
     ]
-    return "\n".join([*lines, _closing(report)]) + "\n"
+    return "\n".join([*lines, closing(report)]) + "\n"
 
 
 def sarif(report: Report) -> str:
@@ -131,7 +137,8 @@ def _plain(found: Found) -> dict[str, object]:
     }
 
 
-def _closing(report: Report) -> str:
+def closing(report: Report) -> str:
+    """One line: how much was found in how many files."""
     counts = [
         f"{number} {severity}{'s' if number != 1 and severity != 'info' else ''}"
         for severity in ("error", "warning", "info")

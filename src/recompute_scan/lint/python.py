@@ -9,24 +9,25 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.lint.expressions import ScriptNames, is_constant, literal, variant_of
-from recompute_scan.lint.said import CheckpointSwitch, Unreadable, Variant
+from recompute_scan.lint.expressions import ScriptNames
+from recompute_scan.lint.library_calls import HELPERS, LibraryCalls
+from recompute_scan.lint.said import CheckpointSwitch, Unreadable
 
-_ENABLE = {"gradient_checkpointing_enable", "activation_checkpointing_enable"}
-_DISABLE = {"gradient_checkpointing_disable", "activation_checkpointing_disable"}
-_CHECKPOINTS = {"checkpoint", "checkpoint_sequential", "checkpoint_wrapper"}
-_TORCH = (
-    "torch.utils.checkpoint",
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
-)
-_WRAPPERS = {"apply_activation_checkpointing"}
-# As llama-cookbook and what was made from it call their own; what an import does is not known.
-_HELPERS = {"apply_fsdp_checkpointing"}
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.BoolOp, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 # No person writes so many; what is compared with each other grows with their square.
 _MOST_SWITCHES = 200
+
+
+class ImportedCall(Struct, frozen=True):
+    """A call of an imported function: its dotted name, its place, what it is given."""
+
+    origin: str
+    line: int
+    given: tuple[str, ...]
+    scope: tuple[str, ...]
+    branch: tuple[tuple[int, str], ...]
 
 
 class Script(Struct, frozen=True):
@@ -44,6 +45,12 @@ class Script(Struct, frozen=True):
         parses: It reads Trainer arguments from its command line.
         trl: It uses TRL, whose arguments switch checkpointing on unless told otherwise.
         deepspeed_checkpointing: It uses DeepSpeed's own checkpointing.
+        prepared: The wrappers that accelerate's plugin puts there where a configuration asks.
+        two_policies: Lines of Lightning's strategies that are given both of their arguments.
+        modules: Its classes that are Lightning's modules.
+        helpers: Its functions that switch on what they are given: the parameter's name and place,
+            the switch, and whether a call is certain to reach it.
+        imported: Calls of imported functions that may be such helpers.
     """
 
     switches: tuple[CheckpointSwitch, ...]
@@ -56,6 +63,11 @@ class Script(Struct, frozen=True):
     parses: bool
     trl: bool
     deepspeed_checkpointing: bool
+    prepared: tuple[CheckpointSwitch, ...] = ()
+    two_policies: tuple[int, ...] = ()
+    modules: frozenset[str] = frozenset()
+    helpers: dict[str, tuple[tuple[int, CheckpointSwitch, bool], ...]] = {}
+    imported: tuple[ImportedCall, ...] = ()
 
 
 def read_script(text: str) -> Script:
@@ -80,25 +92,27 @@ class _ScriptReader(ast.NodeVisitor):
         self.names = ScriptNames(tree)
         self.scope: tuple[str, ...] = ()
         self.branch: tuple[tuple[int, str], ...] = ()
-        self.switches: list[CheckpointSwitch] = []
-        self.disabled: set[str] = set()
+        self.library = LibraryCalls(self.names)
         self.rebound: list[tuple[str, int, bool]] = []
         self.leaves: list[int] = []
-        self.no_rng: list[int] = []
-        self.arguments: list[tuple[int, dict[str, Any]]] = []
-        self.early_stop_off = False
+        self.imported: list[ImportedCall] = []
         self.calls: list[tuple[ast.Call, tuple[str, ...], tuple[tuple[int, str], ...]]] = []
 
     def script(self, text: str) -> Script:
         names = set(self.names.origins.values())
         return Script(
-            switches=self._all_switches(),
-            disabled=frozenset(self.disabled),
+            switches=(*self._all_switches(), *self.library.plugged),
+            disabled=frozenset(self.library.disabled),
             rebound=tuple(self.rebound),
             leaves=tuple(self.leaves),
-            no_rng=tuple(self.no_rng),
-            arguments=tuple(self.arguments),
-            early_stop_off=self.early_stop_off,
+            no_rng=tuple(self.library.no_rng),
+            arguments=tuple(self.library.arguments),
+            early_stop_off=self.library.early_stop_off,
+            prepared=tuple(self.library.prepared),
+            two_policies=tuple(self.library.two_policies),
+            modules=frozenset(self._modules()),
+            helpers=self._helpers(),
+            imported=tuple(self.imported),
             parses=bool(names & {"transformers.HfArgumentParser", "trl.TrlParser"}),
             trl=any(name in ("trl.SFTConfig", "trl.TrlParser") for name in names),
             deepspeed_checkpointing="deepspeed.checkpointing" in text
@@ -142,32 +156,32 @@ class _ScriptReader(ast.NodeVisitor):
                 self.rebound.append((name, node.lineno, not self.branch))
 
     def visit_Call(self, node: ast.Call) -> None:
+        self.library.read(node, self.scope, self.branch)
         name = self.names.origin(node.func)
-        last = name.rpartition(".")[2]
-        keywords = {k.arg: self.names.resolved(k.value) for k in node.keywords if k.arg}
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _ENABLE:
-            kwargs = keywords.get("gradient_checkpointing_kwargs")
-            kwargs = kwargs or (self.names.resolved(node.args[0]) if node.args else None)
-            splat = any(k.arg is None for k in node.keywords)
-            variant: Variant = "unknown" if splat else variant_of(kwargs)
-            hugging_face = any(o.startswith("transformers") for o in self.names.origins.values())
-            self._switch("model", variant, node, node.func.value, certain=hugging_face)
-        elif isinstance(node.func, ast.Attribute) and node.func.attr in _DISABLE:
-            self.disabled.add(ast.unparse(node.func.value))
-        elif last in _WRAPPERS and name.startswith("torch.") and node.args:
-            self._wrapper(node, keywords)
-        elif last in _HELPERS and "." in name and node.args:
-            self._switch("wrapper", "unknown", node, node.args[0], certain=False)
-        elif last in _CHECKPOINTS and name.startswith(_TORCH):
-            if is_constant(keywords.get("preserve_rng_state"), False):
-                self.no_rng.append(node.lineno)
-        elif last == "set_checkpoint_early_stop" and node.args and is_constant(node.args[0], False):
-            self.early_stop_off = True
-        elif name.startswith(("transformers.", "trl.")) and last.endswith(("Arguments", "Config")):
-            self.arguments.append((node.lineno, {k: literal(v) for k, v in keywords.items()}))
         if isinstance(node.func, ast.Name) and node.func.id in self.names.functions:
             self.calls.append((node, self.scope, self.branch))
+        elif "." in name and node.args and name.rpartition(".")[2] in HELPERS:
+            given = tuple(map(ast.unparse, node.args))
+            self.imported.append(ImportedCall(name, node.lineno, given, self.scope, self.branch))
         super().generic_visit(node)
+
+    def _modules(self) -> list[str]:
+        return [
+            f"{name}:{kind.lineno}"
+            for name, kind in self.names.classes.items()
+            if any(self.names.origin(base).endswith("LightningModule") for base in kind.bases)
+        ]
+
+    def _helpers(self) -> dict[str, tuple[tuple[int, CheckpointSwitch, bool], ...]]:
+        return {
+            name: tuple(
+                (parameters.index(switch.subject), switch, certain)
+                for switch, certain in inside
+                if switch.subject in parameters
+            )
+            for name, inside in self._in_helpers().items()
+            for parameters in [[given.arg for given in self.names.functions[name].args.args]]
+        }
 
     def _all_switches(self) -> tuple[CheckpointSwitch, ...]:
         """The script's switches; one in a helper stands where the helper is called."""
@@ -195,7 +209,7 @@ class _ScriptReader(ast.NodeVisitor):
                 )
             if len(derived) > _MOST_SWITCHES:
                 break
-        found = (*(switch for switch in self.switches if switch not in moved), *derived)
+        found = (*(switch for switch in self.library.switches if switch not in moved), *derived)
         if len(found) > _MOST_SWITCHES:
             raise Unreadable(f"it switches checkpointing on more than {_MOST_SWITCHES} times")
         return found
@@ -206,7 +220,7 @@ class _ScriptReader(ast.NodeVisitor):
         scopes: dict[tuple[str, ...], ast.FunctionDef] = {
             (f"{name}:{helper.lineno}",): helper for name, helper in self.names.functions.items()
         }
-        for switch in self.switches[: _MOST_SWITCHES + 1]:
+        for switch in self.library.switches[: _MOST_SWITCHES + 1]:
             helper = scopes.get(switch.scope)
             if helper is None or any(
                 name == switch.subject and helper.lineno < line < switch.line
@@ -217,49 +231,6 @@ class _ScriptReader(ast.NodeVisitor):
             certain = switch.certain and not switch.branch and not left
             found.setdefault(helper.name, []).append((switch, certain))
         return found
-
-    def _wrapper(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
-        made = keywords.get("checkpoint_wrapper_fn") or (
-            node.args[1] if len(node.args) > 1 else None
-        )
-        check = keywords.get("check_fn") or (node.args[2] if len(node.args) > 2 else None)
-        variant, whole = self._made(made)
-        self._switch(
-            "wrapper", variant, node, node.args[0], certain=whole and self.names.is_layer(check)
-        )
-
-    def _made(self, made: ast.expr | None) -> tuple[Variant, bool]:
-        """Which variant a wrapper is of, and whether it is known to be an ordinary one."""
-        made = self.names.resolved(made) if made is not None else None
-        if made is None or self.names.origin(made).endswith(
-            "checkpoint_wrapper.checkpoint_wrapper"
-        ):
-            return "non-reentrant", True
-        if not (isinstance(made, ast.Call) and made.args):
-            return "unknown", False
-        if self.names.origin(made.func) != "functools.partial" or not self.names.origin(
-            made.args[0]
-        ).endswith("checkpoint_wrapper.checkpoint_wrapper"):
-            return "unknown", False
-        keywords = {k.arg: k.value for k in made.keywords}
-        if is_constant(keywords.get("preserve_rng_state"), False):
-            self.no_rng.append(made.lineno)
-        ordinary = set(keywords) <= {"checkpoint_impl", "preserve_rng_state", "offload_to_cpu"}
-        chosen = keywords.get("checkpoint_impl")
-        if chosen is None:
-            return "non-reentrant", ordinary
-        last = self.names.origin(chosen).rpartition(".")[2]
-        variants: dict[str, Variant] = {"REENTRANT": "reentrant", "NO_REENTRANT": "non-reentrant"}
-        return variants.get(last, "unknown"), ordinary
-
-    def _switch(
-        self, kind: Any, variant: Variant, node: ast.Call, subject: ast.expr, *, certain: bool
-    ) -> None:
-        self.switches.append(
-            CheckpointSwitch(
-                kind, variant, node.lineno, ast.unparse(subject), self.scope, self.branch, certain
-            )
-        )
 
 
 def _is_main(node: ast.AST) -> bool:

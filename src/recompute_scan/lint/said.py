@@ -32,6 +32,8 @@ class CheckpointSwitch(Struct, frozen=True):
         scope: Names of the functions and classes around the statement.
         branch: Conditions and loops around it, each with the arm that it is in.
         certain: It covers a library's decoder layers whole, as far as the file tells.
+        layers: The class of layers that it is for, where the script itself defines them.
+        where: For a wrapper that is not in the script, what wraps, in words.
     """
 
     kind: Literal["model", "wrapper"]
@@ -41,10 +43,29 @@ class CheckpointSwitch(Struct, frozen=True):
     scope: tuple[str, ...] = ()
     branch: tuple[tuple[int, str], ...] = ()
     certain: bool = False
+    layers: str | None = None
+    where: str = ""
+
+
+class Pinned(Struct, frozen=True):
+    """What the pinned version of transformers does.
+
+    Attributes:
+        default: The variant of ``gradient_checkpointing_enable()``: reentrant before 5.
+        refuses: Its Trainer refuses ``gradient_checkpointing`` beside FSDP's own, as it does from
+            4.33 on (read in 4.31, 4.32, 4.33, 4.34, 4.35, 4.57, 5.0 and 5.23).
+    """
+
+    default: Variant = "default"
+    refuses: bool = True
 
 
 class Found(Struct, frozen=True, order=True):
-    """One finding: the line to change, what is so, why, and what to do."""
+    """One finding: the line to change, what is so, why, and what to do.
+
+    ``edit`` is what to do as an edit of that line, where one is enough: delete the statement, or
+    set the value to false.
+    """
 
     file: str
     line: int
@@ -52,6 +73,7 @@ class Found(Struct, frozen=True, order=True):
     title: str
     why: str
     fix: str
+    edit: Literal["", "delete", "off"] = ""
 
     @property
     def name(self) -> str:

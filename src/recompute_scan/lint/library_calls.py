@@ -1,0 +1,277 @@
+"""What calls of libraries switch on. What each does was read in the library's own code."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from recompute_scan.lint.expressions import ScriptNames, is_constant, literal, variant_of
+from recompute_scan.lint.said import CheckpointSwitch, Variant
+
+_ENABLE = {"gradient_checkpointing_enable", "activation_checkpointing_enable"}
+_DISABLE = {
+    "gradient_checkpointing_disable",
+    "activation_checkpointing_disable",
+    "disable_gradient_checkpointing",
+}
+_KWARGS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
+_CHECKPOINTS = {"checkpoint", "checkpoint_sequential", "checkpoint_wrapper"}
+_TORCH = (
+    "torch.utils.checkpoint",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+)
+# As llama-cookbook and what was made from it call their own; what an import does is not known.
+HELPERS = {"apply_fsdp_checkpointing"}
+_LAYERS = ("DecoderLayer", "Block", "Layer")
+
+Scope = tuple[str, ...]
+Branch = tuple[tuple[int, str], ...]
+
+
+class LibraryCalls:
+    """What the calls of one script switch on, as they are met.
+
+    Attributes:
+        switches: Switches, with their places.
+        disabled: Expressions whose checkpointing is switched off somewhere.
+        no_rng: Lines where a checkpoint does not restore random numbers.
+        arguments: Keywords of Trainer arguments, with the call's line.
+        prepared: What ``accelerator.prepare`` is given, as wrappers that a plugin would put there.
+        two_policies: Lines of Lightning's strategies that are given both of their arguments.
+        early_stop_off: torch's early stop is switched off.
+    """
+
+    def __init__(self, names: ScriptNames) -> None:
+        self.names = names
+        self.switches: list[CheckpointSwitch] = []
+        self.disabled: set[str] = set()
+        self.no_rng: list[int] = []
+        self.arguments: list[tuple[int, dict[str, Any]]] = []
+        self.prepared: list[CheckpointSwitch] = []
+        self.two_policies: list[int] = []
+        self.early_stop_off = False
+        self._plugins: list[bool] = []
+        roots = {origin.partition(".")[0] for origin in names.origins.values()}
+        self._hugging_face, self._accelerate = "transformers" in roots, "accelerate" in roots
+        self._diffusers = "diffusers" in roots
+
+    def read(self, node: ast.Call, scope: Scope, branch: Branch) -> None:
+        """Take in one call, with the functions and conditions around it."""
+        self.scope, self.branch = scope, branch
+        name = self.names.origin(node.func)
+        last = name.rpartition(".")[2]
+        keywords = {k.arg: self.names.resolved(k.value) for k in node.keywords if k.arg}
+        if isinstance(node.func, ast.Attribute):
+            self._method(node, node.func, keywords)
+        if last == "apply_activation_checkpointing" and name.startswith("torch.") and node.args:
+            self._wrapper(node, keywords)
+        elif last in HELPERS and "." in name and node.args:
+            self._switch("wrapper", "unknown", node, node.args[0], certain=False)
+        elif last in _CHECKPOINTS and name.startswith(_TORCH):
+            if is_constant(keywords.get("preserve_rng_state"), False):
+                self.no_rng.append(node.lineno)
+            if last == "checkpoint" and node.args:
+                self._of_own_layers(node, keywords)
+        elif last == "set_checkpoint_early_stop" and node.args and is_constant(node.args[0], False):
+            self.early_stop_off = True
+        elif name == "peft.prepare_model_for_kbit_training" and node.args:
+            self._peft(node, keywords)
+        elif last == "FullyShardedDataParallelPlugin" and name.startswith("accelerate"):
+            self._plugin(keywords)
+        elif last == "FSDPStrategy":
+            if {"activation_checkpointing", "activation_checkpointing_policy"} <= set(keywords):
+                self.two_policies.append(node.lineno)
+        elif last in ("Trainer", "Fabric") and isinstance(keywords.get("strategy"), ast.Call):
+            self._strategy(node, keywords["strategy"])
+        elif name.startswith(("transformers.", "trl.")) and last.endswith(("Arguments", "Config")):
+            self.arguments.append((node.lineno, {k: literal(v) for k, v in keywords.items()}))
+
+    @property
+    def plugged(self) -> tuple[CheckpointSwitch, ...]:
+        """The wrappers of a plugin that the script itself makes, where there is one only."""
+        if len(self._plugins) != 1:
+            return ()
+        whole = self._plugins[0]
+        return tuple(
+            CheckpointSwitch(
+                "wrapper",
+                "non-reentrant",
+                at.line,
+                at.subject,
+                at.scope,
+                at.branch,
+                whole and at.certain,
+                where=f"accelerate's plugin wraps in line {at.line}",
+            )
+            for at in self.prepared
+        )
+
+    def _method(self, node: ast.Call, func: ast.Attribute, keywords: dict[str, ast.expr]) -> None:
+        if func.attr in _ENABLE:
+            kwargs = next((keywords[key] for key in _KWARGS if key in keywords), None)
+            kwargs = kwargs or (self.names.resolved(node.args[0]) if node.args else None)
+            splat = any(k.arg is None for k in node.keywords)
+            variant: Variant = "unknown" if splat else variant_of(kwargs)
+            partly = "every_n_layers" in keywords
+            self._switch(
+                "model", variant, node, func.value, certain=self._hugging_face and not partly
+            )
+        elif func.attr == "enable_gradient_checkpointing" and self._diffusers:
+            plain = not node.args and not node.keywords
+            variant = "non-reentrant" if plain else "unknown"
+            self._switch("model", variant, node, func.value, certain=plain)
+        elif func.attr in _DISABLE:
+            self.disabled.add(ast.unparse(func.value))
+        elif func.attr == "prepare" and self._accelerate:
+            for given in node.args:
+                if isinstance(given, ast.Name | ast.Attribute):
+                    self.prepared.append(
+                        CheckpointSwitch(
+                            "wrapper",
+                            "non-reentrant",
+                            node.lineno,
+                            ast.unparse(given),
+                            self.scope,
+                            self.branch,
+                            True,
+                        )
+                    )
+
+    def _peft(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
+        """It switches on what the model's own switch does, where the model is quantized."""
+        given = dict(
+            zip(
+                ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs"),
+                node.args,
+                strict=False,
+            )
+        )
+        given.update({k: v for k, v in keywords.items() if k})
+        on = given.get("use_gradient_checkpointing")
+        if on is None or is_constant(on, True):
+            variant = variant_of(given.get("gradient_checkpointing_kwargs"))
+            self._switch("model", variant, node, node.args[0], certain=False)
+
+    def _plugin(self, keywords: dict[str, ast.expr]) -> None:
+        if not is_constant(keywords.get("activation_checkpointing"), True):
+            return
+        policy = literal(keywords.get("auto_wrap_policy", ast.Constant(None)))
+        kinds = literal(keywords.get("transformer_cls_names_to_wrap", ast.Constant(None)))
+        whole = policy == "transformer_based_wrap" and (
+            isinstance(kinds, list)
+            and bool(kinds)
+            and all(isinstance(kind, str) and kind.endswith(_LAYERS) for kind in kinds)
+        )
+        self._plugins.append(whole and not self.branch)
+
+    def _strategy(self, node: ast.Call, strategy: ast.expr) -> None:
+        """Lightning's wrapper, around whatever the module holds."""
+        if not isinstance(strategy, ast.Call) or not self.names.origin(strategy.func).endswith(
+            "FSDPStrategy"
+        ):
+            return
+        policy = next(
+            (k.value for k in strategy.keywords if k.arg == "activation_checkpointing_policy"), None
+        )
+        if policy is None or not self.names.origin(strategy.func).startswith("lightning"):
+            return
+        kinds = policy.elts if isinstance(policy, ast.Set) else []
+        whole = bool(kinds) and all(self.names.is_layer_class(kind) for kind in kinds)
+        self.switches.append(
+            CheckpointSwitch(
+                "wrapper",
+                "non-reentrant",
+                node.lineno,
+                "*",
+                self.scope,
+                self.branch,
+                whole,
+                where=f"Lightning's strategy in line {node.lineno} wraps its layers",
+            )
+        )
+
+    def _of_own_layers(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
+        """``checkpoint(block, …)`` in a loop over layers of a class that the script defines."""
+        chosen = keywords.get("use_reentrant")
+        variant: Variant = "unknown"
+        if isinstance(chosen, ast.Constant) and isinstance(chosen.value, bool):
+            variant = "reentrant" if chosen.value else "non-reentrant"
+        layers = self.names.layers_in_loop(node)
+        if layers and len(self.scope) == 2:
+            # The loop over the layers is no condition.
+            conditions = [arm for arm in self.branch if arm[0] not in self.names.loops]
+            self.switches.append(
+                CheckpointSwitch(
+                    "model",
+                    variant,
+                    node.lineno,
+                    f"each {layers}",
+                    self.scope,
+                    tuple(conditions),
+                    True,
+                    layers,
+                )
+            )
+
+    def _wrapper(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
+        made = keywords.get("checkpoint_wrapper_fn") or (
+            node.args[1] if len(node.args) > 1 else None
+        )
+        check = keywords.get("check_fn") or (node.args[2] if len(node.args) > 2 else None)
+        variant, whole = self._made(made)
+        kind = self.names.checked_class(check)
+        self._switch(
+            "wrapper",
+            variant,
+            node,
+            node.args[0],
+            certain=whole and (self.names.is_layer(check) or kind in self.names.classes),
+            layers=kind if kind in self.names.classes else None,
+        )
+
+    def _made(self, made: ast.expr | None) -> tuple[Variant, bool]:
+        """Which variant a wrapper is of, and whether it is known to be an ordinary one."""
+        made = self.names.resolved(made) if made is not None else None
+        if made is None or self.names.origin(made).endswith(
+            "checkpoint_wrapper.checkpoint_wrapper"
+        ):
+            return "non-reentrant", True
+        if not (isinstance(made, ast.Call) and made.args):
+            return "unknown", False
+        if self.names.origin(made.func) != "functools.partial" or not self.names.origin(
+            made.args[0]
+        ).endswith("checkpoint_wrapper.checkpoint_wrapper"):
+            return "unknown", False
+        keywords = {k.arg: k.value for k in made.keywords}
+        if is_constant(keywords.get("preserve_rng_state"), False):
+            self.no_rng.append(made.lineno)
+        ordinary = set(keywords) <= {"checkpoint_impl", "preserve_rng_state", "offload_to_cpu"}
+        chosen = keywords.get("checkpoint_impl")
+        if chosen is None:
+            return "non-reentrant", ordinary
+        last = self.names.origin(chosen).rpartition(".")[2]
+        variants: dict[str, Variant] = {"REENTRANT": "reentrant", "NO_REENTRANT": "non-reentrant"}
+        return variants.get(last, "unknown"), ordinary
+
+    def _switch(
+        self,
+        kind: Any,
+        variant: Variant,
+        node: ast.Call,
+        subject: ast.expr,
+        *,
+        certain: bool,
+        layers: str | None = None,
+    ) -> None:
+        self.switches.append(
+            CheckpointSwitch(
+                kind,
+                variant,
+                node.lineno,
+                ast.unparse(subject),
+                self.scope,
+                self.branch,
+                certain,
+                layers,
+            )
+        )

@@ -1,0 +1,154 @@
+"""What a project's ``pyproject.toml`` says of ``lint`` and ``check``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from recompute_scan.errors import UsageError
+
+_FILE = "pyproject.toml"
+
+_SEVERITIES = ("error", "warning", "info", "none")
+
+
+class LintSettings(Struct, frozen=True):
+    """``[tool.recompute-scan.lint]``.
+
+    Attributes:
+        select: Codes, or beginnings of codes, that are said; empty for all.
+        ignore: Codes, or beginnings of codes, that are not.
+        exclude: Patterns of paths below the project that are not read.
+        fail_on: The mildest severity that ends the command with 1; ``none`` for none.
+        root: The project's folder.
+    """
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    fail_on: str = "error"
+    root: Path = Path()
+
+    def wants(self, code: str) -> bool:
+        """Whether a finding of this code is said."""
+        return (not self.select or code.startswith(self.select)) and not (
+            self.ignore and code.startswith(self.ignore)
+        )
+
+
+class CheckSettings(Struct, frozen=True):
+    """``[tool.recompute-scan.check]``, as the options of ``check`` would say it."""
+
+    fail_on: str | None = None
+    max_recompute: float | None = None
+    max_cost: tuple[str, ...] = ()
+    baseline: Path | None = None
+
+
+def lint_settings(start: Path) -> LintSettings:
+    """Those of the project around a folder; the defaults where it says nothing.
+
+    Raises:
+        UsageError: A key is unknown, or its value is none that it takes (``E240``).
+    """
+    file, table = _table(start, "lint")
+    known = {"select", "ignore", "exclude", "fail-on"}
+    _known(file, "lint", table, known)
+    codes = {key: _texts(file, "lint", table, key) for key in ("select", "ignore", "exclude")}
+    for key in ("select", "ignore"):
+        for code in codes[key]:
+            if not re.fullmatch(r"RS\d{0,3}", code):
+                raise _wrong(file, "lint", key, "codes such as RS602, or RS6 for all that begin so")
+    fail_on = table.get("fail-on", "error")
+    if fail_on not in _SEVERITIES:
+        raise _wrong(file, "lint", "fail-on", f"one of {', '.join(_SEVERITIES)}")
+    return LintSettings(**codes, fail_on=fail_on, root=file.parent)
+
+
+def check_settings(start: Path) -> CheckSettings:
+    """Those of the project around a folder; the defaults where it says nothing.
+
+    Raises:
+        UsageError: A key is unknown, or its value is none that it takes (``E240``).
+    """
+    file, table = _table(start, "check")
+    _known(file, "check", table, {"fail-on", "max-recompute", "max-cost", "baseline"})
+    most = table.get("max-recompute")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int | float)):
+        raise _wrong(file, "check", "max-recompute", "a number")
+    baseline = table.get("baseline")
+    if baseline is not None and not isinstance(baseline, str):
+        raise _wrong(file, "check", "baseline", "a path")
+    fail_on = _texts(file, "check", table, "fail-on")
+    return CheckSettings(
+        fail_on=",".join(fail_on) if fail_on else None,
+        max_recompute=most,
+        max_cost=_texts(file, "check", table, "max-cost"),
+        baseline=file.parent / baseline if baseline else None,
+    )
+
+
+def _table(start: Path, command: str) -> tuple[Path, dict[str, Any]]:
+    """The nearest file above a folder that has our table, and the command's part of it."""
+    absolute = start.absolute()
+    for folder in (absolute, *absolute.parents):
+        file = folder / _FILE
+        try:
+            data = file.read_bytes()
+        except OSError:
+            continue
+        # Whoever says nothing of us needs no TOML reader, and may have any file there.
+        if b"recompute-scan" not in data:
+            continue
+        ours = _parsed(file, data).get("tool", {}).get("recompute-scan", {})
+        if not isinstance(ours, dict) or set(ours) - {"lint", "check"}:
+            raise UsageError(
+                "E240",
+                f"[tool.recompute-scan] in {file} holds what is not known.",
+                hint="[tool.recompute-scan.lint] and [tool.recompute-scan.check] are read",
+            )
+        part = ours.get(command, {})
+        if not isinstance(part, dict):
+            raise _wrong(file, command, "", "a table")
+        return file, part
+    return absolute / _FILE, {}
+
+
+def _parsed(file: Path, data: bytes) -> dict[str, Any]:
+    import msgspec  # noqa: PLC0415 - with its TOML reader, which few need
+
+    try:
+        found = msgspec.toml.decode(data)
+    except ImportError:
+        raise UsageError(
+            "E240",
+            f"{file} cannot be read.",
+            why="TOML needs tomli before Python 3.11",
+            hint='pip install "recompute-scan[lint]"',
+        ) from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise UsageError("E240", f"{file} is no TOML.", why=str(error)) from None
+    return found if isinstance(found, dict) else {}
+
+
+def _known(file: Path, command: str, table: dict[str, Any], known: set[str]) -> None:
+    for key in sorted(set(table) - known):
+        raise _wrong(file, command, key, f"one of {', '.join(sorted(known))}")
+
+
+def _texts(file: Path, command: str, table: dict[str, Any], key: str) -> tuple[str, ...]:
+    """A list of texts; one alone, or a number, may stand for itself."""
+    given = table.get(key, [])
+    given = given if isinstance(given, list) else [given]
+    if any(isinstance(item, bool) or not isinstance(item, str | int | float) for item in given):
+        raise _wrong(file, command, key, "a list of texts")
+    return tuple(str(item) for item in given)
+
+
+def _wrong(file: Path, command: str, key: str, wanted: str) -> UsageError:
+    where = f"[tool.recompute-scan.{command}]"
+    what = f"{key!r} in {where}" if key else where
+    return UsageError("E240", f"{what} of {file} is not understood.", hint=f"give {wanted}")
