@@ -68,9 +68,13 @@ class Partition(Struct, frozen=True, dict=True):
         """What share of the forward graph's time each operator takes, by its arithmetic and the
         bytes of its result.
         """
-        costs = [_cost(node) for node in self.repeats.nodes]
-        total = sum(costs) or 1.0
-        return tuple(cost / total for cost in costs)
+        total = sum(self.costs) or 1.0
+        return tuple(cost / total for cost in self.costs)
+
+    @cached_property
+    def costs(self) -> tuple[float, ...]:
+        """What each operator takes: bytes of its result, and its arithmetic as bytes."""
+        return tuple(_cost(node) for node in self.repeats.nodes)
 
     @cached_property
     def asked(self) -> tuple[int, ...]:
