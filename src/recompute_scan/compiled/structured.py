@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -88,12 +88,17 @@ def wanted_name(fields: dict[str, Any]) -> str | None:
     return next((name for name in fields if name in WANTED), None)
 
 
-def read_records(text: str) -> Iterator[Record]:
+def is_structured(line: str) -> bool:
+    """Is it a line of a structured trace that begins a record?"""
+    return _LINE.match(line) is not None
+
+
+def read_records(lines: Iterable[str]) -> Iterator[Record]:
     """The needed records of a structured trace, in order; lines that are none are passed over."""
     files: dict[int, str] = {}
     fields: dict[str, Any] | None = None
     payload: list[str] = []
-    for line in text.splitlines():
+    for line in lines:
         if line.startswith("\t"):
             if fields is not None:
                 payload.append(line[1:])
