@@ -96,6 +96,7 @@ def result_from(
             memory,
             info.untrained if info else None,
             info.fidelity if info else None,
+            compiled.code if compiled else None,
         )
     )
     families = count_families(opened, scale)

@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from recompute_scan.compiled.opened import Opened, Parts, find_parts, open_up
+from recompute_scan.compiled.outside import checkpoints_around
 from recompute_scan.compiled.partitions import Partition, graph_breaks, read_partitions
 from recompute_scan.compiled.repeated import Repeats
 from recompute_scan.compiled.second_count import count_products
-from recompute_scan.compiled.structured import Record
+from recompute_scan.compiled.structured import VERSION, Record
+from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.verdict import Judgement, judge
-from recompute_scan.result import CompiledCode, CompiledGraph, CompiledRecompute, EvidenceLevel
+from recompute_scan.result import (
+    Checkpoint,
+    CompiledCode,
+    CompiledGraph,
+    CompiledRecompute,
+    EvidenceLevel,
+)
+from recompute_scan.trace.columns import Int64
 
 _RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial")
-_UNKNOWN = (
+UNKNOWN = (
     "Part of the backward pass is compiled, and the compiler's graphs for {names} are not here or "
     "do not tell what is recomputed (before torch 2.10 they do not name checkpoints)."
 )
@@ -31,16 +40,27 @@ class Graphs(Struct, frozen=True):
         partitions: The graphs by ``frame/version``.
         breaks: Why the compiler left code to Python.
         budget: The memory budget that the process had, where it is known and a graph has none.
+        around: The checkpoints around compiled code, where its stack is known: by
+            ``frame/version``, outermost first.
+        torch: The version of torch; ``None`` where that is not known.
     """
 
     partitions: Mapping[str, Parts]
     breaks: tuple[str, ...] = ()
     budget: float | None = None
+    around: Mapping[str, tuple[Checkpoint, ...]] = field(default_factory=dict)
+    torch: str | None = None
 
 
 def graphs_from(records: Sequence[Record], budget: float | None = None) -> Graphs:
     """The graphs that the compiler's records hold."""
-    return Graphs(read_partitions(records), graph_breaks(records), budget)
+    return Graphs(
+        read_partitions(records),
+        graph_breaks(records),
+        budget,
+        checkpoints_around(records),
+        next((one.payload.strip()[:40] for one in records if one.name == VERSION), None),
+    )
 
 
 class Answered(Struct, frozen=True):
@@ -94,11 +114,10 @@ def _without(facts: RecomputeFacts, unknown: tuple[str, ...]) -> RecomputeFacts:
     if judgement.verdict in ("inconclusive", "doubled") or facts.level == "kernels":
         return facts
     names = ", ".join(unknown[:3])
-    return replace(facts, judgement=Judgement("inconclusive", _UNKNOWN.format(names=names)))
+    return replace(facts, judgement=Judgement("inconclusive", UNKNOWN.format(names=names)))
 
 
 def _judge(facts: RecomputeFacts, opened: Opened) -> Judgement:
-    """The verdict: the compiler's own cheap recomputes alone make it ``partial`` at most."""
     judgement = judge(
         facts.calls,
         facts.structure,
@@ -108,12 +127,16 @@ def _judge(facts: RecomputeFacts, opened: Opened) -> Judgement:
         facts.plain,
         None,
     )
-    if judgement.verdict != "none" or not opened.own.any():
+    return with_own(judgement, facts.counts, opened.own)
+
+
+def with_own(judgement: Judgement, counts: Counts, own: Int64) -> Judgement:
+    """The verdict with the compiler's own cheap recomputes, which make it ``partial`` at most."""
+    if judgement.verdict != "none" or not own.any():
         return judgement
-    counts = facts.counts
     counted = counts.counted
-    all_of_it = replace(counts, multiplicity=counts.multiplicity + opened.own)
-    weight, again = counts.weight[counted], opened.own[counted] > 0
+    all_of_it = replace(counts, multiplicity=counts.multiplicity + own)
+    weight, again = counts.weight[counted], own[counted] > 0
     return Judgement(
         "partial",
         None,
@@ -131,14 +154,15 @@ def _code(
     used = {id(graph): graph for each in parts.values() for graph in each}
     return CompiledCode(
         graphs=tuple(
-            _graph(graph, calls[key] / steps, graphs.budget) for key, graph in used.items()
+            code_of(graph, calls[key] / steps, graphs.budget) for key, graph in used.items()
         ),
         unknown=unknown,
         graph_breaks=graphs.breaks,
     )
 
 
-def _graph(graph: Partition, calls: float | None, budget: float | None) -> CompiledGraph:
+def code_of(graph: Partition, calls: float | None, budget: float | None) -> CompiledGraph:
+    """What the result says of one graph, which is called so often per step."""
     repeats = graph.repeats
     budget = graph.budget if graph.budget is not None else budget
     free = [t > 0 and not a for t, a in zip(repeats.times, graph.asked, strict=True)]
