@@ -16,7 +16,7 @@ from typing import IO
 from msgspec import Struct
 
 from recompute_scan import trace as traces
-from recompute_scan.compiled.structured import Record, is_structured, read_records
+from recompute_scan.compiled.structured import VERSION, Record, is_structured, read_records
 from recompute_scan.compiled.text_log import MARK, read_text_log
 from recompute_scan.errors import InputError
 from recompute_scan.run_info import compiled_name
@@ -79,7 +79,7 @@ def logs_alone(address: Address, limits: Limits) -> tuple[Log, ...]:
     if not path.is_file():
         return ()
     logs = _read(path, limits).items()
-    return tuple(Log(rank, path.name, some) for rank, some in logs if _has_graphs(some))
+    return tuple(Log(rank, path.name, some) for rank, some in logs if _compiled(some))
 
 
 def is_text(address: Address) -> bool:
@@ -94,7 +94,7 @@ def _logs_in(folder: Path, limits: Limits, rank: int | None = None) -> tuple[Log
         if None not in (rank, told) and rank != told:
             continue
         for number, records in _read(path, limits).items():
-            if _has_graphs(records):
+            if _compiled(records):
                 found[number if told is None else told].append((_begun(path), path, records))
     logs = []
     for number, each in sorted(found.items()):
@@ -168,8 +168,8 @@ def _bounded(path: Path, records: Iterator[Record], limits: Limits) -> list[Reco
     return kept
 
 
-def _has_graphs(records: list[Record]) -> bool:
-    return any(record.name.startswith("aot_") for record in records)
+def _compiled(records: list[Record]) -> bool:
+    return any(record.name != VERSION for record in records)
 
 
 def _begun(path: Path) -> str:

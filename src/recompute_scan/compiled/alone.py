@@ -18,7 +18,10 @@ from recompute_scan.recompute.verdict import Judgement, weigh
 from recompute_scan.result import CompiledCode
 from recompute_scan.trace.columns import Int64
 
-_NOTHING = "The compiler's logs have no graph of a backward pass, and there is no trace."
+_NOTHING = (
+    "The compiler's logs have no graph of a backward pass (everything that trains ran in Python, "
+    "or the compiler's backend makes none), and there is no trace."
+)
 
 
 class Alone(Struct, frozen=True):
