@@ -6,7 +6,7 @@ import logging
 import shutil
 import tempfile
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ class Said:
 
     Attributes:
         by_trace: From a trace with the compiler's log beside it.
-        by_log: From the folder alone that ``TORCH_TRACE`` names; ``None`` where nothing is in it.
+        by_log: From the folder alone that ``TORCH_TRACE`` names.
     """
 
     by_trace: Result
-    by_log: Result | None
+    by_log: Result
 
 
 @contextmanager
@@ -73,10 +73,9 @@ def said_of(case: Case) -> Said:
         ):
             warnings.simplefilter("ignore")
             _record(case.make(case.backend), folder / "trace.json.gz")
-        found = list(logs.glob("*.log"))
-        by_log = analyse([logs]) if found else None
-        for log in found:
-            shutil.copy(log, folder)
+        by_log = analyse([logs])
+        (log,) = logs.glob("*.log")
+        shutil.copy(log, folder)
         return Said(analyse([folder]), by_log)
 
 
@@ -109,19 +108,22 @@ _COUNTED = {
 }
 
 
-def miscounted(result: Result, truth: Truth) -> dict[str, tuple[float, int]]:
+def miscounted(result: Result, truth: Truth) -> dict[str, tuple[float, float]]:
     """Kinds of operators of which the answer has another number of recomputes, said and true.
 
-    Inductor makes other operators of norms, so that those of ``aot_eager`` alone can be compared.
+    Inductor makes other operators of norms, so that those of ``aot_eager`` alone can be compared;
+    of a backward pass that is one graph no number is said.
     """
-    said: Counter[str] = Counter()
+    if result.evidence_level == "graphs":
+        return {}
+    said: defaultdict[str, float] = defaultdict(float)
     for family in result.families:
-        said[family.kind] += family.recomputed_per_step  # type: ignore[assignment]
+        said[family.kind] += family.recomputed_per_step
     for graph in result.compiled.graphs if result.compiled else ():
         for one in graph.recomputes:  # those that are free are in no family
             kind = next((kind for kind, names in _COUNTED.items() if one.operator in names), "")
             if one.free and graph.calls_per_step:
-                said[kind] += one.operators * one.times * graph.calls_per_step  # type: ignore[assignment]
+                said[kind] += one.operators * one.times * graph.calls_per_step
     true = {kind: sum(truth.again[name] for name in names) for kind, names in _COUNTED.items()}
     return {kind: (said[kind], one) for kind, one in true.items() if said[kind] != one}
 
@@ -132,12 +134,14 @@ def misplaced(result: Result, truth: Truth) -> dict[str, tuple[float, float]]:
     A place is a layer, where the truth has products of each region's; and a module whose products
     a compiled graph runs again by itself, where no checkpoint around it runs it again as a whole.
     """
+    if result.evidence_level == "graphs":
+        return {}
     wrong: dict[str, tuple[float, float]] = {}
-    said: Counter[str] = Counter()
+    said: defaultdict[str, float] = defaultdict(float)
     for graph in result.compiled.graphs if result.compiled else ():
         for one in graph.recomputes:
             if one.operator in PRODUCTS and one.module is not None:
-                said[one.module] += one.operators * one.times * (graph.calls_per_step or 0)  # type: ignore[assignment]
+                said[one.module] += one.operators * one.times * (graph.calls_per_step or 0)
     for module, number in said.items():
         true = sum(times for name, times in truth.modules.items() if _ends(name, module))
         if number > true or (number < true and not _around(result)):
@@ -178,18 +182,3 @@ def _layers(truth: Truth) -> dict[str, float]:
 
 def _natural(module: str) -> list[tuple[int, str]]:
     return [(int(part) if part.isdigit() else -1, part) for part in module.split(".")]
-
-
-def unlike(result: Result, truth: Truth) -> dict[str, tuple[float, int]]:
-    """Operators of which the graphs run another number again than ran, said and true.
-
-    Comparable where compiled code is all there is, and no checkpoint runs it again as a whole.
-    """
-    said: Counter[str] = Counter()
-    for graph in result.compiled.graphs if result.compiled else ():
-        for one in graph.recomputes:
-            said[one.operator] += one.operators * one.times * (graph.calls_per_step or 0)  # type: ignore[assignment]
-    every = {*said, *truth.again}
-    return {
-        name: (said[name], truth.again[name]) for name in every if said[name] != truth.again[name]
-    }

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 from torch.nn import functional
-from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -92,13 +91,9 @@ class Attending(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         heads = self.mix(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = heads
-        mixed = self.mixed(query, key, value)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         result: Tensor = self.rest(x + self.out(mixed.transpose(1, 2).flatten(2)))
         return result
-
-    def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The attention itself."""
-        return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 class Breaking(Block):
@@ -325,14 +320,6 @@ def keeping_nothing_random(call: Any) -> Any:
     return under(call, context_fn=lambda: create_selective_checkpoint_contexts(policy))
 
 
-class Flexible(Attending):
-    """A layer with FlexAttention."""
-
-    def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        result: Tensor = flex_attention(query, key, value)  # type: ignore[assignment]
-        return result
-
-
 class Averaging(torch.autograd.Function):
     """An autograd function of the script's own."""
 
@@ -342,7 +329,7 @@ class Averaging(torch.autograd.Function):
         return x @ weight
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         return gradient @ weight.T, (x.flatten(0, 1).T @ gradient.flatten(0, 1))
 
@@ -359,7 +346,8 @@ class Own(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mixed: Tensor = Averaging.apply(x, self.weight)
-        return x + self.drop(functional.silu(self.linear(mixed)))
+        result: Tensor = x + self.drop(functional.silu(self.linear(mixed)))
+        return result
 
 
 def compiled_backward(make: Callable[[str], Step]) -> Callable[[str], Step]:
@@ -418,12 +406,6 @@ _FORMS = (
         stacked(once, whole=(Compiler((("mode", "reduce-overhead"),)),)),
         plainly(),
         backend="inductor",
-    ),
-    Case(
-        "FlexAttention, checkpoints in the model",
-        "full",
-        stacked(once, kind=Flexible, whole=(COMPILE,)),
-        plainly(Flexible),
     ),
     Case(
         "own autograd function, layers doubled",

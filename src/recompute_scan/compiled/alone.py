@@ -6,13 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
-from recompute_scan.compiled.compiled_answer import UNKNOWN, Graphs, code_of, with_own
+from recompute_scan.compiled.compiled_answer import (
+    UNKNOWN,
+    Answered,
+    Graphs,
+    code_of,
+    with_own,
+)
 from recompute_scan.compiled.opened import around, checkpoints_in
 from recompute_scan.compiled.outside import reruns
 from recompute_scan.compiled.partitions import Partition
 from recompute_scan.recompute.blocks import Block, with_lookalikes
 from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.spans import Span
 from recompute_scan.recompute.verdict import Judgement, weigh
 from recompute_scan.result import CompiledCode
@@ -52,6 +60,17 @@ def answer_alone(graphs: Graphs) -> Alone:
     blocks = with_lookalikes(_blocks(parts, entries, graphs), entries.counts, entries.kinds)
     judgement = with_own(weigh(entries.counts, blocks), entries.counts, entries.own)
     return Alone(judgement, code, surrounded)
+
+
+def answer_without_backward(facts: RecomputeFacts, graphs: Graphs) -> Answered | None:
+    """The same where a trace has a forward pass, and compiled autograd has made one graph of the
+    backward pass, in which no autograd nodes are told apart; ``None`` for any other trace.
+    """
+    if not graphs.whole_backward or bool(facts.counts.counted.any()):
+        return None
+    alone = answer_alone(graphs)
+    told = replace(facts, judgement=alone.judgement, level="graphs", compiled=None)
+    return Answered(told, told, alone.code, seen=False, priced=False)
 
 
 class _Entries:

@@ -43,6 +43,7 @@ class Graphs(Struct, frozen=True):
         around: The checkpoints around compiled code, where its stack is known: by
             ``frame/version``, outermost first.
         torch: The version of torch; ``None`` where that is not known.
+        whole_backward: Whether compiled autograd compiled a backward pass as a whole.
     """
 
     partitions: Mapping[str, Parts]
@@ -50,6 +51,7 @@ class Graphs(Struct, frozen=True):
     budget: float | None = None
     around: Mapping[str, tuple[Checkpoint, ...]] = field(default_factory=dict)
     torch: str | None = None
+    whole_backward: bool = False
 
 
 def graphs_from(records: Sequence[Record], budget: float | None = None) -> Graphs:
@@ -60,6 +62,7 @@ def graphs_from(records: Sequence[Record], budget: float | None = None) -> Graph
         budget,
         checkpoints_around(records),
         next((one.payload.strip()[:40] for one in records if one.name == VERSION), None),
+        any("compiled_autograd_id" in one.fields for one in records),
     )
 
 
