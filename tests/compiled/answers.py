@@ -6,7 +6,7 @@ import logging
 import shutil
 import tempfile
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
