@@ -191,6 +191,7 @@ def _recomputes(
         repeats.nodes, graph.modules, repeats.times, graph.asked, strict=True
     ):
         if times:
+            random = any(word in node.operator for word in _RANDOM)
             kind = CompiledRecompute(
                 operator=node.operator,
                 module=module,
@@ -199,7 +200,9 @@ def _recomputes(
                 times=times,
                 why="checkpoint" if node.group is not None else own,  # type: ignore[arg-type]
                 free=not asked,
-                random=any(word in node.operator for word in _RANDOM),
+                random=random,
+                # Inductor's own draw from a seed that it keeps.
+                redrawn=random and not node.state and not node.operator.startswith("inductor"),
             )
             kinds[kind] += 1
     return tuple(replace(kind, operators=number) for kind, number in kinds.items())

@@ -29,6 +29,11 @@ NO_TRACE = "There is no trace, only the compiler's logs."
 NO_GRAPHS = "Nothing is compiled, or the compiler's graphs are not here."
 
 
+def from_code(evidence: Evidence) -> Answer:
+    """The check of a rule on compiled code, which ``check_code`` looks at; never asked."""
+    return NotApplicable(NO_GRAPHS)
+
+
 def needs_ranks(_: Evidence) -> Answer:
     """The check of a rule on what only several ranks together show."""
     return NotApplicable("The traces of two or more ranks are needed.")

@@ -27,3 +27,10 @@ class CodeEvidence(Struct, frozen=True):
         for graph in self.code.graphs:
             for one in graph.recomputes:
                 yield graph, one
+
+
+def place_of(graph: CompiledGraph, one: CompiledRecompute) -> str:
+    """One line on what runs again, and where."""
+    module = f" in {one.module}" if one.module else ""
+    source = f" at {one.source}" if one.source else ""
+    return f"graph {graph.name}: {one.operators} x {one.operator}{module}{source}"
