@@ -143,9 +143,9 @@ def misplaced(result: Result, truth: Truth) -> dict[str, tuple[float, float]]:
             if one.operator in PRODUCTS and one.module is not None:
                 said[one.module] += one.operators * one.times * (graph.calls_per_step or 0)
     for module, number in said.items():
-        true = sum(times for name, times in truth.modules.items() if _ends(name, module))
-        if number > true or (number < true and not _around(result)):
-            wrong[module] = (number, true)
+        ran = sum(times for name, times in truth.modules.items() if _ends(name, module))
+        if number > ran or (number < ran and not _around(result)):
+            wrong[module] = (number, ran)
     layers = _layers(truth)
     if len(layers) == len(result.regions):
         for region, (layer, true) in zip(result.regions, layers.items(), strict=True):

@@ -26,7 +26,7 @@ from recompute_scan.result import (
 )
 from recompute_scan.trace.columns import Int64
 
-_RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial")
+_RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial", "inductor_seeds")
 UNKNOWN = (
     "Part of the backward pass is compiled, and the compiler's graphs for {names} are not here or "
     "do not tell what is recomputed (before torch 2.10 they do not name checkpoints)."
@@ -201,8 +201,8 @@ def _recomputes(
                 why="checkpoint" if node.group is not None else own,  # type: ignore[arg-type]
                 free=not asked,
                 random=random,
-                # Inductor's own draw from a seed that it keeps.
-                redrawn=random and not node.state and not node.operator.startswith("inductor"),
+                # Inductor draws from a seed: the same numbers, unless the seed is drawn again.
+                redrawn=random and not node.state and node.operator != "inductor_random",
             )
             kinds[kind] += 1
     return tuple(replace(kind, operators=number) for kind, number in kinds.items())
