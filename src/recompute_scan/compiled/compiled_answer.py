@@ -114,7 +114,8 @@ def answer_compiled(facts: RecomputeFacts, graphs: Graphs) -> Answered | None:
 def _without(facts: RecomputeFacts, unknown: tuple[str, ...]) -> RecomputeFacts:
     """The facts where graphs are missing: no verdict, unless the trace alone shows doubling."""
     judgement = facts.judgement
-    if judgement.verdict in ("inconclusive", "doubled") or facts.level == "kernels":
+    elsewhere = judgement.verdict == "inconclusive" and facts.compiled is None
+    if elsewhere or judgement.verdict == "doubled" or facts.level == "kernels":
         return facts
     names = ", ".join(unknown[:3])
     return replace(facts, judgement=Judgement("inconclusive", UNKNOWN.format(names=names)))
