@@ -6,6 +6,7 @@ from recompute_scan.compiled.partitions import graph_breaks, read_partitions
 from recompute_scan.compiled.printed_graph import parse_graph
 from recompute_scan.compiled.repeated import find_repeats
 from recompute_scan.compiled.structured import read_records, write_record
+from recompute_scan.compiled.text_log import read_text_log
 
 _FORWARD = """
 class GraphModule(torch.nn.Module):
@@ -126,3 +127,26 @@ def test_graph_breaks_are_told_once() -> None:
     assert graph_breaks(list(read_records(text.split("\n")))) == (
         "Graph break in user code at a.py:5",
     )
+
+
+def _printed(rank: str, process: int) -> list[str]:
+    """The graphs as `TORCH_LOGS=aot_graphs` prints them."""
+    prefix = f"{rank}V1123 18:59:00.000000 {process} torch/_functorch/a.py:1] [0/0] [__aot_graphs] "
+    said = ["TRACED GRAPH", " ===== Forward graph 0 =====", *_FORWARD.split("\n")]
+    said += ["TRACED GRAPH", " ===== Backward graph 0 =====", *_BACKWARD.split("\n")]
+    return [prefix + line for line in said]
+
+
+def test_what_a_program_prints_has_the_same_graphs() -> None:
+    (records,) = read_text_log(["step 1: loss 2.3", *_printed("", 7), "done"]).values()
+    (partition,) = read_partitions(records)["0/0"]
+    (structured,) = read_partitions(list(read_records(_log().split("\n"))))["0/0"]
+    assert partition.repeats == structured.repeats
+
+
+def test_lines_of_several_ranks_and_processes_are_told_apart() -> None:
+    for one, other in ((("[rank0]:", 7), ("[rank3]:", 7)), (("", 7), ("", 8))):
+        pairs = zip(_printed(*one), _printed(*other), strict=True)
+        found = read_text_log([line for pair in pairs for line in pair])
+        assert len(found) == 2
+        assert all(len(read_partitions(records)["0/0"]) == 1 for records in found.values())
