@@ -37,7 +37,6 @@ OURS, WHOLE, HTA_DEFAULT = "ours", "analyze", "hta-json"
 HTA_READERS = ("json", "ijson", "ijson_batched", "ijson_batch_and_compress")
 LABELS = {
     "ours": "recompute_scan.trace.load",
-    "ours-alone": "the same, by one process",
     "ours-with-frames": "the same, Python frames kept",
     "analyze": "recompute-scan analyze --format json",
     "hta-json": "HTA json (its default)",
@@ -47,8 +46,6 @@ LABELS = {
     "inflating": "limit: inflate with isal",
     "skipping": "limit: msgspec, everything skipped",
 }
-# Smaller files are read by one process (`recompute_scan.trace.kineto.together`).
-TWO_PROCESSES_FROM = 512 * 2**20
 OUR_PACKAGES = ("recompute-scan", "msgspec", "numpy", "isal", "torch")
 THEIR_PACKAGES = ("traceinsight", "HolisticTraceAnalysis", "pandas", "ijson", "orjson")
 
@@ -146,12 +143,10 @@ def _traces(options: argparse.Namespace, kind: str, size: int) -> Iterable[Path]
 def _ways(options: argparse.Namespace, path: Path) -> list[tuple[str, str]]:
     """Ways to measure, each with the interpreter that runs it."""
     compressed = path.suffix == ".gz"
-    mine = [OURS, "ours-alone", "ours-with-frames", WHOLE, "reading", "skipping"]
+    mine = [OURS, "ours-with-frames", WHOLE, "reading", "skipping"]
     mine += ["inflating"] if compressed else []
     if not path.name.startswith("stacks"):
         mine.remove("ours-with-frames")
-    if compressed or path.stat().st_size < TWO_PROCESSES_FROM:
-        mine.remove("ours-alone")
     ways = [(way, sys.executable) for way in mine]
     if options.hta_python:
         theirs = [f"hta-{reader}" for reader in options.hta_readers] + ["orjson"]
@@ -250,8 +245,6 @@ def _ratios(rows: Sequence[Row]) -> list[str]:
             best = min(theirs, key=lambda way: float(getattr(theirs[way], of)))
             name = best.removeprefix("hta-")
             lines.append(f"its {which} reader here, {name}, {_times(theirs[best], ours)}")
-    if ours and (alone := found.get("ours-alone")):
-        lines.append(f"one process takes {alone.seconds / ours.seconds:.2f} times as long as two")
     if ours and whole:
         lines.append(
             f"`analyze` takes {whole.whole / ours.whole:.2f} times as long as loading alone, each "

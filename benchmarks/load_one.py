@@ -41,13 +41,6 @@ def ours(path: Path, **how: bool) -> Load:
     return run
 
 
-def ours_alone(path: Path) -> Load:
-    """Our own reader, without its second process."""
-    together = importlib.import_module("recompute_scan.trace.kineto.together")
-    vars(together)["FROM_BYTES"] = path.stat().st_size + 1
-    return ours(path)
-
-
 def ours_with_frames(path: Path) -> Load:
     """Our own reader, Python frames kept."""
     return ours(path, python=True)
@@ -143,7 +136,6 @@ def _content(path: Path) -> bytes:
 
 WAYS: dict[str, Callable[[Path], Load]] = {
     "ours": ours,
-    "ours-alone": ours_alone,
     "ours-with-frames": ours_with_frames,
     "analyze": analyze,
     "hta-json": hta("json"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -58,6 +60,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(SHARED)))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _heap_of_its_own() -> Iterator[None]:
+    """What earlier modules left is not collected again and again: it was most of some tests' time.
+
+    A recording collects garbage as it ends, and a process of many tests holds millions of objects.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     wanted = {f"tests/{file}::{name}" for file, names in SAMPLE.items() for name in names}
@@ -69,6 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         missing = sorted(wanted - {item.nodeid for item in found})
         raise pytest.UsageError(f"SAMPLE in tests/conftest.py: no such test: {missing}")
     # Files that train in processes of their own come first: at the end, no worker is left alone
-    # with one of them.
-    trains = {item.path for item in found}
-    items.sort(key=lambda item: item.path not in trains)
+    # with one of them. So do those that look through all objects, while there are few.
+    first = {item.path for item in found}
+    first |= {item.path for item in items if hasattr(getattr(item, "module", None), "left_behind")}
+    items.sort(key=lambda item: item.path not in first)

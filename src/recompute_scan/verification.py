@@ -7,16 +7,13 @@ Everything here is arithmetic on the run records that the runs left; starting th
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.analysis.confidence import headline
-from recompute_scan.faithful import Sampled
 from recompute_scan.gradient_check import compare_gradients
 from recompute_scan.intervals import median_interval, pair_interval, ratio_interval
 from recompute_scan.result import (
@@ -29,12 +26,8 @@ from recompute_scan.result import (
     Verified,
     WithPlan,
 )
-from recompute_scan.run_info import Measurements, RunInfo, step_has_fix
+from recompute_scan.trials import Trial, message, most, ran_out
 
-_OUT_OF_MEMORY = re.compile(
-    r"OutOfMemoryError|out of memory|MemoryError|can't allocate memory", re.I
-)
-_KILLED = 137  # by SIGKILL, which is how Linux takes back memory
 # Fewer pairs of steps hold the median of all less surely than intended, even by their range.
 _FEWEST_PAIRS = 8
 # Where the unchanged script does not repeat its losses, those with the fix are others only when
@@ -43,46 +36,6 @@ _FAR = 10
 _FAR_OF_A_LOSS = 1e-3
 # Of the step: a saving that this bounds on both sides is none worth a change.
 _SMALL = 0.05
-
-
-class Trial(Struct, frozen=True):
-    """One run of the script.
-
-    Attributes:
-        records: What its ranks left, rank 0 first; empty where none did.
-        exit_status: Of the script, or of what started it.
-        result: What its trace showed, where it recorded one.
-        gradients: Of its first step, on rank 0; empty where they were not seen.
-    """
-
-    records: tuple[RunInfo, ...]
-    exit_status: int = 0
-    result: Result | None = None
-    gradients: tuple[Sampled, ...] = ()
-
-    @property
-    def measured(self) -> list[Measurements]:
-        """What each rank measured."""
-        return [info.measured for info in self.records if info.measured is not None]
-
-    @property
-    def timed_ms(self) -> tuple[float, ...]:
-        """Rank 0's timed steps. Ranks wait for one another in every step."""
-        return self.records[0].timed_steps_ms if self.records else ()
-
-    @property
-    def pairs(self) -> list[tuple[float, float]]:
-        """Of a run that switched the fix on and off: neighbouring steps, unchanged and with it."""
-        times = self.timed_ms
-        return [
-            (times[at + 1], times[at]) if step_has_fix(at) else (times[at], times[at + 1])
-            for at in range(0, len(times) - 1, 2)
-        ]
-
-    @property
-    def came_through(self) -> bool:
-        """Whether the script ended well and steps were timed."""
-        return self.exit_status == 0 and bool(self.timed_ms) and bool(self.measured)
 
 
 def verified(
@@ -183,9 +136,9 @@ def _arm(trials: Sequence[Trial], times: Sequence[Sequence[float]] = ()) -> Arm:
     failed = next((trial for trial in trials if not trial.came_through), None)
     if failed is not None:
         status: Literal["out-of-memory", "failed"] = (
-            "out-of-memory" if _ran_out(failed) else "failed"
+            "out-of-memory" if ran_out(failed) else "failed"
         )
-        return Arm(status, _message(failed))
+        return Arm(status, message(failed))
     times = [run for run in times if run] or [trial.timed_ms for trial in trials]
     steps = [time for run in times for time in run]
     intervals = [median_interval(run) for run in times]
@@ -197,9 +150,9 @@ def _arm(trials: Sequence[Trial], times: Sequence[Sequence[float]] = ()) -> Arm:
         step_ms=median(steps),
         step_low_ms=min(low for low, _ in intervals),
         step_high_ms=max(high for _, high in intervals),
-        peak_allocated_bytes=_most(trials, lambda measured: measured.peak_allocated_bytes),
-        peak_reserved_bytes=_most(trials, lambda measured: measured.peak_reserved_bytes),
-        peak_rss_bytes=_most(trials, lambda measured: measured.peak_rss_bytes),
+        peak_allocated_bytes=most(trials, lambda measured: measured.peak_allocated_bytes),
+        peak_reserved_bytes=most(trials, lambda measured: measured.peak_reserved_bytes),
+        peak_rss_bytes=most(trials, lambda measured: measured.peak_rss_bytes),
         verdict=seen.verdict if seen else None,
         recompute_per_backward=seen.recompute_per_backward if seen else None,
     )
@@ -208,21 +161,6 @@ def _arm(trials: Sequence[Trial], times: Sequence[Sequence[float]] = ()) -> Arm:
 def _with_step(arm: Arm, step: float) -> Arm:
     low, high = arm.step_low_ms or step, arm.step_high_ms or step
     return replace(arm, step_ms=step, step_low_ms=min(low, step), step_high_ms=max(high, step))
-
-
-def _ran_out(trial: Trial) -> bool:
-    said = [info.message for info in trial.records if info.message]
-    return trial.exit_status == _KILLED or any(_OUT_OF_MEMORY.search(text) for text in said)
-
-
-def _message(trial: Trial) -> str:
-    said = [info.message for info in trial.records if info.message]
-    return said[0] if said else f"It ended with exit status {trial.exit_status}."
-
-
-def _most(trials: Sequence[Trial], value: Callable[[Measurements], int | None]) -> int | None:
-    found = [value(measured) for trial in trials for measured in trial.measured]
-    return max((number for number in found if number is not None), default=None)
 
 
 def _peak(arm: Arm | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -145,7 +146,31 @@ def test_no_mode_of_the_script_sees_one_being_taken() -> None:
     tensor = torch.randn(100, requires_grad=True)
     with Dispatches() as dispatches, Functions() as functions:
         found = unseen(fingerprint, tensor)
-    assert found is not None
+        assert found is not None
+        sums = found.sums
     assert dispatches.seen == []
     assert functions.seen == []
-    assert not found.values.requires_grad
+    assert sums is not None
+    assert not sums.values.requires_grad
+
+
+def test_the_distance_is_worked_out_later_and_holds_no_tensor_behind() -> None:
+    one, other = torch.randn(40, 33), torch.randn(40, 33)
+    kept, gone = taken(one), taken(other)
+    kept.let_go(keep=True)
+    exact = float((one - other).norm() / one.norm())
+    assert kept.distance(gone) == pytest.approx(exact, rel=0.35)
+    gone = taken(other)
+    gone.let_go(keep=False)
+    assert kept.distance(gone) is None
+    assert kept.distance(gone.held(other)) == pytest.approx(exact, rel=0.35)
+    before = sys.getrefcount(one)
+    kept.let_go(keep=True)
+    assert sys.getrefcount(one) == before
+
+
+def test_the_same_elements_in_another_shape_keep_their_fingerprint() -> None:
+    one = torch.randn(6, 50)
+    other = taken(one).held(one.view(3, 100))
+    assert other.same_bits(taken(one.view(3, 100)))
+    assert not other.same_bits(taken(one))

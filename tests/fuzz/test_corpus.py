@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from tests.effort import examples
 from tests.fuzz.__main__ import CORPUS, fuzz
 from tests.fuzz.target import TARGETS, outcome
 
@@ -33,5 +34,5 @@ def test_what_the_fuzzer_found_ends_as_documented(path: Path) -> None:
 def test_a_second_of_fuzzing_finds_nothing(
     target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tally = fuzz(target, 1.0, Random(f"a second of {target}"), tmp_path)
+    tally = fuzz(target, examples(5) / 5, Random(f"a second of {target}"), tmp_path)
     assert tally.failures == [], capsys.readouterr()

@@ -18,6 +18,7 @@ from tests.cases.hooks import HOOKS
 from tests.cases.places import PLACES
 from tests.cases.stacks import STACKS
 from tests.cases.truth import Truth
+from tests.effort import some
 
 TRAPS = {
     "ema_once": "the teacher's layers look like blocks that were not recomputed",
@@ -64,7 +65,7 @@ def alone_again() -> Iterator[None]:
     sys.excepthook = hook
 
 
-@pytest.mark.parametrize("name", TRAPS)
+@pytest.mark.parametrize("name", some(TRAPS, 2))
 def test_the_answer_is_the_truth(name: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json.gz"
     check(trace, record(CASES[name], trace))

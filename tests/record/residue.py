@@ -61,6 +61,7 @@ def _attributes() -> Iterator[tuple[int, str, Any]]:
         if type(module) is ModuleType and not _is_mine(module.__name__):
             for name, value in list(vars(module).items()):
                 yield id(module), f"{module.__name__}.{name}", value
+    gc.unfreeze()  # what is frozen is not listed
     # type(), because isinstance() asks proxies for their __class__, and may run anything.
     for kind in [item for item in gc.get_objects() if issubclass(type(item), type)]:
         home = vars(kind).get("__module__")

@@ -136,7 +136,7 @@ EVERY = pytest.param(1, marks=(pytest.mark.slow, pytest.mark.timeout(2400)))
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("every", [EVERY, 24])
+@pytest.mark.parametrize("every", [EVERY, 48])
 @pytest.mark.parametrize("removing", [False, True], ids=["recording", "verifying"])
 def test_no_fault_of_ours_reaches_the_script(
     tmp_path: Path, removing: bool, every: int, capfd: pytest.CaptureFixture[str]

@@ -11,7 +11,7 @@ from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.verify import rounds as module
 from recompute_scan.result import Result
 from recompute_scan.run_info import write_run_info
-from recompute_scan.verification import Trial
+from recompute_scan.trials import Trial
 from tests.report import sample_results
 from tests.test_verification import REMOVED, STEADY, scaled, trial, with_fix
 

@@ -19,6 +19,7 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.bundle import Archive, pack
 from recompute_scan.cli import main
 from recompute_scan.result import Flops, Result
+from tests.effort import some
 from tests.share.canaries import NAMED, WORD, found_in, plant_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +55,7 @@ PACKED += [(source, False) for source in (*RECORDED, GPU)]
 @pytest.mark.parametrize(
     ("source", "strict"),
     [
-        *PACKED,
+        *some(PACKED, 3),
         *(pytest.param(one, False, marks=pytest.mark.slow) for one in PUBLIC if one != GPU),
     ],
     ids=lambda value: (

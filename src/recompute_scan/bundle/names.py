@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cache
-from importlib.resources import files
 
 from msgspec.structs import replace
 
@@ -27,6 +25,7 @@ from recompute_scan.annotations import (
 )
 from recompute_scan.bundle.paths import Places
 from recompute_scan.bundle.runtime_calls import is_vendors_own
+from recompute_scan.bundle.torchs_own import RANGES, is_torchs_own
 from recompute_scan.frameworks.known import MECHANISMS
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.attention.kernel_evidence import NAMED_STEP
@@ -210,7 +209,7 @@ class Names:
         if _RANGE.fullmatch(name) or _OPTIMIZER.fullmatch(name):
             return self._range(name)  # torch before 1.11 writes ranges as operators
         form = len(name) <= _LONGEST and bool(_OPERATOR.fullmatch(name))
-        own = form and _is_torchs_own(name)
+        own = form and is_torchs_own(name)
         if form and not self.strict:
             return name if own else self._keep(name)
         if own:
@@ -219,7 +218,7 @@ class Names:
         return self._plumbing(name) or self._alias("op", name)
 
     def _range(self, name: str) -> str:
-        if _STEP.fullmatch(name) or name in _OTHERS:
+        if _STEP.fullmatch(name) or name in RANGES:
             return name
         if NAMED_STEP.fullmatch(name) and len(name) < 40:
             return name
@@ -281,46 +280,3 @@ def _spell(kind: str, number: int, name: str) -> str:
 
 def _families(name: str) -> tuple[object, object]:
     return words.family_of(name), family_of_node(words.ENGINE + name)
-
-
-def _is_torchs_own(name: str) -> bool:
-    operators, nodes = _torchs_own()
-    if "::" not in name or name.startswith("torch::autograd::"):
-        stem = re.sub(r"\d{1,3}$", "", name.removeprefix("torch::autograd::"))
-        return (
-            stem in nodes
-            or name in words.CHECKPOINT_FUNCTIONS
-            or name in words.CHECKPOINT_NODES
-            or name in _OTHERS
-            or bool(words.COMPILED_REGION.fullmatch(name))
-        )
-    return name.partition(".")[0] in operators
-
-
-_OTHERS = frozenset(
-    "Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|<forward op>|<backward op>"
-    "|AOTDispatcher Runtime Wrapper Prologue|AOTDispatcher Runtime Wrapper Epilogue"
-    "|enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-    "|enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-    "|record_param_comms|PythonDispatchMode|_NoopSaveInputs|GraphRoot|detach|detach_"
-    "|CompiledFunction|NoopSaveInputs".split("|")
-)
-_NODES = (
-    "AccumulateGrad CopySlices CopyBackwards Error Identity DelayedError UndefinedGrad Scatter "
-    "Gather CompiledFunctionBackward CheckpointHookBackward _NoopSaveInputsBackward "
-    "NoopSaveInputsBackward"
-)
-
-
-@cache
-def _torchs_own() -> tuple[frozenset[str], frozenset[str]]:
-    """Operators that torch defines, and the nodes named after them."""
-    text = files("recompute_scan.bundle").joinpath("operators.txt").read_text(encoding="ascii")
-    operators = frozenset(line for line in text.splitlines() if not line.startswith("#"))
-    nodes = {_camel(name.partition("::")[2]) + "Backward" for name in operators}
-    return operators, frozenset(nodes) | frozenset(_NODES.split())
-
-
-def _camel(name: str) -> str:
-    # As torch's code generator does, so that `pool2d` gives `Pool2D`.
-    return "".join(part.title() for part in name.split("_"))

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
-from recompute_scan.faithful import Difference, DifferenceKind, LostGradient, Operation
+from recompute_scan.faithful import Difference, LostGradient, Operation
+from recompute_scan.fidelity.calls_apart import (
+    apart_by,
+    cause_between,
+    changed_inputs,
+    differ,
+    other_in,
+    same_from_outside,
+)
 from recompute_scan.fidelity.fingerprint import Fingerprint
-from recompute_scan.fidelity.tape import Entry, Outside
+from recompute_scan.fidelity.tape import Entry
 
 # How many operators of the forward may be missing from a recompute before it goes on alike.
 _LOOKAHEAD = 64
 # Makes a call once more: the fingerprint of its first result, where that changes nothing.
 _Repeat = Callable[[], Fingerprint | None]
-_Prints = tuple[Fingerprint | None, ...]
 Why = Literal["grad-mode-off", "detached"]
 
 
@@ -89,12 +96,12 @@ class Checker:
         self.compared += 1
         self.random += entry.drawing is not None
         self._see_gradients(twin, entry, where)
-        changed = _changed_inputs(twin, entry)
+        changed = changed_inputs(twin, entry)
         if not entry.prints:
             if self._written is None and changed:
                 self._written = Difference("input", where())
             return
-        apart = _apart(twin.prints, entry.prints)
+        apart = apart_by(twin.prints, entry.prints)
         if apart == "altogether":
             inherited = self._unmatched or self._cause_of(entry)
             cause = inherited or self._difference(twin, entry, where, repeat)
@@ -106,8 +113,8 @@ class Checker:
             return
         self._unmatched = None  # what lay between changed nothing
         self._strays.clear()
-        if _apart(twin.others, entry.others) == "altogether":
-            kind, facts = _cause(twin, entry)
+        if apart_by(twin.others, entry.others) == "altogether":
+            kind, facts = cause_between(twin, entry)
             self._aside[entry.place] = Difference(kind, where(), **facts)
         if apart == "rounding":
             self._note_rounding(twin, entry)
@@ -194,15 +201,15 @@ class Checker:
             return self._next
         for place in range(self._next + 1, min(len(forward), self._next + 1 + _LOOKAHEAD)):
             twin = forward[place]
-            if twin.kind is entry.kind and _apart(twin.prints, entry.prints) != "altogether":
+            if twin.kind is entry.kind and apart_by(twin.prints, entry.prints) != "altogether":
                 return place
         return None
 
     def _other_operator(self, entry: Entry, where: Callable[[], Operation]) -> Difference:
         forward = self._forward
         for twin in forward[self._next : self._next + _LOOKAHEAD]:
-            types = _texts(twin, entry, "dtype") if twin.kind is entry.kind else None
-            if types is not None and _texts(twin, entry, "shape") is None:
+            types = other_in(twin, entry, "dtype") if twin.kind is entry.kind else None
+            if types is not None and other_in(twin, entry, "shape") is None:
                 return Difference(
                     "type", where(), forward=types["forward"], recompute=types["recompute"]
                 )
@@ -220,7 +227,7 @@ class Checker:
             now = after.get(before.place)
             if not before.needs_gradient or now is None or before.print is None:
                 continue
-            if self._grad_mode and (now.needs_gradient or not _same(before, now)):
+            if self._grad_mode and (now.needs_gradient or not same_from_outside(before, now)):
                 continue
             name, operation = self._parameters.get(before.tensor_id, ""), where()
             why: Why = "detached" if self._grad_mode else "grad-mode-off"
@@ -234,7 +241,7 @@ class Checker:
     def _difference(
         self, twin: Entry, entry: Entry, where: Callable[[], Operation], repeat: _Repeat
     ) -> Difference:
-        kind, facts = _cause(twin, entry)
+        kind, facts = cause_between(twin, entry)
         if kind == "value" and self._written is not None:
             return self._written
         if kind == "value":
@@ -249,80 +256,3 @@ class Checker:
         )
         distance = one.distance(other) if one is not None and other is not None else None
         return Difference(kind, where(), distance=distance, **facts)
-
-
-def _cause(twin: Entry, entry: Entry) -> tuple[DifferenceKind, dict[str, Any]]:
-    """Why two calls of one operator have different results, as far as their arguments tell."""
-    types = _texts(twin, entry, "dtype")
-    if types is not None:
-        return "type", types
-    if twin.drawing and entry.drawing and twin.drawing.before != entry.drawing.before:
-        return "random", {"generator": entry.drawing.generator}
-    if _changed_inputs(twin, entry):
-        return "input", {}
-    if twin.numbers != entry.numbers:
-        changed = next(
-            (
-                {"forward": one, "recompute": other}
-                for one, other in zip(twin.numbers, entry.numbers, strict=False)
-                if one != other
-            ),
-            {},
-        )
-        return "argument", changed
-    shapes = _texts(twin, entry, "shape")
-    if shapes is not None:
-        return "shape", shapes
-    return "value", {}
-
-
-def _changed_inputs(twin: Entry, entry: Entry) -> list[Fingerprint]:
-    """What the recompute's call got from outside the region that the forward's did not."""
-    after = {one.place: one for one in entry.outside}
-    pairs = ((before, after.get(before.place)) for before in twin.outside)
-    return [
-        now.print
-        for before, now in pairs
-        if now is not None and now.print is not None and not _same(before, now)
-    ]
-
-
-def _texts(twin: Entry, entry: Entry, what: str) -> dict[str, str] | None:
-    for one, other in zip(twin.prints, entry.prints, strict=False):
-        if one is None or other is None:
-            continue
-        before, after = getattr(one, what), getattr(other, what)
-        if before != after:
-            return {"forward": _plain(before), "recompute": _plain(after)}
-    return None
-
-
-def _plain(value: object) -> str:
-    return str(value).removeprefix("torch.")
-
-
-def _same(before: Outside, now: Outside) -> bool:
-    if before.print is None or now.print is None:
-        return True  # not known to differ
-    return not differ(before.print, now.print)
-
-
-def differ(one: Fingerprint | None, other: Fingerprint | None) -> bool:
-    """Are both known, and further apart than rounding explains?"""
-    if one is None or other is None or one.same_bits(other):
-        return False
-    if one.dtype != other.dtype or not (one.dtype.is_floating_point or one.dtype.is_complex):
-        return True
-    distance = one.distance(other)
-    return distance is None or distance > one.rounding()
-
-
-def _apart(before: _Prints, now: _Prints) -> str | None:
-    """``None`` for the same bits, ``rounding``, or ``altogether``."""
-    if len(before) != len(now):
-        return "altogether"
-    pairs = list(zip(before, now, strict=True))
-    if any(differ(*pair) for pair in pairs):
-        return "altogether"
-    known = [(one, other) for one, other in pairs if one is not None and other is not None]
-    return None if all(one.same_bits(other) for one, other in known) else "rounding"

@@ -21,7 +21,7 @@ from recompute_scan.faithful import (
 )
 from recompute_scan.fidelity.generators import python_states
 from recompute_scan.fidelity.region_runs import ForwardRun, RecomputeRun, RegionRun, Shown
-from recompute_scan.fidelity.state import changed_again, look_at_state
+from recompute_scan.fidelity.state import changed_again, look_at_state, parts_of
 from recompute_scan.fidelity.uses import (
     Around,
     HandedTensors,
@@ -134,6 +134,7 @@ class RegionCall:
         self._non_reentrant = non_reentrant
         self._sum = total
         self._modules = modules
+        self._parts = list(parts_of(modules))
         self._thread = thread
         self._name_of = name_of
         self._wanted = True
@@ -146,12 +147,12 @@ class RegionCall:
         if not self._can_compare():
             yield None
             return
-        run = ForwardRun(self.leave_untold, handed, look_at_state(self._modules), python_states())
+        run = ForwardRun(self.leave_untold, handed, look_at_state(self._parts), python_states())
         with self._watched(run):
             yield None
         if self._wanted:
             self._sum.calls += not any(isinstance(one, RecomputeRun) for one in self._thread.runs)
-            run.end(look_at_state(self._modules), python_states())
+            run.end(look_at_state(self._parts), python_states())
             self._forward = run
 
     @contextmanager
@@ -167,13 +168,13 @@ class RegionCall:
             for inner, parameter in module.named_parameters()
         }
         run = RecomputeRun(self.leave_untold, handed, forward, parameters, self._around)
-        began = look_at_state(self._modules)
+        began = look_at_state(self._parts)
         try:
             with self._watched(run):
                 yield None if self._non_reentrant else run.returned
         finally:  # it may stop early, by an exception
             if self._wanted:
-                ended = look_at_state(self._modules)
+                ended = look_at_state(self._parts)
                 for state in changed_again(forward.before, forward.after, began, ended):
                     self._sum.states.setdefault(state.name, state)
                 self._sum.recomputes.append(run.shown())

@@ -25,41 +25,97 @@ _COLUMNS = 1024
 # holds, elsewhere what keeps it busy.
 _TOGETHER, _TOGETHER_ELSEWHERE = 2**18, 2**24
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_REAL = {
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+}
 _PLAIN = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)}
 
 
-class Fingerprint(Struct, frozen=True, eq=False):
+class Fingerprint(Struct, eq=False):
     """A tensor's type and shape, its bits as a number, and what tells how far away another is.
 
     Attributes:
         dtype: Its type.
         shape: Its shape; -1 for a ragged size.
         bits: A number that depends on every bit and its place.
-        values: Up to 256 numbers: its elements, or sums of them.
-        not_finite: How many elements are infinite or no number, and count as 0 in the sums.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     bits: int
-    values: torch.Tensor
-    not_finite: int = 0
+    _tensor: torch.Tensor | None = None
+    _sums: _Sums | None = None
 
     def same_bits(self, other: Fingerprint) -> bool:
         """Whether both tensors were the same, to the last bit."""
         return self.bits == other.bits and self.dtype == other.dtype and self.shape == other.shape
 
+    @property
+    def sums(self) -> _Sums | None:
+        """What tells how far away another is; ``None`` behind :meth:`let_go`."""
+        if self._sums is None and self._tensor is not None:
+            self._sums = unseen(_sums_of, self._tensor)
+        return self._sums
+
+    def held(self, tensor: torch.Tensor) -> Fingerprint:
+        """This, or this in another shape: the same elements are there again, and as they were."""
+        if tensor.shape != self.shape:
+            return Fingerprint(self.dtype, tensor.shape, self.bits, tensor, self._sums)
+        self._tensor = tensor
+        return self
+
+    def let_go(self, *, keep: bool) -> None:
+        """The tensor may change from here on. Comparisons of bits need nothing else; with ``keep``
+        one can be asked for its distance from others still.
+        """
+        if keep:
+            _ = self.sums
+        self._tensor = None
+
     def distance(self, other: Fingerprint) -> float | None:
         """Norm of the difference over this one's norm, of all elements; 0 or more.
 
-        ``None`` for other shapes; infinite where other elements are finite. What is infinite, or no
-        number, in both counts as the same.
+        ``None`` for other shapes, or where it is not known any more; infinite where other elements
+        are finite. What is infinite, or no number, in both counts as the same.
         """
-        if self.shape != other.shape or self.values.shape != other.values.shape:
+        mine, others = self.sums, other.sums
+        if mine is None or others is None or self.shape != other.shape:
             return None
-        return unseen(self._distance, other)
+        if mine.values.shape != others.values.shape:
+            return None
+        return unseen(mine.distance, others)
 
-    def _distance(self, other: Fingerprint) -> float:
+    def rounding(self) -> float:
+        """The largest distance that another order of summation explains: 1e-4 in float32, a
+        multiple of what the type resolves where that is coarser.
+        """
+        if not self.dtype.is_floating_point:
+            return 0.0
+        return max(1e-4, 2.5 * torch.finfo(self.dtype).eps)
+
+
+class _Sums(Struct, eq=False):
+    """What is kept of a tensor's elements.
+
+    Attributes:
+        values: Up to 256 numbers: the elements, or sums of them.
+        not_finite: How many elements are infinite or no number, and count as 0 in the sums.
+    """
+
+    values: torch.Tensor
+    not_finite: int = 0
+
+    def distance(self, other: _Sums) -> float:
+        """Norm of the difference over this one's norm."""
         mine, others = self.values.double(), other.values.double()
         finite = mine.isfinite() & others.isfinite()
         if self.not_finite != other.not_finite or not torch.equal(
@@ -71,14 +127,6 @@ class Fingerprint(Struct, frozen=True, eq=False):
         apart = float((mine - others).norm())
         return apart / norm if norm else (float("inf") if apart else 0.0)
 
-    def rounding(self) -> float:
-        """The largest distance that another order of summation explains: 1e-4 in float32, a
-        multiple of what the type resolves where that is coarser.
-        """
-        if not self.dtype.is_floating_point:
-            return 0.0
-        return max(1e-4, 2.5 * torch.finfo(self.dtype).eps)
-
 
 def unseen(function: Callable[..., _T], *args: Any) -> _T:
     """What the function returns; no mode or subclass of the script's and no autograd sees it work.
@@ -86,8 +134,15 @@ def unseen(function: Callable[..., _T], *args: Any) -> _T:
     Not a context manager of ours: one that failed between its beginning and the body would leave
     autograd off.
     """
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
-        return function(*args)
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        on = torch.is_grad_enabled()
+        try:
+            if on:  # by torch's function itself: its context manager takes twice as long
+                torch._C._set_grad_enabled(False)
+            return function(*args)
+        finally:
+            if on:
+                torch._C._set_grad_enabled(True)
 
 
 def is_plain(value: torch.Tensor) -> bool:
@@ -117,41 +172,64 @@ def plain_parts(value: torch.Tensor) -> list[torch.Tensor] | None:
 
 
 def fingerprint(value: torch.Tensor) -> Fingerprint | None:
-    """The tensor's fingerprint, to be taken :func:`unseen`.
+    """The tensor's fingerprint, to be taken :func:`unseen`, which holds it until it lets go of it.
 
     ``None`` of one whose elements are nowhere, or not to be had.
     """
+    if _lies_ready(value):
+        return Fingerprint(value.dtype, value.shape, _bits_here(value, 0), value)
     parts = plain_parts(value)
-    if not parts or any(part.is_quantized or part.device.type == "meta" for part in parts):
+    if not parts or any(part.is_quantized or part.is_meta for part in parts):
         return None
-    bits, values, not_finite = _look_at(parts[0])
-    for part in parts[1:]:
-        bits = isal_zlib.crc32(_look_at(part)[0].to_bytes(8, "little"), bits)
+    bits = 0
+    for part in parts:
+        for flat in _flat_pieces(part):
+            bits = _bits(flat, bits)
     # A ragged size has a name of its own in each tensor.
     shape = tuple(size if type(size) is int else -1 for size in value.shape)
-    return Fingerprint(value.dtype, shape, bits, values, not_finite)
+    return Fingerprint(value.dtype, shape, bits, parts[0])
 
 
-def _look_at(part: torch.Tensor) -> tuple[int, torch.Tensor, int]:
-    """Bits, values, and how many of the elements are not finite."""
+def _lies_ready(value: torch.Tensor) -> bool:
+    """Whether the tensor is its memory on the CPU, byte by byte, as most are."""
+    return (
+        is_plain(value)
+        and value.layout == torch.strided
+        and value.is_cpu
+        and value.dtype in _REAL
+        and value.is_contiguous()
+        and not value.is_neg()
+    )
+
+
+def in_one_piece(value: torch.Tensor) -> bool:
+    """Whether all is looked at together, whatever the shape."""
+    return value.numel() <= _TOGETHER and _lies_ready(value)
+
+
+def _sums_of(part: torch.Tensor) -> _Sums:
+    if in_one_piece(part):
+        flat = part.detach().view(-1)
+        return _Sums(flat.clone()) if len(flat) <= _VALUES else _Sums(*_signed_sums(flat))
+    if part.numel() <= _VALUES:
+        return _Sums(next(_flat_pieces(part)).clone())
+    values, not_finite = None, 0
+    for flat in _flat_pieces(part):
+        some, others = _signed_sums(flat)
+        values = some if values is None else values + some
+        not_finite += others
+    assert values is not None
+    return _Sums(values, not_finite)
+
+
+def _flat_pieces(part: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor's elements in order, as they count, in flat pieces."""
     part = part.detach()
     if part.is_complex():
         part = torch.view_as_real(part.resolve_conj())
     elif part.is_neg():
         part = part.resolve_neg()
-    here = part.device.type == "cpu"
-    if part.numel() <= _VALUES:
-        flat = part.contiguous().view(-1)
-        return _bits(flat, 0), flat.clone(), 0
-    bits, not_finite = 0, 0
-    sums: torch.Tensor | None = None
-    for flat in _pieces(part, _TOGETHER if here else _TOGETHER_ELSEWHERE):
-        bits = _bits(flat, bits)
-        some, others = _signed_sums(flat)
-        sums = some if sums is None else sums + some
-        not_finite += others
-    assert sums is not None
-    return bits, sums, not_finite
+    return _pieces(part, _TOGETHER if part.device.type == "cpu" else _TOGETHER_ELSEWHERE)
 
 
 def _pieces(part: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
@@ -179,15 +257,15 @@ def _signed_sums(flat: torch.Tensor) -> tuple[torch.Tensor, int]:
 def _sum_with_signs(flat: torch.Tensor) -> torch.Tensor:
     if flat.numel() < _VALUES:
         flat = torch.nn.functional.pad(flat, (0, _VALUES - flat.numel()))
-    rows = flat.numel() // _VALUES
+    rows, more = divmod(flat.numel(), _VALUES)
     signs = _signs(rows, flat.device)
-    table, rest = flat[: rows * _VALUES].view(rows, _VALUES), flat[rows * _VALUES :]
-    if flat.dtype == torch.float32 and flat.device.type == "cpu":
-        sums = torch.mv(table.t(), signs[:, 0])
+    table = flat.as_strided((_VALUES, rows), (1, _VALUES))
+    if flat.dtype == torch.float32 and flat.is_cpu:
+        sums = torch.mv(table, signs)
     else:  # on a GPU a product may be refused where only deterministic kernels are allowed
-        sums = (table * signs).sum(0)
-    if rest.numel():
-        sums[: rest.numel()] += rest
+        sums = (table * signs).sum(1)
+    if more:
+        sums[:more] += flat[-more:]
     return sums
 
 
@@ -201,18 +279,24 @@ def _signs(rows: int, device: torch.device) -> torch.Tensor:
     # Their sum is as large as that of random ones, so that a constant is not lost in it.
     excess = (int(signs.sum()) - round(rows**0.5)) // 2
     signs[(signs == (1 if excess > 0 else -1)).nonzero()[: abs(excess), 0]] *= -1
-    return signs.view(-1, 1)
+    return signs
 
 
 def _bits(flat: torch.Tensor, so_far: int) -> int:
     if not flat.numel():
         return so_far
-    if flat.device.type == "cpu":
-        # Not through numpy: torch never again resizes memory that numpy has seen, and FSDP does.
-        size = flat.numel() * flat.element_size()
-        return isal_zlib.crc32((ctypes.c_char * size).from_address(flat.data_ptr()), so_far)
+    if flat.is_cpu:
+        return _bits_here(flat, so_far)
     number = _weighted_sums(flat.view(_SAME_SIZE[flat.element_size()]))
     return (so_far * 0x2545F4914F6CDD1D + number) & (2**64 - 1)
+
+
+def _bits_here(value: torch.Tensor, so_far: int) -> int:
+    size = value.numel() * value.element_size()
+    if not size:
+        return so_far
+    # Not through numpy: torch never again resizes memory that numpy has seen, and FSDP does.
+    return isal_zlib.crc32((ctypes.c_char * size).from_address(value.data_ptr()), so_far)
 
 
 def _weighted_sums(whole: torch.Tensor) -> int:

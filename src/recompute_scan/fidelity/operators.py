@@ -114,20 +114,26 @@ def tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     for value in values:
         if isinstance(value, torch.Tensor):
             found.append(value)
-        elif isinstance(value, (list, tuple, dict)):
-            found += [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+        elif isinstance(value, (list, tuple, dict)) and value:
+            found += [one for one in _leaves(value) if isinstance(one, torch.Tensor)]
     return found
 
 
-def numbers(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, ...]:
-    """The arguments that are numbers, flags or names of types, in order, as text."""
-    found: list[str] = []
+def numbers(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[object, ...]:
+    """The arguments that are numbers, flags or types, in order."""
+    found: list[object] = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, _NUMBERS):
-            found.append(str(value))
-        elif isinstance(value, (list, tuple, dict)):
-            found += [str(one) for one in tree_leaves(value) if isinstance(one, _NUMBERS)]
+            found.append(value)
+        elif isinstance(value, (list, tuple, dict)) and value:
+            found += [one for one in _leaves(value) if isinstance(one, _NUMBERS)]
     return tuple(found)
+
+
+def _leaves(value: Any) -> Sequence[Any]:
+    """All in it; most often it is a list of sizes, which holds no others."""
+    flat = isinstance(value, (list, tuple)) and not isinstance(value[0], (list, tuple, dict))
+    return value if flat else tree_leaves(value)
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -16,12 +16,13 @@ from recompute_scan.faithful import (
     LostGradient,
     Operation,
 )
-from recompute_scan.fidelity.checker import Checker, differ
+from recompute_scan.fidelity.calls_apart import differ
+from recompute_scan.fidelity.checker import Checker
 from recompute_scan.fidelity.fingerprint import Fingerprint, unseen
 from recompute_scan.fidelity.generators import python_states
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.state import ModuleState
-from recompute_scan.fidelity.tape import Entry, Tape
+from recompute_scan.fidelity.tape import Entry, Prints, Tape
 from recompute_scan.fidelity.uses import (
     Around,
     Arrives,
@@ -59,7 +60,13 @@ class Shown(Struct, frozen=True):
 
 
 class RegionRun:
-    """What both kinds of runs have."""
+    """What both kinds of runs have.
+
+    Attributes:
+        keeps: Whether later runs are compared with it.
+    """
+
+    keeps = False
 
     def __init__(self, untold: Callable[[str], None], handed: HandedTensors | None) -> None:
         self.tape = Tape()
@@ -78,11 +85,12 @@ class RegionRun:
     def saved(self, tensor: torch.Tensor, place: int) -> None:
         """A node of this run saves a tensor."""
         try:
-            unseen(self._see_saved, tensor, place)
+            prints = Prints((self,))
+            unseen(self._see_saved, tensor, place, prints)
         except Exception as error:
             self.failed(error)
 
-    def _see_saved(self, tensor: torch.Tensor, place: int) -> None:
+    def _see_saved(self, tensor: torch.Tensor, place: int, prints: Prints) -> None:
         """Keep what it takes to compare it."""
 
     def failed(self, error: Exception) -> None:
@@ -92,6 +100,8 @@ class RegionRun:
 
 class ForwardRun(RegionRun):
     """The first run of a region: what a recompute is compared with."""
+
+    keeps = True
 
     def __init__(
         self,
@@ -109,8 +119,9 @@ class ForwardRun(RegionRun):
         self.drew: dict[str, int] = {}
         self.prints: list[Fingerprint | None] = []
 
-    def _see_saved(self, tensor: torch.Tensor, place: int) -> None:
-        self.prints.append(self.tape.print_of(tensor))
+    def _see_saved(self, tensor: torch.Tensor, place: int, prints: Prints) -> None:
+        self.prints.append(self.tape.print_of(tensor, prints))
+        prints.let_go()
 
     def end(self, after: ModuleState, random_after: dict[str, int]) -> None:
         """The forward has ended; only what another run may need is kept."""
@@ -155,12 +166,12 @@ class RecomputeRun(RegionRun):
         """Compare it with the forward's."""
         self._checker.meet(entry, where, repeat)
 
-    def _see_saved(self, tensor: torch.Tensor, place: int) -> None:
+    def _see_saved(self, tensor: torch.Tensor, place: int, prints: Prints) -> None:
         known = self._forward.prints
-        now = self.tape.print_of(tensor)
-        if place >= len(known) or now is None or not differ(known[place], now):
-            return
-        self._differing.append((place, self.tape.maker_of(tensor), now))
+        now = self.tape.print_of(tensor, prints)
+        if place < len(known) and now is not None and differ(known[place], now):
+            self._differing.append((place, self.tape.maker_of(tensor), now))
+        prints.let_go()
 
     def returned(self, result: Any) -> None:
         """The recompute returns, and the backward pass will run through its own nodes."""
@@ -177,7 +188,11 @@ class RecomputeRun(RegionRun):
         self._possible = []
         for output, graph in zip(outputs, graphs, strict=True):
             makers = {self.tape.maker_of(one) for one in graph.saved} - {None}
-            outside = (self.tape.print_of(one) for one in graph.saved if self.tape.is_outside(one))
+            prints = Prints((self,))
+            outside = [
+                self.tape.print_of(one, prints) for one in graph.saved if self.tape.is_outside(one)
+            ]
+            prints.let_go()
             cause = (
                 self._checker.difference
                 if graph.unknown

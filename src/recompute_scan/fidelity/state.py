@@ -32,9 +32,9 @@ class _Buffer(Struct, frozen=True):
         print_ = fingerprint(buffer)
         if print_ is None:
             return None
-        if buffer.numel() <= print_.values.numel():
-            return cls(print_, print_.values)
-        return cls(print_, buffer.detach().flatten()[:: buffer.numel() // _SHOWN].clone())
+        print_.let_go(keep=False)
+        every = max(1, buffer.numel() // _SHOWN)
+        return cls(print_, buffer.detach().flatten()[::every].clone())
 
     def moved(self, other: _Buffer) -> bool:
         return not self.print.same_bits(other.print)
@@ -51,13 +51,16 @@ class ModuleState(Struct, frozen=True):
     attributes: dict[str, object]
 
 
-def look_at_state(modules: Sequence[tuple[str, nn.Module]]) -> ModuleState:
-    """The state of these modules, and of all in them, now."""
-    buffers: dict[str, _Buffer] = {}
-    attributes: dict[str, object] = {}
-    for name, module in _all(modules):
-        unseen(_look_at, name, module, buffers, attributes)
-    return ModuleState(buffers, attributes)
+def look_at_state(parts: Sequence[tuple[str, nn.Module]]) -> ModuleState:
+    """The state of these modules now."""
+    found = ModuleState({}, {})
+    unseen(_look_at_all, parts, found)
+    return found
+
+
+def _look_at_all(parts: Sequence[tuple[str, nn.Module]], found: ModuleState) -> None:
+    for name, module in parts:
+        _look_at(name, module, found.buffers, found.attributes)
 
 
 def _look_at(
@@ -78,7 +81,8 @@ def _look_at(
             attributes[f"{name}.{key}" if name else key] = value
 
 
-def _all(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, nn.Module]]:
+def parts_of(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, nn.Module]]:
+    """These modules, and all in them, with qualified names."""
     for name, module in modules:
         for inner, part in module.named_modules():
             yield ".".join(filter(None, (name, inner))), part

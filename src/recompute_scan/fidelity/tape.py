@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from msgspec import Struct, field
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, is_plain
+from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, in_one_piece, is_plain
 from recompute_scan.fidelity.generators import generator_of, state_of
-from recompute_scan.fidelity.operators import OperatorKind, numbers, results, storage_of, tensors
+from recompute_scan.fidelity.operators import OperatorKind, results, storage_of, tensors
 
 
 class Outside(Struct, frozen=True):
@@ -30,6 +30,14 @@ class Outside(Struct, frozen=True):
     tensor_id: int
 
 
+class Keeping(Protocol):
+    """A run, as far as a tape knows it."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether later runs are compared with it."""
+
+
 class Drawing(Struct, frozen=True):
     """An operator that drew random numbers: whose state, and what it was before."""
 
@@ -45,7 +53,7 @@ class Entry(Struct, frozen=True):
         prints: Fingerprints of its results; ``None`` where they cannot be had.
         others: Fingerprints of what else it has written, part of which may be what the memory held.
         outside: What it got from outside the region.
-        numbers: Its arguments that are no tensors, as text.
+        numbers: Its arguments that are no tensors.
         drawing: Where it drew random numbers.
         differentiable: Whether an argument needs a gradient, with autograd on.
         node: Number of the autograd node that was made last before it ran: its own, if it has one.
@@ -57,7 +65,7 @@ class Entry(Struct, frozen=True):
     prints: tuple[Fingerprint | None, ...]
     others: tuple[Fingerprint | None, ...]
     outside: tuple[Outside, ...]
-    numbers: tuple[str, ...]
+    numbers: tuple[object, ...]
     drawing: Drawing | None
     differentiable: bool
     node: int
@@ -66,16 +74,36 @@ class Entry(Struct, frozen=True):
 
 
 class Prints:
-    """Fingerprints of the results of one call, each made once for all tapes."""
+    """Fingerprints that are taken around one call, each once for all tapes.
 
-    def __init__(self) -> None:
+    Their tensors are held until the call has been noted, so that how far they are from the
+    forward's is worked out only where they are not the same.
+    """
+
+    def __init__(self, runs: Sequence[Keeping]) -> None:
+        """Args: the runs under way, some of which may have to keep what other runs compare with."""
+        self._keep = any(run.keeps for run in runs)
         self._made: dict[int, Fingerprint | None] = {}
 
-    def of(self, result: torch.Tensor) -> Fingerprint | None:
-        """The fingerprint of a result, which is alive while this is."""
-        if id(result) not in self._made:
-            self._made[id(result)] = fingerprint(result)
-        return self._made[id(result)]
+    def of(self, tensor: torch.Tensor, known: Fingerprint | None = None) -> Fingerprint | None:
+        """The fingerprint of a tensor, which stays as it is until :meth:`let_go`.
+
+        Args:
+            tensor: Alive until then.
+            known: Its fingerprint, where a tape has it.
+        """
+        key = id(tensor)
+        if key in self._made:
+            return self._made[key]
+        print_ = known.held(tensor) if known is not None else fingerprint(tensor)
+        self._made[key] = print_
+        return print_
+
+    def let_go(self) -> None:
+        """The call has been noted."""
+        for print_ in self._made.values():
+            if print_ is not None:
+                print_.let_go(keep=self._keep)
 
 
 class _Memory(Struct):
@@ -96,6 +124,36 @@ class _Memory(Struct):
     prints: dict[object, Fingerprint | None] = field(default_factory=dict)
 
 
+class Given(Struct, frozen=True):
+    """What an operator got, as one tape knows it."""
+
+    tensors: Sequence[torch.Tensor]
+    memories: Sequence[_Memory | None]
+    outside: tuple[Outside, ...] = ()
+
+
+class Call(Struct, frozen=True):
+    """One call of an operator that has returned.
+
+    Attributes:
+        kind: The operator.
+        args: Its arguments by position.
+        numbers: Those that are no tensors.
+        result: What it returned.
+        drawing: Where it drew random numbers.
+        grad_mode: Whether autograd is on.
+        node: Number of the autograd node that was made last before it ran.
+    """
+
+    kind: OperatorKind
+    args: Sequence[Any]
+    numbers: tuple[object, ...]
+    result: Any
+    drawing: Drawing | None
+    grad_mode: bool
+    node: int
+
+
 class Tape(Struct):
     """A run of a region under way, or what is left of it.
 
@@ -106,95 +164,103 @@ class Tape(Struct):
     entries: list[Entry] = field(default_factory=list)
     _memory: dict[int, _Memory] = field(default_factory=dict)
 
-    def look(self, arguments: Sequence[torch.Tensor]) -> tuple[Outside, ...]:
-        """What an operator that is about to be called gets from outside."""
-        found = []
-        for place, tensor in enumerate(arguments):
-            memory = self._memory_of(tensor)
+    def look(self, arguments: Sequence[torch.Tensor], prints: Prints | None) -> Given:
+        """What an operator that is about to be called gets.
+
+        Args:
+            arguments: Its tensors.
+            prints: ``None`` for one that computes nothing.
+        """
+        outside = []
+        given = self._memories(arguments)
+        if prints is None:
+            return Given(arguments, given)
+        for place, (tensor, memory) in enumerate(zip(arguments, given, strict=True)):
             if memory is None or memory.made:
                 continue
             base = tensor._base if tensor._is_view() else tensor
-            print_ = _print_in(memory, tensor)
-            found.append(Outside(place, print_, tensor.requires_grad, id(base)))
-        return tuple(found)
+            print_ = _print_in(memory, tensor, prints)
+            outside.append(Outside(place, print_, tensor.requires_grad, id(base)))
+        return Given(arguments, given, tuple(outside))
 
     def maker_of(self, tensor: torch.Tensor) -> int | None:
         """Number of the call that made a tensor or wrote it last."""
         memory = self._memory_of(tensor)
         return memory.maker if memory is not None else None
 
-    def print_of(self, tensor: torch.Tensor) -> Fingerprint | None:
+    def print_of(self, tensor: torch.Tensor, prints: Prints) -> Fingerprint | None:
         """The fingerprint of a tensor as it is now; ``None`` where part of it may be anything."""
         memory = self._memory_of(tensor)
-        return None if memory is None or memory.open else _print_in(memory, tensor)
+        return None if memory is None or memory.open else _print_in(memory, tensor, prints)
 
     def is_outside(self, tensor: torch.Tensor) -> bool:
         """Whether no operator of the run has made or written it."""
         memory = self._memory_of(tensor)
         return memory is not None and not memory.made
 
-    def add(
-        self,
-        kind: OperatorKind,
-        arguments: Sequence[torch.Tensor],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        result: Any,
-        outside: tuple[Outside, ...],
-        drawing: Drawing | None,
-        prints: Prints,
-        *,
-        grad_mode: bool,
-        node: int,
-    ) -> Entry | None:
+    def add(self, call: Call, given: Given, prints: Prints) -> Entry | None:
         """Note a call that has returned. ``None`` of one that computes nothing to compare."""
-        given = self._memories(arguments)
-        made = [one for one in self._memories(tensors((result,))) if not _among(one, given)]
+        kind = call.kind
         if kind.leaves_open or not kind.computes:
-            for one in made:
+            for one in self._made_by(call, given):
                 one.made, one.maker, one.open = True, None, kind.leaves_open
                 one.prints.clear()
             return None
-        computed, others = results(kind, result, args)
-        sources = frozenset(one.maker for one in given if one.maker is not None)
+        computed, others = results(kind, call.result, call.args)
         place = len(self.entries)
+        made = self._made_by(call, given)
         written = []
         if kind.writes:
-            written = [one for one in self._memories(computed) if not _among(one, made)]
+            written = [
+                one for one in self._memories(computed) if one is not None and not _in(one, made)
+            ]
         if any(not one.made for one in written):
             # A buffer or an input of the region: from here on it is what the region made of it.
             computed = []
+        sources = frozenset(
+            one.maker for one in given.memories if one is not None and one.maker is not None
+        )
         for one in (*made, *written):
             one.made, one.maker = True, place
             one.prints.clear()
-            if kind.overwrites or _among(one, made):
-                one.open = False
-        sure = [(one, self._memory_of(one)) for one in computed]
-        prints_of = tuple(
-            None if memory is not None and memory.open else prints.of(one) for one, memory in sure
-        )
-        for (result_, memory), print_ in zip(sure, prints_of, strict=True):
+        for one in (*made, *written) if kind.overwrites else made:
+            one.open = False
+        prints_of: list[Fingerprint | None] = []
+        for result in computed:
+            memory = self._memory_of(result)
             if memory is not None and memory.open:
-                others.append(result_)
-            elif memory is not None and (within := _within(result_)) is not None:
+                others.append(result)
+                prints_of.append(None)
+                continue
+            print_ = prints.of(result)
+            prints_of.append(print_)
+            if memory is not None and (within := _within(result)) is not None:
                 memory.prints[within] = print_
         entry = Entry(
             kind,
-            prints_of,
-            tuple(prints.of(one) for one in others),
-            outside,
-            numbers(args, kwargs),
-            drawing,
-            grad_mode
+            tuple(prints_of),
+            tuple([prints.of(one) for one in others]),
+            given.outside,
+            call.numbers,
+            call.drawing,
+            call.grad_mode
             and kind.derives
-            and any(one.requires_grad for one in arguments)
-            and (not computed or any(map(_has_gradient, computed))),
-            node,
+            and any(one.requires_grad for one in given.tensors)
+            and (not computed or any(_has_gradient(one) for one in computed)),
+            call.node,
             place,
             sources,
         )
         self.entries.append(entry)
         return entry
+
+    def _made_by(self, call: Call, given: Given) -> list[_Memory]:
+        """Memory of the results that is none of the arguments'."""
+        return [
+            one
+            for one in self._memories(tensors((call.result,)))
+            if one is not None and not _in(one, given.memories)
+        ]
 
     def _memory_of(self, tensor: torch.Tensor) -> _Memory | None:
         storage = storage_of(tensor)
@@ -207,28 +273,33 @@ class Tape(Struct):
             )
         return known
 
-    def _memories(self, given: Sequence[torch.Tensor]) -> list[_Memory]:
-        return [one for one in map(self._memory_of, given) if one is not None]
+    def _memories(self, given: Sequence[torch.Tensor]) -> list[_Memory | None]:
+        return [self._memory_of(one) for one in given]
 
 
-def _among(memory: _Memory, others: Sequence[_Memory]) -> bool:
+def _in(memory: _Memory, others: Sequence[_Memory | None]) -> bool:
     return any(memory is one for one in others)
 
 
 def _within(tensor: torch.Tensor) -> object:
-    """Which part of its memory a tensor is, and as what; ``None`` where that cannot be said."""
+    """Which part of its memory a tensor is, and as what; ``None`` where that cannot be said.
+
+    Another shape of the same elements in the same order is the same part.
+    """
+    if in_one_piece(tensor):
+        return tensor.dtype, tensor.storage_offset(), tensor.numel()
     if not is_plain(tensor) or tensor.layout != torch.strided:
         return None
-    return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.is_conj()
+    bits = tensor.is_conj(), tensor.is_neg()
+    return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride(), bits
 
 
-def _print_in(memory: _Memory, tensor: torch.Tensor) -> Fingerprint | None:
+def _print_in(memory: _Memory, tensor: torch.Tensor, prints: Prints) -> Fingerprint | None:
     key = _within(tensor)
     if key is None:
-        return fingerprint(tensor)
-    if key not in memory.prints:
-        memory.prints[key] = fingerprint(tensor)
-    return memory.prints[key]
+        return prints.of(tensor)
+    print_ = memory.prints[key] = prints.of(tensor, memory.prints.get(key))
+    return print_
 
 
 def _has_gradient(result: torch.Tensor) -> bool:
@@ -238,14 +309,10 @@ def _has_gradient(result: torch.Tensor) -> bool:
 class Drawn:
     """Sees whether an operator draws random numbers: its generator's state before and after."""
 
-    def __init__(
-        self, kind: OperatorKind, arguments: Sequence[torch.Tensor], kwargs: dict[str, Any]
-    ) -> None:
-        self._before: int | None = None
-        if kind.may_draw:
-            device = arguments[0].device if arguments else kwargs.get("device")
-            self._generator, self._name = generator_of(kwargs, device)
-            self._before = state_of(self._generator)
+    def __init__(self, arguments: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> None:
+        device = arguments[0].device if arguments else kwargs.get("device")
+        self._generator, self._name = generator_of(kwargs, device)
+        self._before = state_of(self._generator)
 
     def outcome(self) -> Drawing | None:
         """After the call: what was drawn, if anything."""

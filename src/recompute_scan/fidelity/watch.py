@@ -13,14 +13,14 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
-from msgspec import Struct, field
+from msgspec import Struct
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.faithful import Operation
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, is_plain, unseen
-from recompute_scan.fidelity.operators import OperatorKind, kind_of, results, tensors
-from recompute_scan.fidelity.tape import Drawn, Entry, Outside, Prints, Tape
+from recompute_scan.fidelity.operators import OperatorKind, kind_of, numbers, results, tensors
+from recompute_scan.fidelity.tape import Call, Drawn, Entry, Given, Keeping, Prints, Tape
 
 # The number that the next autograd node of this thread will have.
 nodes_so_far: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -28,7 +28,7 @@ _APPLY = torch.autograd.Function.apply.__code__
 NameOf = Callable[[nn.Module], tuple[str, str]]
 
 
-class WatchedRun(Protocol):
+class WatchedRun(Keeping, Protocol):
     """A run of a region under way: its tape, whether autograd was on when it began, and who wants
     to know of each call.
     """
@@ -66,14 +66,23 @@ class Thread(threading.local):
 
 
 class _Before(Struct, frozen=True):
-    """What was seen of a call before it was made."""
+    """What was seen of a call before it was made.
+
+    Attributes:
+        kind: The operator.
+        grad_mode: Whether autograd is on.
+        node: Number of the autograd node that was made last.
+        given: What it gets, as each tape knows it.
+        prints: Fingerprints of that.
+        drawn: Sees whether it draws random numbers, where it may.
+    """
 
     kind: OperatorKind
-    arguments: Sequence[torch.Tensor]
     grad_mode: bool
     node: int
-    drawn: Drawn | None = None
-    outside: list[tuple[Outside, ...]] = field(default_factory=list)
+    given: list[Given]
+    prints: Prints
+    drawn: Drawn | None
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -104,35 +113,33 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             before = None
             try:
-                before = self._look(kind, args, named)
+                before = unseen(self._look, kind, args, named, torch.is_grad_enabled())
             except Exception as error:
                 self._fail(error)
             result = func(*args, **named)
             try:
                 if before is not None:
-                    self._note(func, before, args, named, result)
+                    unseen(self._note, func, before, args, named, result)
             except Exception as error:
                 self._fail(error)
         finally:
             here.inside = False
         return result
 
-    def _look(self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]) -> _Before:
+    def _look(
+        self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any], grad_mode: bool
+    ) -> _Before:
         runs = self._here.runs
-        # Where a run began without autograd, nothing in it is differentiated.
-        grad_mode = torch.is_grad_enabled() or (
-            any(run.grad_mode for run in runs) and _in_own_function()
-        )
-        node = nodes_so_far() - 1
         arguments = tensors((*args, *named.values()))
-        if not kind.computes:
-            return _Before(kind, arguments, grad_mode, node)
-
-        def look() -> _Before:
-            outside = [run.tape.look(arguments) for run in runs]
-            return _Before(kind, arguments, grad_mode, node, Drawn(kind, arguments, named), outside)
-
-        return unseen(look)
+        prints = Prints(runs)
+        given = [run.tape.look(arguments, prints if kind.computes else None) for run in runs]
+        if kind.writes:  # its arguments will not be what they are
+            prints.let_go()
+        drawn = Drawn(arguments, named) if kind.may_draw else None
+        # Where a run began without autograd, nothing in it is differentiated.
+        if not grad_mode and any(run.grad_mode for run in runs):
+            grad_mode = _in_own_function()
+        return _Before(kind, grad_mode, nodes_so_far() - 1, given, prints, drawn)
 
     def _note(
         self,
@@ -150,26 +157,18 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def repeat() -> Fingerprint | None:
             return _repeat(func, kind, args, named)
 
-        def note() -> None:
-            drawing = before.drawn.outcome() if before.drawn is not None else None
-            prints = Prints()
-            for place, run in enumerate(self._here.runs):
-                entry = run.tape.add(
-                    kind,
-                    before.arguments,
-                    args,
-                    named,
-                    result,
-                    before.outside[place] if before.outside else (),
-                    drawing,
-                    prints,
-                    grad_mode=before.grad_mode,
-                    node=before.node,
-                )
-                if entry is not None:
-                    run.made(entry, where, repeat)
-
-        unseen(note)
+        runs = self._here.runs
+        prints = Prints(runs)
+        drawing = before.drawn.outcome() if before.drawn is not None else None
+        call = Call(
+            kind, args, numbers(args, named), result, drawing, before.grad_mode, before.node
+        )
+        for run, given in zip(runs, before.given, strict=True):
+            entry = run.tape.add(call, given, prints)
+            if entry is not None:
+                run.made(entry, where, repeat)
+        before.prints.let_go()
+        prints.let_go()
 
     def _fail(self, error: Exception) -> None:
         """No run that is under way is compared any further."""
@@ -200,7 +199,9 @@ def _in_own_function() -> bool:
 
     Autograd is off there, and runs through what it computes nevertheless.
     """
-    frame: FrameType | None = sys._getframe(3)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _package(frame) == "recompute_scan":
+        frame = frame.f_back
     while frame is not None and _package(frame) != "recompute_scan":
         if frame.f_code is _APPLY:
             return True

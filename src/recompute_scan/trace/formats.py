@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from msgspec.structs import replace
 
 from recompute_scan.errors import InputError
 from recompute_scan.trace.columns import Kind, Trace
-from recompute_scan.trace.kineto.parse import read_inflated
+from recompute_scan.trace.kineto import parse
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 from recompute_scan.trace.looks import look_at_names
 from recompute_scan.trace.perfetto.packets import is_perfetto
@@ -24,7 +24,7 @@ def read(
     within: tuple[int, int] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     health: dict[str, int] | None = None,
-    path: Path | None = None,
+    again: bool = False,
 ) -> Trace:
     """The trace in a stream, plain or compressed.
 
@@ -35,7 +35,8 @@ def read(
         within: Only what overlaps this span of time is kept, ns on the trace's clock.
         limits: What is refused.
         health: Counters that the raw stream adds to while it is read.
-        path: Where the same bytes lie; a large plain file of JSON is then read by two processes.
+        again: Whether a part of the stream could be read once more by its place in it; of plain
+            JSON the trace then has an outline.
 
     Raises:
         InputError: See :func:`recompute_scan.trace.kineto.parse.read` and
@@ -51,15 +52,9 @@ def read(
         return read_perfetto(
             front, source, python=python, within=within, limits=limits, health=health
         )
-    trace = read_inflated(
-        front,
-        source,
-        python=python,
-        within=within,
-        limits=limits,
-        health=health,
-        path=None if compressed else path,
-    )
+    trace = parse.read(front, source, python=python, within=within, limits=limits, health=health)
+    if compressed or not again:
+        trace = replace(trace, outline=None)
     if within is None and (trace.kind == Kind.OTHER).all():
         raise _another_programs(trace, source)
     return trace

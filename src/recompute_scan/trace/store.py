@@ -64,7 +64,7 @@ def load(
             with path.open("rb", buffering=0) as file:
                 if outline is not None and within is not None:
                     return how(Excerpt(file, outline.before(within[1])), str(path))
-                return how(file, str(path), path=path)
+                return how(file, str(path), again=True)
         archive, member = inside
         source = str(archive / member)
         with open_member(archive, member, source, limits, health) as stream:

@@ -58,7 +58,7 @@ def _buffers(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _one(name: str, tensor: torch.Tensor | None, *, is_buffer: bool = False) -> Sampled:
     seen = fingerprint(tensor) if tensor is not None else None
-    if seen is None:
+    if seen is None or seen.sums is None:
         return Sampled(name, is_buffer)
-    values = tuple(seen.values.double().tolist())
+    values = tuple(seen.sums.values.double().tolist())
     return Sampled(name, is_buffer, seen.bits, values, seen.rounding())

@@ -19,7 +19,8 @@ from recompute_scan.record.run_options import RemovalOptions, RunOptions
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.result import DOUBLED, Checkpoint, Region, Result
 from recompute_scan.run_info import run_records_in
-from recompute_scan.verification import Trial, verified
+from recompute_scan.trials import Trial
+from recompute_scan.verification import verified
 
 # While the times leave the outcome open, runs follow that switch the fix on and off; where the
 # script does not bear that, more rounds.

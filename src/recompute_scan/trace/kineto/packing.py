@@ -27,7 +27,7 @@ from recompute_scan.trace.kineto.schema import (
 
 # What a convolution does depends on its stride, padding and the like, not on shapes alone.
 _CONVOLUTION = "convolution"
-MISFIT = (struct.error, TypeError, AttributeError, OverflowError, ValueError)
+_MISFIT = (struct.error, TypeError, AttributeError, OverflowError, ValueError)
 
 
 class Packed(msgspec.Struct, gc=False, array_like=True):
@@ -132,28 +132,18 @@ class Packer:
         self._health = health
         self._kinds = _KindCodes({name: int(kind) for name, kind in KINDS.items()})
 
-    def pack(self, events: Sequence[Event], *, strict: bool = False) -> Packed | None:
-        """The columns of these events, of which only those with an interval are kept.
-
-        Args:
-            events: Decoded events.
-            strict: Whether to raise, and change nothing, where a value does not fit.
-
-        Raises:
-            MISFIT: Only where ``strict``.
-        """
+    def pack(self, events: Sequence[Event]) -> Packed | None:
+        """The columns of these events, of which only those with an interval are kept."""
         timed = [event for event in events if event.ph == "X"]
         known = len(self.names), len(self.threads), len(self.signatures)
         try:
             kinds, kept = self._chosen(timed)
-            packed = self._pack(kept, kinds, strict=strict) if kept else None
-        except MISFIT:
+            packed = self._pack(kept, kinds) if kept else None
+        except _MISFIT:
             for codes, number in zip(
                 (self.names, self.threads, self.signatures), known, strict=True
             ):
                 codes.forget(number)
-            if strict:
-                raise
             odd, timed = timed, [_tame(event, {}) for event in timed]
             kinds, kept = self._chosen(timed)
             counted = {id(event) for event in kept}  # of what is passed over, nothing counts
@@ -197,24 +187,16 @@ class Packer:
         self.numbering.join(frames)
         self.after_python = True
 
-    def _note_missing(
-        self, events: Sequence[Event], args: Sequence[Args], kinds: bytes, *, strict: bool
-    ) -> None:
-        """Note operators without arguments and events without a category.
-
-        Raises:
-            ValueError: There are, and ``strict`` is set.
-        """
+    def _note_missing(self, events: Sequence[Event], args: Sequence[Args], kinds: bytes) -> None:
+        """Note operators without arguments and events without a category."""
         bare = [each is NO_ARGS for each in args]
         if True in bare:
             bare = [one and kind == Kind.OP for one, kind in zip(bare, kinds, strict=True)]
         unknown = [e.name for e in events if not e.cat] if Kind.OTHER in kinds else []
-        if strict and (True in bare or unknown):
-            raise ValueError("something is missing")
         self.without_args += bare.count(True)
         self.uncategorised += unknown
 
-    def _pack(self, events: Sequence[Event], kinds: bytes, *, strict: bool = False) -> Packed:
+    def _pack(self, events: Sequence[Event], kinds: bytes) -> Packed:
         number = len(events)
         ints = struct.Struct(f"={number}i").pack
         args: list[Args] = [event.args for event in events]  # type: ignore[misc]
@@ -242,7 +224,7 @@ class Packer:
             all_of = zip(shapes, args, codes, strict=True)
             shapes = [(*s, a.values) if c in names.convolutions else s for s, a, c in all_of]
         dims = ints(*map(self.signatures.__getitem__, map(b"".join, shapes)))
-        self._note_missing(events, args, kinds, strict=strict)
+        self._note_missing(events, args, kinds)
         return Packed(
             rows=number,
             exact=self.exact,

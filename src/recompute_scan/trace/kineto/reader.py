@@ -9,13 +9,11 @@ before it no wrong cut passes silently; a chunk that does not decode goes event 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.health import count
-from recompute_scan.trace.kineto import together
 from recompute_scan.trace.kineto.builder import Builder
 from recompute_scan.trace.kineto.ending import About, FileEnd
 from recompute_scan.trace.kineto.layout import (
@@ -92,37 +90,21 @@ class Reader:
         # Where the last decoding stopped for want of bytes: it must not stop there twice.
         self._waiting = 0
 
-    def read(self, path: Path | None = None) -> Trace:
+    def read(self) -> Trace:
         """The trace.
-
-        Args:
-            path: Where the stream's bytes lie as a plain file; a large one is read by two
-                processes.
 
         Raises:
             InputError: No JSON (``E302``), no trace (``E303``), no events (``E304``), or
                 beyond a limit (``E312`` to ``E315``).
         """
-        separator = self._read_head()
-        whole = path is not None and self._within is None
-        if path is not None and whole and together.worth_it(path.stat().st_size):
-            first = self._window.position
-            done = together.read_together(path, first, separator, self._python, self._builder)
-            whole = False
-            with path.open("rb", buffering=0) as file:
-                file.seek(done)
-                self._window = Window(file, self._chunk, self._source, self._limits)
-                self._window.fill()
-                self._read_events(separator)
-        else:
-            self._read_events(separator)
+        self._read_events(self._read_head())
         if not self._builder.rows:
             raise nothing_kept(self._source, self._health)
         if self._within is None:
             self._packer.numbering.report(self._health)
         about, cut = self._about, self._ending.cut
         trace = self._builder.finish(about.metadata, about.rank, cut)
-        return replace(trace, outline=self._outline) if whole else trace
+        return replace(trace, outline=self._outline if self._within is None else None)
 
     def _read_head(self) -> Separator:
         """Take in what is before the events; what is between two of them."""
@@ -188,7 +170,7 @@ class Reader:
         if self._python:
             return False
         data, first = self._window.data, self._window.FIRST
-        frames = python_frames(data, first, comma, separator, together.count_of)
+        frames = python_frames(data, first, comma, separator)
         if not frames:
             return False
         self._packer.pass_over(frames)
