@@ -3,59 +3,80 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 import warnings
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._functorch.config
+import torch._logging._internal
+import torch._logging.structured
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from recompute_scan import trace as traces
-from recompute_scan.analysis.answer import result_of
-from recompute_scan.compiled.compiled_answer import graphs_from
-from recompute_scan.compiled.structured import Record, wanted_name
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.result import Result
 
 from .cases import Case, Step
-from .truth import Truth, measure
+from .truth import PRODUCTS, Truth, measure
 
 _STEPS, _WARMUP = 2, 3
+internal: Any = torch._logging._internal
+structured: Any = torch._logging.structured
 
 
-class Records(logging.Handler):
-    """Keeps what torch's structured trace says."""
+@dataclass(frozen=True)
+class Said:
+    """The answers to one case.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[Record] = []
+    Attributes:
+        by_trace: From a trace with the compiler's log beside it.
+        by_log: From the folder alone that ``TORCH_TRACE`` names.
+    """
 
-    def emit(self, record: logging.LogRecord) -> None:
-        fields = getattr(record, "metadata", {})
-        name = wanted_name(fields)
-        if name is not None:
-            payload = getattr(record, "payload", None)
-            self.records.append(Record(name, fields, payload if isinstance(payload, str) else ""))
+    by_trace: Result
+    by_log: Result
 
 
-def said_of(case: Case) -> Result:
-    """The answer to the case."""
-    torch._dynamo.reset()
-    records = Records()
+@contextmanager
+def torch_trace(folder: Path) -> Iterator[None]:
+    """What ``TORCH_TRACE`` does, for as long as this lasts."""
+    internal.LOG_TRACE_ID_FILTER = None
+    handler = internal.LazyTraceHandler(str(folder))
+    handler.setFormatter(internal.TorchLogsFormatter(trace=True))
+    structured.INTERN_TABLE.clear()  # or names of files that an earlier log has are not told
     log = logging.getLogger("torch.__trace")
-    log.addHandler(records)
+    log.addHandler(handler)
     try:
-        with warnings.catch_warnings(), torch._functorch.config.patch(dict(case.settings)):
-            warnings.simplefilter("ignore")
-            step = case.make(case.backend)
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "trace.json.gz"
-                _record(step, path)
-                trace = traces.load(path)
+        yield
     finally:
-        log.removeHandler(records)
-    return result_of(trace, graphs=graphs_from(records.records))
+        log.removeHandler(handler)
+        handler.close()
+
+
+def said_of(case: Case) -> Said:
+    """The answers to the case."""
+    torch._dynamo.reset()
+    with tempfile.TemporaryDirectory() as place:
+        logs, folder = Path(place) / "logs", Path(place) / "traces"
+        logs.mkdir()
+        folder.mkdir()
+        with (
+            torch_trace(logs),
+            warnings.catch_warnings(),
+            torch._functorch.config.patch(dict(case.settings)),
+        ):
+            warnings.simplefilter("ignore")
+            _record(case.make(case.backend), folder / "trace.json.gz")
+        by_log = analyse([logs])
+        (log,) = logs.glob("*.log")
+        shutil.copy(log, folder)
+        return Said(analyse([folder]), by_log)
 
 
 def _record(step: Step, path: Path) -> None:
@@ -65,7 +86,7 @@ def _record(step: Step, path: Path) -> None:
         record_shapes=True,
     ) as profiler:
         for _ in range(_WARMUP + _STEPS):
-            step().backward()
+            step.backward(step())
             profiler.step()
     profiler.export_chrome_trace(str(path))
 
@@ -87,18 +108,77 @@ _COUNTED = {
 }
 
 
-def miscounted(result: Result, truth: Truth) -> dict[str, tuple[float, int]]:
+def miscounted(result: Result, truth: Truth) -> dict[str, tuple[float, float]]:
     """Kinds of operators of which the answer has another number of recomputes, said and true.
 
-    Inductor makes other operators of norms, so that those of ``aot_eager`` alone can be compared.
+    Inductor makes other operators of norms, so that those of ``aot_eager`` alone can be compared;
+    of a backward pass that is one graph no number is said.
     """
-    said: Counter[str] = Counter()
+    if result.evidence_level == "graphs":
+        return {}
+    said: defaultdict[str, float] = defaultdict(float)
     for family in result.families:
-        said[family.kind] += family.recomputed_per_step  # type: ignore[assignment]
+        said[family.kind] += family.recomputed_per_step
     for graph in result.compiled.graphs if result.compiled else ():
         for one in graph.recomputes:  # those that are free are in no family
             kind = next((kind for kind, names in _COUNTED.items() if one.operator in names), "")
             if one.free and graph.calls_per_step:
-                said[kind] += one.operators * one.times * graph.calls_per_step  # type: ignore[assignment]
+                said[kind] += one.operators * one.times * graph.calls_per_step
     true = {kind: sum(truth.again[name] for name in names) for kind, names in _COUNTED.items()}
     return {kind: (said[kind], one) for kind, one in true.items() if said[kind] != one}
+
+
+def misplaced(result: Result, truth: Truth) -> dict[str, tuple[float, float]]:
+    """Places of which the answer has another number of recomputed products, said and true.
+
+    A place is a layer, where the truth has products of each region's; and a module whose products
+    a compiled graph runs again by itself, where no checkpoint around it runs it again as a whole.
+    """
+    if result.evidence_level == "graphs":
+        return {}
+    wrong: dict[str, tuple[float, float]] = {}
+    said: defaultdict[str, float] = defaultdict(float)
+    for graph in result.compiled.graphs if result.compiled else ():
+        for one in graph.recomputes:
+            if one.operator in PRODUCTS and one.module is not None:
+                said[one.module] += one.operators * one.times * (graph.calls_per_step or 0)
+    for module, number in said.items():
+        ran = sum(times for name, times in truth.modules.items() if _ends(name, module))
+        if number > ran or (number < ran and not _around(result)):
+            wrong[module] = (number, ran)
+    layers = _layers(truth)
+    if len(layers) == len(result.regions):
+        for region, (layer, true) in zip(result.regions, layers.items(), strict=True):
+            said_ = region.recompute_runs_per_backward
+            # A policy or a budget keeps products and recomputes the rest.
+            if said_ != true and (true or said_ != 1 or result.verdict != "partial"):
+                wrong[layer] = (said_, true)
+    return wrong
+
+
+def _ends(name: str, module: str) -> bool:
+    """Is it that module, by its whole name or by its name in its layer?"""
+    path = name.split(".")
+    layer = max((place + 1 for place, part in enumerate(path) if part.isdigit()), default=0)
+    return module in (name, ".".join(path[layer:]))
+
+
+def _around(result: Result) -> bool:
+    """Does a checkpoint run compiled code again as a whole?"""
+    return any(one.variant is not None for region in result.regions for one in region.checkpoints)
+
+
+def _layers(truth: Truth) -> dict[str, float]:
+    """How often the products of each layer ran again, by the most among its modules."""
+    found: dict[str, float] = {}
+    for module in sorted(truth.weighted, key=_natural):
+        path = module.split(".")
+        place = next((number for number, name in enumerate(path) if name.isdigit()), None)
+        if place is not None:
+            layer = ".".join(path[: place + 1])
+            found[layer] = max(found.get(layer, 0), truth.modules[module])
+    return found
+
+
+def _natural(module: str) -> list[tuple[int, str]]:
+    return [(int(part) if part.isdigit() else -1, part) for part in module.split(".")]

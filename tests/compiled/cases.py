@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -21,9 +24,21 @@ from torch.utils.checkpoint import (
 )
 
 Backend = Literal["aot_eager", "inductor", "eager"]
-Step = Callable[[], Tensor]
+
 Verdict = Literal["none", "partial", "full", "doubled", "inconclusive"]
 _WIDTH, _TOKENS, _LAYERS = 32, 48, 3
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass to the loss, the module whose weights it uses, and its backward pass."""
+
+    run: Callable[[], Tensor]
+    model: nn.Module
+    backward: Callable[[Tensor], None] = torch.Tensor.backward
+
+    def __call__(self) -> Tensor:
+        return self.run()
 
 
 @dataclass(frozen=True)
@@ -37,7 +52,8 @@ class Case:
         plain: Makes the step of the twin.
         backend: What compiles it.
         settings: Settings of ``torch._functorch.config`` while it compiles.
-        why_not: The beginning of the reason, where there can be no verdict.
+        breaks: What the reason of a graph break has in it; empty where there is none.
+        alone: The verdict from the compiler's log alone, where that is another.
     """
 
     name: str
@@ -46,7 +62,8 @@ class Case:
     plain: Callable[[], Step]
     backend: Backend = "aot_eager"
     settings: tuple[tuple[str, Any], ...] = ()
-    why_not: str = ""
+    breaks: str = ""
+    alone: Verdict | None = None
 
 
 class Block(nn.Module):
@@ -113,14 +130,28 @@ def under(call: Callable[..., Any], *, reentrant: bool = False, **more: Any) -> 
     return lambda x: checkpoint(call, x, use_reentrant=reentrant, **more)
 
 
-def train(call: Callable[[Tensor], Tensor], lengths: tuple[int, ...] = (_TOKENS,)) -> Step:
+def train(
+    call: Callable[[Tensor], Tensor], model: nn.Module, lengths: tuple[int, ...] = (_TOKENS,)
+) -> Step:
     """A step of that model; batches of several lengths take turns."""
     batches = [torch.randn(2, length, _WIDTH, requires_grad=True) for length in lengths]
     turn = iter(range(1 << 30))
-    return lambda: call(batches[next(turn) % len(batches)]).pow(2).mean()
+    return Step(lambda: call(batches[next(turn) % len(batches)]).pow(2).mean(), model)
 
 
-Around = Callable[[Any], Any]
+@dataclass(frozen=True)
+class Compiler:
+    """``torch.compile`` with the case's backend and with these options."""
+
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def compile(self, call: Any, backend: str) -> Any:
+        """The call, compiled."""
+        return torch.compile(call, backend=backend, **dict(self.options))
+
+
+COMPILE = Compiler()
+Around = Callable[[Any], Any] | Compiler
 
 
 def stacked(
@@ -139,7 +170,7 @@ def stacked(
     def make(backend: str) -> Step:
         def wrap(call: Any, every: tuple[Around, ...]) -> Any:
             for one in every:
-                call = torch.compile(call, backend=backend) if one is COMPILE else one(call)
+                call = one.compile(call, backend) if isinstance(one, Compiler) else one(call)
             return call
 
         stack = Stack(layers(kind))
@@ -147,19 +178,19 @@ def stacked(
             wrap(layer, around if which(place) else otherwise)
             for place, layer in enumerate(stack.layers)
         ]
-        return train(wrap(stack, whole), lengths)
+        return train(wrap(stack, whole), stack, lengths)
 
     return make
 
 
 def plainly(kind: type[nn.Module] = Block) -> Callable[[], Step]:
     """The twin of a stack."""
-    return lambda: train(Stack(layers(kind)))
 
+    def make() -> Step:
+        stack = Stack(layers(kind))
+        return train(stack, stack)
 
-def COMPILE(call: Any) -> Any:  # noqa: N802 - a constant that has to be callable
-    """Stands for ``torch.compile`` with the case's backend."""
-    return call
+    return make
 
 
 def once(call: Any) -> Any:
@@ -229,6 +260,7 @@ _STACKS = (
         "partial",
         stacked(COMPILE, once, which=every_second, otherwise=(COMPILE,)),
         plainly(),
+        alone="full",
     ),
     Case(
         "layers, in every second",
@@ -253,12 +285,15 @@ _STACKS = (
         "none",
         stacked(kind=Breaking, whole=(COMPILE,)),
         plainly(Breaking),
+        breaks="graph_break",
     ),
     Case(
         "graph break under each checkpoint",
         "full",
         stacked(once, kind=Breaking, whole=(COMPILE,)),
         plainly(Breaking),
+        alone="inconclusive",
+        breaks="graph_break",
     ),
     Case(
         "attention, checkpoints in the model",
@@ -285,7 +320,105 @@ def keeping_nothing_random(call: Any) -> Any:
     return under(call, context_fn=lambda: create_selective_checkpoint_contexts(policy))
 
 
+class Averaging(torch.autograd.Function):
+    """An autograd function of the script's own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.T, (x.flatten(0, 1).T @ gradient.flatten(0, 1))
+
+
+class Own(nn.Module):
+    """A layer with an autograd function of the script's own, a dropout and a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(_WIDTH, _WIDTH) / 8)
+        self.linear = nn.Linear(_WIDTH, _WIDTH)
+        self.linear.register_forward_hook(lambda *given: given[2] * 2)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = Averaging.apply(x, self.weight)
+        result: Tensor = x + self.drop(functional.silu(self.linear(mixed)))
+        return result
+
+
+def compiled_backward(make: Callable[[str], Step]) -> Callable[[str], Step]:
+    """The same steps with compiled autograd."""
+
+    def again(backend: str) -> Step:
+        step = make(backend)
+        compiler = torch.compile(backend=backend)
+
+        def backward(loss: Tensor) -> None:
+            with compiled_autograd._enable(compiler):
+                loss.backward()
+
+        return replace(step, backward=backward)
+
+    return again
+
+
+def data_parallel(call: Any) -> Any:
+    """DDP with small buckets, so that the compiler divides its graphs."""
+    if not dist.is_initialized():
+        dist._DEFAULT_FIRST_BUCKET_BYTES = 8192
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return DistributedDataParallel(call, bucket_cap_mb=0.01)
+
+
 _FORMS = (
+    Case(
+        "compiled autograd, checkpoints in the model",
+        "full",
+        compiled_backward(stacked(once, whole=(COMPILE,))),
+        plainly(),
+    ),
+    Case(
+        "compiled autograd, layers doubled",
+        "doubled",
+        compiled_backward(stacked(once, COMPILE, once)),
+        plainly(),
+    ),
+    Case("DDP, model", "none", stacked(whole=(data_parallel, COMPILE)), plainly()),
+    Case(
+        "DDP, checkpoints in the model",
+        "full",
+        stacked(once, whole=(data_parallel, COMPILE)),
+        plainly(),
+    ),
+    Case(
+        "DDP, checkpoint around each compiled layer",
+        "full",
+        stacked(COMPILE, once, whole=(data_parallel,)),
+        plainly(),
+    ),
+    Case(
+        "reduce-overhead, checkpoints in the model",
+        "full",
+        stacked(once, whole=(Compiler((("mode", "reduce-overhead"),)),)),
+        plainly(),
+        backend="inductor",
+    ),
+    Case(
+        "own autograd function, layers doubled",
+        "doubled",
+        stacked(once, COMPILE, once, kind=Own),
+        plainly(Own),
+    ),
+    Case(
+        "own autograd function, checkpoints in the model",
+        "full",
+        stacked(once, kind=Own, whole=(COMPILE,)),
+        plainly(Own),
+    ),
     Case(
         "attention, policy keeps it",
         "partial",
@@ -311,6 +444,7 @@ _FORMS = (
         stacked(once, whole=(COMPILE,)),
         plainly(),
         backend="eager",
+        alone="inconclusive",
     ),
     Case(
         "backend eager, around each layer",
@@ -318,6 +452,7 @@ _FORMS = (
         stacked(COMPILE, once),
         plainly(),
         backend="eager",
+        alone="inconclusive",
     ),
     Case(
         "memory budget of 0",
@@ -353,7 +488,7 @@ def hugging_face(kind: str, *, switch: bool, inner: bool = False) -> Callable[[s
             for layer in _layers_of(model):
                 layer.forward = torch.compile(layer.forward, backend=backend)
         call = torch.compile(model, backend=backend) if backend and not inner else model
-        return lambda: call(**batch)[0].pow(2).mean()
+        return Step(lambda: call(**batch)[0].pow(2).mean(), model)
 
     return make
 

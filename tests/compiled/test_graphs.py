@@ -6,6 +6,7 @@ from recompute_scan.compiled.partitions import graph_breaks, read_partitions
 from recompute_scan.compiled.printed_graph import parse_graph
 from recompute_scan.compiled.repeated import find_repeats
 from recompute_scan.compiled.structured import read_records, write_record
+from recompute_scan.compiled.text_log import read_text_log
 
 _FORWARD = """
 class GraphModule(torch.nn.Module):
@@ -89,7 +90,7 @@ def _log(*, frame: int = 0, start: bool = True) -> str:
 
 
 def test_records_are_read_as_they_are_written() -> None:
-    partitions = read_partitions(list(read_records(_log())))
+    partitions = read_partitions(list(read_records(_log().split("\n"))))
     (partition,) = partitions["0/0"]
     assert sum(partition.repeats.times) == 3
     assert partition.asked == (1, 1, 0, 0)  # the dropout is the compiler's own choice
@@ -97,9 +98,9 @@ def test_records_are_read_as_they_are_written() -> None:
 
 def test_one_compilation_can_have_several_graphs_and_the_latest_counts() -> None:
     divided = _log() + _log(start=False)
-    assert len(read_partitions(list(read_records(divided)))["0/0"]) == 2
+    assert len(read_partitions(list(read_records(divided.split("\n"))))["0/0"]) == 2
     again = divided + _log()
-    assert len(read_partitions(list(read_records(again)))["0/0"]) == 1
+    assert len(read_partitions(list(read_records(again.split("\n"))))["0/0"]) == 1
 
 
 def test_what_is_no_record_is_passed_over() -> None:
@@ -111,7 +112,7 @@ def test_what_is_no_record_is_passed_over() -> None:
         "V0101 00:00:00.000000 0 a.py:1] " + "[" * 100_000,
         "V0101 00:00:00.000000 0 a.py:1] {" + '"a":{' * 100_000,
     ]
-    records = list(read_records("\n".join(odd) + "\n" + _log()))
+    records = list(read_records([*odd, *_log().split("\n")]))
     assert [record.name for record in records][-2:] == ["aot_forward_graph", "aot_backward_graph"]
 
 
@@ -123,4 +124,29 @@ def test_a_broken_graph_gives_no_error() -> None:
 def test_graph_breaks_are_told_once() -> None:
     fields = {"artifact": {"name": "dynamo_graph_break_reason", "encoding": "string"}}
     text = write_record(fields, "Graph break in user code at a.py:5") * 2
-    assert graph_breaks(list(read_records(text))) == ("Graph break in user code at a.py:5",)
+    assert graph_breaks(list(read_records(text.split("\n")))) == (
+        "Graph break in user code at a.py:5",
+    )
+
+
+def _printed(rank: str, process: int) -> list[str]:
+    """The graphs as `TORCH_LOGS=aot_graphs` prints them."""
+    prefix = f"{rank}V1123 18:59:00.000000 {process} torch/_functorch/a.py:1] [0/0] [__aot_graphs] "
+    said = ["TRACED GRAPH", " ===== Forward graph 0 =====", *_FORWARD.split("\n")]
+    said += ["TRACED GRAPH", " ===== Backward graph 0 =====", *_BACKWARD.split("\n")]
+    return [prefix + line for line in said]
+
+
+def test_what_a_program_prints_has_the_same_graphs() -> None:
+    (records,) = read_text_log(["step 1: loss 2.3", *_printed("", 7), "done"]).values()
+    (partition,) = read_partitions(records)["0/0"]
+    (structured,) = read_partitions(list(read_records(_log().split("\n"))))["0/0"]
+    assert partition.repeats == structured.repeats
+
+
+def test_lines_of_several_ranks_and_processes_are_told_apart() -> None:
+    for one, other in ((("[rank0]:", 7), ("[rank3]:", 7)), (("", 7), ("", 8))):
+        pairs = zip(_printed(*one), _printed(*other), strict=True)
+        found = read_text_log([line for pair in pairs for line in pair])
+        assert len(found) == 2
+        assert all(len(read_partitions(records)["0/0"]) == 1 for records in found.values())

@@ -8,12 +8,16 @@ the uncompiled one ran again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from .cases import Step
+
+PRODUCTS = ("mm", "addmm", "bmm")
 
 # What no kernel belongs to, and what the compiler writes in another way than eager code does.
 VIEWS = frozenset(
@@ -29,9 +33,14 @@ class Operators(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.backward = False
+        self.modules: Counter[str] = Counter()
+        self._of = {
+            weight.untyped_storage().data_ptr(): name.rpartition(".")[0]
+            for name, weight in model.named_parameters()
+        }
         self.counts: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
 
     @classmethod
@@ -52,18 +61,24 @@ class Operators(TorchDispatchMode):
         name = str(inside[0] if inside else function).removeprefix("aten.").partition(".")[0]
         if name not in VIEWS and not name.endswith("backward"):
             self.counts[self.backward][name] += 1
+        if self.backward and name in PRODUCTS:
+            storages = [one.untyped_storage().data_ptr() for one in args if type(one) is Tensor]
+            self.modules.update({self._of[one] for one in storages if one in self._of})
         return function(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Operators of one step by name, views left out."""
+    """Operators of one step by name, views left out, and products of the backward pass by the
+    module whose weights they read.
+    """
 
     forward: Counter[str]
     backward: Counter[str]
+    modules: Counter[str]
 
 
-def count(step: Callable[[], torch.Tensor], warmup: int = 2) -> Counted:
+def count(step: Step, warmup: int = 2) -> Counted:
     """The operators of one step, after steps that compile.
 
     Args:
@@ -71,13 +86,13 @@ def count(step: Callable[[], torch.Tensor], warmup: int = 2) -> Counted:
         warmup: Steps before the one that is counted.
     """
     for _ in range(warmup):
-        step().backward()
-    mode = Operators()
+        step.backward(step())
+    mode = Operators(step.model)
     with mode:
         loss = step()
         mode.backward = True
-        loss.backward()
-    return Counted(mode.counts[False], mode.counts[True])
+        step.backward(loss)
+    return Counted(mode.counts[False], mode.counts[True], mode.modules)
 
 
 # Work that is worth a checkpoint: a recompute of anything else costs next to nothing.
@@ -94,15 +109,21 @@ class Truth:
     Attributes:
         forward: Operators of the uncompiled forward pass.
         again: Operators that the compiled backward pass runs beyond the uncompiled one's.
+        modules: Matrix products among them, by the module whose weights they read.
+        weighted: Modules whose weights products read in any backward pass.
     """
 
     forward: Counter[str]
     again: Counter[str]
+    modules: Counter[str]
+    weighted: tuple[str, ...]
 
 
-def measure(compiled: Callable[[], torch.Tensor], plain: Callable[[], torch.Tensor]) -> Truth:
+def measure(compiled: Step, plain: Step) -> Truth:
     """What the compiled step runs again, by the plain one."""
     first, second = count(plain), count(compiled)
     again = Counter(second.backward)
     again.subtract(first.backward)
-    return Truth(first.forward, +again)
+    modules = Counter(second.modules)
+    modules.subtract(first.modules)
+    return Truth(first.forward, +again, +modules, tuple(modules))

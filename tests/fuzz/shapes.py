@@ -136,7 +136,7 @@ def _records(n: int) -> bytes:
 
 def structured(data: bytes) -> None:
     """The compiler's log."""
-    graphs_from(list(read_records(data.decode(errors="replace"))), None)
+    graphs_from(list(read_records(data.decode(errors="replace").split("\n"))), None)
 
 
 _TRACE = b'{"traceEvents": ['

@@ -12,6 +12,7 @@ from recompute_scan._version import __version__
 from recompute_scan.advise.choose import kept
 from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.analysis.loading import name_mechanism
+from recompute_scan.compiled.alone import answer_without_backward
 from recompute_scan.compiled.compiled_answer import Graphs, answer_compiled
 from recompute_scan.compiled.compiled_sites import with_call_sites
 from recompute_scan.cost.by_kernels import price_by_kernels
@@ -64,7 +65,9 @@ def result_from(
         footprint: The memory of a step of the same run.
         graphs: The compiler's graphs of the same run, where they are known.
     """
-    compiled = answer_compiled(facts, graphs) if graphs is not None else None
+    compiled = None
+    if graphs is not None:
+        compiled = answer_without_backward(facts, graphs) or answer_compiled(facts, graphs)
     facts, opened = (compiled.facts, compiled.opened) if compiled else (facts, facts)
     sources = info.sources if info else {}
     timed = info.timed_steps_ms if info else ()
@@ -96,9 +99,10 @@ def result_from(
             memory,
             info.untrained if info else None,
             info.fidelity if info else None,
+            compiled.code if compiled else None,
         )
     )
-    families = count_families(opened, scale)
+    families = count_families(opened, scale) if facts.level != "graphs" else ()
     if facts.attention is not None and attention_of(families) is None:
         families += count_kernels(facts.attention)
     judgement = facts.judgement

@@ -158,9 +158,13 @@ def headline(result: Result) -> str:
 def _headline(result: Result) -> str:
     highest = result.recompute_per_backward or 0.0
     if result.verdict == "inconclusive":
-        return f"This trace cannot tell: {_decapitalised(result.reason or 'no reason known')}"
+        what = "These logs" if result.evidence_level == "graphs" else "This trace"
+        said = "cannot tell"
+        return f"{what} {said}: {_decapitalised(result.reason or 'no reason known')}"
     if result.evidence_level == "kernels":
         return _headline_of_attention(result)
+    if result.evidence_level == "graphs":
+        return _headline_of_graphs(result)
     if result.verdict == "none":
         return "No forward work runs again in the backward pass: nothing is recomputed."
     if result.verdict == "full":
@@ -246,6 +250,25 @@ def _headline_of_attention(result: Result) -> str:
         return "Some attention forwards run once more in the backward pass."
     return (
         f"Checkpointing is doubled: attention's forward runs {highest:g} more times in each "
+        "backward pass."
+    )
+
+
+def _headline_of_graphs(result: Result) -> str:
+    """The same where the compiler's graphs are all there is to go by."""
+    highest = result.recompute_per_backward or 0.0
+    if result.verdict == "none":
+        return "No compiled code runs forward work again in its backward pass."
+    if result.verdict == "full":
+        return "All checkpointed compiled code runs its forward once more in the backward pass."
+    if result.verdict == "partial" and (free := _free_operators(result)):
+        return (
+            f"The compiler runs {free} cheap operators again inside its backward graphs, for free."
+        )
+    if result.verdict == "partial":
+        return "Some compiled work runs once more in the backward pass."
+    return (
+        f"Checkpointing is doubled: compiled code runs its forward {highest:g} more times in each "
         "backward pass."
     )
 

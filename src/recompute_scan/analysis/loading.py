@@ -16,9 +16,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan import trace as traces
+from recompute_scan.analysis.compiler_logs import records_beside
 from recompute_scan.annotations import REGION
 from recompute_scan.compiled.compiled_answer import Graphs, graphs_from
-from recompute_scan.compiled.structured import read_records
 from recompute_scan.errors import InputError
 from recompute_scan.frameworks.known import recognise
 from recompute_scan.recompute.blocks import Block
@@ -26,7 +26,6 @@ from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.frames import has_frames
 from recompute_scan.run_info import (
     RunInfo,
-    compiled_name,
     parse_run_info,
     run_info_name,
     so_far_name,
@@ -105,28 +104,16 @@ def load_one(
     return Loaded(name, rank, trace, info, address, _graphs_beside(address, rank, info, limits))
 
 
-# What torch calls its own log of one rank in the folder that `TORCH_TRACE` names.
-_TORCHS_LOG = "dedicated_log_torch_trace_{}*.log"
-
-
 def _graphs_beside(
     address: Address, rank: int, info: RunInfo | None, limits: Limits
 ) -> Graphs | None:
-    """The compiler's graphs that `run` wrote beside a trace, else torch's own structured trace."""
-    if isinstance(address, str):
-        return None
-    data = traces.read_beside(address.with_name(compiled_name(rank)), limits)
-    if data is None:
-        for pattern in (f"rank_{rank}_", ""):
-            logs = sorted(address.parent.glob(_TORCHS_LOG.format(pattern)))
-            if len(logs) == 1:
-                data = traces.read_beside(logs[0], limits)
-                break
-    if data is None:
+    """The compiler's graphs that `run` wrote beside a trace, else torch's own."""
+    records = records_beside(address, rank, limits)
+    if records is None:
         return None
     budget = info.environment.get("activation_memory_budget", "") if info else ""
     known = float(budget) if budget.replace(".", "", 1).isdigit() else None
-    return graphs_from(list(read_records(data.decode("utf-8", "replace"))), known)
+    return graphs_from(records, known)
 
 
 def _info_beside(address: Address, limits: Limits) -> RunInfo | None:

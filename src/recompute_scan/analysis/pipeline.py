@@ -11,6 +11,8 @@ from msgspec.structs import replace
 
 from recompute_scan import trace as traces
 from recompute_scan.analysis.answer import result_from, result_without_trace
+from recompute_scan.analysis.compiler_logs import is_text, logs_alone
+from recompute_scan.analysis.graphs_alone import result_of_log
 from recompute_scan.analysis.loading import Loaded, load_one, name_mechanism, with_stacks
 from recompute_scan.analysis.ranks import Piece, ends_in, merge
 from recompute_scan.collecting import paused
@@ -59,10 +61,15 @@ def analyse(
     ends = ends_in(addresses)
     try:
         found = traces.find(addresses, limits)
-    except InputError:
-        if not ends.failed:
-            raise
-        found = []
+        refused = None
+    except InputError as error:
+        found, refused = [], error
+    if not ends.failed and (refused or all(map(is_text, found))):
+        logs = [log for address in addresses for log in logs_alone(address, limits)]
+        if logs:
+            return merge([Piece(log.name, log.rank, result_of_log(log)) for log in logs], ())
+    if refused and not ends.failed:
+        raise refused
     jobs = [_Job(*each, limits, machine, hta) for each in enumerate(found)]
     answers = _answer_each(jobs, workers, on_progress)
     pieces = [answer for answer in answers if isinstance(answer, Piece)]

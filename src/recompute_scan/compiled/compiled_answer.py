@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from recompute_scan.compiled.opened import Opened, Parts, find_parts, open_up
+from recompute_scan.compiled.outside import checkpoints_around
 from recompute_scan.compiled.partitions import Partition, graph_breaks, read_partitions
 from recompute_scan.compiled.repeated import Repeats
 from recompute_scan.compiled.second_count import count_products
-from recompute_scan.compiled.structured import Record
+from recompute_scan.compiled.structured import VERSION, Record
+from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.verdict import Judgement, judge
-from recompute_scan.result import CompiledCode, CompiledGraph, CompiledRecompute, EvidenceLevel
+from recompute_scan.result import (
+    Checkpoint,
+    CompiledCode,
+    CompiledGraph,
+    CompiledRecompute,
+    EvidenceLevel,
+)
+from recompute_scan.trace.columns import Int64
 
-_RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial")
-_UNKNOWN = (
+_RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial", "inductor_seeds")
+UNKNOWN = (
     "Part of the backward pass is compiled, and the compiler's graphs for {names} are not here or "
     "do not tell what is recomputed (before torch 2.10 they do not name checkpoints)."
 )
@@ -31,16 +40,30 @@ class Graphs(Struct, frozen=True):
         partitions: The graphs by ``frame/version``.
         breaks: Why the compiler left code to Python.
         budget: The memory budget that the process had, where it is known and a graph has none.
+        around: The checkpoints around compiled code, where its stack is known: by
+            ``frame/version``, outermost first.
+        torch: The version of torch; ``None`` where that is not known.
+        whole_backward: Whether compiled autograd compiled a backward pass as a whole.
     """
 
     partitions: Mapping[str, Parts]
     breaks: tuple[str, ...] = ()
     budget: float | None = None
+    around: Mapping[str, tuple[Checkpoint, ...]] = field(default_factory=dict)
+    torch: str | None = None
+    whole_backward: bool = False
 
 
 def graphs_from(records: Sequence[Record], budget: float | None = None) -> Graphs:
     """The graphs that the compiler's records hold."""
-    return Graphs(read_partitions(records), graph_breaks(records), budget)
+    return Graphs(
+        read_partitions(records),
+        graph_breaks(records),
+        budget,
+        checkpoints_around(records),
+        next((one.payload.strip()[:40] for one in records if one.name == VERSION), None),
+        any("compiled_autograd_id" in one.fields for one in records),
+    )
 
 
 class Answered(Struct, frozen=True):
@@ -91,14 +114,14 @@ def answer_compiled(facts: RecomputeFacts, graphs: Graphs) -> Answered | None:
 def _without(facts: RecomputeFacts, unknown: tuple[str, ...]) -> RecomputeFacts:
     """The facts where graphs are missing: no verdict, unless the trace alone shows doubling."""
     judgement = facts.judgement
-    if judgement.verdict in ("inconclusive", "doubled") or facts.level == "kernels":
+    elsewhere = judgement.verdict == "inconclusive" and facts.compiled is None
+    if elsewhere or judgement.verdict == "doubled" or facts.level == "kernels":
         return facts
     names = ", ".join(unknown[:3])
-    return replace(facts, judgement=Judgement("inconclusive", _UNKNOWN.format(names=names)))
+    return replace(facts, judgement=Judgement("inconclusive", UNKNOWN.format(names=names)))
 
 
 def _judge(facts: RecomputeFacts, opened: Opened) -> Judgement:
-    """The verdict: the compiler's own cheap recomputes alone make it ``partial`` at most."""
     judgement = judge(
         facts.calls,
         facts.structure,
@@ -108,12 +131,16 @@ def _judge(facts: RecomputeFacts, opened: Opened) -> Judgement:
         facts.plain,
         None,
     )
-    if judgement.verdict != "none" or not opened.own.any():
+    return with_own(judgement, facts.counts, opened.own)
+
+
+def with_own(judgement: Judgement, counts: Counts, own: Int64) -> Judgement:
+    """The verdict with the compiler's own cheap recomputes, which make it ``partial`` at most."""
+    if judgement.verdict != "none" or not own.any():
         return judgement
-    counts = facts.counts
     counted = counts.counted
-    all_of_it = replace(counts, multiplicity=counts.multiplicity + opened.own)
-    weight, again = counts.weight[counted], opened.own[counted] > 0
+    all_of_it = replace(counts, multiplicity=counts.multiplicity + own)
+    weight, again = counts.weight[counted], own[counted] > 0
     return Judgement(
         "partial",
         None,
@@ -131,14 +158,15 @@ def _code(
     used = {id(graph): graph for each in parts.values() for graph in each}
     return CompiledCode(
         graphs=tuple(
-            _graph(graph, calls[key] / steps, graphs.budget) for key, graph in used.items()
+            code_of(graph, calls[key] / steps, graphs.budget) for key, graph in used.items()
         ),
         unknown=unknown,
         graph_breaks=graphs.breaks,
     )
 
 
-def _graph(graph: Partition, calls: float | None, budget: float | None) -> CompiledGraph:
+def code_of(graph: Partition, calls: float | None, budget: float | None) -> CompiledGraph:
+    """What the result says of one graph, which is called so often per step."""
     repeats = graph.repeats
     budget = graph.budget if graph.budget is not None else budget
     free = [t > 0 and not a for t, a in zip(repeats.times, graph.asked, strict=True)]
@@ -164,6 +192,7 @@ def _recomputes(
         repeats.nodes, graph.modules, repeats.times, graph.asked, strict=True
     ):
         if times:
+            random = any(word in node.operator for word in _RANDOM)
             kind = CompiledRecompute(
                 operator=node.operator,
                 module=module,
@@ -172,7 +201,9 @@ def _recomputes(
                 times=times,
                 why="checkpoint" if node.group is not None else own,  # type: ignore[arg-type]
                 free=not asked,
-                random=any(word in node.operator for word in _RANDOM),
+                random=random,
+                # Inductor draws from a seed: the same numbers, unless the seed is drawn again.
+                redrawn=random and not node.state and node.operator != "inductor_random",
             )
             kinds[kind] += 1
     return tuple(replace(kind, operators=number) for kind, number in kinds.items())

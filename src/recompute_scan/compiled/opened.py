@@ -17,7 +17,7 @@ from recompute_scan.frameworks.known import recognise
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.blocks import Block, with_lookalikes
-from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.counts import Counts, Float64
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.spans import Span
 from recompute_scan.recompute.structure import OperatorCodes
@@ -165,7 +165,7 @@ def _blocks(
 ) -> list[Block]:
     """The blocks under checkpoints: those of the trace, and those inside compiled calls."""
     found: list[Block] = []
-    inner = {place: _groups(graphs, int(begins[place])) for place, graphs in parts.items()}
+    inner = {place: checkpoints_in(graphs, int(begins[place])) for place, graphs in parts.items()}
     covered: set[int] = set()
     for block in facts.blocks:
         if not block.checkpoints:
@@ -174,18 +174,7 @@ def _blocks(
         span = replace(block.span, first=int(begins[first]), last=int(begins[last + 1]) - 1)
         inside = [span_ for place in range(first, last + 1) for span_ in inner.get(place, [])]
         covered.update(range(first, last + 1))
-        own = opened.weight[span.first : span.last + 1].sum()
-        held = sum(opened.weight[one.first : one.last + 1].sum() for one in inside)
-        if not inside or (len(inside) == 1 and held < _SAME_WORK * own):
-            found.append(replace(block, span=span))
-        elif len(inside) == 1:
-            both = block.checkpoints + inside[0].checkpoints
-            found.append(replace(block, span=span, checkpoints=_numbered(both)))
-        else:
-            found += [
-                Block(one, _numbered(block.checkpoints + one.checkpoints), block.batch)
-                for one in inside
-            ]
+        found += around(replace(block, span=span), inside, opened.weight)
     for place, spans in inner.items():
         if place not in covered and opened.counted[begins[place]]:
             batch = int(opened.batch[begins[place]])
@@ -193,11 +182,30 @@ def _blocks(
     return found
 
 
+def around(block: Block, inside: Sequence[Span], weight: Float64) -> list[Block]:
+    """The blocks that a checkpoint makes with those inside it: one where both are around the same.
+
+    Args:
+        block: What the outer checkpoint is around.
+        inside: The checkpoints in it.
+        weight: Time of each operator.
+    """
+    own = weight[block.places].sum()
+    held = sum(weight[one.first : one.last + 1].sum() for one in inside)
+    if not inside or (len(inside) == 1 and held < _SAME_WORK * own):
+        return [block]
+    if len(inside) == 1:
+        return [replace(block, checkpoints=_numbered(block.checkpoints + inside[0].checkpoints))]
+    return [
+        Block(one, _numbered(block.checkpoints + one.checkpoints), block.batch) for one in inside
+    ]
+
+
 def _numbered(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     return tuple(replace(one, depth=depth) for depth, one in enumerate(checkpoints))
 
 
-def _groups(graphs: Parts, begin: int) -> list[Span]:
+def checkpoints_in(graphs: Parts, begin: int) -> list[Span]:
     """The checkpoints inside these graphs, as spans of entries that begin with this one."""
     spans: list[Span] = []
     for graph in graphs:

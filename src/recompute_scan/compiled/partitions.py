@@ -47,6 +47,7 @@ class Partition(Struct, frozen=True, dict=True):
         modules: For each operator the module whose weights it uses; ``None`` where none tells.
         sites: The checkpoints in the code that was compiled, in order.
         budget: The memory budget that the compiler had; ``None`` where that is not known.
+        traced: Whether the code that was compiled is known, and so what checkpoints are in it.
     """
 
     compile_id: str
@@ -54,6 +55,7 @@ class Partition(Struct, frozen=True, dict=True):
     modules: tuple[str | None, ...]
     sites: tuple[CompiledSite, ...]
     budget: float | None
+    traced: bool = True
 
     @property
     def readable(self) -> bool:
@@ -61,16 +63,21 @@ class Partition(Struct, frozen=True, dict=True):
         checkpoint is around.
         """
         marked = any(node.group is not None for node in self.repeats.nodes)
-        return not self.repeats.strange and (marked or not self.sites)
+        unasked = not self.sites if self.traced else not any(self.asked)
+        return not self.repeats.strange and (marked or unasked)
 
     @cached_property
     def weights(self) -> tuple[float, ...]:
         """What share of the forward graph's time each operator takes, by its arithmetic and the
         bytes of its result.
         """
-        costs = [_cost(node) for node in self.repeats.nodes]
-        total = sum(costs) or 1.0
-        return tuple(cost / total for cost in costs)
+        total = sum(self.costs) or 1.0
+        return tuple(cost / total for cost in self.costs)
+
+    @cached_property
+    def costs(self) -> tuple[float, ...]:
+        """What each operator takes: bytes of its result, and its arithmetic as bytes."""
+        return tuple(_cost(node) for node in self.repeats.nodes)
 
     @cached_property
     def asked(self) -> tuple[int, ...]:
@@ -127,6 +134,7 @@ def _partition(key: str, pair: tuple[str, str], dynamo: str, budget: float | Non
         modules=_modules(forward.nodes, repeats.nodes, names),
         sites=_sites(dynamo),
         budget=budget,
+        traced=bool(dynamo),
     )
 
 

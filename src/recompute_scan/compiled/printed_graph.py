@@ -172,7 +172,7 @@ def _node(line: str, file: str | None, group: int | None) -> PrintedNode | None:
     if target in (_KEEPS_STATE, _GRAPHSAFE):
         target, _, arguments = arguments.partition(", ")
         arguments = re.sub(r", rng_state = \w+$", "", arguments)
-        state = "keeps" if call[1] == _KEEPS_STATE else ""
+        state = "keeps" if call[1] == _KEEPS_STATE else "given"
     elif target == _WITH_STATE:
         _, target, arguments = [*arguments.split(", ", 2), "", ""][:3]
         state = "given"

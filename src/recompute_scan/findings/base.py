@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from recompute_scan.advise import place, title_of
+from recompute_scan.findings.code import CodeEvidence
 from recompute_scan.findings.evidence import Evidence, RankEvidence
 from recompute_scan.result import Checkpoint, Finding, Fix, Level, Region
 
@@ -24,6 +25,14 @@ class NotApplicable(Struct, frozen=True):
 
 Answer = list[Finding] | NotApplicable
 
+NO_TRACE = "There is no trace, only the compiler's logs."
+NO_GRAPHS = "Nothing is compiled, or the compiler's graphs are not here."
+
+
+def from_code(evidence: Evidence) -> Answer:
+    """The check of a rule on compiled code, which ``check_code`` looks at; never asked."""
+    return NotApplicable(NO_GRAPHS)
+
 
 def needs_ranks(_: Evidence) -> Answer:
     """The check of a rule on what only several ranks together show."""
@@ -38,6 +47,7 @@ class Rule(Struct, frozen=True):
         name: Of the bad state.
         check: Looks at one trace.
         check_ranks: Looks at several ranks together, after their own results are there.
+        check_code: Looks at compiled code, with a trace or without.
         severity: Of its findings, unless one says otherwise.
         needs: What has to be there for ``check`` to be asked.
         gives_plan: Whether its finding recommends the memory plan that the result has chosen.
@@ -48,6 +58,7 @@ class Rule(Struct, frozen=True):
     name: str
     check: Callable[[Evidence], Answer] = needs_ranks
     check_ranks: Callable[[RankEvidence], Answer] | None = None
+    check_code: Callable[[CodeEvidence], Answer] | None = None
     severity: Severity = "info"
     needs: Literal["verdict", "comparison", "nothing"] = "verdict"
     gives_plan: bool = False
@@ -55,6 +66,8 @@ class Rule(Struct, frozen=True):
 
     def look(self, evidence: Evidence) -> Answer:
         """What the rule finds in one trace."""
+        if self.check_code is not None:
+            return self.look_at_code(evidence.code)
         why = None
         if self.needs == "verdict":
             why = evidence.no_verdict
@@ -62,9 +75,15 @@ class Rule(Struct, frozen=True):
             why = evidence.no_comparison
         return self.check(evidence) if why is None else NotApplicable(why)
 
+    def look_at_code(self, evidence: CodeEvidence | None) -> Answer:
+        """What the rule finds in compiled code."""
+        if evidence is None or self.check_code is None:
+            return NotApplicable(NO_GRAPHS if self.check_code else NO_TRACE)
+        return self.check_code(evidence)
+
     def finding(
         self,
-        seen: Evidence | RankEvidence,
+        seen: Evidence | RankEvidence | CodeEvidence,
         title: str,
         detail: str,
         evidence: Sequence[str] = (),

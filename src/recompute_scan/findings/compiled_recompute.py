@@ -9,8 +9,8 @@ from recompute_scan.result import Finding
 
 _WHAT_TO_TRY = (
     "To count, record with `recompute-scan run`, which keeps the compiler's graphs (torch 2.10 and "
-    "newer). Where there are none, set TORCH_COMPILE_DISABLE=1: the checkpoints are the same, and "
-    "every operator shows."
+    "newer). Only where that is no choice, set TORCH_COMPILE_DISABLE=1: the checkpoints are the "
+    "same, and every operator shows."
 )
 # https://github.com/pytorch/pytorch/issues/190758, open; torch 2.13 does so.
 _NEW_NUMBERS = (

@@ -13,12 +13,22 @@ from recompute_scan.arrays import among
 from recompute_scan.cost.communication import Repeated, repeated
 from recompute_scan.cost.selective import KeptAttention, keep_attention
 from recompute_scan.faithful import Fidelity
+from recompute_scan.findings.code import CodeEvidence
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.annotated import recomputed_calls
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.verdict import Compiled
-from recompute_scan.result import Checkpoint, Cost, Level, Memory, Rank, Region, Verdict
+from recompute_scan.result import (
+    Checkpoint,
+    CompiledCode,
+    Cost,
+    Level,
+    Memory,
+    Rank,
+    Region,
+    Verdict,
+)
 from recompute_scan.run_info import Source, SwitchedOn
 
 Stack = tuple[Checkpoint, ...]
@@ -37,6 +47,7 @@ class Evidence(Struct, frozen=True, dict=True):
         memory: Memory of a recorded step, or ``None``.
         untrained: Modules whose trainable weights got no gradient; ``None`` where nobody looked.
         fidelity: How recomputes compare with their forward; ``None`` where nobody looked.
+        graphs: Compiled code; ``None`` where there is none, or its graphs are not here.
     """
 
     _facts: RecomputeFacts
@@ -49,6 +60,14 @@ class Evidence(Struct, frozen=True, dict=True):
     memory: Memory | None = None
     untrained: tuple[str, ...] | None = None
     fidelity: Fidelity | None = None
+    graphs: CompiledCode | None = None
+
+    @property
+    def code(self) -> CodeEvidence | None:
+        """What rules on compiled code may look at; ``None`` where there is nothing."""
+        if self.graphs is None:
+            return None
+        return CodeEvidence(self.graphs, self.environment, self.confidence)
 
     # The trace
 

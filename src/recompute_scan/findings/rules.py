@@ -9,6 +9,7 @@ from importlib import import_module
 from msgspec.structs import replace
 
 from recompute_scan.findings.base import Answer, NotApplicable, Rule
+from recompute_scan.findings.code import CodeEvidence
 from recompute_scan.findings.evidence import Evidence, RankEvidence
 from recompute_scan.result import Checked, Finding, Result
 
@@ -22,6 +23,9 @@ _RULES = (
     "reentrant_under_fsdp",
     "compiled_recompute",
     "early_stop_off",
+    "checkpoint_break",
+    "random_redrawn",
+    "expensive_recompute",
     "untrained_weights",
     "memory_headroom",
     "selective_checkpoint",
@@ -40,6 +44,17 @@ def check_all(evidence: Evidence) -> tuple[tuple[Finding, ...], tuple[Checked, .
     checked: list[Checked] = []
     for rule in RULES:
         found, status = _checked(rule, partial(rule.look, evidence))
+        findings.extend(found)
+        checked.append(status)
+    return tuple(findings), tuple(checked)
+
+
+def check_code(evidence: CodeEvidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
+    """The same where there is no trace: rules on compiled code alone can look."""
+    findings: list[Finding] = []
+    checked: list[Checked] = []
+    for rule in RULES:
+        found, status = _checked(rule, partial(rule.look_at_code, evidence))
         findings.extend(found)
         checked.append(status)
     return tuple(findings), tuple(checked)

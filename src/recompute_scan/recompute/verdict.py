@@ -100,7 +100,7 @@ def judge(
     reason = _reason(calls, structure, counts, recomputed, compiled, active)
     if reason is None and not recomputed:
         reason = _lost(structure, alignment.unexplained)
-    highest, mean = counts.highest(counted), counts.mean(counted)
+    highest = counts.highest(counted)
     if reason is None and highest < 2 and compiled is not None and compiled.recomputes:
         # What operators outside show is then no more than a lower bound.
         reason = (
@@ -110,21 +110,29 @@ def judge(
     reason = reason or _contradiction(plain)
     if reason is not None:
         return Judgement("inconclusive", reason)
+    designed = bool(alignment.recomputes) and _by_design(calls, structure, alignment)
+    return weigh(counts, blocks, by_design=designed)
+
+
+def weigh(counts: Counts, blocks: Sequence[Block], *, by_design: bool = False) -> Judgement:
+    """The verdict that counts and blocks come to; ``by_design`` is whether only such work ran again
+    as models recompute by themselves.
+    """
+    counted = counts.counted
+    highest = counts.highest(counted)
     weight = counts.weight[counted]
     again = counts.multiplicity[counted] > 0
     share = float(weight[again].sum() / weight.sum()) if weight.sum() else float(again.mean())
     verdict: Verdict
-    if not recomputed:
+    if not (counts.runs[counted] > 0).any():
         verdict = "none"
     elif highest >= 2:
         verdict = "doubled"
-    elif alignment.recomputes and _by_design(calls, structure, alignment):
-        verdict = "partial"
-    elif blocks and all(_whole(counts, block) for block in blocks):
+    elif not by_design and blocks and all(_whole(counts, block) for block in blocks):
         verdict = "full"
     else:
         verdict = "partial"
-    return Judgement(verdict, None, highest, mean, share)
+    return Judgement(verdict, None, highest, counts.mean(counted), share)
 
 
 def _whole(counts: Counts, block: Block) -> bool:

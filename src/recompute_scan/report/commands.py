@@ -31,8 +31,9 @@ _GRAPHS = (
     "them, on torch 2.10 and newer."
 )
 _EAGER = (
-    "torch.compile hides the operators, and its graphs do not tell. Record the same script without "
-    "it: checkpoints nest in the same way, and each of them can be counted."
+    "torch.compile hides the operators, and its graphs do not tell: before torch 2.10 they do not "
+    "name checkpoints. Use torch 2.10 or newer, or record the same script without the compiler: "
+    "checkpoints nest in the same way, and each of them can be counted."
 )
 
 

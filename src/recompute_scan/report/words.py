@@ -53,6 +53,7 @@ EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
     "annotated": "the trace has an annotation for every checkpointed call",
     "autograd": "operators and autograd nodes in the trace were matched, without annotations",
     "kernels": "attention was counted by the names of its kernels; operators do not show the model",
+    "graphs": "compiled code was counted from the compiler's own graphs; there is no trace",
 }
 
 PART_WORDS = {

@@ -15,7 +15,8 @@ class CompiledRecompute(Struct, frozen=True):
 
     ``operators`` is their number in the graph, ``times`` how often each runs again in one backward
     pass, ``source`` is ``file:line`` of the model's code. ``free`` work is fused with what needs
-    it. ``random`` operators draw random numbers.
+    it. ``random`` operators draw random numbers; ``redrawn`` says that they run again without the
+    random state of their first run.
     """
 
     operator: str
@@ -26,6 +27,7 @@ class CompiledRecompute(Struct, frozen=True):
     why: Why
     free: bool
     random: bool
+    redrawn: bool = False
 
 
 class CompiledGraph(Struct, frozen=True):

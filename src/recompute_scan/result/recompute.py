@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 Verdict = Literal["none", "partial", "full", "doubled", "inconclusive"]
-EvidenceLevel = Literal["annotated", "autograd", "kernels"]
+EvidenceLevel = Literal["annotated", "autograd", "kernels", "graphs"]
 Level = Literal["high", "medium", "low"]
 Variant = Literal["reentrant", "non-reentrant"]
 # The code of what is found where the verdict is doubled; the check asks for it.

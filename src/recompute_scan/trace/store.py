@@ -19,8 +19,9 @@ from recompute_scan.trace.outline import Excerpt, Outline
 
 _SUFFIXES = (".json", ".json.gz", ".json.zst", ".pftrace", ".pftrace.gz")
 _DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
-# What `run` writes beside its traces, and other JSON that is never a trace.
+# What `run` writes beside its traces, what tlparse makes, and other JSON that is never a trace.
 _NOT_A_TRACE = re.compile(
+    r"(^|/)(chromium_events|compile_directory)\.json$|"
     r"(result|(run|so-far|flight|gradients)-rank\d+)\.json$|stacks-rank\d+\.json(\.gz|\.zst)?$"
 )
 

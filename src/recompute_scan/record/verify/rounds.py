@@ -17,7 +17,7 @@ from recompute_scan.faithful import read_sampled
 from recompute_scan.findings.rules import recommends_plan
 from recompute_scan.record.run_options import RemovalOptions, RunOptions
 from recompute_scan.record.verify.trial import run_trial
-from recompute_scan.result import Checkpoint, Region, Result
+from recompute_scan.result import DOUBLED, Checkpoint, Region, Result
 from recompute_scan.run_info import run_records_in
 from recompute_scan.trials import Trial
 from recompute_scan.verification import verified
@@ -161,11 +161,16 @@ class _Runs:
 
 
 def to_remove(result: Result) -> tuple[Checkpoint, ...]:
-    """The checkpoints that the fixes of the findings that cost time take out, each once."""
+    """The checkpoints that the fixes of the findings that cost time take out, each once.
+
+    What a doubled checkpoint costs around compiled code is not known, and so worth measuring.
+    """
     found = [
         finding.fix.removes
         for finding in result.findings
-        if finding.fix and finding.fix.removes and finding.saving_ms
+        if finding.fix
+        and finding.fix.removes
+        and (finding.saving_ms or (finding.code == DOUBLED and finding.saving_ms is None))
     ]
     return tuple(dict.fromkeys(found))
 

@@ -1,0 +1,69 @@
+"""The result of the compiler's logs alone: counts, and no times."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from recompute_scan._version import __version__
+from recompute_scan.analysis.compiler_logs import Log
+from recompute_scan.analysis.confidence import headline
+from recompute_scan.compiled.alone import Alone, answer_alone
+from recompute_scan.compiled.compiled_answer import graphs_from
+from recompute_scan.findings.code import CodeEvidence
+from recompute_scan.findings.rules import check_code
+from recompute_scan.result import Level, Result
+
+_SAYS = (
+    "There is no trace beside the compiler's logs: times, how often each graph runs, and all that "
+    "was not compiled are unknown."
+)
+_SURROUNDED = (
+    "The checkpoints around compiled code are those on the stack on which it was compiled first."
+)
+_UNSURROUNDED = (
+    "These logs do not tell whether checkpoints are around compiled code, which would run all of "
+    "it once more."
+)
+
+
+def result_of_log(log: Log) -> Result:
+    """What the graphs in a log come to; times are unknown."""
+    graphs = graphs_from(log.records)
+    alone = answer_alone(graphs)
+    judgement = alone.judgement
+    environment = {"torch": graphs.torch} if graphs.torch else {}
+    sure = _confidence(alone)
+    findings, checked = check_code(CodeEvidence(alone.code, environment, sure))
+    warnings = [_SAYS, _SURROUNDED if alone.surrounded else _UNSURROUNDED]
+    if log.others:
+        warnings.append(f"Of {log.others + 1} logs of this rank in the folder, the last was read.")
+    result = Result(
+        tool_version=__version__,
+        verdict=judgement.verdict,
+        evidence_level="graphs",
+        confidence=sure,
+        reason=judgement.reason,
+        headline="",
+        recompute_per_backward=judgement.highest,
+        mean_recompute=judgement.mean,
+        recomputed_share=judgement.share,
+        attention=None,
+        steps=(),
+        families=(),
+        regions=(),
+        cost=None,
+        findings=findings,
+        checked=checked,
+        ranks=(),
+        health={},
+        environment=environment,
+        warnings=tuple(warnings),
+        compiled=alone.code,
+    )
+    return replace(result, headline=headline(result))
+
+
+def _confidence(alone: Alone) -> Level:
+    """One account, so never ``high``; ``low`` where checkpoints around the code are not known."""
+    told = alone.surrounded and alone.judgement.verdict != "inconclusive"
+    return "medium" if told else "low"

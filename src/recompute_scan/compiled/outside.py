@@ -1,0 +1,79 @@
+"""The checkpoints around compiled code, as the stacks show on which the compiler was called.
+
+A trace shows how often a compiled call ran again as a whole. Where there is none, torch's
+structured trace still tells who called the code when it was compiled: calls of the checkpoint
+function among them are checkpoints around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from recompute_scan.compiled.structured import Frame, Record
+from recompute_scan.frameworks.known import recognise
+from recompute_scan.result import Checkpoint, Variant
+
+_CHECKPOINT = ("torch/utils/checkpoint.py", "checkpoint")
+# Its decorator, which keeps the compiler out of it: nothing else that has one calls models.
+_DISABLED = ("torch/_compile.py", "inner")
+_DISABLES = ("torch/_dynamo/eval_frame.py", "_fn")
+_APPLIED = ("torch/autograd/function.py", "apply")
+_BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
+
+
+def checkpoints_around(records: Iterable[Record]) -> Mapping[str, tuple[Checkpoint, ...]]:
+    """By ``frame/version`` the checkpoints around the first call, outermost first.
+
+    Code whose stack is not known is not among them. What is compiled in the backward pass, because
+    a reentrant checkpoint ran it without gradients before, has those of that first run.
+    """
+    found: dict[str, tuple[Checkpoint, ...]] = {}
+    first: dict[str, tuple[Checkpoint, ...]] = {}
+    for record in records:
+        key, stack = record.compile_id, record.stack
+        if key is None or not stack:
+            continue
+        frame = key.partition("/")[0]
+        if any(_is(one, _BACKWARD) for one in stack):
+            if frame in first:
+                found[key] = first[frame]
+        else:
+            found[key] = first[frame] = _around(stack)
+    return found
+
+
+def reruns(checkpoints: Sequence[Checkpoint]) -> int:
+    """How often what all of these are around runs again in one backward pass.
+
+    Early stop makes one of non-reentrant checkpoints that are directly around one another
+    (docs/how-it-works.md, "Doubling is not nesting").
+    """
+    runs = groupby(one.variant for one in checkpoints)
+    return sum(1 if variant == "non-reentrant" else len(list(same)) for variant, same in runs)
+
+
+def _around(stack: Sequence[Frame]) -> tuple[Checkpoint, ...]:
+    found: list[Checkpoint] = []
+    for place, frame in enumerate(stack):
+        if not _is(frame, _DISABLED) or not place:
+            continue
+        # The code's own frame is the last; torch leaves frames between out where they are few.
+        inside = [one for one in stack[place + 1 : -1] if not _is(one, _DISABLES)][:2]
+        if inside and not _is(inside[0], _CHECKPOINT):
+            continue
+        asked = stack[place - 1]
+        variant: Variant = "reentrant" if any(_is(o, _APPLIED) for o in inside) else "non-reentrant"
+        found.append(
+            Checkpoint(
+                depth=len(found),
+                variant=variant,
+                mechanism=recognise(f"{asked.file}:{asked.function}").name,
+                call_site=f"{asked.file}:{asked.line}",
+            )
+        )
+    return tuple(found)
+
+
+def _is(frame: Frame, place: tuple[str, str]) -> bool:
+    return frame.function == place[1] and frame.file.endswith(place[0])
