@@ -79,6 +79,7 @@ CASES = (
     Case("optimizer_subset", "RS205", ranks=2),
     Case("save_hang", "RS204", ranks=2, status=HUNG, hangs=True),
     Case("diverged", "RS210", ranks=2, status=HUNG, hangs=True),
+    Case("host_memory", "RS129"),
     Case("no_progress", "RS211", status=HUNG, hangs=True),
     Case("one_behind", "RS211", ranks=2, status=HUNG, hangs=True),
     Case("message_in_checkpoint", "RS214", ranks=2, status=HUNG, hangs=True),
