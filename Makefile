@@ -30,7 +30,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases real-scripts fuzz house bench-load bench-page share-check licenses release-check lock
+.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases real-scripts fuzz house bench-load bench-page share-check licenses release-check lock live-failures
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ accuracy: $(DEV) ## Truth beside answer for every recorded case, on this machine
 
 diagnoses: $(DEV) ## Every failure that can be made to happen: the code expected and found
 	$(BIN)/python benchmarks/diagnoses.py
+
+live-failures: $(DEV) ## The reported failures, in several forms and with the versions they came with
+	$(BIN)/python benchmarks/live_failures.py $(BENCH)
 
 gpu-matrix: $(DEV) ## The nesting table on this machine's GPU; traces and truths to traces/gpu
 	$(BIN)/python benchmarks/gpu_matrix.py --keep traces/gpu

@@ -9,7 +9,8 @@ the thread knows the cause and the excerpt does not show it.
 ``later.txt`` was collected and labelled when the rules stood, and is a group of its own: its texts
 were new to whoever wrote the rules, which those of the half kept aside were not. So was
 ``newest.txt``, by somebody who had not written them: six of its logs got a wrong cause then (at
-medium confidence), and the rules were changed.
+medium confidence), and the rules were changed. ``recent.txt`` came after that, one half of it built
+on: none of its logs got a wrong cause, and host memory that ran out got its code then.
 
 ``corpus/written`` holds logs that were written after public ones of the same kind, with a name of
 their own for the thread, and labelled by what the text proves before the program saw them. The
@@ -38,7 +39,16 @@ _MARK = "=== "
 # What restates a warning that stands in the log is true of any log that holds it.
 _ALWAYS_TRUE = ("RS124-warning", "RS125-all-gather", "RS125-lightning")
 
-Half = Literal["built on", "kept aside", "later", "newest", "written", "written, aside"]
+Half = Literal[
+    "built on",
+    "kept aside",
+    "later",
+    "newest",
+    "recent",
+    "recent, aside",
+    "written",
+    "written, aside",
+]
 Outcome = Literal["right", "none", "wrong"]
 # Ours and visible; ours by what the thread says, and not visible in the excerpt; not ours.
 Group = Literal["ours", "not shown", "not ours"]
@@ -77,6 +87,8 @@ class PublicLog:
     def half(self) -> Half:
         """Which part it is of."""
         even = hashlib.sha256(self.thread.encode()).digest()[0] % 2 == 0
+        if self.file == "recent":
+            return "recent" if even else "recent, aside"
         return _PARTS.get(self.file, "built on" if even else "kept aside")
 
     def found(self) -> Findings:

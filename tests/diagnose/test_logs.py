@@ -240,3 +240,38 @@ def test_a_copy_to_the_host_that_waits_for_nothing_asks_for_pinned_memory() -> N
     found = diagnose_log(read(text))
     assert found.cause is not None
     assert found.cause.signature.code == "RS127"
+
+
+@pytest.mark.parametrize(
+    "line",
+    (
+        '  File "a.py", line {}, in f',
+        "---> {} x = 1",
+        "[rank{}]: ValueError: x",
+        "[E] [Rank {0}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum={0}, OpType=ALLREDUCE, NumelIn={0}, NumelOut=1)",
+        "[PG 0 Rank {0}] work sequence id: {0} last enqueued work: {0}, last completed work: {0}",
+        "failed (exitcode: -{0}) local_rank: {0} (pid: 1)",
+        "exits with return code = -{}",
+        "saved metadata: {{'shape': torch.Size([{0} 0]), 'dtype': torch.float32}} "
+        "recomputed metadata: {{'shape': torch.Size([{0}]), 'dtype': torch.float32}}",
+        "RuntimeError: The size of tensor a ({0}) must match the size of tensor b ({0})",
+    ),
+)
+@pytest.mark.parametrize("number", ("9" * 6000, "\N{SUPERSCRIPT TWO}3", "4 0"))
+def test_numbers_that_no_program_prints_are_no_numbers(line: str, number: str) -> None:
+    first = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n'
+    error = (
+        "torch.utils.checkpoint.CheckpointError: have different metadata than during the forward"
+    )
+    for text in (f"{line}\n", f"{first}{line}\n", f"{first}{error}\n{line}\nValueError: y\n"):
+        diagnose_log(read(text.format(number)))
+
+
+@pytest.mark.parametrize(
+    "what", ("[enforce fail at ", "[enforce fail at CPUAllocator.cpp:1] posix_")
+)
+def test_a_host_allocators_beginning_again_and_again_is_read_in_time(what: str) -> None:
+    start = time.process_time()
+    assert diagnose_log(read(f"RuntimeError: {what * 4000}\n")).cause is None
+    assert time.process_time() - start < 1

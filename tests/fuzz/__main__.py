@@ -41,7 +41,7 @@ _SEEDS = {
     "log": seeds.logs,
 }
 # Larger ones are not changed further: they are slow, and small ones lead to the same.
-_LARGEST = 6_000
+_LARGEST = 3_000
 # An input may take so long for each of its bytes, and so long at all.
 _SLOW_S, _SLOW_S_PER_BYTE = 2.0, 1e-3
 # The process may grow by so much for one target, whatever it is given.

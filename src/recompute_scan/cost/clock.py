@@ -123,18 +123,26 @@ class HostThread(Struct, frozen=True):
     usual: Float64
 
 
-def host_threads(calls: Calls, steps: Sequence[StepSpan]) -> tuple[HostThread, ...]:
-    """The threads that ran calls in these steps, from the first step's start to the last's end."""
+def host_threads(calls: Calls, steps: Sequence[StepSpan], main: int) -> tuple[HostThread, ...]:
+    """The threads that ran calls in these steps, from the first step's start to the last's end.
+
+    Args:
+        calls: What the threads ran.
+        steps: The steps, in order of time.
+        main: Code of the thread that all steps belong to, whether or not it ran any.
+    """
     begin, end = steps[0].start, steps[-1].end
     starts = np.array([step.start for step in steps], np.int64)
-    here = np.flatnonzero((calls.start < end) & (calls.end > begin))
+    # A call that took no time belongs to the step that it begins with.
+    during = (calls.end > begin) | (calls.start >= begin)
+    here = np.flatnonzero((calls.start < end) & during)
     threads = calls.thread[here]
     kinds: dict[str, int] = {}
     kind_of_name = np.array(
         [kinds.setdefault(_NUMBERED.sub("", name), len(kinds)) for name in calls.names], np.int64
     )
     found = []
-    for code in distinct(threads):
+    for code in distinct(np.append(threads, main)):
         rows = here[threads == code]
         # A beginning and an end of one kind of call are two kinds of cut.
         kind = 2 * (kind_of_name[calls.name[rows]] * (int(calls.dims.max()) + 1) + calls.dims[rows])

@@ -80,11 +80,11 @@ class Graph(Struct, frozen=True):
 def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
     """The graph of steps that follow each other, in order of time."""
     begin, end = steps[0].start, steps[-1].end
-    threads = host_threads(facts.calls, steps)
+    main = main_thread(facts, steps[0])
+    threads = host_threads(facts.calls, steps, main)
     position = {thread.thread: at for at, thread in enumerate(threads)}
     device = find_device(facts, begin, end)
     waits = find_waits(facts, device)
-    main = main_thread(facts, steps[0])
     hosts = gpu_waits(facts, device, begin, end) + hand_overs(facts, threads, main)
     hosts += [HostWait(main, step.end, step.end) for step in steps]
     hosts.sort(key=lambda node: node.time)

@@ -11,7 +11,7 @@ from msgspec import Struct
 # the indentation of what follows stays.
 _STAMP = re.compile(r"\s*\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?(?:\s|$)")
 _RANK = re.compile(
-    r"\s*(?:\[rank(?P<rank>\d+)\]:?\s?|\[default(?P<tee>\d+)\]:|(?P<task>\d{1,5}): "
+    r"\s*(?:\[rank(?P<rank>\d{1,18})\]:?\s?|\[default(?P<tee>\d{1,18})\]:|(?P<task>\d{1,5}): "
     r"|\((?P<actor>[\w.:\- ]*pid=\d+[^)]*)\)\s?)"
 )
 _OTHERS = re.compile(
@@ -105,17 +105,17 @@ def is_warning(text: str) -> bool:
 
 
 _FAILED = re.compile(
-    r"failed \(exitcode: (?P<status>-?\d+)\) local_rank: (?P<rank>\d+)"
+    r"failed \(exitcode: (?P<status>-?\d{1,18})\) local_rank: (?P<rank>\d{1,18})"
     r"|died with <Signals\.(?P<signal>SIG\w+): \d+>"
-    r"|exits with return code = (?P<code>-\d+)"
+    r"|exits with return code = (?P<code>-\d{1,18})"
     r"|ProcessExitedException: process \d+ terminated with signal (?P<spawned>SIG\w+)"
     r"|finished with exit code \d+ \(interrupted by signal \d+:? (?P<ide>SIG\w+)\)"
     # SLURM counts what the kernel ended for want of memory.
     r"|(?P<slurm>Detected [1-9]\d* oom[_-]kill event)"
 )
 _ROOT = re.compile(r"Root Cause \(first observed failure\)")
-_RANK_FIELD = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d+) ")
-_STATUS = re.compile(r"^\s*exitcode\s*:\s*(?P<status>-?\d+) ")
+_RANK_FIELD = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d{1,18}) ")
+_STATUS = re.compile(r"^\s*exitcode\s*:\s*(?P<status>-?\d{1,18}) ")
 
 
 class Ended(Struct, frozen=True):

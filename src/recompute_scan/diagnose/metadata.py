@@ -12,17 +12,17 @@ from msgspec import Struct
 
 from recompute_scan.crash import Raised
 
-_META = r"metadata: \{'shape': torch\.Size\(\[([\d, ]*)\]\), 'dtype': ([\w.]+)"
+_META = r"metadata: \{'shape': torch\.Size\(\[((?:\d{1,18}(?:, *|(?=\])))*)\]\), 'dtype': ([\w.]+)"
 # The two stand close together; without a limit, the time for a message grows with its square.
 _PAIR = re.compile(rf"saved {_META}.{{0,400}}?recomputed {_META}", re.DOTALL)
 # What attention says of a mask that does not fit the keys: added to scores, checked by
 # transformers before that, or expanded by torch's own attention.
 MASK = re.compile(
-    r"^The size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)"
-    r"|^Attention mask should be of size \([\d, ]*?(?P<wanted>\d+)\), but is "
-    r"(?:torch\.Size\(\[)?[\d, (]*?(?P<given>\d+)[\])]"
-    r"|^The expanded size of the tensor \((?P<target>\d+)\) must match the existing size "
-    r"\((?P<existing>\d+)\)"
+    r"^The size of tensor a \((?P<a>\d{1,18})\) must match the size of tensor b \((?P<b>\d{1,18})\)"
+    r"|^Attention mask should be of size \([\d, ]*?(?P<wanted>\d{1,18})\), but is "
+    r"(?:torch\.Size\(\[)?[\d, (]*?(?P<given>\d{1,18})[\])]"
+    r"|^The expanded size of the tensor \((?P<target>\d{1,18})\) must match the existing size "
+    r"\((?P<existing>\d{1,18})\)"
 )
 _KEY_DIMENSIONS = 4
 _SEQUENCE_DIMENSIONS = 3

@@ -1,4 +1,4 @@
-"""Memory that ran out: on the GPU, by what went on there, and pinned on the host."""
+"""Memory that ran out: on the GPU, by what went on there, on the host, and pinned there."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ _FULL = re.compile(
     r"|Cuda failure (?:2 )?'out of memory'"
 )
 _ALLOCATOR = re.compile(r"^(?:RuntimeError: )?(?:CUDA|HIP|XPU|NPU) out of memory")
+# torch 1.1 gives the number of the system's error alone: 12 is "cannot allocate memory".
+_HOST = re.compile(
+    r"^\[enforce fail at [^\]]{1,300}\] .{0,40}?DefaultCPUAllocator: (?:can't allocate|not enough) "
+    r"memory|^\[enforce fail at CPUAllocator\.cpp:\d+\] posix_memalign\([^)]*\) == 0\. 12 vs 0"
+)
 # What puts a sharded state together, or its pieces; not what writes each rank's own shard.
 _TOGETHER = re.compile(
     r"torch/distributed/(?:fsdp|checkpoint)/|/_shard/|deepspeed/runtime/|fairscale/"
@@ -74,6 +79,28 @@ _DEVICE = Signature(
 )
 
 SIGNATURES = (
+    Signature(
+        code="RS129",
+        name="host-memory-exhausted",
+        cause_name="host",
+        error="RuntimeError",
+        message=_HOST,
+        title="The host's memory ran out; the GPU's own memory is not the matter",
+        cause=(
+            "torch asked the system for ordinary memory and got none. The number in the message is "
+            "what this one tensor asked for, and not what the process held before."
+        ),
+        fix=(
+            "Look at what the innermost line of your own makes. A huge number is one tensor that "
+            "is too large; a small one means that something else filled the memory: data kept "
+            "whole, workers of the loader, predictions collected on the CPU, a copy of the weights "
+            "in each process (low_cpu_mem_usage, device_map), offloading. Checkpoints change "
+            "nothing there, unless the model itself runs on the CPU."
+        ),
+        versions="Not tied to a version.",
+        sources=("https://github.com/pytorch/pytorch/issues/31302",),
+        checked="reproduced",
+    ),
     Signature(
         code="RS127",
         name="pinned-memory-exhausted",

@@ -20,18 +20,19 @@ _MOST_CONTINUED = 60
 _MOST_BETWEEN = 60
 
 _FRAME = re.compile(
-    r'^(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+?))?\s*$'
+    r'^(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d{1,18})'
+    r"(?:, in (?P<function>.+?))?\s*$"
 )
 _IPYTHON = re.compile(
-    r"^(?:File )?(?P<file>(?:[A-Za-z]:|~)?[/\\][^\s:]*\.py)(?::(?P<line>\d+),)? "
+    r"^(?:File )?(?P<file>(?:[A-Za-z]:|~)?[/\\][^\s:]*\.py)(?::(?P<line>\d{1,18}),)? "
     r"in (?P<function>[\w.<>]+)\("
 )
 _CELL = re.compile(
-    r"^(?:(?:Cell )?In\s?\[\d+\], (?:in <cell )?line:? (?P<line>\d+)|<ipython-input-\S+> in )"
+    r"^(?:(?:Cell )?In\s?\[\d+\], (?:in <cell )?line:? (?P<line>\d{1,18})|<ipython-input-\S+> in )"
 )
-_ARROW = re.compile(r"^-+> (?P<line>\d+) (?P<source>.*)$")
+_ARROW = re.compile(r"^-+> (?P<line>\d{1,18}) (?P<source>.*)$")
 _RICH = re.compile(
-    r"^(?P<file>(?:[A-Za-z]:)?[/\\]\S*\.py):(?P<line>\d+) in ?(?P<function>[\w<>]*)$"
+    r"^(?P<file>(?:[A-Za-z]:)?[/\\]\S*\.py):(?P<line>\d{1,18}) in ?(?P<function>[\w<>]*)$"
 )
 _RICH_NAME = re.compile(r"^[\w<>]+$")
 _BORDER = re.compile(r"^\s*[│|] ?(?P<inner>.*?)\s*[│|]?\s*$")

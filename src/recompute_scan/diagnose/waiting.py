@@ -24,18 +24,19 @@ from recompute_scan.diagnose.places import activity, site, user_frame
 from recompute_scan.diagnose.signature import Signature
 
 _WATCHDOG = re.compile(
-    r"\[(?:PG (?P<group>[^\]]*?) ?)?Rank (?P<rank>\d+)\](?P<before>.*?)"
+    r"\[(?:PG (?P<group>[^\]]*?) ?)?Rank (?P<rank>\d{1,18})\](?P<before>.*?)"
     r"(?:Watchdog caught collective operation timeout: |\bWork )"
     r"WorkNCCL\((?P<work>[^)]*(?:\(ms\)[^)]*)?)"
 )
 _GIVEN_UP = ("Watchdog caught", "timed out in blocking wait")
 # "[PG ID 0 PG GUID 0(default_pg) Rank 1] … last enqueued work: 12, last completed work: 9".
 _STATUS = re.compile(
-    r"\[PG (?P<group>[^\]]*?) ?Rank (?P<rank>\d+)\].*?work(?: sequence id)?: (?P<sequence>\d+)"
-    r".*?last enqueued (?:NCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL )?work: "
-    r"(?P<completed>\d+)"
+    r"\[PG (?P<group>[^\]]*?) ?Rank (?P<rank>\d{1,18})\].*?work(?: sequence id)?: "
+    r"(?P<sequence>\d{1,18}).*?last enqueued (?:NCCL )?work: (?P<enqueued>\d{1,18}), "
+    r"last completed (?:NCCL )?work: (?P<completed>\d{1,18})"
 )
 _FIELD = re.compile(r"(\w+)(?:\(ms\))?=(\w+)")
+_NUMBER = re.compile(r"\d{1,18}")
 # torch's desync report (TORCH_NCCL_DESYNC_DEBUG) and its flight recorder's analyzer, torch 2.13.
 _MISSING = re.compile(
     r"\[[\d, ]+\] (?:finished collective #\d+, but didn't join collective #\d+"
@@ -139,13 +140,12 @@ class CollectiveReports:
         fields = dict(_FIELD.findall(match["work"]))
         if "OpType" not in fields:
             return False
-        sequence, elements = fields.get("SeqNum", ""), fields.get("NumelIn", "")
         found = Timeout(
             rank=int(match["rank"]) if rank is None else rank,
             line=number,
             operation=fields["OpType"],
-            sequence=int(sequence) if sequence.isdigit() else None,
-            elements=int(elements) if elements.isdigit() else None,
+            sequence=_number(fields.get("SeqNum", "")),
+            elements=_number(fields.get("NumelIn", "")),
             group=match["group"],
         )
         if len(self._timeouts) < _MOST:
@@ -284,3 +284,7 @@ def _standing(one: RankEnd) -> str:
     if call is not None and (inner is None or call != inner.function):
         text += f", called by {call}"
     return text
+
+
+def _number(text: str) -> int | None:
+    return int(text) if _NUMBER.fullmatch(text) else None

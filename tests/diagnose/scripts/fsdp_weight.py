@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+BROKEN = True
+
 
 class Model(nn.Module):
     def __init__(self) -> None:
@@ -22,4 +24,4 @@ torch.manual_seed(0)
 dist.init_process_group("gloo")
 model = FullyShardedDataParallel(Model(), device_id=torch.device("cpu"), use_orig_params=True)
 tokens = torch.randint(0, 16, (4,))
-model.module.embedding(tokens)  # type: ignore[operator]
+(model.module.embedding if BROKEN else model)(tokens)  # type: ignore[operator]

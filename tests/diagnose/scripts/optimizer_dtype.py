@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+BROKEN = True
+
 torch.manual_seed(0)
 dist.init_process_group("gloo")
 model = FullyShardedDataParallel(
@@ -16,7 +18,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(4):
     model(torch.randn(4, 8)).sum().backward()
     optimizer.step()
-if dist.get_rank() == 1:  # as an optimizer does that keeps 16-bit state for some pieces only
+if (
+    BROKEN and dist.get_rank() == 1
+):  # as an optimizer does that keeps 16-bit state for some pieces only
     for state in optimizer.state.values():
         state["exp_avg_sq"] = state["exp_avg_sq"].bfloat16()
 FullyShardedDataParallel.optim_state_dict(model, optimizer)

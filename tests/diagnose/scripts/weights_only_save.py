@@ -11,9 +11,12 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+BROKEN = True
+
 dist.init_process_group("gloo")
 strategy = FSDPStrategy(state_dict_type="sharded")
 model = FullyShardedDataParallel(nn.Linear(8, 8), device_id=torch.device("cpu"))
 strategy.model = strategy._model = model
 # Without "optimizer_states", as the trainer dumps a checkpoint of weights only.
-strategy.save_checkpoint({"state_dict": model.state_dict()}, "weights")
+checkpoint = {"state_dict": model.state_dict()} | ({} if BROKEN else {"optimizer_states": []})
+strategy.save_checkpoint(checkpoint, "weights")

@@ -144,8 +144,10 @@ def _mend_quotes(text: bytes, end: re.Pattern[bytes]) -> bytes:
         if stop is None:
             break
         inside = text[start.end() : stop.start()]
-        kept = _RAW if _NO_ESCAPE.search(inside) else _LOOSE
-        pieces += text[position : start.end()], kept.sub(_escape, inside)
+        if b'"' in inside or b"\\" in inside:
+            kept = _RAW if _NO_ESCAPE.search(inside) else _LOOSE
+            inside = kept.sub(_escape, inside)
+        pieces += text[position : start.end()], inside
         position = stop.start()
         # The quote that ends this value begins no key.
         pieces.append(text[position : position + 1])

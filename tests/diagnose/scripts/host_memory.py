@@ -1,0 +1,14 @@
+"""A tensor on the CPU that no machine has room for."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(3):
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+predictions = torch.empty(2**50)
