@@ -1,0 +1,367 @@
+"""Sees the policies of selective checkpoints decide, in the one step that has Python stacks.
+
+torch asks a policy from inside a dispatch mode that it makes for each call of the checkpoint, and
+recomputes through a second one. For that step the two modes' classes carry wrappers; whoever made
+the modes, and whatever the policy is, they pass there. The step's times are never used, so that
+looking costs no figure anything. A policy gets the arguments that torch gives it, once, and what
+it returns or raises goes on unchanged.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from msgspec import Struct, field
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from recompute_scan.annotations import RegionAnnotation
+from recompute_scan.deciding import (
+    DecidedOperator,
+    Policies,
+    PolicyEntry,
+    WatchedPolicy,
+)
+from recompute_scan.record.call_sites import CallSites
+from recompute_scan.record.compat import compiled_something
+from recompute_scan.record.guard import Call, Guard
+from recompute_scan.record.ownership import site_folder
+from recompute_scan.record.patches import Patches
+from recompute_scan.record.policy_entries import Policy, describe_policy, named, spelled_at
+from recompute_scan.record.region_ranges import Within
+
+_UNSEEN = "A policy's decisions could not be seen"
+COMPILED = (
+    "Part of the step is compiled: there a policy is asked when code is compiled, and not in a "
+    "step."
+)
+_CACHING, _CACHED = "_CachingTorchDispatchMode", "_CachedTorchDispatchMode"
+
+
+class _Operator(Struct):
+    met: int = 0
+    decided: dict[str, int] = field(default_factory=dict)
+    kept: int = 0
+    kept_bytes: int = 0
+    result_bytes: int = 0
+    held_bytes: int = 0
+    served: int = 0
+    recomputed: int = 0
+
+
+class _Group(Struct, eq=False):
+    """One policy at one checkpoint."""
+
+    policy: Policy
+    annotation: RegionAnnotation | None
+    operators: dict[Any, _Operator] = field(default_factory=dict)
+    regions: int = 0
+    recomputes: int = 0
+    raised: int = 0
+
+    def of(self, operator: Any) -> _Operator:
+        return self.operators.setdefault(operator, _Operator())
+
+
+class _Region(Struct, eq=False, weakref=True):
+    """One call of a checkpoint: its forward's mode, and its recompute's."""
+
+    policy: Policy
+    group: _Group | None = None
+    again: bool = False
+    decision: str | None = None
+    asked: bool = False
+    born: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
+    dropped: list[tuple[_Operator, int, StorageWeakRef]] = field(default_factory=list)
+
+
+class DecisionWatch:
+    """Watches between :meth:`begin` and :meth:`end`."""
+
+    def __init__(
+        self, sites: CallSites, guard: Guard, within: Callable[[], Within | None]
+    ) -> None:
+        self._sites = sites
+        self._guard = guard
+        self._within = within
+        self._patches = Patches()
+        self._lock = threading.RLock()
+        self._thread = threading.local()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._on = False
+        self._groups: dict[object, _Group] = {}
+        self._regions: weakref.WeakKeyDictionary[Any, _Region] = weakref.WeakKeyDictionary()
+        self._policies: dict[int, tuple[Any, Policy]] = {}
+        self._waiting: list[_Region] = []
+
+    def begin(self) -> None:
+        """The step begins."""
+        caching = getattr(torch_checkpoint, _CACHING, None)
+        cached = getattr(torch_checkpoint, _CACHED, None)
+        if caching is None or cached is None:  # before torch 2.4
+            return
+        self._clear()
+        self._on = True
+        for kind, name, ours in (
+            (caching, "__init__", self._made),
+            (caching, "__torch_dispatch__", self._forward),
+            (cached, "__init__", self._made_again),
+            (cached, "__torch_dispatch__", self._recompute),
+        ):
+            original = getattr(kind, name)
+            self._patches.replace(kind, name, self._guard.around(original, ours))
+
+    def end(self) -> Policies | None:
+        """The step has ended: what was decided. Nothing is left in the process.
+
+        ``None`` where this torch has no policies, or nobody looked.
+        """
+        self._patches.undo()
+        if not self._on:
+            return None
+        self._on = False
+        found: list[WatchedPolicy] = []
+        with self._lock, self._guard.part(_UNSEEN):
+            found.extend(self._told(group) for group in self._groups.values())
+        self._clear()
+        return Policies(tuple(found), (COMPILED,) if compiled_something() else ())
+
+    def _made(self, call: Call, mode: Any, policy_fn: Any, *args: Any, **kwargs: Any) -> Any:
+        seen = policy_fn
+        if self._on and policy_fn is not None:
+            with self._guard.part(_UNSEEN):
+                region = _Region(self._described(policy_fn))
+                seen = self._asked(policy_fn, region)
+                self._regions[mode] = region
+                storage = args[0] if args else kwargs.get("storage")
+                self._thread.made = (id(storage), region)
+        return call(mode, seen, *args, **kwargs)
+
+    def _made_again(self, call: Call, mode: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._on:
+            storage = kwargs.get("storage", args[1] if len(args) > 1 else None)
+            known, region = getattr(self._thread, "made", (0, None))
+            if region is not None and known == id(storage):
+                self._regions[mode] = region
+        return call(mode, *args, **kwargs)
+
+    def _described(self, policy_fn: Any) -> Policy:
+        # The function is kept beside, so that its number means no other.
+        known = self._policies.get(id(policy_fn))
+        if known is None:
+            known = self._policies[id(policy_fn)] = policy_fn, describe_policy(policy_fn)
+        return known[1]
+
+    def _asked(self, policy_fn: Any, region: _Region) -> Callable[..., Any]:
+        def asked(call: Call, *args: Any, **kwargs: Any) -> Any:
+            if not self._on:
+                return call(*args, **kwargs)
+            try:
+                answer = call(*args, **kwargs)
+            except BaseException:
+                if (group := self._group(region)) is not None:
+                    with self._lock:
+                        group.raised += 1
+                raise
+            with self._guard.part(_UNSEEN):
+                region.decision = _decision(answer)
+                operator = args[1] if len(args) > 1 else None
+                if (group := self._group(region)) is not None and not region.again:
+                    with self._lock:
+                        one = group.of(operator)
+                        one.met += 1
+                        one.decided[region.decision] = one.decided.get(region.decision, 0) + 1
+            return answer
+
+        return self._guard.around(policy_fn, asked, named=False)
+
+    def _group(self, region: _Region) -> _Group | None:
+        """Where its decisions go; known once the region runs."""
+        if region.group is None:
+            within = self._within()
+            annotation = within.annotation if within is not None else None
+            region.again = within is not None and within.again
+            site = (annotation.site, annotation.mechanism) if annotation else ()
+            with self._lock:
+                key = (region.policy.key, site)
+                group = self._groups.setdefault(key, _Group(region.policy, annotation))
+                group.regions += not region.again
+            region.group = group
+        return region.group
+
+    def _forward(self, call: Call, mode: Any, func: Any, types: Any, *rest: Any, **kw: Any) -> Any:
+        region = self._regions.get(mode) if self._on else None
+        if region is None:
+            return call(mode, func, types, *rest, **kw)
+        region.decision = None
+        result = call(mode, func, types, *rest, **kw)
+        if region.decision is not None and not region.again:
+            with self._guard.part(_UNSEEN), torch._C.DisableTorchFunction(), self._lock:
+                self._weigh(region, func, (rest, kw), result)
+        return result
+
+    def _weigh(self, region: _Region, func: Any, inputs: Any, result: Any) -> None:
+        if region.group is None:
+            return
+        one = region.group.of(func)
+        given = {storage._cdata for storage in _storages(inputs)}
+        new = [storage for storage in _storages(result) if storage._cdata not in given]
+        region.born |= {storage._cdata for storage in new}
+        if _keeps(region.decision or ""):
+            one.kept += 1
+            for storage in _storages(result):
+                if storage._cdata in region.born and storage._cdata not in region.kept:
+                    region.kept.add(storage._cdata)
+                    one.kept_bytes += storage.nbytes()
+            return
+        if not region.dropped:
+            self._waiting.append(region)
+        for storage in new:
+            one.result_bytes += storage.nbytes()
+            region.dropped.append((one, storage.nbytes(), StorageWeakRef(storage)))
+
+    def _recompute(
+        self, call: Call, mode: Any, func: Any, types: Any, *rest: Any, **kw: Any
+    ) -> Any:
+        region = self._regions.get(mode) if self._on else None
+        if region is None or region.group is None:
+            return call(mode, func, types, *rest, **kw)
+        entry = self._begun(region, mode, func, rest)
+        result = call(mode, func, types, *rest, **kw)
+        if entry is not None:
+            with self._lock:
+                one = region.group.of(func)
+                if entry:
+                    one.served += 1
+                else:
+                    one.recomputed += 1
+        return result
+
+    def _begun(self, region: _Region, mode: Any, func: Any, rest: Any) -> bool | None:
+        """A recompute asks for an operator: is it served from what was kept? ``None``: ignored."""
+        group = region.group
+        if group is None or func in torch_checkpoint.SAC_IGNORED_OPS:
+            return None
+        with self._lock:
+            if not region.asked:
+                region.asked = True
+                group.recomputes += 1
+                self._see_what_is_held()
+        kept: bool | None = None
+        with self._guard.part(_UNSEEN):
+            kept = _will_serve(mode, func, rest)
+        return kept
+
+    def _see_what_is_held(self) -> None:
+        """The backward pass has begun: what of the results that were not kept is there still?"""
+        waiting, self._waiting = self._waiting, []
+        for region in waiting:
+            for one, size, reference in region.dropped:
+                if not reference.expired():
+                    one.held_bytes += size
+            region.dropped.clear()
+
+    def _told(self, group: _Group) -> WatchedPolicy:
+        policy, annotation = group.policy, group.annotation
+        file = policy.code.co_filename if policy.code is not None else ""
+        defined = ""
+        if policy.code is not None:
+            defined = self._sites.line_of(file, policy.code.co_firstlineno)
+        if not file and annotation is not None:
+            file = self._sites.file_of(annotation.site)
+        spelled = spelled_at(Path(file)) if file else {}
+        return WatchedPolicy(
+            name=policy.name,
+            defined=defined,
+            own=bool(file) and site_folder(file) is None,
+            site=annotation.site if annotation else "",
+            mechanism=annotation.mechanism if annotation else "",
+            regions=group.regions,
+            recomputes=group.recomputes,
+            raised=group.raised,
+            operators=tuple(
+                DecidedOperator(
+                    name=named(func),
+                    met=one.met,
+                    decided=dict(sorted(one.decided.items())),
+                    kept=one.kept,
+                    kept_bytes=one.kept_bytes,
+                    result_bytes=one.result_bytes,
+                    held_bytes=one.held_bytes,
+                    served=one.served,
+                    recomputed=one.recomputed,
+                )
+                for func, one in group.operators.items()
+                if one.met
+            ),
+            entries=tuple(
+                PolicyEntry(
+                    name=entry.name,
+                    kind=entry.kind,
+                    collection=entry.collection,
+                    met=sum(one.met for func, one in group.operators.items() if entry.is_of(func)),
+                    kept=sum(
+                        one.kept for func, one in group.operators.items() if entry.is_of(func)
+                    ),
+                    times=entry.times,
+                    site=self._sites.line_of(file, spelled[entry.name])
+                    if entry.name in spelled
+                    else "",
+                )
+                for entry in policy.entries
+            ),
+        )
+
+
+def _decision(answer: Any) -> str:
+    if isinstance(answer, bool):  # as torch reads it
+        return "MUST_SAVE" if answer else "PREFER_RECOMPUTE"
+    name = getattr(answer, "name", None)
+    return name if isinstance(name, str) else type(answer).__name__
+
+
+def _keeps(decision: str) -> bool:
+    return decision.endswith(("_SAVE", "_CPU_OFFLOAD"))
+
+
+def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
+    """The storages of all tensors, each once; of a wrapper the tensors inside it."""
+    seen: set[int] = set()
+    queue = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    while queue:
+        tensor = queue.pop()
+        if is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            queue.extend(getattr(tensor, name) for name in names)
+            continue
+        if tensor.layout is not torch.strided:
+            continue
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            yield storage
+
+
+def _will_serve(mode: Any, func: Any, rest: Any) -> bool | None:
+    """Whether a kept result is there for this call, by the storage of the mode."""
+    key_of = getattr(torch_checkpoint, "_sac_storage_key", None)
+    key = key_of(func, rest[0] if rest else ()) if key_of is not None else func
+    entries = mode.storage.get(key)
+    if entries is None:
+        return None
+    if isinstance(entries, dict):
+        counter = getattr(mode, "func_counter", None)
+        entry = entries.get(counter[key]) if counter is not None else None
+        recompute = getattr(torch_checkpoint, "_RECOMPUTE", None)
+        return None if entry is None else entry is not recompute
+    return bool(entries)  # up to 2.12 a list of what was kept, in order
