@@ -86,9 +86,7 @@ class _Region(Struct, eq=False, weakref=True):
 class DecisionWatch:
     """Watches between :meth:`begin` and :meth:`end`."""
 
-    def __init__(
-        self, sites: CallSites, guard: Guard, within: Callable[[], Within | None]
-    ) -> None:
+    def __init__(self, sites: CallSites, guard: Guard, within: Callable[[], Within | None]) -> None:
         self._sites = sites
         self._guard = guard
         self._within = within

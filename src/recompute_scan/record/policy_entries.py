@@ -105,7 +105,7 @@ def _unwrapped(policy: Any) -> tuple[Any, dict[str, Any]]:
 
 def _code(function: Any) -> CodeType | None:
     if not hasattr(function, "__code__") and not inspect.ismethod(function):
-        function = getattr(type(function), "__call__", None)
+        function = vars(type(function)).get("__call__")
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return code if isinstance(code, CodeType) else None
 
@@ -126,7 +126,7 @@ def _variables(function: Any) -> dict[str, Any]:
     if inspect.ismethod(function):
         function = function.__func__
     elif not inspect.isfunction(function):
-        owner, function = function, getattr(type(function), "__call__", None)
+        owner, function = function, vars(type(function)).get("__call__")
     if owner is not None and not isinstance(owner, (type, ModuleType)):
         with suppress(TypeError):
             found |= vars(owner)

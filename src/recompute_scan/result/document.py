@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct, field
 
 from recompute_scan.crash import Crash
+from recompute_scan.deciding import Policies
 from recompute_scan.errors import InputError
 from recompute_scan.faithful import Fidelity
 from recompute_scan.files import encodable
@@ -65,6 +66,7 @@ class Result(Struct, frozen=True):
     hta: Hta | None = None
     compiled: CompiledCode | None = None
     by_design: tuple[ByDesign, ...] = ()
+    policies: Policies | None = None
     schema: str = field(default=SCHEMA)
 
 
