@@ -13,6 +13,12 @@ from recompute_scan import trace as traces
 from recompute_scan.analysis.answer import result_from, result_without_trace
 from recompute_scan.analysis.loading import Loaded, load_one, name_mechanism, with_stacks
 from recompute_scan.analysis.ranks import Piece, ends_in, merge
+from recompute_scan.analysis.snapshots import (
+    nothing_recorded,
+    result_of_snapshots,
+    snapshots_at,
+    snapshots_beside,
+)
 from recompute_scan.collecting import paused
 from recompute_scan.cost.device import device_time
 from recompute_scan.cost.footprint import Footprint, measure_memory
@@ -20,8 +26,10 @@ from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine
 from recompute_scan.errors import InputError, UsageError
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.result import Result, from_json
+from recompute_scan.result.snapshot import MemorySnapshot
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
 from recompute_scan.trace.allocations import read_allocations
+from recompute_scan.trace.snapshots.history import is_snapshot
 from recompute_scan.workers import AUTOMATIC, HERE, Lost, Workers, run_each, usable_cores
 
 # With fewer bytes of JSON for each, a second process costs more than it brings.
@@ -56,6 +64,33 @@ def analyse(
             some of several traces cannot be read, the rest is analysed and a warning says so.
         UsageError: The workers cannot be had (see :func:`recompute_scan.workers.run_each`).
     """
+    given = [Path(one) for one in addresses if is_snapshot(Path(one))]
+    addresses = [one for one in addresses if Path(one) not in given]
+    snapshots = snapshots_at(given, limits)
+    if given and not addresses:
+        return result_of_snapshots(snapshots, result_without_trace(nothing_recorded()))
+    result = _analyse_traces(addresses, on_progress, limits, machine, hta=hta, workers=workers)
+    beside: list[MemorySnapshot] = []
+    why: list[str] = []
+    for folder in (Path(one) for one in addresses):
+        if folder.is_dir():
+            more, unread = snapshots_beside(folder, limits)
+            beside.extend(more)
+            why.extend(unread)
+    if snapshots or beside or why:
+        result = replace(result, snapshots=(*snapshots, *beside), warnings=(*result.warnings, *why))
+    return result
+
+
+def _analyse_traces(
+    addresses: Sequence[Address],
+    on_progress: Progress,
+    limits: Limits,
+    machine: Machine,
+    *,
+    hta: bool,
+    workers: Workers,
+) -> Result:
     ends = ends_in(addresses)
     try:
         found = traces.find(addresses, limits)

@@ -52,7 +52,7 @@ def _finding(
         ),
         evidence=(
             *describe_decided(policy),
-            f"{one.name}: met {plural(one.met, 'time')}, recomputed {plural(one.recomputed, 'time')}",
+            f"{one.name}: met {one.met} times, recomputed {one.recomputed} times",
         ),
         fix=Fix(
             summary=f"Keep torch.ops.{one.name} too, if its {size(one.result_bytes)} fit.",

@@ -53,7 +53,7 @@ def spell_overloads(
         if len(met) != 1:
             return None
         spelled = re.compile(rf"(\bops\.{re.escape(entry.name)})(?![\w.])")
-        new = spelled.sub(lambda found, to=met[0].name: f"{found[1]}.{to.rpartition('.')[2]}", new)
+        new = spelled.sub(rf"\1.{met[0].name.rpartition('.')[2]}", new)
     changed = new.split("\n")
     return change_diff(site, source, changed) if changed != lines else None
 

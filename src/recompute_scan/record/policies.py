@@ -19,7 +19,6 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from msgspec import Struct, field
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from recompute_scan.annotations import RegionAnnotation
@@ -255,10 +254,10 @@ class DecisionWatch:
                 region.asked = True
                 group.recomputes += 1
                 self._see_what_is_held()
-        kept: bool | None = None
+        found: list[bool | None] = [None]
         with self._guard.part(_UNSEEN):
-            kept = _will_serve(mode, func, rest)
-        return kept
+            found.append(_will_serve(mode, func, rest))
+        return found[-1]
 
     def _see_what_is_held(self) -> None:
         """The backward pass has begun: what of the results that were not kept is there still?"""
@@ -338,8 +337,9 @@ def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
     queue = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
     while queue:
         tensor = queue.pop()
-        if is_traceable_wrapper_subclass(tensor):
-            names, _ = tensor.__tensor_flatten__()
+        flatten = getattr(tensor, "__tensor_flatten__", None)
+        if flatten is not None:
+            names, _ = flatten()
             queue.extend(getattr(tensor, name) for name in names)
             continue
         if tensor.layout is not torch.strided:

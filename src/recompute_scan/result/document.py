@@ -29,6 +29,7 @@ from recompute_scan.result.recompute import (
     Step,
     Verdict,
 )
+from recompute_scan.result.snapshot import MemorySnapshot
 
 SCHEMA = "recompute-scan/1"
 
@@ -67,6 +68,7 @@ class Result(Struct, frozen=True):
     compiled: CompiledCode | None = None
     by_design: tuple[ByDesign, ...] = ()
     policies: Policies | None = None
+    snapshots: tuple[MemorySnapshot, ...] = ()
     schema: str = field(default=SCHEMA)
 
 
