@@ -147,7 +147,8 @@ class DecisionWatch:
     def _made_again(self, call: Call, mode: Any, *args: Any, **kwargs: Any) -> Any:
         if self._on:
             storage = kwargs.get("storage", args[1] if len(args) > 1 else None)
-            known, region = getattr(self._thread, "made", (0, None))
+            made: tuple[int, _Region | None] = getattr(self._thread, "made", (0, None))
+            known, region = made
             if region is not None and known == id(storage):
                 self._regions[mode] = region
         return call(mode, *args, **kwargs)

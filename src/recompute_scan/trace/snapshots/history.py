@@ -119,13 +119,13 @@ class _Parsed:
         try:
             # Before torch 2.0 a snapshot was the list of segments alone.
             whole = {"segments": value} if isinstance(value, list) else value
-            if not isinstance(whole, dict) or "segments" not in whole:
-                raise _Wrong("it has no segments")
             return list(self._devices(whole))
         except _Wrong as wrong:
             raise refuse_snapshot(self._source, str(wrong)) from None
 
-    def _devices(self, whole: dict[Any, Any]) -> Iterator[DeviceHistory]:
+    def _devices(self, whole: Any) -> Iterator[DeviceHistory]:
+        if not isinstance(whole, dict) or "segments" not in whole:
+            raise _Wrong("it has no segments")
         live: dict[int, dict[int, Block]] = {}
         reserved: dict[int, int] = {}
         for segment in self._dicts(whole["segments"], "segments"):
@@ -149,7 +149,7 @@ class _Parsed:
             yield history
 
     def _asked(self, block: dict[Any, Any], size: int) -> tuple[int, Stack]:
-        """Bytes asked for, and the stack: since torch 2.1 the block's own, before in ``history``."""
+        """Bytes asked for, and the stack: the block's own, or up to torch 2.0 its history's."""
         asked, stack = _number(block, "requested_size", size), self._stack(block)
         history = block.get("history")
         if not stack and isinstance(history, list) and history and isinstance(history[0], dict):

@@ -64,7 +64,7 @@ def read_plain(data: bytes, source: str, limits: Limits) -> Any:
         raise InputError(
             "E341",
             f"{source} is a pickle that runs code, and was not opened.",
-            why=f"it has the opcode {code}, and a memory snapshot has lists, texts and numbers only",
+            why=f"it has the opcode {code}; a memory snapshot has lists, texts and numbers only",
             hint="torch.cuda.memory._dump_snapshot(FILE) writes a snapshot; do not unpickle this "
             "file unless you know where it is from",
         ) from None
