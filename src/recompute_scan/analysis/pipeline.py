@@ -26,7 +26,6 @@ from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine
 from recompute_scan.errors import InputError, UsageError
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.result import Result, from_json
-from recompute_scan.result.snapshot import MemorySnapshot
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
 from recompute_scan.trace.allocations import read_allocations
 from recompute_scan.trace.snapshots.history import is_snapshot
@@ -36,6 +35,8 @@ from recompute_scan.workers import AUTOMATIC, HERE, Lost, Workers, run_each, usa
 _BYTES_A_WORKER = 25_000_000
 # How much larger the JSON of a trace is than its compressed file.
 _INFLATES = 12
+# What is said of a folder without traces.
+_NO_TRACE = "E308"
 
 Progress = Callable[[str], None]
 
@@ -69,17 +70,15 @@ def analyse(
     snapshots = snapshots_at(given, limits)
     if given and not addresses:
         return result_of_snapshots(snapshots, result_without_trace(nothing_recorded()))
-    result = _analyse_traces(addresses, on_progress, limits, machine, hta=hta, workers=workers)
-    beside: list[MemorySnapshot] = []
-    why: list[str] = []
-    for folder in (Path(one) for one in addresses):
-        if folder.is_dir():
-            more, unread = snapshots_beside(folder, limits)
-            beside.extend(more)
-            why.extend(unread)
-    if snapshots or beside or why:
-        result = replace(result, snapshots=(*snapshots, *beside), warnings=(*result.warnings, *why))
-    return result
+    folders = [Path(one) for one in addresses if Path(one).is_dir()]
+    snapshots += tuple(one for folder in folders for one in snapshots_beside(folder, limits))
+    try:
+        result = _analyse_traces(addresses, on_progress, limits, machine, hta=hta, workers=workers)
+    except InputError as error:
+        if error.code != _NO_TRACE or not snapshots:
+            raise
+        return result_of_snapshots(snapshots, result_without_trace(nothing_recorded()))
+    return replace(result, snapshots=snapshots) if snapshots else result
 
 
 def _analyse_traces(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -44,18 +45,13 @@ def snapshots_at(paths: list[Path], limits: Limits) -> tuple[MemorySnapshot, ...
     )
 
 
-def snapshots_beside(
-    folder: Path, limits: Limits
-) -> tuple[tuple[MemorySnapshot, ...], tuple[str, ...]]:
-    """The snapshots in a folder of traces, and why some of them could not be read."""
+def snapshots_beside(folder: Path, limits: Limits) -> tuple[MemorySnapshot, ...]:
+    """What the snapshots in a folder show; a pickle there may be anything else."""
     found: list[MemorySnapshot] = []
-    why: list[str] = []
     for path in snapshots_in(folder):
-        try:
+        with suppress(InputError):
             found.extend(snapshots_at([path], limits))
-        except InputError as error:
-            why.append(f"{error.what} [{error.code}]")
-    return tuple(found), tuple(why)
+    return tuple(found)
 
 
 def result_of_snapshots(snapshots: tuple[MemorySnapshot, ...], empty: Result) -> Result:
