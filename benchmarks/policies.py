@@ -19,13 +19,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     SAC_IGNORED_OPS,
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -41,11 +41,11 @@ ROWS, WIDTH = 8, 16
 Body = Callable[[torch.Tensor], torch.Tensor]
 
 
-class _Counts(TorchDispatchMode):
+class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operators by the phase that the region is in, and bytes of results by operator."""
 
     def __init__(self, truth: Truth, where: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._truth, self._where = truth, where
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -212,7 +212,7 @@ def step(case: Case) -> tuple[Truth, list[torch.Tensor]]:
     with _Counts(truth, "outside"):
         for _ in range(case.blocks):
             x = checkpoint(_phased(body, truth), x, use_reentrant=False, context_fn=context)
-        x.sum().backward()
+        x.sum().backward()  # type: ignore[no-untyped-call]
     return truth, [weight.grad for weight in weights if weight.grad is not None]
 
 

@@ -57,7 +57,7 @@ class PolicyEntry(Struct, frozen=True):
         collection: Name of the variable; ``the list`` where torch got the list itself.
         met: Calls of the operator, or of its overloads.
         kept: Of these, calls whose result was kept.
-        times: How often it stands in the collection, where that can hold it twice.
+        times: How often it is in the collection, where that can hold it twice.
         site: ``file:line`` where the policy's file spells it; empty where it does not.
     """
 

@@ -37,7 +37,7 @@ class Experts(nn.Module):
             for number, expert in enumerate(self.experts):
                 rows = (chosen == number).nonzero().squeeze(-1)
                 out = out.index_add(0, rows, torch.tanh(expert(x[rows])))
-            return x + out * weight.unsqueeze(-1)
+            return torch.addcmul(x, out, weight.unsqueeze(-1))
 
 
 class Block(nn.Module):

@@ -29,7 +29,7 @@ CHECKPOINT = ("/venv/torch/utils/checkpoint.py", "checkpoint", 500)
 FORWARD = _frames(("/home/me/model.py", "forward", 12), MODULE, ("train.py", "<module>", 3))
 CHECKPOINTED = _frames(("/home/me/model.py", "forward", 20), MODULE, CHECKPOINT)
 STEP = _frames(("/venv/torch/optim/adamw.py", "_init_group", 90), ("train.py", "<module>", 9))
-STACKS = (FORWARD, CHECKPOINTED, STEP, [])
+STACKS: tuple[list[dict[str, Any]], ...] = (FORWARD, CHECKPOINTED, STEP, [])
 
 
 def generated(seed: int, events: int = 300) -> tuple[dict[str, Any], int, int]:

@@ -81,6 +81,10 @@ class _Region(Struct, eq=False, weakref=True):
     kept: set[int] = field(default_factory=set)
     dropped: list[tuple[_Operator, int, StorageWeakRef]] = field(default_factory=list)
 
+    def forget(self) -> None:
+        """The next operator is called."""
+        self.decision = None
+
 
 class DecisionWatch:
     """Watches between :meth:`begin` and :meth:`end`."""
@@ -201,7 +205,7 @@ class DecisionWatch:
         region = self._regions.get(mode) if self._on else None
         if region is None:
             return call(mode, func, types, *rest, **kw)
-        region.decision = None
+        region.forget()
         result = call(mode, func, types, *rest, **kw)
         if region.decision is not None and not region.again:
             with self._guard.part(_UNSEEN), torch._C.DisableTorchFunction(), self._lock:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-# By the frames of who asked. ``kept``: a policy of a selective checkpoint keeps it. ``checkpoint``:
+# By the frames of the stack. ``kept``: a policy of a selective checkpoint keeps it. ``checkpoint``:
 # made inside a checkpointed call, and not freed with it. ``unknown``: the stack is not known, or
 # is the backward thread's, which has no Python frames.
 HeldKind = Literal[
@@ -34,7 +34,7 @@ class MemorySnapshot(Struct, frozen=True):
         reserved_bytes: What the allocator held of the device then.
         events: Allocations and releases in its history; 0 where none was recorded.
         out_of_memory: Requests that failed.
-        by_kind: Bytes at the peak, by who asked.
+        by_kind: Bytes at the peak, by the stack.
         held: The largest holders by line, of all of ``by_kind``.
     """
 

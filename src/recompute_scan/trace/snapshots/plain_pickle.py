@@ -2,7 +2,7 @@
 
 Of the opcodes of ``pickletools`` only those are known that make numbers, texts, lists, tuples and
 dictionaries; whatever names a function, a class or an extension is refused before anything is
-made of it. What is read is bounded by the number of values, by the sizes that stand in the file,
+made of it. What is read is bounded by the number of values, by the sizes that the file gives,
 and by its length, so that a file of a few bytes cannot ask for more memory than it has.
 """
 
