@@ -39,7 +39,7 @@ Stack = tuple[Frame, ...]
 
 
 class Block(Struct, frozen=True):
-    """Memory in use: bytes asked for, and the stack that did; innermost frame first, empty if unknown."""
+    """Memory in use: bytes asked for, and the stack that did, innermost first; empty if unknown."""
 
     size: int
     stack: Stack
