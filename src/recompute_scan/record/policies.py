@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
-from msgspec import Struct, field
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
-from recompute_scan.annotations import RegionAnnotation
 from recompute_scan.deciding import (
     DecidedOperator,
     Policies,
@@ -34,6 +31,14 @@ from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.ownership import site_folder
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.policy_entries import Policy, describe_policy, named, spelled_at
+from recompute_scan.record.policy_tallies import (
+    PolicyTally,
+    WatchedCall,
+    decision_of,
+    keeps,
+    storages_of,
+    will_serve,
+)
 from recompute_scan.record.region_ranges import Within
 
 _UNSEEN = "A policy's decisions could not be seen"
@@ -42,48 +47,6 @@ COMPILED = (
     "step."
 )
 _CACHING, _CACHED = "_CachingTorchDispatchMode", "_CachedTorchDispatchMode"
-
-
-class _Operator(Struct):
-    met: int = 0
-    decided: dict[str, int] = field(default_factory=dict)
-    kept: int = 0
-    kept_bytes: int = 0
-    result_bytes: int = 0
-    held_bytes: int = 0
-    served: int = 0
-    recomputed: int = 0
-
-
-class _Group(Struct, eq=False):
-    """One policy at one checkpoint."""
-
-    policy: Policy
-    annotation: RegionAnnotation | None
-    operators: dict[Any, _Operator] = field(default_factory=dict)
-    regions: int = 0
-    recomputes: int = 0
-    raised: int = 0
-
-    def of(self, operator: Any) -> _Operator:
-        return self.operators.setdefault(operator, _Operator())
-
-
-class _Region(Struct, eq=False, weakref=True):
-    """One call of a checkpoint: its forward's mode, and its recompute's."""
-
-    policy: Policy
-    group: _Group | None = None
-    again: bool = False
-    decision: str | None = None
-    asked: bool = False
-    born: set[int] = field(default_factory=set)
-    kept: set[int] = field(default_factory=set)
-    dropped: list[tuple[_Operator, int, StorageWeakRef]] = field(default_factory=list)
-
-    def forget(self) -> None:
-        """The next operator is called."""
-        self.decision = None
 
 
 class DecisionWatch:
@@ -100,10 +63,10 @@ class DecisionWatch:
 
     def _clear(self) -> None:
         self._on = False
-        self._groups: dict[object, _Group] = {}
-        self._regions: weakref.WeakKeyDictionary[Any, _Region] = weakref.WeakKeyDictionary()
+        self._groups: dict[object, PolicyTally] = {}
+        self._regions: weakref.WeakKeyDictionary[Any, WatchedCall] = weakref.WeakKeyDictionary()
         self._policies: dict[int, tuple[Any, Policy]] = {}
-        self._waiting: list[_Region] = []
+        self._waiting: list[WatchedCall] = []
 
     def begin(self) -> None:
         """The step begins."""
@@ -141,7 +104,7 @@ class DecisionWatch:
         seen = policy_fn
         if self._on and policy_fn is not None:
             with self._guard.part(_UNSEEN):
-                region = _Region(self._described(policy_fn))
+                region = WatchedCall(self._described(policy_fn))
                 seen = self._asked(policy_fn, region)
                 self._regions[mode] = region
                 storage = args[0] if args else kwargs.get("storage")
@@ -151,7 +114,7 @@ class DecisionWatch:
     def _made_again(self, call: Call, mode: Any, *args: Any, **kwargs: Any) -> Any:
         if self._on:
             storage = kwargs.get("storage", args[1] if len(args) > 1 else None)
-            made: tuple[int, _Region | None] = getattr(self._thread, "made", (0, None))
+            made: tuple[int, WatchedCall | None] = getattr(self._thread, "made", (0, None))
             known, region = made
             if region is not None and known == id(storage):
                 self._regions[mode] = region
@@ -164,7 +127,7 @@ class DecisionWatch:
             known = self._policies[id(policy_fn)] = policy_fn, describe_policy(policy_fn)
         return known[1]
 
-    def _asked(self, policy_fn: Any, region: _Region) -> Callable[..., Any]:
+    def _asked(self, policy_fn: Any, region: WatchedCall) -> Callable[..., Any]:
         def asked(call: Call, *args: Any, **kwargs: Any) -> Any:
             if not self._on:
                 return call(*args, **kwargs)
@@ -176,7 +139,7 @@ class DecisionWatch:
                         group.raised += 1
                 raise
             with self._guard.part(_UNSEEN):
-                region.decision = _decision(answer)
+                region.decision = decision_of(answer)
                 operator = args[1] if len(args) > 1 else None
                 if (group := self._group(region)) is not None and not region.again:
                     with self._lock:
@@ -187,7 +150,7 @@ class DecisionWatch:
 
         return self._guard.around(policy_fn, asked, named=False)
 
-    def _group(self, region: _Region) -> _Group | None:
+    def _group(self, region: WatchedCall) -> PolicyTally | None:
         """Where its decisions go; known once the region runs."""
         if region.group is None:
             within = self._within()
@@ -196,7 +159,7 @@ class DecisionWatch:
             site = (annotation.site, annotation.mechanism) if annotation else ()
             with self._lock:
                 key = (region.policy.key, site)
-                group = self._groups.setdefault(key, _Group(region.policy, annotation))
+                group = self._groups.setdefault(key, PolicyTally(region.policy, annotation))
                 group.regions += not region.again
             region.group = group
         return region.group
@@ -212,16 +175,16 @@ class DecisionWatch:
                 self._weigh(region, func, (rest, kw), result)
         return result
 
-    def _weigh(self, region: _Region, func: Any, inputs: Any, result: Any) -> None:
+    def _weigh(self, region: WatchedCall, func: Any, inputs: Any, result: Any) -> None:
         if region.group is None:
             return
         one = region.group.of(func)
-        given = {storage._cdata for storage in _storages(inputs)}
-        new = [storage for storage in _storages(result) if storage._cdata not in given]
+        given = {storage._cdata for storage in storages_of(inputs)}
+        new = [storage for storage in storages_of(result) if storage._cdata not in given]
         region.born |= {storage._cdata for storage in new}
-        if _keeps(region.decision or ""):
+        if keeps(region.decision or ""):
             one.kept += 1
-            for storage in _storages(result):
+            for storage in storages_of(result):
                 if storage._cdata in region.born and storage._cdata not in region.kept:
                     region.kept.add(storage._cdata)
                     one.kept_bytes += storage.nbytes()
@@ -249,7 +212,7 @@ class DecisionWatch:
                     one.recomputed += 1
         return result
 
-    def _begun(self, region: _Region, mode: Any, func: Any, rest: Any) -> bool | None:
+    def _begun(self, region: WatchedCall, mode: Any, func: Any, rest: Any) -> bool | None:
         """A recompute asks for an operator: is it served from what was kept? ``None``: ignored."""
         group = region.group
         if group is None or func in torch_checkpoint.SAC_IGNORED_OPS:
@@ -261,7 +224,7 @@ class DecisionWatch:
                 self._see_what_is_held()
         found: list[bool | None] = [None]
         with self._guard.part(_UNSEEN):
-            found.append(_will_serve(mode, func, rest))
+            found.append(will_serve(mode, func, rest))
         return found[-1]
 
     def _see_what_is_held(self) -> None:
@@ -273,7 +236,7 @@ class DecisionWatch:
                     one.held_bytes += size
             region.dropped.clear()
 
-    def _told(self, group: _Group) -> WatchedPolicy:
+    def _told(self, group: PolicyTally) -> WatchedPolicy:
         policy, annotation = group.policy, group.annotation
         file = policy.code.co_filename if policy.code is not None else ""
         defined = ""
@@ -323,48 +286,3 @@ class DecisionWatch:
                 for entry in policy.entries
             ),
         )
-
-
-def _decision(answer: Any) -> str:
-    if isinstance(answer, bool):  # as torch reads it
-        return "MUST_SAVE" if answer else "PREFER_RECOMPUTE"
-    name = getattr(answer, "name", None)
-    return name if isinstance(name, str) else type(answer).__name__
-
-
-def _keeps(decision: str) -> bool:
-    return decision.endswith(("_SAVE", "_CPU_OFFLOAD"))
-
-
-def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
-    """The storages of all tensors, each once; of a wrapper the tensors inside it."""
-    seen: set[int] = set()
-    queue = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-    while queue:
-        tensor = queue.pop()
-        flatten = getattr(tensor, "__tensor_flatten__", None)
-        if flatten is not None:
-            names, _ = flatten()
-            queue.extend(getattr(tensor, name) for name in names)
-            continue
-        if tensor.layout is not torch.strided:
-            continue
-        storage = tensor.untyped_storage()
-        if storage._cdata not in seen:
-            seen.add(storage._cdata)
-            yield storage
-
-
-def _will_serve(mode: Any, func: Any, rest: Any) -> bool | None:
-    """Whether a kept result is there for this call, by the storage of the mode."""
-    key_of = getattr(torch_checkpoint, "_sac_storage_key", None)
-    key = key_of(func, rest[0] if rest else ()) if key_of is not None else func
-    entries = mode.storage.get(key)
-    if entries is None:
-        return None
-    if isinstance(entries, dict):
-        counter = getattr(mode, "func_counter", None)
-        entry = entries.get(counter[key]) if counter is not None else None
-        recompute = getattr(torch_checkpoint, "_RECOMPUTE", None)
-        return None if entry is None else entry is not recompute
-    return bool(entries)  # up to 2.12 a list of what was kept, in order
