@@ -25,6 +25,7 @@ import msgspec
 from msgspec import Struct, field
 
 from recompute_scan.crash import RankEnd
+from recompute_scan.deciding import Policies
 from recompute_scan.errors import InputError
 from recompute_scan.faithful import Fidelity
 from recompute_scan.files import encodable, write_whole
@@ -139,6 +140,8 @@ class RunInfo(Struct, frozen=True):
         bug: What ended the recording where that was a bug in it, one sentence.
         fidelity: How the recomputes of one step compare with their forward; ``None`` where no
             step was compared.
+        policies: What policies of selective checkpoints decided in one step; ``None`` where
+            nobody looked.
     """
 
     rank: int
@@ -163,6 +166,7 @@ class RunInfo(Struct, frozen=True):
     chosen: bool = True
     bug: str | None = None
     fidelity: Fidelity | None = None
+    policies: Policies | None = None
     schema: str = RUN_SCHEMA
 
 

@@ -18,6 +18,7 @@ from recompute_scan.compiled.compiled_sites import with_call_sites
 from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.footprint import Footprint
+from recompute_scan.cost.operator_times import with_times
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.cost.plan import weigh_memory
 from recompute_scan.cost.price import price, time_scale
@@ -87,6 +88,9 @@ def result_from(
         sure = "medium"
     environment = _environment(facts.trace, info)
     memory = weigh_memory(footprint, facts.trace, regions, cost, machine) if footprint else None
+    policies = info.policies if info else None
+    if policies is not None:
+        policies = with_times(policies, facts, scale)
     findings, checked = check_all(
         Evidence(
             facts,
@@ -100,6 +104,7 @@ def result_from(
             info.untrained if info else None,
             info.fidelity if info else None,
             compiled.code if compiled else None,
+            policies,
         )
     )
     families = count_families(opened, scale) if facts.level != "graphs" else ()
@@ -139,6 +144,7 @@ def result_from(
         else None,
         memory=memory,
         fidelity=info.fidelity if info else None,
+        policies=policies,
         compiled=compiled.code if compiled else None,
         by_design=_by_design(facts, scale),
     )

@@ -15,6 +15,12 @@ from recompute_scan.analysis.compiler_logs import is_text, logs_alone
 from recompute_scan.analysis.graphs_alone import result_of_log
 from recompute_scan.analysis.loading import Loaded, load_one, name_mechanism, with_stacks
 from recompute_scan.analysis.ranks import Piece, ends_in, merge
+from recompute_scan.analysis.snapshots import (
+    nothing_recorded,
+    result_of_snapshots,
+    snapshots_at,
+    snapshots_beside,
+)
 from recompute_scan.collecting import paused
 from recompute_scan.cost.device import device_time
 from recompute_scan.cost.footprint import Footprint, measure_memory
@@ -24,12 +30,15 @@ from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.result import Result, from_json
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
 from recompute_scan.trace.allocations import read_allocations
+from recompute_scan.trace.snapshots.history import is_snapshot
 from recompute_scan.workers import AUTOMATIC, HERE, Lost, Workers, run_each, usable_cores
 
 # With fewer bytes of JSON for each, a second process costs more than it brings.
 _BYTES_A_WORKER = 25_000_000
 # How much larger the JSON of a trace is than its compressed file.
 _INFLATES = 12
+# What is said of a folder without traces.
+_NO_TRACE = "E308"
 
 Progress = Callable[[str], None]
 
@@ -58,6 +67,31 @@ def analyse(
             some of several traces cannot be read, the rest is analysed and a warning says so.
         UsageError: The workers cannot be had (see :func:`recompute_scan.workers.run_each`).
     """
+    given = [Path(one) for one in addresses if is_snapshot(Path(one))]
+    addresses = [one for one in addresses if Path(one) not in given]
+    snapshots = snapshots_at(given, limits)
+    if given and not addresses:
+        return result_of_snapshots(snapshots, result_without_trace(nothing_recorded()))
+    folders = [Path(one) for one in addresses if Path(one).is_dir()]
+    snapshots += tuple(one for folder in folders for one in snapshots_beside(folder, limits))
+    try:
+        result = _analyse_traces(addresses, on_progress, limits, machine, hta=hta, workers=workers)
+    except InputError as error:
+        if error.code != _NO_TRACE or not snapshots:
+            raise
+        return result_of_snapshots(snapshots, result_without_trace(nothing_recorded()))
+    return replace(result, snapshots=snapshots) if snapshots else result
+
+
+def _analyse_traces(
+    addresses: Sequence[Address],
+    on_progress: Progress,
+    limits: Limits,
+    machine: Machine,
+    *,
+    hta: bool,
+    workers: Workers,
+) -> Result:
     ends = ends_in(addresses)
     try:
         found = traces.find(addresses, limits)

@@ -60,7 +60,7 @@ class Rule(Struct, frozen=True):
     check_ranks: Callable[[RankEvidence], Answer] | None = None
     check_code: Callable[[CodeEvidence], Answer] | None = None
     severity: Severity = "info"
-    needs: Literal["verdict", "comparison", "nothing"] = "verdict"
+    needs: Literal["verdict", "comparison", "policies", "nothing"] = "verdict"
     gives_plan: bool = False
     wrong_gradients: bool = False
 
@@ -73,6 +73,8 @@ class Rule(Struct, frozen=True):
             why = evidence.no_verdict
         elif self.needs == "comparison":
             why = evidence.no_comparison
+        elif self.needs == "policies":
+            why = evidence.no_policies
         return self.check(evidence) if why is None else NotApplicable(why)
 
     def look_at_code(self, evidence: CodeEvidence | None) -> Answer:

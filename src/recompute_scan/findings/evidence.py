@@ -12,6 +12,7 @@ from recompute_scan.advise import RunFacts, Switch, keep_and_drop, switch_of
 from recompute_scan.arrays import among
 from recompute_scan.cost.communication import Repeated, repeated
 from recompute_scan.cost.selective import KeptAttention, keep_attention
+from recompute_scan.deciding import Policies, WatchedPolicy
 from recompute_scan.faithful import Fidelity
 from recompute_scan.findings.code import CodeEvidence
 from recompute_scan.recompute import vocabulary as words
@@ -48,6 +49,7 @@ class Evidence(Struct, frozen=True, dict=True):
         untrained: Modules whose trainable weights got no gradient; ``None`` where nobody looked.
         fidelity: How recomputes compare with their forward; ``None`` where nobody looked.
         graphs: Compiled code; ``None`` where there is none, or its graphs are not here.
+        policies: What policies of selective checkpoints decided; ``None`` where nobody looked.
     """
 
     _facts: RecomputeFacts
@@ -61,6 +63,7 @@ class Evidence(Struct, frozen=True, dict=True):
     untrained: tuple[str, ...] | None = None
     fidelity: Fidelity | None = None
     graphs: CompiledCode | None = None
+    policies: Policies | None = None
 
     @property
     def code(self) -> CodeEvidence | None:
@@ -90,6 +93,20 @@ class Evidence(Struct, frozen=True, dict=True):
         if self.fidelity is None:
             return "Only `recompute-scan run` compares recomputes with their forward."
         return self.fidelity.why_not_compared
+
+    @property
+    def no_policies(self) -> str | None:
+        """Why no policy was seen deciding, one sentence; ``None`` where one was."""
+        if self.policies is None:
+            return "Only `recompute-scan run` sees policies decide, and in the step with stacks."
+        if not self.policies.policies:
+            return next(iter(self.policies.untold), "No policy was asked in the recorded step.")
+        return None
+
+    @property
+    def decided(self) -> tuple[WatchedPolicy, ...]:
+        """The policies that were seen deciding."""
+        return self.policies.policies if self.policies is not None else ()
 
     @property
     def highest(self) -> float | None:

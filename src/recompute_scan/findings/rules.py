@@ -34,6 +34,11 @@ _RULES = (
     "other_recompute",
     "buffer_twice",
     "lost_gradient",
+    "policy_matches_nothing",
+    "entry_never_met",
+    "expensive_operator",
+    "keep_buys_nothing",
+    "recompute_buys_nothing",
 )
 RULES: tuple[Rule, ...] = tuple(import_module(f"{__package__}.{name}").RULE for name in _RULES)
 

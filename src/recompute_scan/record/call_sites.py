@@ -139,6 +139,17 @@ class CallSites:
         self._places.setdefault(site, (self._start / found.file, found.number))
         return site
 
+    def line_of(self, file: str, line: int) -> str:
+        """The site of a line of a file that runs no frame now."""
+        site = f"{_cell(file) or self._shown(file)}:{line}"
+        self._places.setdefault(site, (self._start / file, line))
+        return site
+
+    def file_of(self, site: str) -> str:
+        """The file of a site that was named; empty where it was not."""
+        place = self._places.get(site)
+        return str(place[0]) if place is not None else ""
+
     def is_users(self, frame: FrameType) -> bool:
         """Whether the frame runs the user's own code."""
         return self._ownership.of(frame) == Owner.USER

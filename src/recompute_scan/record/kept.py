@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from recompute_scan.deciding import Policies
 from recompute_scan.faithful import Fidelity
 from recompute_scan.record.phase import Phase
 from recompute_scan.record.profiler import ProfilerWindow
@@ -25,6 +26,7 @@ class RecordedSoFar(Struct):
         stacks: File name of the trace with stacks, once written.
         profiled: Complete steps in the trace.
         fidelity: What comparing a step has shown, once it was.
+        policies: What policies of selective checkpoints decided in a step, once it was seen.
         warnings: What the person should know.
         failure: Why recording had to be given up.
     """
@@ -38,6 +40,7 @@ class RecordedSoFar(Struct):
     stacks: str | None = None
     profiled: int = 0
     fidelity: Fidelity | None = None
+    policies: Policies | None = None
     warnings: list[str] = field(default_factory=list)
     failure: str | None = None
 

@@ -118,6 +118,7 @@ def observe(
         counter=counter,
         begin_annotating=probe.begin,
         comparison=probe.comparison,
+        policies=probe.policies,
         memory=gauges.memory if gauges else None,
         recording_ranks=options.ranks,
         on_kept=so_far,

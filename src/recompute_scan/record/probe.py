@@ -18,6 +18,7 @@ from recompute_scan.record.guard import Guard
 from recompute_scan.record.module_names import ModuleIndex
 from recompute_scan.record.origins import Origin, Origins
 from recompute_scan.record.patches import Patches, Undo
+from recompute_scan.record.policies import DecisionWatch
 from recompute_scan.record.region_ranges import UNNAMED, AnnotatedRegions, can_annotate
 from recompute_scan.record.switches import Switches
 from recompute_scan.run_info import SwitchedOn
@@ -33,6 +34,7 @@ class Probe:
         entered: Calls of checkpointed regions so far, by variant.
         functions: Line that calls each checkpoint function whose runs are not annotated, by name.
         comparison: The step whose recomputes are compared with their forward.
+        policies: The step in which policies of selective checkpoints are seen deciding.
         untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
     """
 
@@ -45,6 +47,7 @@ class Probe:
         self._patches = Patches()
         annotated = AnnotatedRegions(self._origins, self._guard)
         self.comparison = ComparedRegions(annotated, self._index, self._guard)
+        self.policies = DecisionWatch(self.sites, self._guard, lambda: annotated.within)
         self._calls = CheckpointCalls(self.comparison, self.sites, self._patches, self._guard)
         self.untrained = self._calls.untrained
         self.entered = self._calls.entered
@@ -75,6 +78,7 @@ class Probe:
     def remove(self) -> None:
         """Put torch's own functions back, and the libraries'."""
         self.comparison.compared()
+        self.policies.end()
         self._switches.remove()
         self._patches.undo()
 

@@ -25,7 +25,7 @@ from recompute_scan.record.phase import Phase
 from recompute_scan.record.quiet import Progress
 from recompute_scan.record.scope import DEFAULT, Plan, Seen
 from recompute_scan.record.steps import StepCounter, StepTimer, in_backward
-from recompute_scan.record.tracing import Tracing
+from recompute_scan.record.tracing import DecidingStep, Tracing
 from recompute_scan.record.verify.gauges import PeakMemory
 
 _COMPILED = (
@@ -61,6 +61,7 @@ class Recorder:
         counter: StepCounter,
         begin_annotating: Callable[[], None],
         comparison: ComparedStep | None = None,
+        policies: DecidingStep | None = None,
         memory: PeakMemory | None = None,
         recording_ranks: str = DEFAULT,
         on_kept: Callable[[], None] = lambda: None,
@@ -88,6 +89,7 @@ class Recorder:
             begin_annotating=begin_annotating,
             on_kept=on_kept,
             guard=self._guard,
+            policies=policies,
         )
         self.others = self._tracing.others
 

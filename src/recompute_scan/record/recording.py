@@ -167,6 +167,7 @@ class Recording:
             keep_going=True,
             counter=counter,
             begin_annotating=probe.begin,
+            policies=probe.policies,
             guard=guard,
         )
         guard.on_failure, guard.settle = recorder.give_up, recorder.settle

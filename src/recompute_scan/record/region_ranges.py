@@ -28,6 +28,13 @@ UNNAMED = "Checkpoint calls could not be named"
 Returned = Callable[[Any], None]
 
 
+class Within(Struct, frozen=True):
+    """The innermost region that runs in a thread, and whether that is in a recompute."""
+
+    annotation: RegionAnnotation
+    again: bool
+
+
 class CheckpointCall(Struct, frozen=True):
     """One call of a checkpoint, as far as its wrapper knows it.
 
@@ -94,6 +101,11 @@ class AnnotatedRegions:
         """Whether a profiler records."""
         return bool(_recording())
 
+    @property
+    def within(self) -> Within | None:
+        """The region that runs in this thread."""
+        return getattr(self._thread, "within", None)
+
     @contextmanager
     def preparing(self) -> Iterator[None]:
         """Annotates the time that the annotations themselves take, which is no part of the step."""
@@ -135,6 +147,7 @@ class AnnotatedRegion:
     """One checkpointed call, whose runs carry its annotations."""
 
     def __init__(self, annotation: RegionAnnotation, thread: threading.local) -> None:
+        self._annotation = annotation
         self._forward = region_name(annotation)
         self._recompute = recompute_name(annotation.call)
         self._depth = annotation.depth
@@ -142,19 +155,22 @@ class AnnotatedRegion:
 
     def forward(self) -> AbstractContextManager[None]:
         """The range of the region."""
-        return self._range(self._forward)
+        return self._range(self._forward, again=False)
 
     def recompute(self) -> AbstractContextManager[None]:
         """The range of one recompute."""
-        return self._range(self._recompute)
+        return self._range(self._recompute, again=True)
 
     @contextmanager
-    def _range(self, name: str) -> Iterator[None]:
+    def _range(self, name: str, *, again: bool) -> Iterator[None]:
         before = getattr(self._thread, "depth", 0)
+        around: Within | None = getattr(self._thread, "within", None)
         self._thread.depth = self._depth + 1
+        again = again or (around is not None and around.again)
+        self._thread.within = Within(self._annotation, again)
         opened = _open_range(name)
         try:
             yield
         finally:
             _close_range(opened)
-            self._thread.depth = before
+            self._thread.depth, self._thread.within = before, around

@@ -120,4 +120,5 @@ def make_run_record(
         end=replace(end, rank=ranks.rank) if end is not None else None,
         untrained=probe.untrained.names,
         fidelity=kept.fidelity,
+        policies=kept.policies,
     )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
+from recompute_scan.deciding import Policies
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.kept import RecordedSoFar
 from recompute_scan.record.launch.membership import Membership
@@ -18,6 +20,16 @@ from recompute_scan.record.profiler import OtherProfilers, ProfilerWindow
 from recompute_scan.record.quiet import Progress
 from recompute_scan.record.scope import Plan
 from recompute_scan.record.steps import StepCounter
+
+
+class DecidingStep(Protocol):
+    """What sees policies decide in a step."""
+
+    def begin(self) -> None:
+        """The step begins."""
+
+    def end(self) -> Policies | None:
+        """It has ended: what was decided."""
 
 
 class Tracing:
@@ -38,7 +50,9 @@ class Tracing:
         begin_annotating: Callable[[], None],
         on_kept: Callable[[], None],
         guard: Guard,
+        policies: DecidingStep | None = None,
     ) -> None:
+        self._policies = policies
         self._thread = threading.get_ident()
         self._plan = plan
         self._kept = kept
@@ -86,6 +100,8 @@ class Tracing:
             window.start()
         self._window = window
         self._kept.phase = Phase.STACKS if stacks else Phase.TRACE
+        if stacks and self._policies is not None:
+            self._policies.begin()
 
     def step(self) -> None:
         """A step has ended while a window is open."""
@@ -100,6 +116,7 @@ class Tracing:
 
     def keep(self) -> None:
         """The script has ended: keep what an open window holds."""
+        self._see_decided()
         window, self._window = self._window, None
         if window is None:
             return
@@ -110,11 +127,18 @@ class Tracing:
 
     def drop(self) -> None:
         """Stop an open window, and keep nothing of it."""
+        self._see_decided()
         window, self._window = self._window, None
         if window is not None:
             window.stop()
 
+    def _see_decided(self) -> Policies | None:
+        return self._policies.end() if self._policies is not None else None
+
     def _close(self) -> None:
+        decided = self._see_decided()
+        if decided is not None:
+            self._kept.policies = decided
         window, self._window = self._window, None
         if window is None:
             return

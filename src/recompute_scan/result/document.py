@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct, field
 
 from recompute_scan.crash import Crash
+from recompute_scan.deciding import Policies
 from recompute_scan.errors import InputError
 from recompute_scan.faithful import Fidelity
 from recompute_scan.files import encodable
@@ -28,6 +29,7 @@ from recompute_scan.result.recompute import (
     Step,
     Verdict,
 )
+from recompute_scan.result.snapshot import MemorySnapshot
 
 SCHEMA = "recompute-scan/1"
 
@@ -65,6 +67,8 @@ class Result(Struct, frozen=True):
     hta: Hta | None = None
     compiled: CompiledCode | None = None
     by_design: tuple[ByDesign, ...] = ()
+    policies: Policies | None = None
+    snapshots: tuple[MemorySnapshot, ...] = ()
     schema: str = field(default=SCHEMA)
 
 

@@ -1,0 +1,205 @@
+"""What a policy of a selective checkpoint refers to: its name, its place, the operators it names.
+
+Nothing of the script's is called: closures, globals, defaults and attributes are read, and the
+bytecode is searched for operators that it spells out, such as ``torch.ops.aten.mm``.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace, _Ops
+
+from recompute_scan.deciding import EntryKind
+
+# The policy that torch makes of a list, and the name it knows the list by.
+_OF_A_LIST = "create_selective_checkpoint_contexts.<locals>.policy_fn"
+_LIST = "policy_fn_or_list"
+_MOST = 1000
+_CHAIN = ("LOAD_ATTR", "LOAD_METHOD")
+_ROOTS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_FROM_DICT_OR_DEREF")
+
+
+class Entry(NamedTuple):
+    """An operator that a policy names, in which collection, and how often it is in there."""
+
+    operator: Any
+    kind: EntryKind
+    collection: str
+    times: int
+
+    @property
+    def name(self) -> str:
+        """Such as ``aten.mm.default``."""
+        return str(self.operator) if self.kind != "other" else named(self.operator)
+
+    def is_of(self, operator: object) -> bool:
+        """Is the called operator this one, or one of its overloads?"""
+        if self.kind == "packet":
+            return getattr(operator, "overloadpacket", None) is self.operator
+        return operator is self.operator
+
+
+class Policy(NamedTuple):
+    """A policy as the script has it.
+
+    ``code`` is where it is defined, ``None`` for a list and for what is written in C; ``key`` is
+    the same for policies that are made anew for each layer.
+    """
+
+    name: str
+    code: CodeType | None
+    entries: tuple[Entry, ...]
+    key: object
+
+
+def named(operator: object) -> str:
+    """The name of an operator, or of a function in its place."""
+    if isinstance(operator, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
+        return str(operator)
+    name = getattr(operator, "__name__", None)
+    return name if isinstance(name, str) else type(operator).__name__
+
+
+def describe_policy(policy: Any) -> Policy:
+    """What can be known of a policy without calling it."""
+    function, given = _unwrapped(policy)
+    code = _code(function)
+    name = getattr(function, "__qualname__", None)
+    if not isinstance(name, str):
+        name = type(function).__qualname__
+    if name == _OF_A_LIST and inspect.isfunction(function):
+        members = inspect.getclosurevars(function).nonlocals.get(_LIST)
+        if isinstance(members, list):
+            entries = tuple(_members("the list", members))
+            name = f"a list of {len(members)} operator{'s' * (len(members) != 1)}"
+            return Policy(name, None, entries, ("list", *map(named, members)))
+    entries = tuple(_entries(function, given))[:_MOST]
+    where = code if code is not None else name
+    return Policy(name, code, entries, (where, *((one.name, one.collection) for one in entries)))
+
+
+def _unwrapped(policy: Any) -> tuple[Any, dict[str, Any]]:
+    given: dict[str, Any] = {}
+    for _ in range(20):
+        if isinstance(policy, functools.partial):
+            given |= {f"argument {n}": value for n, value in enumerate(policy.args, 1)}
+            given |= policy.keywords
+            policy = policy.func
+        elif inspect.isfunction(policy) and "__wrapped__" in vars(policy):
+            policy = vars(policy)["__wrapped__"]
+        else:
+            break
+    return policy, given
+
+
+def _code(function: Any) -> CodeType | None:
+    if not hasattr(function, "__code__") and not inspect.ismethod(function):
+        function = vars(type(function)).get("__call__")
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def _entries(function: Any, given: dict[str, Any]) -> Iterator[Entry]:
+    variables = {**_variables(function), **given}
+    for name, value in list(variables.items()):
+        if isinstance(value, (list, tuple, set, frozenset, dict)) and len(value) <= _MOST:
+            yield from _members(name, value)
+    code = _code(function)
+    if code is not None:
+        yield from _members("the code", _spelled(code, variables))
+
+
+def _variables(function: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    owner = getattr(function, "__self__", None)
+    if inspect.ismethod(function):
+        function = function.__func__
+    elif not inspect.isfunction(function):
+        owner, function = function, vars(type(function)).get("__call__")
+    if owner is not None and not isinstance(owner, (type, ModuleType)):
+        with suppress(TypeError):
+            found |= vars(owner)
+    if inspect.isfunction(function):
+        with suppress(ValueError):
+            closure = inspect.getclosurevars(function)
+            found |= {**closure.globals, **closure.nonlocals}
+        defaults = inspect.signature(function).parameters.values()
+        found |= {one.name: one.default for one in defaults if one.default is not one.empty}
+    return found
+
+
+def _members(collection: str, values: Any) -> Iterator[Entry]:
+    counts: Counter[int] = Counter()
+    known: dict[int, Any] = {}
+    for value in values:
+        counts[id(value)] += 1
+        known[id(value)] = value
+    kinds = {key: _kind(value) for key, value in known.items()}
+    # A collection without any operator is about something else.
+    if not any(kind in ("operator", "packet") for kind in kinds.values()):
+        return
+    for key, value in known.items():
+        kind = kinds[key]
+        if kind is not None:
+            yield Entry(value, kind, collection, counts[key])
+
+
+def _kind(value: Any) -> EntryKind | None:
+    if isinstance(value, (OpOverload, HigherOrderOperator)):
+        return "operator"
+    if isinstance(value, OpOverloadPacket):
+        return "packet"
+    return "other" if inspect.isbuiltin(value) else None
+
+
+def _spelled(code: CodeType, variables: dict[str, Any]) -> list[Any]:
+    """Operators that the code spells out, beginning with torch, or with one of its namespaces."""
+    found: list[Any] = []
+    value: Any = None
+    for one in dis.get_instructions(code):
+        if one.opname in _CHAIN and value is not None and isinstance(one.argval, str):
+            value = _attribute(value, one.argval)
+            continue
+        if _kind(value) is not None:
+            found.append(value)
+        value = variables.get(one.argval) if one.opname in _ROOTS else None
+    return [value for value in found if _kind(value) in ("operator", "packet")]
+
+
+def _attribute(value: Any, name: str) -> Any:
+    if not (value is torch or isinstance(value, (_Ops, _OpNamespace, OpOverloadPacket))):
+        return None
+    with suppress(Exception):
+        return getattr(value, name)
+    return None
+
+
+def spelled_at(path: Path) -> dict[str, int]:
+    """The lines of a file that spell operators, the first for each, by the operator's name."""
+    found: dict[str, int] = {}
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return found
+    inner = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            inner.add(node.value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node not in inner:
+            text = ast.unparse(node)
+            name = text.rpartition("ops.")[2] if "ops." in text else ""
+            if name and name not in found:
+                found[name] = node.lineno
+    return found

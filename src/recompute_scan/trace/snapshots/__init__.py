@@ -1,0 +1,1 @@
+"""Torch's memory snapshots (``torch.cuda.memory._dump_snapshot``), read as data."""

@@ -1,0 +1,175 @@
+"""Memory snapshots: what they say is what a replay says, and nothing in them is run."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.analysis.snapshots import kind_of_stack
+from recompute_scan.errors import InputError
+from recompute_scan.report.html import render_html
+from recompute_scan.report.text import render_text
+from recompute_scan.trace.limits import Limits
+from recompute_scan.trace.snapshots.history import Frame, parse_snapshot
+
+_RAN: list[str] = []
+
+
+def _frames(*places: tuple[str, str, int]) -> list[dict[str, Any]]:
+    return [{"filename": file, "name": name, "line": line} for file, name, line in places]
+
+
+MODULE = ("/venv/torch/nn/modules/module.py", "_call_impl", 1750)
+CHECKPOINT = ("/venv/torch/utils/checkpoint.py", "checkpoint", 500)
+FORWARD = _frames(("/home/me/model.py", "forward", 12), MODULE, ("train.py", "<module>", 3))
+CHECKPOINTED = _frames(("/home/me/model.py", "forward", 20), MODULE, CHECKPOINT)
+STEP = _frames(("/venv/torch/optim/adamw.py", "_init_group", 90), ("train.py", "<module>", 9))
+STACKS: tuple[list[dict[str, Any]], ...] = (FORWARD, CHECKPOINTED, STEP, [])
+
+
+def generated(seed: int, events: int = 300) -> tuple[dict[str, Any], int, int]:
+    """A snapshot of the documented format, with the peak and the end of a replay forwards."""
+    chosen = random.Random(seed)
+    live: dict[int, tuple[int, list[dict[str, Any]]]] = {}
+    trace: list[dict[str, Any]] = []
+    now = peak = 0
+    address = 1 << 40
+    for _ in range(events):
+        if live and chosen.random() < 0.45:
+            at = chosen.choice(list(live))
+            size, _ = live.pop(at)
+            for action in ("free_requested", "free_completed"):
+                trace.append({"action": action, "addr": at, "size": size, "frames": []})
+            now -= size
+        else:
+            size = 512 * chosen.randint(1, 4000)
+            frames = chosen.choice(STACKS)
+            address += 1 << 24
+            live[address] = size, frames
+            trace.append({"action": "alloc", "addr": address, "size": size, "frames": frames})
+            now += size
+            peak = max(peak, now)
+    blocks = [
+        {
+            "address": at,
+            "size": size,
+            "requested_size": size,
+            "state": "active_allocated",
+            "frames": frames,
+        }
+        for at, (size, frames) in live.items()
+    ]
+    segment = {"device": 0, "address": 1 << 40, "total_size": 2 * peak, "blocks": blocks}
+    snapshot = {"segments": [segment], "device_traces": [trace], "allocator_settings": {}}
+    return snapshot, peak, now
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_peak_is_that_of_a_replay(seed: int, protocol: int) -> None:
+    snapshot, peak, end = generated(seed)
+    (device,) = parse_snapshot(pickle.dumps(snapshot, protocol), "s.pickle")
+    assert (device.peak, device.in_use) == (peak, end)
+    assert sum(block.size for block in device.blocks) == peak
+
+
+def test_the_formats_of_older_versions() -> None:
+    frames = _frames(("train.py", "<module>", 3))
+    block = {"size": 1024, "state": "active_allocated"}
+    history = {"addr": 0, "real_size": 1000, "frames": frames}
+    older = {"address": 64, "total_size": 4096, "blocks": [{**block, "history": [history]}]}
+    for whole in ([older], {"segments": [older]}):  # torch 1.x and 2.0
+        (device,) = parse_snapshot(pickle.dumps(whole), "s.pickle")
+        assert [(b.size, b.stack[0].line) for b in device.blocks] == [(1000, 3)]
+    bare = {"segments": [{"total_size": 4096, "blocks": [block]}], "device_traces": []}
+    (device,) = parse_snapshot(pickle.dumps(bare), "s.pickle")
+    assert [(b.size, b.stack) for b in device.blocks] == [(1024, ())]
+
+
+def _kind(frames: list[dict[str, Any]]) -> str:
+    return kind_of_stack(tuple(Frame(f["filename"], f["line"], f["name"]) for f in frames))
+
+
+def test_kinds_rest_on_torchs_own_frames() -> None:
+    assert [_kind(stack) for stack in STACKS] == ["forward", "checkpoint", "optimizer", "unknown"]
+    engine = ("", "torch::autograd::Engine::evaluate_function(std::shared_ptr<…>)", 0)
+    assert _kind(_frames(engine)) == "backward"
+    again = ("/venv/torch/utils/checkpoint.py", "recompute_fn", 1400)
+    assert _kind(_frames(MODULE, again, engine)) == "recompute"
+
+
+class _Runs:
+    def __reduce__(self) -> Any:
+        return _RAN.append, ("ran",)
+
+
+def _hostile() -> dict[str, tuple[bytes, str]]:
+    plain = pickle.dumps(generated(1)[0])
+    cycle: dict[str, Any] = {"device_traces": []}
+    cycle["segments"] = [cycle]
+    shared: list[Any] = [{"size": 1, "state": "inactive"}] * 1000
+    wide = {"segments": [{"total_size": 1, "blocks": shared}] * 1000}
+    nested = b"\x80\x04" + b"]" * 50_000 + b"a" * 49_999 + b"."
+    return {
+        "code": (pickle.dumps({"segments": [_Runs()]}), "E341"),
+        "code, protocol 2": (pickle.dumps({"segments": [_Runs()]}, 2), "E341"),
+        "extension": (b"\x80\x04\x82\x01.", "E341"),
+        "persistent": (b"\x80\x04K\x01Q.", "E341"),
+        "text protocol": (b"\x80\x04cos\nsystem\n.", "E341"),
+        "cut": (plain[: len(plain) // 2], "E342"),
+        "empty": (b"\x80\x04.", "E342"),
+        "long text": (b"\x80\x04X\xff\xff\xff\x7fab.", "E342"),
+        "long number": (b"\x80\x04\x8b\xff\xff\xff\x7f.", "E342"),
+        "far memo": (b"\x80\x04Nr\xff\xff\xff\xff.", "E342"),
+        "no such memo": (b"\x80\x04h\x07.", "E342"),
+        "number": (pickle.dumps(3), "E342"),
+        "wrong size": (pickle.dumps({"segments": [{"total_size": "1", "blocks": []}]}), "E342"),
+        "wrong frames": (
+            pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": []}]]}),
+            "E342",
+        ),
+        "wrong keys": (b"\x80\x04}]]s.", "E342"),
+        "negative": (pickle.dumps({"segments": [{"total_size": -1, "blocks": []}]}), "E342"),
+        "cycle": (pickle.dumps(cycle), "E342"),
+        "nested": (nested, "E342"),
+        "the same a million times": (pickle.dumps(wide), "E313"),
+    }
+
+
+@pytest.mark.parametrize("name", _hostile())
+def test_hostile_ones_are_refused_and_nothing_is_run(name: str) -> None:
+    data, code = _hostile()[name]
+    with pytest.raises(InputError) as caught:
+        parse_snapshot(data, "s.pickle", Limits(events=100_000))
+    assert caught.value.code == code
+    assert not _RAN
+
+
+def test_random_damage_ends_in_our_own_errors_only() -> None:
+    plain = pickle.dumps(generated(2, 20)[0])
+    chosen = random.Random(0)
+    for _ in range(1500):
+        data = bytearray(plain)
+        for _ in range(chosen.randint(1, 4)):
+            data[chosen.randrange(2, len(data))] = chosen.randrange(256)
+        try:
+            parse_snapshot(bytes(data), "s.pickle", Limits(events=10_000))
+        except InputError as error:
+            assert error.code in ("E341", "E342", "E313")
+
+
+def test_alone_and_in_a_folder_without_anything_else(tmp_path: Path) -> None:
+    file = tmp_path / "memory.pickle"
+    file.write_bytes(pickle.dumps(generated(3)[0]))
+    result = analyse([str(file)])
+    (one,) = result.snapshots
+    assert sum(one.by_kind.values()) == one.peak_bytes == generated(3)[1]
+    assert result.verdict == "inconclusive"
+    assert "memory.pickle" in render_text(result, color=False)
+    assert "memory.pickle" in render_html(result)
+    assert analyse([str(tmp_path)]).snapshots == result.snapshots
