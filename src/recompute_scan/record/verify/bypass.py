@@ -36,7 +36,9 @@ from recompute_scan.run_info import step_has_fix
 _NOBODY = Origin()
 
 
-class _Askers(Protocol):
+class Askers(Protocol):
+    """Who can say what a checkpoint call is."""
+
     def asker(
         self,
         function: object,
@@ -57,7 +59,7 @@ class Bypass:
 
     def __init__(
         self,
-        askers: _Askers,
+        askers: Askers,
         removals: tuple[RemovalOptions, ...],
         *,
         everything: bool = False,
