@@ -18,7 +18,7 @@ from recompute_scan.files import write_whole
 Way = Literal["today", "keep", "recompute", "chosen"]
 
 
-class Arm(Struct, frozen=True):
+class ArmWanted(Struct, frozen=True):
     """One arrangement of checkpoints that a rehearsal switches to.
 
     Attributes:

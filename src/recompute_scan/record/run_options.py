@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from recompute_scan.record.scope import DEFAULT
-from recompute_scan.rehearsal import Arm
+from recompute_scan.rehearsal import ArmWanted
 
 if TYPE_CHECKING:
     from recompute_scan.record.caught import Variant
@@ -89,7 +89,7 @@ class RunOptions(Struct, frozen=True):
     removals: tuple[RemovalOptions, ...] = ()
     switching: bool = False
     without_checkpointing: bool = False
-    arms: tuple[Arm, ...] = ()
+    arms: tuple[ArmWanted, ...] = ()
     timeout_s: float = 0.0
     ranks: str = DEFAULT
     fidelity: bool = True

@@ -11,6 +11,7 @@ from recompute_scan.crash import Crash
 from recompute_scan.errors import InputError
 from recompute_scan.faithful import Fidelity
 from recompute_scan.files import encodable
+from recompute_scan.result.arranged import ActivationPlan
 from recompute_scan.result.compiled import CompiledCode
 from recompute_scan.result.cost import Cost, Flops, Hta, Memory, Verified
 from recompute_scan.result.recompute import (
@@ -65,6 +66,7 @@ class Result(Struct, frozen=True):
     hta: Hta | None = None
     compiled: CompiledCode | None = None
     by_design: tuple[ByDesign, ...] = ()
+    plan: ActivationPlan | None = None
     schema: str = field(default=SCHEMA)
 
 

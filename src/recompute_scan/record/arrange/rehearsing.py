@@ -20,7 +20,7 @@ from recompute_scan.record.arrange.candidates import Chosen, candidates
 from recompute_scan.record.arrange.holding import SavedTensors
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.rehearsal import (
-    Arm,
+    ArmWanted,
     ArmMeasured,
     Candidate,
     ModuleRun,
@@ -46,7 +46,7 @@ def arm_of(step: int, arms: int) -> int:
 class Rehearsing:
     """Switches the arrangement at step boundaries."""
 
-    def __init__(self, arranging: Arranging, recorder: Recorder, arms: Sequence[Arm]) -> None:
+    def __init__(self, arranging: Arranging, recorder: Recorder, arms: Sequence[ArmWanted]) -> None:
         self._arranging = arranging
         self._recorder = recorder
         self._arms = arms
@@ -119,7 +119,7 @@ class Rehearsing:
         )
         write_rehearsal(folder, rehearsal)
 
-    def _arrange(self, arm: Arm) -> None:
+    def _arrange(self, arm: ArmWanted) -> None:
         everything = range(len(self._chosen or ()))
         names = set(arm.recomputed)
         self._arranging.active = arm.way != "today"
