@@ -38,14 +38,14 @@ class Candidate(Struct, frozen=True):
         module: Name below the model.
         module_class: Its class.
         checkpointed: Whether the script checkpoints it.
-        forward_ms: What its forward runs take in a step; the median over steps without
-            checkpoints.
+        again_ms: What its recomputes take in a step; the median over steps in which everything
+            is recomputed.
     """
 
     module: str
     module_class: str
     checkpointed: bool
-    forward_ms: float
+    again_ms: float
 
 
 class ModuleRun(Struct, frozen=True):

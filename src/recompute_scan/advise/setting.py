@@ -11,8 +11,9 @@ from recompute_scan.result import Checkpoint, PlannedModule, Region
 
 _MOST_NAMED = 4
 _IMPORT = (
-    "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import "
-    "apply_activation_checkpointing"
+    "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (\n"
+    "    apply_activation_checkpointing,\n"
+    ")"
 )
 
 

@@ -7,8 +7,9 @@ gives one linear constraint, with a helper variable for every set of modules tha
 Moments that can be the fullest: each module's recompute, and each turn from forward to backward.
 HiGHS solves it (``docs/decisions/memory-plan.md``).
 
-A step takes what one with everything recomputed takes, less what is measured to be gained without
-checkpoints, shared out among the modules by the time of their forward runs.
+A step takes what one without checkpoints takes, and the recomputes. These are timed where they run;
+where steps with and without them differ by more or by less than that, beyond chance, the recomputes
+share out what the steps say.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from recompute_scan.intervals import median_interval
 from recompute_scan.rehearsal import ArmMeasured, Candidate, Rehearsal, Way
 
 Bool = npt.NDArray[np.bool_]
@@ -30,7 +32,7 @@ _SCALE = 2.0**20
 # Among arrangements that are as fast the one that holds less is preferred, by so little of a step
 # for all memory together.
 _PREFERENCE = 1e-6
-# Modules of one class whose forward runs differ by less than this are taken to be as fast.
+# Modules of one class whose recomputes differ by less than this are taken to be as fast.
 _ALIKE = 0.25
 
 # The arrangements that a rehearsal measures for a plan.
@@ -123,21 +125,21 @@ class Arrangements(Struct, frozen=True):
 def arrangements(rehearsal: Rehearsal) -> Arrangements:
     """What the rehearsal says of every arrangement; all of :data:`WAYS` were among its own.
 
-    The median of the differences of neighbouring steps is what everything together costs again.
+    Differences are those of neighbouring steps, which a busy machine slows alike.
     """
     known = {run: one for run, one in enumerate(rehearsal.runs)}
     seen = {one.candidate for one in known.values() if one.backward >= 0}
     fixed = frozenset(range(len(rehearsal.candidates))) - seen
     today, keep, again = (arm_of_way(rehearsal.arms, way) for way in WAYS)
-    gained = median_difference(keep.steps_ms, again.steps_ms)
+    low, high = median_interval(differences(keep.steps_ms, again.steps_ms))
     times = _evened(rehearsal.candidates, fixed)
     whole = sum(times)
-    share = max(0.0, gained) / whole if whole > 0 else 0.0
+    share = max(0.0, min(max(whole, low), high)) / whole if whole > 0 else 0.0
     return Arrangements(
         candidates=rehearsal.candidates,
         moments=_moments(rehearsal, fixed),
         again_ms=tuple(share * time for time in times),
-        keep_ms=median(today.steps_ms) + median_difference(today.steps_ms, keep.steps_ms),
+        keep_ms=median(today.steps_ms) + median(differences(today.steps_ms, keep.steps_ms)),
         fixed=fixed,
     )
 
@@ -147,27 +149,27 @@ def arm_of_way(arms: Sequence[ArmMeasured], way: Way) -> ArmMeasured:
     return next(arm for arm in arms if arm.way == way)
 
 
-def median_difference(before: Sequence[float], after: Sequence[float]) -> float:
-    """By how much the later times are longer, as a rule: neighbours are compared."""
-    return median([b - a for a, b in zip(before, after, strict=False)] or [0.0])
+def differences(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    """By how much the later times are longer, neighbour by neighbour; at least one."""
+    return [b - a for a, b in zip(before, after, strict=False)] or [0.0]
 
 
 def _evened(candidates: Sequence[Candidate], fixed: frozenset[int]) -> list[float]:
-    """Forward times; those of one class that are about the same are the same."""
+    """Recompute times; those of one class that are about the same are the same."""
     groups: dict[str, list[list[int]]] = defaultdict(list)
-    for place in sorted(range(len(candidates)), key=lambda n: candidates[n].forward_ms):
+    for place in sorted(range(len(candidates)), key=lambda n: candidates[n].again_ms):
         one = candidates[place]
         if place in fixed:
             continue
         alike = groups[one.module_class]
-        if alike and one.forward_ms <= (1 + _ALIKE) * candidates[alike[-1][0]].forward_ms:
+        if alike and one.again_ms <= (1 + _ALIKE) * candidates[alike[-1][0]].again_ms:
             alike[-1].append(place)
         else:
             alike.append([place])
     found = [0.0] * len(candidates)
     for group in (group for alike in groups.values() for group in alike):
         for place in group:
-            found[place] = median([candidates[n].forward_ms for n in group])
+            found[place] = median([candidates[n].again_ms for n in group])
     return found
 
 

@@ -74,14 +74,14 @@ class Arranging(Bypass):
         self.saved = saved
         self._runs = []
 
-    def time_forwards(self, *, wanted: bool) -> None:
-        """A step begins in which forward runs are timed, or are not."""
+    def time_recomputes(self, *, wanted: bool) -> None:
+        """A step begins in which recomputes are timed, or are not."""
         self._clock = wanted
         if wanted:
             self._timing.append({})
 
-    def forward_times(self) -> list[dict[int, float]]:
-        """Of each step that was timed, ms of each candidate's forward runs. Waits for the GPU."""
+    def recompute_times(self) -> list[dict[int, float]]:
+        """Of each step that was timed, ms of each candidate's recomputes. Waits for the GPU."""
         if self._events:
             torch.cuda.synchronize()
             for step, (place, begin, end) in self._events:
@@ -123,13 +123,12 @@ class Arranging(Bypass):
             if self.active and place in self.recomputed:
                 self._thread.ours = True
                 try:
-                    return call.instead(checkpoint, original, *args, use_reentrant=False, **kwargs)
+                    run = self._timed(place, original)
+                    return call.instead(checkpoint, run, *args, use_reentrant=False, **kwargs)
                 finally:
                     self._thread.ours = False
             if self.saved is not None:
                 return self._looked_at(self.saved, place, module, call, args, kwargs)
-            if self._clock:
-                return self._timed(place, call, args, kwargs)
             return call(*args, **kwargs)
 
         return forward
@@ -155,18 +154,33 @@ class Arranging(Bypass):
             saved.current_run = before
             saved.see_weights(module, -1)
 
-    def _timed(self, place: int, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            result = call(*args, **kwargs)
-            end.record()
-            self._events.append((len(self._timing) - 1, (place, begin, end)))
-            return result
-        began = time.perf_counter()
-        result = call(*args, **kwargs)
-        self._add(len(self._timing) - 1, place, (time.perf_counter() - began) * 1e3)
-        return result
+    def _timed(self, place: int, original: Any) -> Any:
+        """The function of a checkpoint, whose run in the backward pass is timed.
+
+        It may end with an exception of torch's, once all that is needed is there.
+        """
+        if not self._clock:
+            return original
+        step = len(self._timing) - 1
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not in_backward():
+                return original(*args, **kwargs)
+            if torch.cuda.is_available() and torch.cuda.is_initialized():
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    end.record()
+                    self._events.append((step, (place, begin, end)))
+            began = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._add(step, place, (time.perf_counter() - began) * 1e3)
+
+        return run
 
     def _add(self, step: int, place: int, ms: float) -> None:
         times = self._timing[step]

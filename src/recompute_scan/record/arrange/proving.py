@@ -56,7 +56,7 @@ def add_plan(
     Raises:
         RunError: There is nothing to plan (``E331``), or nothing keeps the limit (``E332``).
     """
-    runs = _Rehearsals(options, nproc_per_node)
+    runs = Rehearsals(options, nproc_per_node)
     on_progress("rehearsing: as it is, without checkpoints, with all of them")
     rehearsal = runs.run("rehearsal", tuple(ArmWanted(way) for way in WAYS))
     if not any(run.backward >= 0 for run in rehearsal.runs):
@@ -92,7 +92,7 @@ def add_plan(
 
 
 def _proven(
-    runs: _Rehearsals, planner: Planner, chosen: Bool, plan: ActivationPlan
+    runs: Rehearsals, planner: Planner, chosen: Bool, plan: ActivationPlan
 ) -> PlanProof:
     names = tuple(one.module for one in plan.modules if one.recompute)
     try:
@@ -137,7 +137,7 @@ def _outcome(plan: ActivationPlan, today: PlanPoint, proof: PlanProof):  # type:
     return "no-gain" if proof.ratio_high - proof.ratio_low < 2 * _SMALL else "unclear"
 
 
-class _Rehearsals:
+class Rehearsals:
     """Runs of the script whose arrangement of checkpoints changes from step to step."""
 
     def __init__(self, options: RunOptions, nproc_per_node: int | None) -> None:

@@ -82,7 +82,8 @@ class Rehearsing:
             self._arm = self._looked
             self._begin_look()
         self._arrange(self._arms[self._arm])
-        arranging.time_forwards(wanted=timed is not None and self._arms[self._arm].way == "keep")
+        way = self._arms[self._arm].way
+        arranging.time_recomputes(wanted=timed is not None and way == "recompute")
 
     def write(self, folder: Path, rank: int) -> None:
         """Leave what was measured in the run's folder."""
@@ -90,7 +91,7 @@ class Rehearsing:
         steps: dict[int, list[float]] = {}
         for step, ms in enumerate(self._recorder.kept.timed_ms):
             steps.setdefault(arm_of(step, len(self._arms)), []).append(ms)
-        forward = self._arranging.forward_times()
+        again = self._arranging.recompute_times()
         rehearsal = Rehearsal(
             rank=rank,
             device=self._recorder.kept.device,
@@ -99,7 +100,7 @@ class Rehearsing:
                     one.name,
                     one.class_name,
                     one.checkpointed,
-                    median([step.get(place, 0.0) for step in forward] or [0.0]),
+                    median([step.get(place, 0.0) for step in again] or [0.0]),
                 )
                 for place, one in enumerate(chosen)
             ),
