@@ -31,10 +31,9 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.machine import processor as describe
+from benchmarks.machine import processor
 from benchmarks.plan_cases import CASES, PlanCase
 
 from recompute_scan.cost.activation_plan import Planner
@@ -44,6 +43,7 @@ from recompute_scan.record.arrange.proving import Rehearsals
 from recompute_scan.record.run_options import RunOptions
 from recompute_scan.rehearsal import ArmWanted
 
+ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = (0.3, 0.5, 0.7, 0.9)
 _MOST_TRIED = 10
 _BYTES, _STEP_MEDIAN, _STEP_WORST = 0.03, 0.03, 0.08
@@ -203,7 +203,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="CASE")
     parser.add_argument("--steps", type=int, default=12)
     args = parser.parse_args()
-    print(describe(), flush=True)
+    print(processor(), flush=True)
     rows: list[Row] = []
     for name in args.names or CASES:
         with tempfile.TemporaryDirectory() as folder:

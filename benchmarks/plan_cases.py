@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +34,7 @@ class Switched(nn.Module):
 
     def through(self, listed: str, *args: Tensor) -> Tensor:
         """The layers of one list, one after the other."""
+        x: Any
         x, *rest = args
         for n, layer in enumerate(getattr(self, listed)):
             if f"{listed}.{n}" not in self.on:
@@ -45,7 +46,8 @@ class Switched(nn.Module):
                 x = checkpoint(layer, x, *rest, use_reentrant=False, context_fn=kept)
             else:
                 x = checkpoint(layer, x, *rest, use_reentrant=False)
-        return x
+        out: Tensor = x
+        return out
 
     def names(self) -> list[str]:
         """All layers that have a switch."""
@@ -65,7 +67,8 @@ class Mlp(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+        y: Tensor = x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+        return y
 
 
 class Attention(nn.Module):
@@ -80,7 +83,8 @@ class Attention(nn.Module):
         qkv = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        y: Tensor = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return y
 
 
 class Block(nn.Module):
@@ -189,7 +193,7 @@ class Towers(Switched):
 
 
 class Pictures(Switched):
-    def __init__(self, layers: list[nn.Module], channels: int, last: int) -> None:
+    def __init__(self, layers: Sequence[nn.Module], channels: int, last: int) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, channels, 3, padding=1)
         self.layers = nn.ModuleList(layers)
@@ -261,8 +265,13 @@ CASES: dict[str, PlanCase] = {
     ),
     "pyramid": PlanCase(
         lambda: Pictures(
-            [Convolution(16, 16), Convolution(16, 32, 2), Convolution(32), Convolution(32, 64, 2)]
-            + [Convolution(64)],
+            [
+                Convolution(16, 16),
+                Convolution(16, 32, 2),
+                Convolution(32),
+                Convolution(32, 64, 2),
+                Convolution(64),
+            ],
             16,
             64,
         ),

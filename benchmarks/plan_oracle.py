@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.utils.checkpoint as torch_checkpoint
+import torch.utils.checkpoint
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -84,12 +84,13 @@ def _place(tensor: torch.Tensor) -> int:
 def peak_of(model: nn.Module, step: Any) -> int:
     """Most that one step saves at once, bytes."""
     saved = Saved(model)
-    hook = torch_checkpoint._recomputation_hook  # type: ignore[attr-defined]
+    torch_checkpoint: Any = torch.utils.checkpoint
+    hook: Any = torch_checkpoint._recomputation_hook
 
-    class Counting(hook):  # type: ignore[misc, valid-type]
+    class Counting(hook):  # type: ignore[misc]
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            inner = self.pack_hook
+            inner: Any = self.pack_hook
             saved.again.clear()  # the recompute before this one has been used up
 
             def pack(tensor: torch.Tensor) -> Any:
@@ -98,12 +99,12 @@ def peak_of(model: nn.Module, step: Any) -> int:
 
             self.pack_hook = pack
 
-    torch_checkpoint._recomputation_hook = Counting  # type: ignore[attr-defined]
+    torch_checkpoint._recomputation_hook = Counting
     try:
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda holder: holder.box[0]):
             step()
     finally:
-        torch_checkpoint._recomputation_hook = hook  # type: ignore[attr-defined]
+        torch_checkpoint._recomputation_hook = hook
     return saved.peak
 
 

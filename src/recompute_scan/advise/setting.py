@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from recompute_scan.advise.choose import kept
 from recompute_scan.advise.fewer import advise_fewer
-from recompute_scan.advise.wording import UNKNOWN_RUN, RunFacts, mechanism_of, place, title_of, worded
+from recompute_scan.advise.wording import (
+    UNKNOWN_RUN,
+    RunFacts,
+    mechanism_of,
+    place,
+    title_of,
+    worded,
+)
 from recompute_scan.result import Checkpoint, PlannedModule, Region
 
 _MOST_NAMED = 4
@@ -51,8 +58,10 @@ def listed(names: Sequence[str]) -> str:
     """Names of modules in words; those of one list by its name and numbers."""
     stem = names[0].rpartition(".")[0] if names else ""
     numbers = [name.rpartition(".")[2] for name in names]
-    if len(names) > 1 and all(n.isdigit() for n in numbers) and all(
-        name.rpartition(".")[0] == stem for name in names
+    if (
+        len(names) > 1
+        and all(n.isdigit() for n in numbers)
+        and all(name.rpartition(".")[0] == stem for name in names)
     ):
         return f"{stem}[{', '.join(_spans(sorted(map(int, numbers))))}]"
     shown = ", ".join(names[:_MOST_NAMED])
@@ -75,7 +84,9 @@ def _code(modules: Sequence[PlannedModule], on: set[str]) -> str:
     kinds = {one.module_class for one in chosen}
     if len(chosen) == len(modules) and len(kinds) == 1 and chosen[0].module_class.isidentifier():
         check = f"isinstance(module, {chosen[0].module_class})"
-        return f"{_IMPORT}\n\napply_activation_checkpointing(model, check_fn=lambda module: {check})"
+        return (
+            f"{_IMPORT}\n\napply_activation_checkpointing(model, check_fn=lambda module: {check})"
+        )
     names = _names(chosen)
     return (
         f"{_IMPORT}\n\n"

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -127,8 +128,7 @@ def arrangements(rehearsal: Rehearsal) -> Arrangements:
 
     Differences are those of neighbouring steps, which a busy machine slows alike.
     """
-    known = {run: one for run, one in enumerate(rehearsal.runs)}
-    seen = {one.candidate for one in known.values() if one.backward >= 0}
+    seen = {run.candidate for run in rehearsal.runs if run.backward >= 0}
     fixed = frozenset(range(len(rehearsal.candidates))) - seen
     today, keep, again = (arm_of_way(rehearsal.arms, way) for way in WAYS)
     low, high = median_interval(differences(keep.steps_ms, again.steps_ms))
@@ -241,10 +241,10 @@ def _within(one: Arrangements, found: Bool, budget: int) -> Bool | None:
 class _Program:
     """The 0-1 program: one variable a module, true where it is recomputed."""
 
-    def __init__(self, highspy: object, one: Arrangements) -> None:
+    def __init__(self, highspy: Any, one: Arrangements) -> None:
         self._highs = highspy
         self._one = one
-        solver = self._solver = highspy.Highs()  # type: ignore[attr-defined]
+        solver = self._solver = highspy.Highs()
         solver.silent()
         for option, value in (
             ("mip_rel_gap", 0.0),
@@ -256,15 +256,15 @@ class _Program:
         self._again = [solver.addBinary() for _ in one.candidates]
         for place in one.fixed:
             solver.addConstr(self._again[place] <= 0)
-        self._shared: dict[frozenset[Condition], object] = {}
+        self._shared: dict[frozenset[Condition], Any] = {}
         self._most = solver.addVariable(lb=0.0)
         for moment in one.moments:
-            held = moment.always / _SCALE
+            held: Any = moment.always / _SCALE
             for literals, size in moment.terms:
                 held = held + self._active(literals) * (size / _SCALE)
             solver.addConstr(self._most >= held)
 
-    def _active(self, literals: frozenset[Condition]) -> object:
+    def _active(self, literals: frozenset[Condition]) -> Any:
         """1 where one of the conditions holds."""
         if len(literals) == 1:
             ((place, again),) = literals
@@ -291,7 +291,7 @@ class _Program:
         worth = 1.0 / max(1e-9, sum(self._one.again_ms))
         return self._minimised(self._most + times * (_PREFERENCE * worth))
 
-    def _times(self) -> object:
+    def _times(self) -> Any:
         return sum(
             (x * ms for x, ms in zip(self._again, self._one.again_ms, strict=True)),
             start=0 * self._most,
@@ -302,10 +302,10 @@ class _Program:
         whole = self._one.peak(self._one.nothing) / _SCALE
         return max(1e-9, sum(self._one.again_ms)) / max(whole, 1e-9)
 
-    def _minimised(self, objective: object) -> Bool | None:
+    def _minimised(self, objective: Any) -> Bool | None:
         self._solver.minimize(objective)
         status = self._solver.getModelStatus()
-        if status == self._highs.HighsModelStatus.kInfeasible:  # type: ignore[attr-defined]
+        if status == self._highs.HighsModelStatus.kInfeasible:
             return None
         values = [self._solver.val(x) for x in self._again]
         return np.array([value > 0.5 for value in values], np.bool_)

@@ -9,7 +9,9 @@ from msgspec import Struct
 
 from recompute_scan.errors import UsageError
 
-_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?P<binary>i?)B?", re.IGNORECASE)
+_AMOUNT = re.compile(
+    r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?P<binary>i?)B?", re.IGNORECASE
+)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 # Kept free of what is there: other programs, fragmentation, steps larger than the rehearsed one.
 _RESERVE = 0.10

@@ -46,7 +46,7 @@ class Arranging(Bypass):
         self.saved: SavedTensors | None = None
         self._forwards = Patches()
         self._times: dict[int, list[float]] = {}
-        self._events: list[tuple[int, Any, Any]] = []
+        self._events: list[tuple[int, int, Any, Any]] = []
         self._timing: list[dict[int, float]] = []
         self._clock = False
         self._runs: list[tuple[int, int]] = []
@@ -84,7 +84,7 @@ class Arranging(Bypass):
         """Of each step that was timed, ms of each candidate's recomputes. Waits for the GPU."""
         if self._events:
             torch.cuda.synchronize()
-            for step, (place, begin, end) in self._events:
+            for step, place, begin, end in self._events:
                 self._add(step, place, float(begin.elapsed_time(end)))
             self._events.clear()
         return self._timing
@@ -173,7 +173,7 @@ class Arranging(Bypass):
                     return original(*args, **kwargs)
                 finally:
                     end.record()
-                    self._events.append((step, (place, begin, end)))
+                    self._events.append((step, place, begin, end))
             began = time.perf_counter()
             try:
                 return original(*args, **kwargs)

@@ -42,7 +42,9 @@ def candidates(covered: Sequence[nn.Module]) -> tuple[tuple[Chosen, ...], tuple[
     normed: Counter[str] = Counter()
     for module in dict.fromkeys(picked):
         parts = {id(part) for part in module.modules()}
-        around = any(id(module) in {id(p) for p in one.modules()} for one in map(unwrapped, covered))
+        around = any(
+            id(module) in {id(p) for p in one.modules()} for one in map(unwrapped, covered)
+        )
         is_covered = bool(parts & today) or around
         kind = real_class_name(module)
         if not is_covered and _updates_buffers(module):

@@ -21,7 +21,7 @@ from recompute_scan.record.arrange.rehearsing import warmup_steps
 from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.rehearsal import ArmWanted, Rehearsal, read_rehearsals
-from recompute_scan.result import ActivationPlan, PlanPoint, PlanProof, Result
+from recompute_scan.result import ActivationPlan, PlanOutcome, PlanPoint, PlanProof, Result
 
 _FOLDER = "plan"
 _FEWEST_PAIRS = 8
@@ -91,9 +91,7 @@ def add_plan(
     return replace(result, plan=replace(plan, setting=setting, code=code))
 
 
-def _proven(
-    runs: Rehearsals, planner: Planner, chosen: Bool, plan: ActivationPlan
-) -> PlanProof:
+def _proven(runs: Rehearsals, planner: Planner, chosen: Bool, plan: ActivationPlan) -> PlanProof:
     names = tuple(one.module for one in plan.modules if one.recompute)
     try:
         shown = runs.run("proof", (ArmWanted("today"), ArmWanted("chosen", names)))
@@ -119,7 +117,7 @@ def _proven(
     return replace(proof, outcome=_outcome(plan, planner.today, proof))
 
 
-def _outcome(plan: ActivationPlan, today: PlanPoint, proof: PlanProof):  # type: ignore[no-untyped-def]
+def _outcome(plan: ActivationPlan, today: PlanPoint, proof: PlanProof) -> PlanOutcome:
     assert proof.peak_bytes is not None
     if plan.budget_bytes is not None and proof.peak_bytes > plan.budget_bytes:
         return "does-not-fit"

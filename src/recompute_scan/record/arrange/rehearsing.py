@@ -20,8 +20,8 @@ from recompute_scan.record.arrange.candidates import Chosen, candidates
 from recompute_scan.record.arrange.holding import SavedTensors
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.rehearsal import (
-    ArmWanted,
     ArmMeasured,
+    ArmWanted,
     Candidate,
     ModuleRun,
     Rehearsal,
@@ -38,7 +38,7 @@ def warmup_steps(arms: int) -> int:
 
 
 def arm_of(step: int, arms: int) -> int:
-    """Which arm a timed step has, counted from 0: 0, 1, 2, 2, 1, 0, 0, …"""
+    """Which arm a timed step has, counted from 0: of three 0, 1, 2, 2, 1, 0 and so on."""
     turn, place = divmod(step, arms)
     return arms - 1 - place if turn % 2 else place
 

@@ -91,7 +91,9 @@ def _gain(plan: ActivationPlan) -> str:
     faster = 100 * (today - step) / today if today > 0 else 0.0
     more = peak - plan.today.peak_bytes
     time = f"{pct(abs(faster))} {'less' if faster >= 0 else 'more'} time per step"
-    memory = f"{size(abs(more))} {'more' if more > 0 else 'less'} memory" if more else "the same memory"
+    memory = (
+        f"{size(abs(more))} {'more' if more > 0 else 'less'} memory" if more else "the same memory"
+    )
     return f"{time}, {memory}"
 
 
@@ -101,7 +103,8 @@ def _proof_words(plan: ActivationPlan) -> str:
         return _OUTCOMES[proof.outcome]
     return (
         f"{_OUTCOMES[proof.outcome]} Measured in turn with the unchanged script "
-        f"({ms(proof.today_step_ms)}): {ms(proof.step_ms)}, predicted {ms(proof.predicted_step_ms)}; "
+        f"({ms(proof.today_step_ms)}): {ms(proof.step_ms)}, predicted "
+        f"{ms(proof.predicted_step_ms)}; "
         f"{size(proof.peak_bytes)} {_memory_words(plan)}, predicted {size(proof.predicted_bytes)}."
     )
 
