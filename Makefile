@@ -30,7 +30,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases fuzz house bench-load bench-page share-check licenses release-check lock
+.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction plan overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases fuzz house bench-load bench-page share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -125,6 +125,9 @@ scripts: $(DEV) ## Scripts with ranges, profilers and processes of their own, 20
 
 prediction: $(DEV) ## Predicted and measured step time for a matrix of changes, on this machine
 	$(BIN)/python benchmarks/prediction.py $(BENCH)
+
+plan: $(DEV) ## Plans for scripts of all kinds, against what the planned arrangements take
+	$(BIN)/python benchmarks/plan.py $(BENCH)
 
 overhead: $(DEV) ## What recording costs the steps that are not recorded
 	$(BIN)/python benchmarks/overhead.py $(BENCH)

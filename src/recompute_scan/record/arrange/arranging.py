@@ -45,6 +45,7 @@ class Arranging(Bypass):
         self.recomputed: frozenset[int] = frozenset()
         self.saved: SavedTensors | None = None
         self._forwards = Patches()
+        self._taken_over = False
         self._times: dict[int, list[float]] = {}
         self._events: list[tuple[int, int, Any, Any]] = []
         self._timing: list[dict[int, float]] = []
@@ -58,6 +59,7 @@ class Arranging(Bypass):
 
     def take_over(self, chosen: Sequence[Chosen]) -> None:
         """Between steps: from now on these modules can have checkpoints of ours."""
+        self._taken_over = True
         for place, one in enumerate(chosen):
             original = one.module.forward
             guarded = self._guard.around(original, self._forward_of(place, one.module, original))
@@ -89,9 +91,17 @@ class Arranging(Bypass):
             self._events.clear()
         return self._timing
 
+    def _passes(self) -> bool:
+        if self.saved is not None or not self._taken_over:
+            return False
+        if self.active and getattr(self._thread, "ours", False):
+            self._thread.ours = False  # inside it the script's own go
+            return True
+        return not self.active
+
     def _takes(self, variant: Variant, asker: Origin) -> bool:
         if getattr(self._thread, "ours", False):
-            self._thread.ours = False  # inside it the script's own go
+            self._thread.ours = False
             return False
         taken = self.active and getattr(self._thread, "covers", True)
         self.calls += taken

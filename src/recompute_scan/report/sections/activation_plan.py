@@ -120,9 +120,9 @@ def _text(page: Page, result: Result) -> None:
     page.row("", "     step", _memory_words(plan))
     _point(page, "Today", plan.today)
     _point(page, "Plan", plan.plan, **({"fg": "green", "bold": True} if holds else {}))
-    _point(page, "All recomputed", plan.least)
+    _point(page, "Least memory", plan.least)
     _point(page, "Nothing recomputed", plan.most)
-    page.prose(f"Gain: {_gain(plan)}.")
+    page.prose(f"Against today: {_gain(plan)}.")
     on = [one.module for one in plan.modules if one.recompute]
     if 0 < len(on) < len(plan.modules):
         page.prose(f"Recomputed: {_names(on)}")
@@ -222,7 +222,7 @@ def _html(result: Result) -> Mapping[str, Any]:
         "points": [
             ("Today", plan.today),
             ("Plan", plan.plan),
-            ("All recomputed", plan.least),
+            ("Least memory", plan.least),
             ("Nothing recomputed", plan.most),
         ],
     }
