@@ -170,32 +170,34 @@ def _oracle(name: str, case: PlanCase, steps: int, tried: list[str]) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def table(rows: list[Row]) -> str:
-    """The rows as Markdown, and what they come to."""
-    lines = [
-        "| script | budget | recomputed | peak / budget | bytes off | step, share of today's: "
-        "predicted | processor time | wall clock | best simple | |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += [
+_HEAD = (
+    "| script | budget | recomputed | peak / budget | bytes off | step, share of today's: predicted "
+    "| processor time | wall clock | best simple | |\n" + "| --- " * 10 + "|"
+)
+
+
+def line(row: Row) -> str:
+    """One row of the table, as Markdown."""
+    return (
         f"| {row.case} | {row.budget:.0%} | {row.layers} | {row.peak_bytes / row.budget_bytes:.3f} "
         f"| {row.bytes_off:+.2%} | {row.predicted:.3f} | {row.share:.3f} | {row.wall_share:.3f} "
         f"| {row.rival:.3f} | {', '.join(row.faults)} |"
-        for row in rows
-    ]
+    )
+
+
+def summary(rows: list[Row]) -> str:
+    """What the rows come to."""
     steps = [abs(row.step_off) for row in rows]
     tried = [row.optimal for row in rows if row.optimal is not None]
-    lines += [
-        "",
+    return (
         f"{len({row.case for row in rows})} scripts, {len(rows)} plans. Within the budget: "
         f"{sum(row.peak_bytes <= row.budget_bytes for row in rows)}. Bytes off by at most "
         f"{max(abs(row.bytes_off) for row in rows):.2%}. Step off by {median(steps):.1%} (median), "
         f"{max(steps):.1%} (worst). Slower than the best simple one that fits: "
         f"{sum(row.share > row.rival * (1 + _CHANCE) for row in rows)}. Optimal of all that were "
-        f"tried: {sum(tried)} of {len(tried)}.",
-        f"Load of this machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores.",
-    ]
-    return "\n".join(lines)
+        f"tried: {sum(tried)} of {len(tried)}.\n"
+        f"Load of this machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
+    )
 
 
 def main() -> int:
@@ -203,13 +205,14 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="CASE")
     parser.add_argument("--steps", type=int, default=12)
     args = parser.parse_args()
-    print(processor(), flush=True)
+    print(f"{processor()}\n\n{_HEAD}", flush=True)
     rows: list[Row] = []
     for name in args.names or CASES:
         with tempfile.TemporaryDirectory() as folder:
             rows += rows_of(name, args.steps, Path(folder))
-        print(f"{name}: {[row.faults for row in rows[-len(BUDGETS) :]]}", file=sys.stderr)
-    print(table(rows))
+        for row in rows[-len(BUDGETS) :]:
+            print(line(row), flush=True)
+    print(f"\n{summary(rows)}")
     held = not any({"over budget", "bytes", "not optimal"} & set(row.faults) for row in rows)
     good = held and median(abs(row.step_off) for row in rows) <= _STEP_MEDIAN
     return 0 if good and not any(row.faults for row in rows) else 1

@@ -41,6 +41,8 @@ class Saved:
         place = _place(tensor)
         box = [tensor]
         holder = _Holder(box)
+        if torch._C._current_graph_task_id() == -1:
+            self.again.clear()  # a forward pass: the last recompute has been used up
         if not self._is_weight(tensor, place):
             self.users[place] = self.users.get(place, 0) + 1
             self.sizes[place] = tensor.untyped_storage().nbytes()
