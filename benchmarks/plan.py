@@ -171,8 +171,10 @@ def _oracle(name: str, case: PlanCase, steps: int, tried: list[str]) -> Any:
 
 
 _HEAD = (
-    "| script | budget | recomputed | peak / budget | bytes off | step, share of today's: predicted "
-    "| processor time | wall clock | best simple | |\n" + "| --- " * 10 + "|"
+    "| script | budget | recomputed | peak / budget | bytes off "
+    "| step as a share of today's: predicted | processor time | wall clock | best simple | |\n"
+    + "| --- " * 10
+    + "|"
 )
 
 
