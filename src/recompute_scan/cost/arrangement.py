@@ -7,9 +7,9 @@ gives one linear constraint, with a helper variable for every set of modules tha
 Moments that can be the fullest: each module's recompute, and each turn from forward to backward.
 HiGHS solves it (``docs/decisions/memory-plan.md``).
 
-A step takes what one without checkpoints takes, and the recomputes. These are timed where they run;
-where steps with and without them differ by more or by less than that, beyond chance, the recomputes
-share out what the steps say.
+A step takes what one without checkpoints takes, and what steps with everything recomputed take more,
+shared out by the recomputes' own times, which are measured where they run. Where the steps vary too
+much to say that they take more, those times themselves are added.
 """
 
 from __future__ import annotations
@@ -131,10 +131,12 @@ def arrangements(rehearsal: Rehearsal) -> Arrangements:
     seen = {run.candidate for run in rehearsal.runs if run.backward >= 0}
     fixed = frozenset(range(len(rehearsal.candidates))) - seen
     today, keep, again = (arm_of_way(rehearsal.arms, way) for way in WAYS)
-    low, high = median_interval(differences(keep.steps_ms, again.steps_ms))
+    longer = differences(keep.steps_ms, again.steps_ms)
+    sure = median_interval(longer)[0] > 0
     times = _evened(rehearsal.candidates, fixed)
     whole = sum(times)
-    share = max(0.0, min(max(whole, low), high)) / whole if whole > 0 else 0.0
+    again_ms = median(longer) if sure else max(whole, median(longer))
+    share = again_ms / whole if whole > 0 else 0.0
     return Arrangements(
         candidates=rehearsal.candidates,
         moments=_moments(rehearsal, fixed),
