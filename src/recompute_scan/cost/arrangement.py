@@ -7,9 +7,9 @@ gives one linear constraint, with a helper variable for every set of modules tha
 Moments that can be the fullest: each module's recompute, and each turn from forward to backward.
 HiGHS solves it (``docs/decisions/memory-plan.md``).
 
-A step takes what one without checkpoints takes, and what steps with everything recomputed take more,
-shared out by the recomputes' own times, which are measured where they run. Where the steps vary too
-much to say that they take more, those times themselves are added.
+A step takes what one without checkpoints takes, and what recomputing everything takes more, shared
+out by the recomputes' own times, which are measured where they run. Where the steps vary too much
+to say that they take more, those times themselves are added.
 """
 
 from __future__ import annotations
