@@ -30,7 +30,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases real-scripts fuzz house bench-load bench-page share-check licenses release-check lock live-failures policies
+.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases real-scripts fuzz house bench-load bench-page share-check licenses release-check lock live-failures policies plan
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -138,6 +138,9 @@ prediction: $(DEV) ## Predicted and measured step time for a matrix of changes, 
 
 policies: $(DEV) ## What policies of selective checkpoints decide, as run sees it and as counted
 	$(BIN)/python benchmarks/policies.py $(BENCH)
+
+plan: $(DEV) ## Plans for scripts of all kinds, against what the planned arrangements take
+	$(BIN)/python benchmarks/plan.py $(BENCH)
 
 overhead: $(DEV) ## What recording costs the steps that are not recorded
 	$(BIN)/python benchmarks/overhead.py $(BENCH)

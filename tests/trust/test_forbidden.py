@@ -15,7 +15,7 @@ from recompute_scan.cli import cli
 ROOT = Path(__file__).resolve().parents[2]
 FORBID = Path(__file__).parent / "forbid.py"
 # Commands that run the user's own script, and what only prints what is installed.
-RUN_SCRIPTS = {"run", "doctor"}
+RUN_SCRIPTS = {"run", "plan", "doctor"}
 # For each other command: arguments that make it do all it can. PROJECT is a stranger's folder.
 COMMANDS = {
     "analyze": ["analyze", "PROJECT", "--html", "page.html", "--format", "json"],

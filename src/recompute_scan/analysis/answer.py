@@ -18,9 +18,9 @@ from recompute_scan.compiled.compiled_sites import with_call_sites
 from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.footprint import Footprint
+from recompute_scan.cost.headroom import weigh_memory
 from recompute_scan.cost.operator_times import with_times
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
-from recompute_scan.cost.plan import weigh_memory
 from recompute_scan.cost.price import price, time_scale
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.findings.rules import check_all

@@ -20,6 +20,7 @@ from recompute_scan.cli.doctor import doctor
 from recompute_scan.cli.explain import explain
 from recompute_scan.cli.lint import lint
 from recompute_scan.cli.output import tell
+from recompute_scan.cli.plan import plan
 from recompute_scan.cli.report import report
 from recompute_scan.cli.run import run
 from recompute_scan.errors import ScanError
@@ -34,12 +35,13 @@ def cli() -> None:
 
     \b
     recompute-scan run train.py          record a few steps of a script and say
+    recompute-scan plan train.py         say which layers to checkpoint, and prove it
     recompute-scan analyze trace.json    say what a trace of torch.profiler shows
     recompute-scan explain crash.log     say what a traceback means
     """  # noqa: D301 - \\b is the character by which click keeps lines as they are
 
 
-for _command in (run, analyze, report, compare, explain, bundle, check, lint, doctor):
+for _command in (run, plan, analyze, report, compare, explain, bundle, check, lint, doctor):
     cli.add_command(_command)
 
 

@@ -103,6 +103,22 @@ def print_report(
         show_page(page)
 
 
+def print_plan(folder: Path, result: Result, _after: Sequence[str] = ()) -> None:
+    """Print the plan, or, where the script failed, what is known of that."""
+    if result.plan is None:
+        print_report(folder, result)
+        return
+    from recompute_scan.report.page import Page
+    from recompute_scan.report.sections.activation_plan import SECTION
+    from recompute_scan.report.text import next_steps
+
+    page = Page(colored(sys.stdout), width(sys.stdout), links(sys.stdout))
+    SECTION.text(page, result)
+    next_steps(page, str(seen_from_here(folder / "report.html")), ())
+    click.echo(fresh_line(sys.stdout), nl=False)
+    click.echo("\n".join(page.written), color=page.color)
+
+
 force_option = click.option(
     "--force", is_flag=True, help="Write over a file that is there already."
 )

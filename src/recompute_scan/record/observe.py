@@ -16,6 +16,8 @@ from msgspec.structs import replace
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.reentrant import NO_INPUT_GRAD
 from recompute_scan.record import selftest
+from recompute_scan.record.arrange.arranging import Arranging
+from recompute_scan.record.arrange.rehearsing import Rehearsing
 from recompute_scan.record.compiled_graphs import CompiledGraphs
 from recompute_scan.record.execute import Exit
 from recompute_scan.record.guard import Guard
@@ -127,9 +129,13 @@ def observe(
     graphs = CompiledGraphs(folder, lambda: recorder.ranks.rank, guard)
     guard.on_failure, guard.settle = recorder.give_up, recorder.settle
     everything = options.without_checkpointing
-    bypassing = bool(options.removals) or everything
-    bypass = Bypass(probe, options.removals, everything=everything, guard=guard)
-    alternation = Alternation(bypass, recorder, plan.warmup) if options.switching else None
+    bypassing = bool(options.removals or options.arms) or everything
+    arranging = Arranging(probe, guard) if options.arms else None
+    bypass = arranging or Bypass(probe, options.removals, everything=everything, guard=guard)
+    rehearsing = Rehearsing(arranging, recorder, options.arms) if arranging else None
+    alternation: Alternation | Rehearsing | None = rehearsing
+    if options.switching:
+        alternation = Alternation(bypass, recorder, plan.warmup)
     boundaries = _Boundaries(recorder, probe, graphs, alternation, gauges, keeps_probe=bypassing)
     hooks = StepHooks(counter, boundaries, guard)
     unstepped = Unstepped(counter, guard)
@@ -170,6 +176,8 @@ def observe(
         if gauges is not None:
             info = replace(info, measured=gauges.measurements(bypass.calls))
             gauges.gradients.write(folder, info.rank)
+        if rehearsing is not None and not outcome.exit_status:
+            guard.run(lambda: rehearsing.write(folder, info.rank), otherwise=None)
         if outcome.ending == "stopped":
             leave_groups()
         if recorder.store is not None and outcome.ending in ("stopped", "finished"):
@@ -248,7 +256,7 @@ def _forget_in_forked_processes() -> None:
 
 class _Boundaries(Struct, frozen=True):
     """The step boundaries go to the recorder, once the gradients have been looked at, and then to
-    what switches the fix on and off, where that is wanted.
+    what switches checkpoints on and off, where that is wanted.
 
     With the last recorded step the probe goes, unless checkpoints are to stay out.
     """
@@ -256,7 +264,7 @@ class _Boundaries(Struct, frozen=True):
     recorder: Recorder
     probe: Probe
     graphs: CompiledGraphs
-    alternation: Alternation | None
+    alternation: Alternation | Rehearsing | None
     gauges: Gauges | None
     keeps_probe: bool
 

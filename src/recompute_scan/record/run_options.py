@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from recompute_scan.record.scope import DEFAULT
+from recompute_scan.rehearsal import ArmWanted
 
 if TYPE_CHECKING:
     from recompute_scan.record.caught import Variant
@@ -68,6 +69,7 @@ class RunOptions(Struct, frozen=True):
         switching: Take them out in some steps only, as
             :class:`recompute_scan.record.verify.bypass.Alternation` does.
         without_checkpointing: Take out every checkpoint.
+        arms: Arrangements of checkpoints to switch between from step to step; none to leave them.
         timeout_s: Seconds without progress after which a run is ended; 0 for never.
         ranks: The ranks to record, as :func:`recompute_scan.record.scope.chosen` reads them; the
             others count and time their steps, and stop with them.
@@ -87,6 +89,7 @@ class RunOptions(Struct, frozen=True):
     removals: tuple[RemovalOptions, ...] = ()
     switching: bool = False
     without_checkpointing: bool = False
+    arms: tuple[ArmWanted, ...] = ()
     timeout_s: float = 0.0
     ranks: str = DEFAULT
     fidelity: bool = True

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +19,10 @@ from recompute_scan.record.scope import chosen
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.report.folder import write_report
 from recompute_scan.run_info import read_run_info, run_info_name
+
+if TYPE_CHECKING:
+    from recompute_scan.record.arrange.proving import Asked
+    from recompute_scan.result import Result
 
 
 class Way(Struct, frozen=True):
@@ -113,14 +118,55 @@ def _verify(way: Way, options: RunOptions, reporting: Reporting) -> int:
     # It brings the analysis, which no script that is recorded here is to find imported.
     from recompute_scan.record.verify.rounds import verify  # noqa: PLC0415
 
+    def measured(result: Result) -> Result:
+        return verify(
+            result,
+            options,
+            way.nproc_per_node,
+            without_checkpointing=way.without_checkpointing,
+            on_progress=reporting.progress,
+        )
+
+    return _and_more("--verify", measured, way, options, reporting)
+
+
+def plan_and_report(way: Way, options: RunOptions, reporting: Reporting, asked: Asked) -> int:
+    """Exit status of the script, recorded, rehearsed and planned for.
+
+    Args:
+        way: How to start it.
+        options: What to record.
+        reporting: Reports on it.
+        asked: What is wanted of the plan.
+
+    Raises:
+        UsageError: It cannot be started several times (``E221``), or times no steps (``E222``).
+        RunError: There is no plan (``E331``, ``E332`` or ``E333``).
+    """
+    from recompute_scan.record.arrange.proving import add_plan  # noqa: PLC0415 - as above
+
+    def planned(result: Result) -> Result:
+        return add_plan(result, options, way.nproc_per_node, asked, reporting.progress)
+
+    return _and_more("plan", planned, way, options, reporting)
+
+
+def _and_more(
+    what: str,
+    more: Callable[[Result], Result],
+    way: Way,
+    options: RunOptions,
+    reporting: Reporting,
+) -> int:
+    """Record in processes of their own, report, then find out more and report again."""
     if rank_facts().world_size > 1:
         raise UsageError(
             "E221",
-            "--verify starts the script several times, and this is one of several processes.",
+            f"{what} starts the script several times, and this is one of several processes.",
             hint="leave torchrun out, and give --nproc-per-node to recompute-scan",
         )
     if options.timing_steps < 1:
-        raise UsageError("E222", "--verify compares timed steps, and --timing-steps 0 times none.")
+        raise UsageError("E222", f"{what} compares timed steps, and --timing-steps 0 times none.")
     folder = options.output
     status = run_trial(options, way.nproc_per_node, None)
     run_record = folder / run_info_name(0)
@@ -132,13 +178,7 @@ def _verify(way: Way, options: RunOptions, reporting: Reporting) -> int:
         return info.exit_status
     write_report(folder, result)  # whatever comes after, this is not lost
     if info.exit_status == 0:
-        result = verify(
-            result,
-            options,
-            way.nproc_per_node,
-            without_checkpointing=way.without_checkpointing,
-            on_progress=reporting.progress,
-        )
+        result = more(result)
         write_report(folder, result)
     reporting.show(result, reporting.after)
     return info.exit_status

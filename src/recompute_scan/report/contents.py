@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from recompute_scan.report.section import Section
 from recompute_scan.report.sections import (
+    activation_plan,
     block_by_block,
     checkpoint_sites,
     compiled_code,
@@ -32,6 +33,7 @@ SECTIONS: tuple[Section, ...] = (
     failure.SECTION,
     first_screen.SECTION,
     measured_fix.SECTION,
+    activation_plan.SECTION,
     step_cost.SECTION,
     run_by_run.SECTION,
     block_by_block.SECTION,

@@ -32,11 +32,12 @@ def render_text(
     page = Page(color, width, links)
     for section in sections_of(result):
         section.text(page, result)
-    _next(page, report, after)
+    next_steps(page, report, after)
     return "\n".join(page.written).rstrip("\n") + "\n"
 
 
-def _next(page: Page, report: str | None, after: Sequence[str]) -> None:
+def next_steps(page: Page, report: str | None, after: Sequence[str]) -> None:
+    """Where the page is, and the commands that come next."""
     if report is not None:
         page.title("Report")
         page.verbatim(visible(report, 4096), "  ", underline=True)

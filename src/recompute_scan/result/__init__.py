@@ -6,6 +6,13 @@ shares lie in 0..1, percentages in 0..100, and what is not known is ``None``, ne
 ``json_schema`` describes it (shipped as ``result.schema.json``).
 """
 
+from recompute_scan.result.arranged import (
+    ActivationPlan,
+    PlannedModule,
+    PlanOutcome,
+    PlanPoint,
+    PlanProof,
+)
 from recompute_scan.result.compiled import CompiledCode, CompiledGraph, CompiledRecompute
 from recompute_scan.result.cost import (
     MEASURED,
@@ -60,6 +67,7 @@ __all__ = [
     "DOUBLED",
     "MEASURED",
     "SCHEMA",
+    "ActivationPlan",
     "Arm",
     "Attention",
     "Breakdown",
@@ -86,6 +94,10 @@ __all__ = [
     "MemoryPlan",
     "Outcome",
     "PlainCount",
+    "PlanOutcome",
+    "PlanPoint",
+    "PlanProof",
+    "PlannedModule",
     "Proof",
     "ProofLane",
     "ProofOp",

@@ -12,6 +12,7 @@ from recompute_scan.deciding import Policies
 from recompute_scan.errors import InputError
 from recompute_scan.faithful import Fidelity
 from recompute_scan.files import encodable
+from recompute_scan.result.arranged import ActivationPlan
 from recompute_scan.result.compiled import CompiledCode
 from recompute_scan.result.cost import Cost, Flops, Hta, Memory, Verified
 from recompute_scan.result.recompute import (
@@ -69,6 +70,7 @@ class Result(Struct, frozen=True):
     by_design: tuple[ByDesign, ...] = ()
     policies: Policies | None = None
     snapshots: tuple[MemorySnapshot, ...] = ()
+    plan: ActivationPlan | None = None
     schema: str = field(default=SCHEMA)
 
 

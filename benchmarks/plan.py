@@ -1,0 +1,224 @@
+"""Plans for scripts of all kinds, against what the planned arrangements really take.
+
+    python benchmarks/plan.py                 all cases
+    python benchmarks/plan.py moe lora        some of them
+    python benchmarks/plan.py --steps 20      more timed steps for each arrangement
+
+Each script is rehearsed once, as ``recompute-scan plan`` does it. Then a plan is made for budgets
+at 30, 50, 70 and 90 % between all recomputed and nothing recomputed, and ``plan_oracle.py`` runs
+the script with it, by the script's own switch and without recompute-scan, in turn with all layers,
+no layer and every second layer checkpointed. Where there are few layers, every arrangement is tried
+to see that the plan's is the fastest that fits.
+
+A step is predicted as a share of the script's step as it is, and compared with that share by the
+processor time of the oracle's process, median of its steps: what else the machine does weighs least
+on that. The wall clock is told beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.machine import processor
+from benchmarks.plan_cases import CASES, PlanCase
+
+from recompute_scan.cost.activation_plan import Planner
+from recompute_scan.cost.arrangement import WAYS, Arrangements, Bool
+from recompute_scan.cost.wish import Wish
+from recompute_scan.record.arrange.proving import Rehearsals
+from recompute_scan.record.run_options import RunOptions
+from recompute_scan.rehearsal import ArmWanted
+
+ROOT = Path(__file__).resolve().parents[1]
+BUDGETS = (0.3, 0.5, 0.7, 0.9)
+_MOST_TRIED = 10
+_BYTES, _STEP_MEDIAN, _STEP_WORST = 0.03, 0.03, 0.08
+# What the fastest of several measured medians may be faster by chance.
+_CHANCE = 0.02
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan beside what was measured of it."""
+
+    case: str
+    budget: float
+    layers: str
+    budget_bytes: int
+    predicted_bytes: int
+    peak_bytes: int
+    predicted: float
+    share: float
+    wall_share: float
+    rival: float
+    optimal: bool | None
+
+    @property
+    def bytes_off(self) -> float:
+        return self.predicted_bytes / self.peak_bytes - 1
+
+    @property
+    def step_off(self) -> float:
+        return self.predicted / self.share - 1
+
+    @property
+    def faults(self) -> list[str]:
+        """What is not as it has to be."""
+        found = []
+        if self.peak_bytes > self.budget_bytes:
+            found.append("over budget")
+        if abs(self.bytes_off) > _BYTES:
+            found.append("bytes")
+        if abs(self.step_off) > _STEP_WORST:
+            found.append("step")
+        if self.share > self.rival * (1 + _CHANCE):
+            found.append("slower than a simple one")
+        if self.optimal is False:
+            found.append("not optimal")
+        return found
+
+
+def rows_of(name: str, steps: int, folder: Path) -> list[Row]:
+    """All plans for one script."""
+    case = CASES[name]
+    options = RunOptions(
+        str(ROOT / "benchmarks" / "plan_cases.py"),
+        False,
+        (name,),
+        folder,
+        timing_steps=steps,
+        timeout_s=300,
+    )
+    number = case.ranks if case.ranks > 1 else None
+    rehearsal = Rehearsals(options, number).run("case", tuple(map(ArmWanted, WAYS)))
+    planner = Planner(rehearsal, Wish("bytes", 0, ""))
+    model = planner.arrangements
+    least, most = model.peak(model.everything), model.peak(model.nothing)
+    budgets = [round(least + part * (most - least)) for part in BUDGETS]
+    chosen = [model.solve(budget=budget) for budget in budgets]
+    names = [one.module for one in model.candidates]
+    plans = [[n for n, on in zip(names, one, strict=True) if on] for one in map(_known, chosen)]
+    simple = ["all", "none", ",".join(names[::2])]
+    tried = [case.today, *simple, *(",".join(plan) or "none" for plan in plans)]
+    shown = _oracle(name, case, steps, tried)
+    busy = [median(times) for times in shown["busy"]]
+    wall = [median(times) for times in shown["wall"]]
+    found = []
+    for place, (part, budget, choice) in enumerate(zip(BUDGETS, budgets, chosen, strict=True)):
+        at = 1 + len(simple) + place
+        fitting = [busy[n] / busy[0] for n in (1, 2, 3) if shown["peaks"][n] <= budget]
+        found.append(
+            Row(
+                name,
+                part,
+                f"{len(plans[place])}/{len(names)}",
+                budget,
+                model.peak(_known(choice)),
+                shown["peaks"][at],
+                model.step_ms(_known(choice)) / planner.today.step_ms,
+                busy[at] / busy[0],
+                wall[at] / wall[0],
+                min(fitting, default=float("inf")),
+                _optimal(model, _known(choice), budget),
+            )
+        )
+    return found
+
+
+def _known(choice: Bool | None) -> Bool:
+    assert choice is not None, "a budget between the two ends can be kept"
+    return choice
+
+
+def _optimal(model: Arrangements, chosen: Bool, budget: int) -> bool | None:
+    """Whether no arrangement that fits is faster; ``None`` where there are too many to try."""
+    number = len(model.candidates)
+    if number > _MOST_TRIED:
+        return None
+    every = (np.array(one, np.bool_) for one in itertools.product((False, True), repeat=number))
+    best = min(model.step_ms(one) for one in every if model.peak(one) <= budget)
+    return model.step_ms(chosen) <= best * (1 + 1e-9)
+
+
+def _oracle(name: str, case: PlanCase, steps: int, tried: list[str]) -> Any:
+    script = [str(ROOT / "benchmarks" / "plan_oracle.py"), name, str(steps), *tried]
+    command = [sys.executable, *script]
+    if case.ranks > 1:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command = [*torchrun, "--local-addr=127.0.0.1", f"--nproc-per-node={case.ranks}", *script]
+    done = subprocess.run(
+        command,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+_HEAD = (
+    "| script | budget | recomputed | peak / budget | bytes off "
+    "| step as a share of today's: predicted | processor time | wall clock | best simple | |\n"
+    + "| --- " * 10
+    + "|"
+)
+
+
+def line(row: Row) -> str:
+    """One row of the table, as Markdown."""
+    return (
+        f"| {row.case} | {row.budget:.0%} | {row.layers} | {row.peak_bytes / row.budget_bytes:.3f} "
+        f"| {row.bytes_off:+.2%} | {row.predicted:.3f} | {row.share:.3f} | {row.wall_share:.3f} "
+        f"| {row.rival:.3f} | {', '.join(row.faults)} |"
+    )
+
+
+def summary(rows: list[Row]) -> str:
+    """What the rows come to."""
+    steps = [abs(row.step_off) for row in rows]
+    tried = [row.optimal for row in rows if row.optimal is not None]
+    return (
+        f"{len({row.case for row in rows})} scripts, {len(rows)} plans. Within the budget: "
+        f"{sum(row.peak_bytes <= row.budget_bytes for row in rows)}. Bytes off by at most "
+        f"{max(abs(row.bytes_off) for row in rows):.2%}. Step off by {median(steps):.1%} (median), "
+        f"{max(steps):.1%} (worst). Slower than the best simple one that fits: "
+        f"{sum(row.share > row.rival * (1 + _CHANCE) for row in rows)}. Optimal of all that were "
+        f"tried: {sum(tried)} of {len(tried)}.\n"
+        f"Load of this machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("names", nargs="*", metavar="CASE")
+    parser.add_argument("--steps", type=int, default=12)
+    args = parser.parse_args()
+    print(f"{processor()}\n\n{_HEAD}", flush=True)
+    rows: list[Row] = []
+    for name in args.names or CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            rows += rows_of(name, args.steps, Path(folder))
+        for row in rows[-len(BUDGETS) :]:
+            print(line(row), flush=True)
+    print(f"\n{summary(rows)}")
+    held = not any({"over budget", "bytes", "not optimal"} & set(row.faults) for row in rows)
+    good = held and median(abs(row.step_off) for row in rows) <= _STEP_MEDIAN
+    return 0 if good and not any(row.faults for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""What arrangements of checkpoints really take, without recompute-scan.
+
+    python benchmarks/plan_oracle.py NAME STEPS ARRANGEMENT…
+
+The case's own switch makes each arrangement (``all``, ``none`` or names of layers). What is saved
+is counted by hooks on saved tensors and, in recomputes, by torch's own bookkeeping, each storage
+once. Step times are those of steps that take turns; processor time is told beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.utils.checkpoint
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.plan_cases import CASES, arrange, build
+
+
+class Saved:
+    """Distinct storages that are saved for backward, as they come and go."""
+
+    def __init__(self, model: nn.Module) -> None:
+        tensors = [*model.parameters(), *model.buffers()]
+        self.weights = {_place(tensor) for tensor in tensors}
+        self.users: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.again: dict[int, int] = {}
+        self.peak = 0
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        place = _place(tensor)
+        box = [tensor]
+        holder = _Holder(box)
+        if torch._C._current_graph_task_id() == -1:
+            self.again.clear()  # a forward pass: the last recompute has been used up
+        if not self._is_weight(tensor, place):
+            self.users[place] = self.users.get(place, 0) + 1
+            self.sizes[place] = tensor.untyped_storage().nbytes()
+            weakref.finalize(holder, self._drop, place)
+            self._look()
+        return holder
+
+    def saved_again(self, tensor: torch.Tensor) -> None:
+        """A recompute has made it again, and keeps it."""
+        place = _place(tensor)
+        if not self._is_weight(tensor, place):
+            self.again[place] = tensor.untyped_storage().nbytes()
+            self._look()
+
+    def _is_weight(self, tensor: torch.Tensor, place: int) -> bool:
+        owner = tensor if tensor._base is None else tensor._base
+        return isinstance(owner, nn.Parameter) or place in self.weights or place == 0
+
+    def _drop(self, place: int) -> None:
+        self.users[place] -= 1
+
+    def _look(self) -> None:
+        live = {place for place, number in self.users.items() if number}
+        total = sum(self.sizes[place] for place in live)
+        total += sum(size for place, size in self.again.items() if place not in live)
+        self.peak = max(self.peak, total)
+
+
+class _Holder:
+    __slots__ = ("__weakref__", "box")
+
+    def __init__(self, box: list[torch.Tensor]) -> None:
+        self.box = box
+
+
+def _place(tensor: torch.Tensor) -> int:
+    local = getattr(tensor, "_local_tensor", tensor)
+    return int(local.untyped_storage().data_ptr())
+
+
+def peak_of(model: nn.Module, step: Any) -> int:
+    """Most that one step saves at once, bytes."""
+    saved = Saved(model)
+    torch_checkpoint: Any = torch.utils.checkpoint
+    hook: Any = torch_checkpoint._recomputation_hook
+
+    class Counting(hook):  # type: ignore[misc]
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            inner: Any = self.pack_hook
+            saved.again.clear()  # the recompute before this one has been used up
+
+            def pack(tensor: torch.Tensor) -> Any:
+                saved.saved_again(tensor)
+                return inner(tensor)
+
+            self.pack_hook = pack
+
+    torch_checkpoint._recomputation_hook = Counting
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda holder: holder.box[0]):
+            step()
+    finally:
+        torch_checkpoint._recomputation_hook = hook
+    return saved.peak
+
+
+def main() -> None:
+    name, steps, *arrangements = sys.argv[1:]
+    case = CASES[name]
+    if case.ranks > 1:
+        dist.init_process_group("gloo")
+    model, step = build(case)
+    step()
+    peaks = []
+    for one in arrangements:
+        arrange(model, one)
+        peaks.append(peak_of(model, step))
+    wall: list[list[float]] = [[] for _ in arrangements]
+    busy: list[list[float]] = [[] for _ in arrangements]
+    places = list(range(len(arrangements)))
+    for turn in range(int(steps)):
+        for place in places if turn % 2 else reversed(places):
+            arrange(model, arrangements[place])
+            began, began_busy = time.perf_counter(), time.process_time()
+            step()
+            wall[place].append((time.perf_counter() - began) * 1e3)
+            busy[place].append((time.process_time() - began_busy) * 1e3)
+    if case.ranks == 1 or dist.get_rank() == 0:
+        print(json.dumps({"peaks": peaks, "wall": wall, "busy": busy}))
+    if case.ranks > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The setting that makes an arrangement of checkpoints: what to switch off, and code to put in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recompute_scan.advise.choose import kept
+from recompute_scan.advise.fewer import advise_fewer
+from recompute_scan.advise.wording import (
+    UNKNOWN_RUN,
+    RunFacts,
+    mechanism_of,
+    place,
+    title_of,
+    worded,
+)
+from recompute_scan.result import Checkpoint, PlannedModule, Region
+
+_MOST_NAMED = 4
+_IMPORT = (
+    "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (\n"
+    "    apply_activation_checkpointing,\n"
+    ")"
+)
+
+
+def setting_for(
+    modules: Sequence[PlannedModule], regions: Sequence[Region], run: RunFacts = UNKNOWN_RUN
+) -> tuple[tuple[str, ...], str]:
+    """What to change in words, and the code to put in behind the model's making, if any.
+
+    Args:
+        modules: The arrangement.
+        regions: What the recorded run checkpointed.
+        run: What else is known of it.
+    """
+    on = {one.module for one in modules if one.recompute}
+    before = {one.module for one in modules if one.checkpointed}
+    today = list(dict.fromkeys(c for region in regions for c in region.checkpoints))
+    nested = any(len(region.checkpoints) > 1 for region in regions)
+    if on == before and not nested and (not today or _around_modules(regions, before)):
+        return ("It is what the script does today: there is nothing to change.",), ""
+    off = [_off(checkpoint, run) for checkpoint in _each_switch(today)]
+    if not on:
+        return tuple(off), ""
+    code = _code(modules, on)
+    if on < before and not nested and today:
+        # Layers are left out of what is there; the code does the same.
+        left_out = [one.module for one in modules if one.module in before - on]
+        checkpoints = [kept(today, sharded=run.sharded)]
+        fewer = advise_fewer(checkpoints, listed(left_out), whole=False, run=run).summary
+        return (fewer, f"Or: {_lower(' '.join(off))} Then put this in:"), code
+    words = "Put this in once the model is made, before it is sharded or compiled:"
+    return (*off, words), code
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of modules in words; those of one list by its name and numbers."""
+    stem = names[0].rpartition(".")[0] if names else ""
+    numbers = [name.rpartition(".")[2] for name in names]
+    if (
+        len(names) > 1
+        and all(n.isdigit() for n in numbers)
+        and all(name.rpartition(".")[0] == stem for name in names)
+    ):
+        return f"{stem}[{', '.join(_spans(sorted(map(int, numbers))))}]"
+    shown = ", ".join(names[:_MOST_NAMED])
+    return f"{shown} and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else shown
+
+
+def _spans(numbers: Sequence[int]) -> list[str]:
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in spans]
+
+
+def _code(modules: Sequence[PlannedModule], on: set[str]) -> str:
+    """``apply_activation_checkpointing`` with a check of what is wrapped."""
+    chosen = [one for one in modules if one.module in on]
+    kinds = {one.module_class for one in chosen}
+    if len(chosen) == len(modules) and len(kinds) == 1 and chosen[0].module_class.isidentifier():
+        check = f"isinstance(module, {chosen[0].module_class})"
+        return (
+            f"{_IMPORT}\n\napply_activation_checkpointing(model, check_fn=lambda module: {check})"
+        )
+    names = _names(chosen)
+    return (
+        f"{_IMPORT}\n\n"
+        f"chosen = [model.get_submodule(name) for name in {names}]\n"
+        "apply_activation_checkpointing(model, check_fn=lambda module: module in chosen)"
+    )
+
+
+def _names(chosen: Sequence[PlannedModule]) -> str:
+    names = [one.module for one in chosen]
+    stem = names[0].rpartition(".")[0]
+    numbers = [name.rpartition(".")[2] for name in names]
+    if len(names) > _MOST_NAMED and all(
+        number.isdigit() and name == f"{stem}.{number}"
+        for name, number in zip(names, numbers, strict=True)
+    ):
+        places = [int(number) for number in numbers]
+        step = places[1] - places[0]
+        if step > 0 and places == list(range(places[0], places[-1] + 1, step)):
+            counted = f"range({places[0]}, {places[-1] + 1}{f', {step}' if step > 1 else ''})"
+        else:
+            counted = repr(tuple(places))
+        return f'(f"{stem}.{{n}}" for n in {counted})'
+    return repr(names)
+
+
+def _each_switch(today: Sequence[Checkpoint]) -> list[Checkpoint]:
+    found = {(one.mechanism, one.call_site): one for one in today}
+    return list(found.values())
+
+
+def _off(checkpoint: Checkpoint, run: RunFacts) -> str:
+    mechanism = mechanism_of(checkpoint)
+    where = place(checkpoint.call_site)
+    if mechanism is None:
+        return f"Take out {title_of(checkpoint)}{where}."
+    words = worded(mechanism.remove, mechanism, run)
+    return f"{words[0].upper()}{words[1:]}{where}."
+
+
+def _around_modules(regions: Sequence[Region], modules: set[str]) -> bool:
+    return {region.module for region in regions if region.checkpoints} == modules
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,108 @@
+"""``recompute-scan plan``: which layers to recompute within a limit, and the proof of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recompute_scan.cli.early import set_early
+from recompute_scan.cli.output import debug_option, print_plan, progress, tell
+from recompute_scan.cli.target import check_script, default_folder
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    short_help="Say which layers to checkpoint within a memory limit, and prove it.",
+)
+@click.option(
+    "--memory",
+    metavar="AMOUNT|N%|free",
+    help="Memory to keep to: 60GB, 80% of what it takes today, or what is free.  [default: 100%]",
+)
+@click.option(
+    "--step-time",
+    "step_time_ms",
+    metavar="MS",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Longest step to keep to instead, for the least memory.",
+)
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Apply the plan in memory and measure it.",
+)
+@click.option(
+    "--timing-steps", default=10, show_default=True, help="Steps to time of each arrangement."
+)
+@click.option("--steps", default=3, show_default=True, help="Steps to profile.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for traces and report.  [default: recompute-scan-out/NAME]",
+)
+@click.option("--nproc-per-node", type=int, help="Start that many processes with torchrun.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds without progress after which a hanging run is ended; 0 for never.",
+)
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
+@debug_option
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def plan(
+    script: str,
+    args: tuple[str, ...],
+    memory: str | None,
+    step_time_ms: float | None,
+    verify: bool,
+    is_module: bool,
+    output: Path | None,
+    nproc_per_node: int | None,
+    debug: bool,
+    **recorded: Any,
+) -> int:
+    """Find the fastest way to checkpoint SCRIPT's layers within a memory limit.
+
+    It is run three times: as it is, then with checkpoints put on and taken off in memory from step
+    to step, then with the plan. Nothing is edited. On a GPU the limit is on what torch allocates
+    there, on a CPU on what is saved for the backward pass.
+    """
+    from recompute_scan.cost.wish import read_wish
+
+    wish = read_wish(memory, step_time_ms)
+    if not is_module:
+        check_script(click.get_current_context().obj, script, args)
+    progress(f"starting {script}")
+    if nproc_per_node is None and not is_module:
+        set_early(Path(script))
+    from recompute_scan.record.arrange.proving import Asked
+    from recompute_scan.record.reporting import Reporting
+    from recompute_scan.record.run_options import RunOptions
+    from recompute_scan.record.ways import Way, plan_and_report
+
+    folder = (output or default_folder(script, args, launched=False)).absolute()
+    options = RunOptions(script, is_module, args, folder, **recorded)
+    way = Way(None, nproc_per_node)
+    way.check(options)
+    from functools import partial
+
+    from recompute_scan.cost.peaks import UNKNOWN_MACHINE
+
+    reporting = Reporting(
+        folder,
+        UNKNOWN_MACHINE,
+        (),
+        launched=False,
+        show=partial(print_plan, folder),
+        tell=tell,
+        progress=progress,
+    )
+    return plan_and_report(way, options, reporting, Asked(wish, verify))

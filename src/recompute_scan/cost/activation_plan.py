@@ -1,0 +1,142 @@
+"""The plan for a step that was rehearsed, as the result has it."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import numpy as np
+
+from recompute_scan.cost.arrangement import Arrangements, Bool, arm_of_way, arrangements
+from recompute_scan.cost.wish import Wish
+from recompute_scan.errors import RunError
+from recompute_scan.rehearsal import Rehearsal
+from recompute_scan.result import ActivationPlan, PlannedModule, PlanPoint, PlanProof
+from recompute_scan.units import ms, size
+
+_CURVE_POINTS = 12
+
+
+class Planner:
+    """Plans from one rank's rehearsal.
+
+    Attributes:
+        arrangements: What every arrangement takes.
+    """
+
+    def __init__(self, rehearsal: Rehearsal, wish: Wish) -> None:
+        self._rehearsal = rehearsal
+        self._wish = wish
+        self.arrangements: Arrangements = arrangements(rehearsal)
+        again = arm_of_way(rehearsal.arms, "recompute")
+        #: What is allocated on a GPU beside what is saved; nothing on a CPU, where it is unknown.
+        self._beside = 0
+        if again.allocated_bytes is not None:
+            saved = self.arrangements.peak(self.arrangements.everything)
+            self._beside = max(0, again.allocated_bytes - saved)
+        today = arm_of_way(rehearsal.arms, "today")
+        taken = today.saved_bytes if today.allocated_bytes is None else today.allocated_bytes
+        self.today = PlanPoint(None, median(today.steps_ms), taken or 0, measured=True)
+        self.budget = wish.budget(self.today.peak_bytes, rehearsal.free_bytes)
+
+    def best(self, less: int = 0) -> Bool:
+        """The best arrangement within the limit.
+
+        Args:
+            less: Bytes by which the budget is to be kept.
+
+        Raises:
+            RunError: None keeps it (``E332``).
+        """
+        model, wish = self.arrangements, self._wish
+        if wish.kind == "time":
+            found = model.solve(step_ms=wish.amount)
+        elif self.budget is not None:
+            found = model.solve(budget=self.budget - less - self._beside)
+        else:
+            raise RunError(
+                "E332",
+                "How much memory is free is not known here.",
+                hint="give an amount: --memory 8GB, or a share of today's: --memory 80%",
+            )
+        if found is None:
+            raise self._impossible()
+        return found
+
+    def plan(self, chosen: Bool) -> ActivationPlan:
+        """The plan with this arrangement, its setting and proof still open."""
+        model = self.arrangements
+        return ActivationPlan(
+            device="gpu" if self._rehearsal.device == "cuda" else "cpu",
+            asked=self._wish.text,
+            budget_bytes=self.budget,
+            limit_ms=self._wish.amount if self._wish.kind == "time" else None,
+            today=self.today,
+            least=self.point(model.solve(step_ms=float("inf"))),
+            most=self.point(model.nothing),
+            plan=self.point(chosen),
+            curve=self._curve(),
+            modules=tuple(
+                PlannedModule(
+                    one.module,
+                    one.module_class,
+                    one.checkpointed,
+                    bool(chosen[place]),
+                    model.again_ms[place],
+                    _saved(self._rehearsal, place),
+                )
+                for place, one in enumerate(model.candidates)
+            ),
+            setting=(),
+            code="",
+            proof=PlanProof("not-tried"),
+            remarks=self._rehearsal.remarks,
+        )
+
+    def point(self, recomputed: Bool | None) -> PlanPoint:
+        """One arrangement's figures."""
+        model = self.arrangements
+        chosen = model.everything if recomputed is None else recomputed
+        return PlanPoint(
+            int(chosen.sum()), model.step_ms(chosen), model.peak(chosen) + self._beside
+        )
+
+    def _curve(self) -> tuple[PlanPoint, ...]:
+        """The fastest for their memory, each faster than the one before."""
+        model = self.arrangements
+        low, high = model.least(), model.peak(model.nothing)
+        found: list[PlanPoint] = []
+        for budget in np.linspace(low, high, _CURVE_POINTS).astype(np.int64).tolist():
+            choice = model.solve(budget=int(budget))
+            if choice is None:
+                continue
+            point = self.point(choice)
+            if not found or point.step_ms < found[-1].step_ms - 1e-9:
+                found.append(point)
+        return tuple(found)
+
+    def _impossible(self) -> RunError:
+        if self._wish.kind == "time":
+            return RunError(
+                "E332",
+                f"No arrangement of checkpoints makes a step as short as {ms(self._wish.amount)}.",
+                why=f"without any checkpoint one takes {ms(self.arrangements.keep_ms)}",
+                hint="give a longer --step-time",
+            )
+        least = self.arrangements.least() + self._beside
+        what = "saves" if self._rehearsal.device == "cpu" else "allocates"
+        return RunError(
+            "E332",
+            f"No arrangement of checkpoints keeps to {size(self.budget)}.",
+            why=f"the one that needs least {what} {size(least)} at once ({least} bytes)",
+            hint=f"give {size(least)} or more, or a smaller batch",
+        )
+
+
+def _saved(rehearsal: Rehearsal, candidate: int) -> int:
+    """Bytes that one run's operators save, each storage once; the largest run's."""
+    sizes: dict[int, int] = {}
+    for storage in rehearsal.storages:
+        for run in {hold.run for hold in storage.holds if hold.kind == "saved"}:
+            sizes[run] = sizes.get(run, 0) + storage.size
+    runs = (n for n, run in enumerate(rehearsal.runs) if run.candidate == candidate)
+    return max((sizes.get(run, 0) for run in runs), default=0)

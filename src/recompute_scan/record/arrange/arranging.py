@@ -1,0 +1,206 @@
+"""Checkpoints in memory as an arrangement has them: the script's own taken out, others put in.
+
+A module gets its checkpoint around ``forward``, as torch's ``checkpoint_wrapper`` puts it, so that
+what sharding hangs on the module stays outside. Checkpoints of the script that cover no module of
+their own stay where they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from recompute_scan.record.arrange.candidates import Chosen
+from recompute_scan.record.arrange.holding import SavedTensors
+from recompute_scan.record.caught import Variant
+from recompute_scan.record.guard import Call, Guard
+from recompute_scan.record.module_names import covered_modules
+from recompute_scan.record.origins import Origin
+from recompute_scan.record.patches import Patches
+from recompute_scan.record.steps import in_backward
+from recompute_scan.record.verify.bypass import Askers, Bypass
+
+_PLAIN = "forward"
+
+
+class Arranging(Bypass):
+    """Puts an arrangement into effect, from step to step.
+
+    Attributes:
+        covered: Modules that the script's own checkpoints cover, until :meth:`take_over`.
+        recomputed: Places of the candidates that have a checkpoint, where ``active``.
+        saved: What looks at the saved tensors of this step, if anything does.
+    """
+
+    def __init__(self, askers: Askers, guard: Guard) -> None:
+        super().__init__(askers, (), everything=True, guard=guard)
+        self.active = False
+        self.covered: dict[int, nn.Module] = {}
+        self.recomputed: frozenset[int] = frozenset()
+        self.saved: SavedTensors | None = None
+        self._forwards = Patches()
+        self._taken_over = False
+        self._times: dict[int, list[float]] = {}
+        self._events: list[tuple[int, int, Any, Any]] = []
+        self._timing: list[dict[int, float]] = []
+        self._clock = False
+        self._runs: list[tuple[int, int]] = []
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """Candidate and beginning of each run in the step that was looked at."""
+        return self._runs
+
+    def take_over(self, chosen: Sequence[Chosen]) -> None:
+        """Between steps: from now on these modules can have checkpoints of ours."""
+        self._taken_over = True
+        for place, one in enumerate(chosen):
+            original = one.module.forward
+            guarded = self._guard.around(original, self._forward_of(place, one.module, original))
+            self._forwards.replace(one.module, _PLAIN, guarded)
+
+    def remove(self) -> None:
+        """Let every module and every checkpoint be what it was."""
+        self.active = False
+        self._forwards.undo()
+        super().remove()
+
+    def look(self, saved: SavedTensors | None) -> None:
+        """A step begins of which the saved tensors are looked at, or are not."""
+        self.saved = saved
+        self._runs = []
+
+    def time_recomputes(self, *, wanted: bool) -> None:
+        """A step begins in which recomputes are timed, or are not."""
+        self._clock = wanted
+        if wanted:
+            self._timing.append({})
+
+    def recompute_times(self) -> list[dict[int, float]]:
+        """Of each step that was timed, ms of each candidate's recomputes. Waits for the GPU."""
+        if self._events:
+            torch.cuda.synchronize()
+            for step, place, begin, end in self._events:
+                self._add(step, place, float(begin.elapsed_time(end)))
+            self._events.clear()
+        return self._timing
+
+    def _passes(self) -> bool:
+        if self.saved is not None or not self._taken_over:
+            return False
+        if self.active and getattr(self._thread, "ours", False):
+            self._thread.ours = False  # inside it the script's own go
+            return True
+        return not self.active
+
+    def _takes(self, variant: Variant, asker: Origin) -> bool:
+        if getattr(self._thread, "ours", False):
+            self._thread.ours = False
+            return False
+        taken = self.active and getattr(self._thread, "covers", True)
+        self.calls += taken
+        return taken
+
+    def _asker(
+        self, function: object, args: tuple[object, ...], options: Sequence[str] = ()
+    ) -> Origin:
+        if not getattr(self._thread, "ours", False):
+            modules = covered_modules(function, args)
+            self._thread.covers = bool(modules)
+            if not self.active and not getattr(self._thread, "depth", 0):
+                self.covered.update((id(module), module) for module in modules)
+        return super()._asker(function, args, options)
+
+    @contextmanager
+    def _inside(self, asker: Origin) -> Iterator[None]:
+        with super()._inside(asker):
+            if self.saved is not None and in_backward():
+                with self.saved.recomputing():
+                    yield
+            else:
+                yield
+
+    def _forward_of(self, place: int, module: nn.Module, original: Any) -> Any:
+        def forward(call: Call, *args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled() or in_backward():
+                return call(*args, **kwargs)
+            if self.active and place in self.recomputed:
+                self._thread.ours = True
+                try:
+                    run = self._timed(place, original)
+                    return call.instead(checkpoint, run, *args, use_reentrant=False, **kwargs)
+                finally:
+                    self._thread.ours = False
+            if self.saved is not None:
+                return self._looked_at(self.saved, place, module, call, args, kwargs)
+            return call(*args, **kwargs)
+
+        return forward
+
+    def _looked_at(
+        self,
+        saved: SavedTensors,
+        place: int,
+        module: nn.Module,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        before = saved.current_run
+        run = len(self._runs)
+        saved.see_weights(module, 1)
+        saved.keep_inputs(run, list(_tensors((args, kwargs))))
+        self._runs.append((place, saved.now))
+        saved.current_run = run
+        try:
+            return call(*args, **kwargs)
+        finally:
+            saved.current_run = before
+            saved.see_weights(module, -1)
+
+    def _timed(self, place: int, original: Any) -> Any:
+        """The function of a checkpoint, whose run in the backward pass is timed.
+
+        It may end with an exception of torch's, once all that is needed is there.
+        """
+        if not self._clock:
+            return original
+        step = len(self._timing) - 1
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not in_backward():
+                return original(*args, **kwargs)
+            if torch.cuda.is_available() and torch.cuda.is_initialized():
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    end.record()
+                    self._events.append((step, place, begin, end))
+            began = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._add(step, place, (time.perf_counter() - began) * 1e3)
+
+        return run
+
+    def _add(self, step: int, place: int, ms: float) -> None:
+        times = self._timing[step]
+        times[place] = times.get(place, 0.0) + ms
+
+
+def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors in arguments, a few containers deep."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth < 4 and isinstance(value, (tuple, list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item, depth + 1)

@@ -1,0 +1,188 @@
+"""Rehearses a script, plans, proves the plan in memory, and takes back what does not hold."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from recompute_scan.advise.setting import setting_for
+from recompute_scan.advise.wording import RunFacts
+from recompute_scan.cost.activation_plan import Planner
+from recompute_scan.cost.arrangement import WAYS, Bool, arm_of_way
+from recompute_scan.cost.wish import Wish
+from recompute_scan.errors import RunError
+from recompute_scan.intervals import pair_interval
+from recompute_scan.record.arrange.rehearsing import warmup_steps
+from recompute_scan.record.run_options import RunOptions
+from recompute_scan.record.verify.trial import run_trial
+from recompute_scan.rehearsal import ArmWanted, Rehearsal, read_rehearsals
+from recompute_scan.result import ActivationPlan, PlanOutcome, PlanPoint, PlanProof, Result
+
+_FOLDER = "plan"
+_FEWEST_PAIRS = 8
+_MOST_TRIES = 3
+# What the measured peak may differ by from the computed one: a recompute's own small tensors.
+_SMALL = 0.02
+
+
+class Asked(Struct, frozen=True):
+    """What a person wants of a plan: the limit, and whether to prove it."""
+
+    wish: Wish
+    verify: bool = True
+
+
+def add_plan(
+    result: Result,
+    options: RunOptions,
+    nproc_per_node: int | None,
+    asked: Asked,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """The result with the plan, proven where that is wanted.
+
+    Args:
+        result: What the recorded run showed.
+        options: How it was recorded.
+        nproc_per_node: How many processes it was started in; ``None`` for one.
+        asked: What is wanted.
+        on_progress: Called with a line for the person before each run.
+
+    Raises:
+        RunError: There is nothing to plan (``E331``), or nothing keeps the limit (``E332``).
+    """
+    runs = Rehearsals(options, nproc_per_node)
+    on_progress("rehearsing: as it is, without checkpoints, with all of them")
+    rehearsal = runs.run("rehearsal", tuple(ArmWanted(way) for way in WAYS))
+    if not any(run.backward >= 0 for run in rehearsal.runs):
+        raise RunError(
+            "E331",
+            "There is no module whose checkpoint could be planned.",
+            why=" ".join(
+                rehearsal.remarks
+                or ("the script checkpoints no module, and its model has no list of like blocks",)
+            ),
+            hint="put the layers into an nn.ModuleList or nn.Sequential",
+        )
+    planner = Planner(rehearsal, asked.wish)
+    chosen = planner.best()
+    plan = planner.plan(chosen)
+    less = 0
+    for _ in range(_MOST_TRIES if asked.verify else 0):
+        on_progress("proving the plan: its step time and memory, in turn with today's")
+        proof = _proven(runs, planner, chosen, plan)
+        plan = replace(plan, proof=proof)
+        over = (proof.peak_bytes or 0) - (plan.budget_bytes or 0)
+        if proof.outcome != "does-not-fit" or plan.budget_bytes is None:
+            break
+        less += over
+        try:
+            again = planner.best(less)
+        except RunError:
+            break
+        chosen, plan = again, replace(planner.plan(again), proof=proof)
+    facts = RunFacts(result.environment, sharded="fsdp" in str(result.environment).lower())
+    setting, code = setting_for(plan.modules, result.regions, facts)
+    return replace(result, plan=replace(plan, setting=setting, code=code))
+
+
+def _proven(runs: Rehearsals, planner: Planner, chosen: Bool, plan: ActivationPlan) -> PlanProof:
+    names = tuple(one.module for one in plan.modules if one.recompute)
+    try:
+        shown = runs.run("proof", (ArmWanted("today"), ArmWanted("chosen", names)))
+    except RunError:
+        return PlanProof("failed")
+    before, after = (arm_of_way(shown.arms, way) for way in ("today", "chosen"))
+    peak = after.saved_bytes if after.allocated_bytes is None else after.allocated_bytes
+    pairs = list(zip(before.steps_ms, after.steps_ms, strict=False))
+    if not pairs or peak is None:
+        return PlanProof("failed")
+    today, step = median(before.steps_ms), median(after.steps_ms)
+    low, high = pair_interval(pairs) if len(pairs) >= _FEWEST_PAIRS else (None, None)
+    proof = PlanProof(
+        outcome="unclear",
+        today_step_ms=today,
+        step_ms=step,
+        predicted_step_ms=plan.plan.step_ms / planner.today.step_ms * today,
+        ratio_low=low,
+        ratio_high=high,
+        peak_bytes=peak,
+        predicted_bytes=planner.point(chosen).peak_bytes,
+    )
+    return replace(proof, outcome=_outcome(plan, planner.today, proof))
+
+
+def _outcome(plan: ActivationPlan, today: PlanPoint, proof: PlanProof) -> PlanOutcome:
+    assert proof.peak_bytes is not None
+    if plan.budget_bytes is not None and proof.peak_bytes > plan.budget_bytes:
+        return "does-not-fit"
+    if plan.budget_bytes is not None and today.peak_bytes > plan.budget_bytes:
+        return "fits"
+    if plan.limit_ms is not None:
+        fits = proof.step_ms is not None and proof.step_ms <= plan.limit_ms
+        return "fits" if fits else "does-not-fit"
+    if proof.ratio_low is None or proof.ratio_high is None:
+        return "unclear"
+    if proof.ratio_high < 1:
+        return "helps"
+    if proof.ratio_low > 1:
+        return "slower"
+    return "no-gain" if proof.ratio_high - proof.ratio_low < 2 * _SMALL else "unclear"
+
+
+class Rehearsals:
+    """Runs of the script whose arrangement of checkpoints changes from step to step."""
+
+    def __init__(self, options: RunOptions, nproc_per_node: int | None) -> None:
+        self._options = options
+        self._nproc_per_node = nproc_per_node
+        self._number = 0
+
+    def run(self, name: str, arms: tuple[ArmWanted, ...]) -> Rehearsal:
+        """What the rank that saves most has left.
+
+        Raises:
+            RunError: It left nothing (``E333``).
+        """
+        self._number += 1
+        folder = self._options.output / _FOLDER / f"{name}-{self._number}"
+        shutil.rmtree(folder, ignore_errors=True)  # what an earlier plan left
+        folder.mkdir(parents=True)
+        options = replace(
+            self._options,
+            output=folder,
+            steps=0,
+            warmup=warmup_steps(len(arms)),
+            timing_steps=len(arms) * max(2, self._options.timing_steps),
+            measure=True,
+            arms=arms,
+            keep_going=False,
+            fidelity=False,
+        )
+        status = run_trial(options, self._nproc_per_node, folder / "output.txt")
+        found = read_rehearsals(folder)
+        complete = [one for one in found if all(arm.steps_ms for arm in one.arms)]
+        if not complete:
+            raise RunError(
+                "E333",
+                "The script did not come through with its checkpoints rearranged.",
+                why=_why(folder, status, options),
+                hint=f"{folder / 'output.txt'} has what it printed",
+            )
+        return max(complete, key=lambda one: max(arm.saved_bytes or 0 for arm in one.arms))
+
+
+def _why(folder: Path, status: int, options: RunOptions) -> str:
+    if status == 0:
+        needed = options.warmup + options.timing_steps
+        return f"it ended before {needed} steps: let it make as many, or give fewer --timing-steps"
+    try:
+        lines = (folder / "output.txt").read_text("utf-8", "replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return f"it ended with status {status}" + (f": {lines[-1][:200]}" if lines else "")

@@ -1,0 +1,164 @@
+"""A rehearsal: the arrangements take turns from step to step, the same on every rank.
+
+The first step is the script's own and shows what it checkpoints. Then comes a step of each
+arrangement in which saved tensors are looked at, and behind the warm-up the steps that are timed,
+in turn and back again, so that a machine that gets slower slows none of them more than another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from recompute_scan.record.arrange.arranging import Arranging
+from recompute_scan.record.arrange.candidates import Chosen, candidates
+from recompute_scan.record.arrange.holding import SavedTensors
+from recompute_scan.record.recorder import Recorder
+from recompute_scan.rehearsal import (
+    ArmMeasured,
+    ArmWanted,
+    Candidate,
+    ModuleRun,
+    Rehearsal,
+    Storage,
+    write_rehearsal,
+)
+
+_MEMORY = Path("/proc/meminfo")
+
+
+def warmup_steps(arms: int) -> int:
+    """Steps before any is timed: the script's own, one of each arm, one to settle."""
+    return arms + 2
+
+
+def arm_of(step: int, arms: int) -> int:
+    """Which arm a timed step has, counted from 0: of three 0, 1, 2, 2, 1, 0 and so on."""
+    turn, place = divmod(step, arms)
+    return arms - 1 - place if turn % 2 else place
+
+
+class Rehearsing:
+    """Switches the arrangement at step boundaries."""
+
+    def __init__(self, arranging: Arranging, recorder: Recorder, arms: Sequence[ArmWanted]) -> None:
+        self._arranging = arranging
+        self._recorder = recorder
+        self._arms = arms
+        self._chosen: tuple[Chosen, ...] | None = None
+        self._remarks: tuple[str, ...] = ()
+        self._looked = 0
+        self._saved: dict[int, int] = {}
+        self._allocated: dict[int, int] = {}
+        self._storages: tuple[Storage, ...] = ()
+        self._runs: tuple[ModuleRun, ...] = ()
+        self._arm = 0
+
+    def settle(self) -> None:
+        """A step has ended: let the GPU end it too, and read what it took."""
+        self._end_look()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            if self._recorder.timed is not None:
+                most = max(self._allocated.get(self._arm, 0), torch.cuda.max_memory_allocated())
+                self._allocated[self._arm] = most
+            torch.cuda.reset_peak_memory_stats()
+
+    def next(self) -> None:
+        """The recorder has passed the boundary: the next step begins."""
+        arranging = self._arranging
+        if self._chosen is None:
+            self._chosen, self._remarks = candidates(list(arranging.covered.values()))
+            arranging.take_over(self._chosen)
+        timed = self._recorder.timed
+        if timed is not None:
+            self._arm = arm_of(timed, len(self._arms))
+        elif self._looked < len(self._arms):
+            self._arm = self._looked
+            self._begin_look()
+        self._arrange(self._arms[self._arm])
+        way = self._arms[self._arm].way
+        arranging.time_recomputes(wanted=timed is not None and way == "recompute")
+
+    def write(self, folder: Path, rank: int) -> None:
+        """Leave what was measured in the run's folder."""
+        chosen = self._chosen or ()
+        steps: dict[int, list[float]] = {}
+        for step, ms in enumerate(self._recorder.kept.timed_ms):
+            steps.setdefault(arm_of(step, len(self._arms)), []).append(ms)
+        again = self._arranging.recompute_times()
+        rehearsal = Rehearsal(
+            rank=rank,
+            device=self._recorder.kept.device,
+            candidates=tuple(
+                Candidate(
+                    one.name,
+                    one.class_name,
+                    one.checkpointed,
+                    median([step.get(place, 0.0) for step in again] or [0.0]),
+                )
+                for place, one in enumerate(chosen)
+            ),
+            runs=self._runs,
+            storages=self._storages,
+            arms=tuple(
+                ArmMeasured(
+                    arm.way,
+                    tuple(steps.get(place, ())),
+                    self._saved.get(place),
+                    self._allocated.get(place),
+                )
+                for place, arm in enumerate(self._arms)
+            ),
+            free_bytes=_free_bytes(self._recorder.kept.device),
+            remarks=self._remarks,
+        )
+        write_rehearsal(folder, rehearsal)
+
+    def _arrange(self, arm: ArmWanted) -> None:
+        everything = range(len(self._chosen or ()))
+        names = set(arm.recomputed)
+        self._arranging.active = arm.way != "today"
+        self._arranging.recomputed = frozenset(
+            place
+            for place in everything
+            if arm.way == "recompute"
+            or (arm.way == "chosen" and (self._chosen or ())[place].name in names)
+        )
+
+    def _begin_look(self) -> None:
+        saved = SavedTensors(to_host=self._arms[self._arm].way == "keep")
+        self._arranging.look(saved)
+        saved.begin()
+
+    def _end_look(self) -> None:
+        saved = self._arranging.saved
+        if saved is None:
+            return
+        saved.finish()
+        self._saved[self._arm] = saved.peak
+        if self._arms[self._arm].way == "keep":
+            began = [saved.backward_began(run) for run in range(len(self._arranging.runs))]
+            self._storages = saved.storages()
+            self._runs = tuple(
+                # Of what is never trained, nothing is let go of by a backward pass.
+                ModuleRun(place, begin, then if then is not None else -1)
+                for (place, begin), then in zip(self._arranging.runs, began, strict=True)
+            )
+        self._arranging.look(None)
+        self._looked += 1
+
+
+def _free_bytes(device: str) -> int | None:
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    with suppress(OSError):
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", _MEMORY.read_text(), re.MULTILINE)
+        if found:
+            return int(found[1]) * 1024
+    return None

@@ -1,0 +1,151 @@
+"""What a rehearsal leaves: step times with modules recomputed and kept in turn, and what is saved.
+
+Written by ``record/arrange/`` as ``rehearsal-rank<N>.json`` into the run's folder, read by the
+plan.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from recompute_scan.errors import InputError
+from recompute_scan.files import write_whole
+
+Way = Literal["today", "keep", "recompute", "chosen"]
+
+
+class ArmWanted(Struct, frozen=True):
+    """One arrangement of checkpoints that a rehearsal switches to.
+
+    Attributes:
+        way: ``today`` leaves the script's own; ``keep`` has none, ``recompute`` one around every
+            module that can have one, ``chosen`` around those that are named.
+        recomputed: Names of modules, for ``chosen``.
+    """
+
+    way: Way
+    recomputed: tuple[str, ...] = ()
+
+
+class Candidate(Struct, frozen=True):
+    """A module that can have a checkpoint of its own.
+
+    Attributes:
+        module: Name below the model.
+        module_class: Its class.
+        checkpointed: Whether the script checkpoints it.
+        again_ms: What its recomputes take in a step; the median over steps in which everything
+            is recomputed.
+    """
+
+    module: str
+    module_class: str
+    checkpointed: bool
+    again_ms: float
+
+
+class ModuleRun(Struct, frozen=True):
+    """One forward run of a candidate in the step that was looked at, without checkpoints.
+
+    Attributes:
+        candidate: Its place among the candidates.
+        begin: When it began; all moments are numbers of events, ascending.
+        backward: When its backward pass began to let go of what it had saved.
+    """
+
+    candidate: int
+    begin: int
+    backward: int
+
+
+class Hold(Struct, frozen=True):
+    """Something that keeps one storage in memory until the backward pass needs it.
+
+    Attributes:
+        run: Place of the module's run among all; -1 where it is outside of them.
+        kind: ``saved`` by an operator; ``input`` of the run, which a checkpoint would keep.
+        begin: From this moment on.
+        end: Until before this moment.
+    """
+
+    run: int
+    kind: Literal["saved", "input"]
+    begin: int
+    end: int
+
+
+class Storage(Struct, frozen=True):
+    """Memory that the step saved for its backward pass: bytes, and what holds them."""
+
+    size: int
+    holds: tuple[Hold, ...]
+
+
+class ArmMeasured(Struct, frozen=True):
+    """What one arrangement was measured to take.
+
+    Attributes:
+        way: Which one.
+        steps_ms: Step times, in order; those at one place of several arms follow each other.
+        saved_bytes: Most that was saved for the backward pass at once, what a recompute makes
+            again included; ``None`` where it was not looked at.
+        allocated_bytes: Most that torch allocated on the GPU; ``None`` on a CPU.
+    """
+
+    way: Way
+    steps_ms: tuple[float, ...]
+    saved_bytes: int | None
+    allocated_bytes: int | None = None
+
+
+class Rehearsal(Struct, frozen=True):
+    """What one rank's rehearsal has shown.
+
+    Attributes:
+        rank: Global rank, 0-based.
+        device: What was timed.
+        candidates: Modules that can have checkpoints, in the order in which they ran.
+        runs: Their runs in one step, in order.
+        storages: What that step saved without checkpoints.
+        arms: The arrangements, as they were asked for.
+        free_bytes: What the machine, or the GPU, had free behind the last step; ``None`` where
+            that is not known.
+        remarks: What the person should know, one sentence each.
+    """
+
+    rank: int
+    device: Literal["cpu", "cuda"]
+    candidates: tuple[Candidate, ...]
+    runs: tuple[ModuleRun, ...]
+    storages: tuple[Storage, ...]
+    arms: tuple[ArmMeasured, ...]
+    free_bytes: int | None = None
+    remarks: tuple[str, ...] = ()
+
+
+def _name(rank: int | str) -> str:
+    return f"rehearsal-rank{rank}.json"
+
+
+def write_rehearsal(folder: Path, rehearsal: Rehearsal) -> None:
+    """Write it into the run's folder; the file appears whole or not at all."""
+    write_whole(folder / _name(rehearsal.rank), msgspec.json.encode(rehearsal))
+
+
+def read_rehearsals(folder: Path) -> tuple[Rehearsal, ...]:
+    """What the ranks of a run have left, by rank.
+
+    Raises:
+        InputError: One of the files is none of this version (``E306``).
+    """
+    found = []
+    for path in folder.glob(_name("*")):
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Rehearsal))
+        except (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
+            raise InputError("E306", f"Cannot use {path.name}.", why=str(error)) from None
+    return tuple(sorted(found, key=lambda one: one.rank))

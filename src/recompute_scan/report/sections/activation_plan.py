@@ -1,0 +1,251 @@
+"""Which layers to recompute within a limit: the plan, its proof, and the curve it lies on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from recompute_scan.report.escape import markdown_prose, visible
+from recompute_scan.report.page import Page
+from recompute_scan.report.section import Section
+from recompute_scan.result import ActivationPlan, PlanOutcome, PlanPoint, Result
+from recompute_scan.units import ms, pct, plural, size
+
+_OUTCOMES: dict[PlanOutcome, str] = {
+    "helps": "Proven: it keeps the limit and is faster than today's.",
+    "fits": "Proven: it keeps the limit.",
+    "no-gain": "Taken back: it is no faster than what is there today, so leave that.",
+    "slower": "Taken back: it is slower than what is there today, so leave that.",
+    "unclear": "It fits, but the step times vary too much to say whether it is faster: give more "
+    "--timing-steps, on a machine that does nothing else.",
+    "does-not-fit": "Taken back: with it the script does not keep the limit.",
+    "failed": "Taken back: the script did not come through with it.",
+    "not-tried": "It was not measured (--no-verify).",
+}
+_HOLDS: tuple[PlanOutcome, ...] = ("helps", "fits", "unclear", "not-tried")
+_MOST_MODULES = 60
+
+
+def _plan_of(result: Result) -> ActivationPlan:
+    assert result.plan is not None
+    return result.plan
+
+
+def _memory_words(plan: ActivationPlan) -> str:
+    return "saved for backward" if plan.device == "cpu" else "allocated"
+
+
+def _limit(plan: ActivationPlan) -> str:
+    if plan.limit_ms is not None:
+        return f"a step of {ms(plan.limit_ms)}"
+    return f"{size(plan.budget_bytes)} {_memory_words(plan)}"
+
+
+def _headline(plan: ActivationPlan) -> str:
+    on = [one for one in plan.modules if one.recompute]
+    number = len(plan.modules)
+    if not on:
+        return f"checkpoint none of {plural(number, 'layer')}"
+    if len(on) == number:
+        return f"checkpoint all {plural(number, 'layer')}"
+    return f"checkpoint {len(on)} of {plural(number, 'layer')}"
+
+
+def _names(names: Sequence[str], most: int = 4) -> str:
+    """The names of modules, runs of numbers in one list together."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        stem, _, last = name.rpartition(".")
+        groups.setdefault(stem if last.isdigit() else name, []).append(last)
+    said = [
+        f"{stem}.{lasts[0]}"
+        if len(lasts) == 1 and lasts[0].isdigit()
+        else f"{stem}[{_spans(lasts)}]"
+        if lasts[0].isdigit()
+        else stem
+        for stem, lasts in groups.items()
+    ]
+    more = f" and {len(said) - most} more" if len(said) > most else ""
+    return visible(", ".join(said[:most]) + more, 300)
+
+
+def _spans(numbers: Sequence[str]) -> str:
+    spans: list[list[int]] = []
+    for number in sorted(map(int, numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def _gain(plan: ActivationPlan) -> str:
+    """What changes against today, measured where it was."""
+    proof = plan.proof
+    if proof.step_ms is not None and proof.today_step_ms and proof.peak_bytes is not None:
+        step, today, peak = proof.step_ms, proof.today_step_ms, proof.peak_bytes
+    else:
+        step, today, peak = plan.plan.step_ms, plan.today.step_ms, plan.plan.peak_bytes
+    faster = 100 * (today - step) / today if today > 0 else 0.0
+    more = peak - plan.today.peak_bytes
+    time = f"{pct(abs(faster))} {'less' if faster >= 0 else 'more'} time per step"
+    memory = (
+        f"{size(abs(more))} {'more' if more > 0 else 'less'} memory" if more else "the same memory"
+    )
+    return f"{time}, {memory}"
+
+
+def _proof_words(plan: ActivationPlan) -> str:
+    proof = plan.proof
+    if proof.step_ms is None or proof.predicted_step_ms is None:
+        return _OUTCOMES[proof.outcome]
+    return (
+        f"{_OUTCOMES[proof.outcome]} Measured in turn with the unchanged script "
+        f"({ms(proof.today_step_ms)}): {ms(proof.step_ms)}, predicted "
+        f"{ms(proof.predicted_step_ms)}; "
+        f"{size(proof.peak_bytes)} {_memory_words(plan)}, predicted {size(proof.predicted_bytes)}."
+    )
+
+
+def _point(page: Page, label: str, point: PlanPoint, **how: object) -> None:
+    page.row(label, f"{ms(point.step_ms):>9}", f"{size(point.peak_bytes)}", **how)
+
+
+def _text(page: Page, result: Result) -> None:
+    plan = _plan_of(result)
+    holds = plan.proof.outcome in _HOLDS
+    page.title(f"Plan for {_limit(plan)}: {_headline(plan)}")
+    page.row("", "     step", _memory_words(plan))
+    _point(page, "Today", plan.today)
+    _point(page, "Plan", plan.plan, **({"fg": "green", "bold": True} if holds else {}))
+    _point(page, "Least memory", plan.least)
+    _point(page, "Nothing recomputed", plan.most)
+    page.prose(f"Against today: {_gain(plan)}.")
+    on = [one.module for one in plan.modules if one.recompute]
+    if 0 < len(on) < len(plan.modules):
+        page.prose(f"Recomputed: {_names(on)}")
+        page.prose(f"Kept: {_names([one.module for one in plan.modules if not one.recompute])}")
+    page.title("Proof")
+    page.prose(_proof_words(plan))
+    for remark in plan.remarks:
+        page.prose(remark)
+    if holds:
+        page.title("Setting to change")
+        for words in plan.setting:
+            page.prose(words)
+        for line in plan.code.splitlines():
+            page.verbatim(visible(line, 4096) if line else "", "    " if line else "")
+    page.title("Step time for memory")
+    for point in plan.curve:
+        page.row(
+            f"  {size(point.peak_bytes)}",
+            f"{ms(point.step_ms):>9}",
+            f"{point.recomputed} recomputed",
+        )
+
+
+class Mark(Struct, frozen=True):
+    """A point of the drawing, in its own units; ``words`` say what it is."""
+
+    x: float
+    y: float
+    kind: str
+    words: str
+
+
+class Drawing(Struct, frozen=True):
+    """The curve in a box of 100 by 100, memory to the right, step time up."""
+
+    line: str
+    marks: tuple[Mark, ...]
+    budget: float | None
+    low_bytes: str
+    high_bytes: str
+    low_ms: str
+    high_ms: str
+
+
+def drawing(plan: ActivationPlan) -> Drawing:
+    """The curve with today's script and the plan on it."""
+    named = [("today", "Today", plan.today), ("plan", "Plan", plan.plan)]
+    points = [*plan.curve, *(point for _, _, point in named)]
+    right = max(point.peak_bytes for point in points) * 1.06 or 1.0
+    low = min(point.step_ms for point in points)
+    high = max(point.step_ms for point in points)
+    room = max(high - low, 1e-6 + 0.02 * high)
+    bottom, top = low - 0.12 * room, high + 0.12 * room
+
+    def place(point: PlanPoint) -> tuple[float, float]:
+        return (
+            round(100 * point.peak_bytes / right, 2),
+            round(100 * (top - point.step_ms) / (top - bottom), 2),
+        )
+
+    corners: list[str] = []
+    before: float | None = None
+    for x, y in map(place, plan.curve):
+        corners += [f"{x},{before}"] if before is not None else []
+        corners.append(f"{x},{y}")
+        before = y
+    marks = [Mark(*place(point), "curve", _said("", point)) for point in plan.curve]
+    marks += [Mark(*place(point), kind, _said(f"{name}: ", point)) for kind, name, point in named]
+    budget = plan.budget_bytes
+    return Drawing(
+        " ".join(corners),
+        tuple(marks),
+        round(100 * budget / right, 2) if budget is not None and budget <= right else None,
+        size(0),
+        size(right),
+        ms(max(bottom, 0.0)),
+        ms(top),
+    )
+
+
+def _said(name: str, point: PlanPoint) -> str:
+    again = "" if point.recomputed is None else f", {point.recomputed} recomputed"
+    return f"{name}{ms(point.step_ms)}, {size(point.peak_bytes)}{again}"
+
+
+def _html(result: Result) -> Mapping[str, Any]:
+    plan = _plan_of(result)
+    return {
+        "plan": plan,
+        "lead": f"To keep to {_limit(plan)}: {_headline(plan)}. {_gain(plan)}.",
+        "proof": _proof_words(plan),
+        "holds": plan.proof.outcome in _HOLDS,
+        "drawing": drawing(plan),
+        "rows": plan.modules[:_MOST_MODULES],
+        "left_out": max(0, len(plan.modules) - _MOST_MODULES),
+        "memory_words": _memory_words(plan),
+        "points": [
+            ("Today", plan.today),
+            ("Plan", plan.plan),
+            ("Least memory", plan.least),
+            ("Nothing recomputed", plan.most),
+        ],
+    }
+
+
+def _markdown(result: Result) -> str:
+    plan = _plan_of(result)
+    said = f"To keep to {_limit(plan)}: {_headline(plan)}. {_gain(plan)}. {_proof_words(plan)}"
+    return markdown_prose(said)
+
+
+SECTION = Section(
+    anchor="plan",
+    title="What to recompute, and what to keep",
+    template="activation_plan.html",
+    present=lambda result: result.plan is not None,
+    html=_html,
+    text=_text,
+    markdown=_markdown,
+    link="Plan",
+    help=(
+        "What to recompute, and what to keep",
+        "shows how long a step takes for how much memory, with today's script and the plan on the "
+        "curve, what the plan was measured to do, and the setting that makes it.",
+    ),
+)

@@ -1,0 +1,113 @@
+"""The part of the result that ``plan`` adds: what to recompute, and what that takes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+PlanOutcome = Literal[
+    "helps", "fits", "no-gain", "slower", "unclear", "does-not-fit", "failed", "not-tried"
+]
+
+
+class PlanPoint(Struct, frozen=True):
+    """One arrangement of checkpoints.
+
+    Attributes:
+        recomputed: Number of modules that are recomputed; ``None`` for today's, whose checkpoints
+            may be of other kinds.
+        step_ms: How long a step takes.
+        peak_bytes: Most that is saved for the backward pass at once, what a recompute makes again
+            included; on a GPU the most that is allocated.
+        measured: Whether both were measured, and not worked out.
+    """
+
+    recomputed: int | None
+    step_ms: float
+    peak_bytes: int
+    measured: bool = False
+
+
+class PlannedModule(Struct, frozen=True):
+    """What the plan does with one module.
+
+    Attributes:
+        module: Its name.
+        module_class: Its class.
+        checkpointed: Whether it is checkpointed today.
+        recompute: Whether the plan recomputes it.
+        again_ms: What its recompute takes of a step.
+        saved_bytes: What its operators save in one forward run where it is not recomputed.
+    """
+
+    module: str
+    module_class: str
+    checkpointed: bool
+    recompute: bool
+    again_ms: float
+    saved_bytes: int
+
+
+class PlanProof(Struct, frozen=True):
+    """The plan applied in memory, in turn with the unchanged script, in one process.
+
+    Attributes:
+        outcome: What that showed. ``fits``: it keeps the limit, which today's arrangement does
+            not; ``helps``: it is faster than that. A plan with another outcome is taken back.
+        today_step_ms: Median step of the unchanged script.
+        step_ms: Median step with the plan.
+        predicted_step_ms: The step that was predicted, on the day's clock: the predicted share of
+            today's step, of ``today_step_ms``.
+        ratio_low: The step with the plan is at least this share of today's.
+        ratio_high: At most this.
+        peak_bytes: Most that was saved, or allocated, at once.
+        predicted_bytes: What had been worked out.
+    """
+
+    outcome: PlanOutcome
+    today_step_ms: float | None = None
+    step_ms: float | None = None
+    predicted_step_ms: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    peak_bytes: int | None = None
+    predicted_bytes: int | None = None
+
+
+class ActivationPlan(Struct, frozen=True):
+    """Which modules to recompute, within a limit.
+
+    Attributes:
+        device: What the memory is of: what is saved for the backward pass on a CPU, what torch
+            allocates on a GPU.
+        asked: The limit, in the words of the command line.
+        budget_bytes: It, as memory; ``None`` where a step time was asked for.
+        limit_ms: It, as a step time; ``None`` where memory was given.
+        today: The script as it is.
+        least: Everything recomputed that can be.
+        most: Nothing recomputed.
+        plan: What was chosen, as predicted.
+        curve: The fastest arrangements for their memory, from the smallest to the largest.
+        modules: What happens to each module, in the order in which they run.
+        setting: What to change, in words, one sentence each.
+        code: Python that makes the arrangement, to be put in behind the model's making; empty where
+            none is needed.
+        proof: What the plan was measured to do.
+        remarks: What the person should know, one sentence each.
+    """
+
+    device: Literal["cpu", "gpu"]
+    asked: str
+    budget_bytes: int | None
+    limit_ms: float | None
+    today: PlanPoint
+    least: PlanPoint
+    most: PlanPoint
+    plan: PlanPoint
+    curve: tuple[PlanPoint, ...]
+    modules: tuple[PlannedModule, ...]
+    setting: tuple[str, ...]
+    code: str
+    proof: PlanProof
+    remarks: tuple[str, ...] = ()

@@ -1,0 +1,151 @@
+"""The solver against trying everything, and its memory against a count by hand."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from recompute_scan.cost.arrangement import Arrangements, arrangements
+from recompute_scan.cost.wish import read_wish
+from recompute_scan.errors import UsageError
+from recompute_scan.rehearsal import (
+    ArmMeasured,
+    Candidate,
+    Hold,
+    ModuleRun,
+    Rehearsal,
+    Storage,
+)
+
+
+def rehearsal(storages: list[Storage], runs: list[ModuleRun], again: list[float]) -> Rehearsal:
+    whole = sum(again)
+    return Rehearsal(
+        rank=0,
+        device="cpu",
+        candidates=tuple(
+            Candidate(f"layers.{n}", f"Layer{n}", True, ms) for n, ms in enumerate(again)
+        ),
+        runs=tuple(runs),
+        storages=tuple(storages),
+        arms=(
+            ArmMeasured("today", (100.0,) * 8, 0),
+            ArmMeasured("keep", (100.0,) * 8, 0),
+            ArmMeasured("recompute", (100.0 + whole,) * 8, 0),
+        ),
+    )
+
+
+def chain(layers: int, rng: random.Random) -> Rehearsal:
+    """Layers that save tensors of their own, and the border to the one before."""
+    storages, runs = [], []
+    last = 10 * layers
+    for n in range(layers):
+        backward = last + 10 * (layers - n)
+        runs.append(ModuleRun(n, 10 * n, backward))
+        own = Hold(n, "saved", 10 * n + 1, backward)
+        storages.append(Storage(rng.randint(1, 60) << 20, (own,)))
+        border = [Hold(n, "input", 10 * n, backward + 5)]
+        if rng.random() < 0.6:  # the first operator saves the input too
+            border.append(Hold(n, "saved", 10 * n + 1, backward + 2))
+        if n and rng.random() < 0.6:  # the last operator before saved its result
+            border.append(Hold(n - 1, "saved", 10 * n - 1, backward + 9))
+        storages.append(Storage(rng.randint(1, 9) << 20, tuple(border)))
+    storages.append(Storage(rng.randint(1, 90) << 20, (Hold(-1, "saved", last, last + 1),)))
+    return rehearsal(storages, runs, [rng.uniform(1, 9) for _ in range(layers)])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_solver_finds_what_trying_everything_finds(seed: int) -> None:
+    rng = random.Random(seed)
+    model = arrangements(chain(rng.randint(1, 7), rng))
+    every = [
+        np.array(one, np.bool_)
+        for one in itertools.product((False, True), repeat=len(model.candidates))
+    ]
+    peaks = [model.peak(one) for one in every]
+    assert model.least() == min(peaks)
+    for part in (0.0, 0.3, 0.6, 0.9, 1.0):
+        budget = round(min(peaks) + part * (max(peaks) - min(peaks)))
+        found = model.solve(budget=budget)
+        assert found is not None
+        assert model.peak(found) <= budget
+        best = min(
+            model.step_ms(one) for one, peak in zip(every, peaks, strict=True) if peak <= budget
+        )
+        assert model.step_ms(found) == pytest.approx(best)
+        smallest = model.solve(step_ms=model.step_ms(found) + 1e-6)
+        assert smallest is not None
+        fast = (one for one in every if model.step_ms(one) <= model.step_ms(found) + 1e-6)
+        assert model.peak(smallest) == min(map(model.peak, fast))
+    assert model.solve(budget=min(peaks) - 1) is None
+    assert model.solve(step_ms=model.keep_ms - 1) is None
+
+
+def test_memory_is_what_a_count_by_hand_gives() -> None:
+    """Two layers: each saves 8, the border between them 4, what is in front 2, the loss 1."""
+    model = two_layers()
+    neither, first, second, both = ([False, False], [True, False], [False, True], [True, True])
+    # At the turn: 2 + 8 + 4 + 8 + 1.
+    assert model.peak(np.array(neither)) == 23 << 20
+    # At the turn 2 + 4 + 8 + 1; its recompute comes when the second layer has let go.
+    assert model.peak(np.array(first)) == 15 << 20
+    # The second's recompute: 2 + 8 + 4 + 8, without the loss.
+    assert model.peak(np.array(second)) == 22 << 20
+    # 2 + 4 + 1 at the turn, 2 + 4 + 8 in the second's recompute, 2 + 8 in the first's.
+    assert model.peak(np.array(both)) == 14 << 20
+
+
+def two_layers() -> Arrangements:
+    mib = 1 << 20
+    storages = [
+        Storage(2 * mib, (Hold(0, "input", 0, 60), Hold(0, "saved", 1, 52))),
+        Storage(8 * mib, (Hold(0, "saved", 2, 50),)),
+        Storage(4 * mib, (Hold(1, "input", 10, 45), Hold(1, "saved", 11, 42))),
+        Storage(8 * mib, (Hold(1, "saved", 12, 40),)),
+        Storage(1 * mib, (Hold(-1, "saved", 20, 30),)),
+    ]
+    runs = [ModuleRun(0, 0, 50), ModuleRun(1, 10, 40)]
+    return arrangements(rehearsal(storages, runs, [3.0, 5.0]))
+
+
+def test_what_steps_say_outranks_what_recomputes_took() -> None:
+    """Recomputes of 3 and 5 ms, and steps that differ by 16 ms for certain."""
+    one = rehearsal([], [ModuleRun(0, 0, 5), ModuleRun(1, 1, 4)], [3.0, 5.0])
+    arms = (*one.arms[:2], ArmMeasured("recompute", (116.0,) * 8, 0))
+    from msgspec.structs import replace  # noqa: PLC0415
+
+    model = arrangements(replace(one, arms=arms))
+    assert model.again_ms == pytest.approx((6.0, 10.0))
+    assert model.step_ms(model.everything) == pytest.approx(116.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "today", "free", "bytes_"),
+    [
+        ("60GB", 0, 0, 60_000_000_000),
+        ("1.5 GiB", 0, 0, 3 << 29),
+        ("512MiB", 0, 0, 512 << 20),
+        ("1000", 0, 0, 1000),
+        ("80%", 1000, 0, 800),
+        ("free", 1000, 500, 1450),
+        ("free", 1000, None, None),
+        (None, 1000, 0, 1000),
+    ],
+)
+def test_limits(text: str | None, today: int, free: int | None, bytes_: int | None) -> None:
+    assert read_wish(text, None).budget(today, free) == bytes_
+
+
+@pytest.mark.parametrize("text", ["", "many", "-5GB", "60 GBs", "5i", "%"])
+def test_no_limits(text: str) -> None:
+    with pytest.raises(UsageError, match="E232"):
+        read_wish(text or "x", None)
+
+
+def test_one_limit_only() -> None:
+    with pytest.raises(UsageError, match="one limit"):
+        read_wish("60GB", 30.0)

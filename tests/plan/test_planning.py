@@ -1,0 +1,125 @@
+"""``recompute-scan plan`` on scripts, against bytes that the benchmark's oracle counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.plan_cases import CASES, arrange, build
+from benchmarks.plan_oracle import peak_of
+
+from recompute_scan.advise.setting import listed, setting_for
+from recompute_scan.result import PlannedModule, from_json
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "benchmarks" / "plan_cases.py"
+
+
+def plan(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["plan", "--timing-steps", "3", "--steps", "1", "-o", str(folder / "out"), *arguments]
+    return subprocess.run(
+        [sys.executable, "-m", "recompute_scan", *command],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["towers-half", "moe", "post-norm", "lora-none"])
+def test_a_plan_keeps_its_budget_and_holds_what_was_said(name: str, tmp_path: Path) -> None:
+    today = CASES[name].today
+    memory = "60%" if today == "none" else "180%"
+    done = plan(tmp_path, "--memory", memory, str(SCRIPT), name)
+    assert done.returncode == 0, done.stderr
+    made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
+    assert made is not None
+    assert made.budget_bytes is not None
+    model, step = build(CASES[name])
+    assert [one.module for one in made.modules] == model.names()
+    arrange(model, today)
+    step()
+    assert made.today.peak_bytes == peak_of(model, step)
+    on = [one.module for one in made.modules if one.recompute]
+    assert 0 < len(on) < len(made.modules)
+    arrange(model, ",".join(on))
+    peak = peak_of(model, step)
+    assert peak <= made.budget_bytes
+    assert made.plan.peak_bytes == pytest.approx(peak, rel=0.001)
+    assert made.proof.peak_bytes == peak
+    assert made.proof.outcome in ("fits", "helps", "no-gain", "slower", "unclear")
+    assert "Setting to change" in done.stdout or "Taken back" in done.stdout
+    assert 'id="plan"' in (tmp_path / "out" / "report.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_a_limit_that_nothing_keeps(tmp_path: Path) -> None:
+    done = plan(tmp_path, "--memory", "1KB", str(SCRIPT), "mlp")
+    assert done.returncode == 3
+    assert "No arrangement of checkpoints keeps to 1000 B. [E332]" in done.stderr
+    least = int(done.stderr.partition("(")[2].partition(" bytes")[0])
+    model, step = build(CASES["mlp"])
+    arrange(model, "all")
+    step()
+    assert least == peak_of(model, step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        ("raise RuntimeError('no data')", 1, "The script raised RuntimeError"),
+        (
+            "import torch\nm = torch.nn.Linear(8, 8)\no = torch.optim.SGD(m.parameters(), 0.1)\n"
+            "for _ in range(1000):\n    m(torch.randn(4, 8)).sum().backward()\n    o.step()\n",
+            3,
+            "[E331]",
+        ),
+    ],
+    ids=["crash", "nothing to plan"],
+)
+def test_scripts_without_a_plan(text: str, status: int, said: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text, encoding="utf-8")
+    done = plan(tmp_path, "--no-verify", str(script))
+    assert done.returncode == status
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr or "no data" in done.stderr
+
+
+def test_the_setting_makes_the_arrangement() -> None:
+    """Run as a reader would: only the named layers are wrapped, and no more is saved."""
+    case = CASES["mlp-uneven"]
+    model, step = build(case)
+    arrange(model, "layers.0,layers.2,layers.4")
+    step()
+    wanted = peak_of(model, step)
+    arrange(model, "none")
+    modules = [
+        PlannedModule(name, "Mlp", False, name[-1] in "024", 1.0, 1) for name in model.names()
+    ]
+    words, code = setting_for(modules, ())
+    assert "once the model is made" in words[0]
+    exec(code, {"model": model})
+    wrapped = [
+        n
+        for n, layer in enumerate(model.get_submodule("layers").children())
+        if "Checkpoint" in type(layer).__name__
+    ]
+    assert wrapped == [0, 2, 4]
+    assert peak_of(model, step) == wanted
+
+
+def test_nothing_recomputed_and_everything() -> None:
+    layers = [PlannedModule(f"layers.{n}", "Block", False, True, 1.0, 1) for n in range(6)]
+    assert "isinstance(module, Block)" in setting_for(layers, ())[1]
+    some = [one for one in layers if one.module != "layers.3"]
+    kept = PlannedModule("layers.3", "Block", False, False, 1.0, 1)
+    assert "for n in (0, 1, 2, 4, 5)" in setting_for([*some, kept], ())[1]
+    assert listed(["layers.0", "layers.1", "layers.2", "layers.5"]) == "layers[0 to 2, 5]"
+    assert json.dumps(setting_for([kept], ())[1]) == '""'
