@@ -17,11 +17,13 @@ class Part(Struct, frozen=True, order=True):
     Attributes:
         variant: ``reentrant`` or ``non-reentrant``.
         keeps_random: Whether recomputes draw the forward's random numbers.
+        nested: Whether another checkpoint is around it, whose recompute runs it too.
         repeated: Whether one forward was recomputed several times.
     """
 
     variant: str
     keeps_random: bool = True
+    nested: bool = False
     repeated: bool = False
 
 
@@ -61,19 +63,28 @@ class Change(Struct, frozen=True):
     memory: float | None = None
 
 
+def count(parts: Parts) -> int:
+    """Recomputes per forward."""
+    return sum(1 + one.nested for one in parts)
+
+
 def kind_of(before: Parts, after: Parts) -> Kind:
     """What has become of a module's checkpoints; both are not the same."""
     if not after:
         return "off"
     if not before:
         return "on"
-    if len(after) != len(before):
-        return "doubled" if len(after) > len(before) else "off"
+    if count(after) != count(before):
+        return "doubled" if count(after) > count(before) else "off"
     if [one.variant for one in after] != [one.variant for one in before]:
         return "variant"
     if [one.keeps_random for one in after] != [one.keeps_random for one in before]:
         return "random-state"
-    return "repeated"
+    return "repeated" if _repeated(before) != _repeated(after) else "doubled"
+
+
+def _repeated(parts: Parts) -> list[bool]:
+    return [one.repeated for one in parts]
 
 
 _SAID = {
@@ -102,8 +113,8 @@ def sentence(
     who = first if len(modules) == 1 else f"{first} and {len(modules) - 1} more"
     verb = "is" if len(modules) == 1 else "are"
     said = _SAID[kind].format(
-        before=len(before),
-        after=len(after),
+        before=count(before),
+        after=count(after),
         variants=", ".join(sorted({one.variant for one in after})) or "none",
         random="recomputed with the forward's random numbers restored"
         if all(one.keeps_random for one in after)

@@ -6,6 +6,7 @@ called inside a ``try``, and where it fails the script's call goes on as it woul
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,15 @@ Sampled = Callable[
     "tuple[Callable[..., Any], tuple[Any, ...]]",
 ]
 Failed = Callable[[BaseException], None]
+
+
+class _Inside(threading.local):
+    """How many recomputes this thread is in."""
+
+    depth = 0
+
+
+_inside = _Inside()
 
 
 def door(
@@ -51,6 +61,8 @@ def door(
         try:
             region = enter(args, kwargs)
             if region is not None:
+                if _inside.depth:
+                    region.nested += 1
                 at = place(args)
                 counts = counted(args[at], region, runs_before)
                 args = (*args[:at], counts, *args[at + 1 :])
@@ -76,11 +88,16 @@ def counted(function: Callable[..., Any], region: Region, forwards: int) -> Call
     def counting(*args: Any, **kwargs: Any) -> Any:
         nonlocal runs
         runs += 1
-        if runs > 0:
-            region.recomputed += 1
-            if runs > 1:
-                region.again += 1
-        return function(*args, **kwargs)
+        if runs <= 0:
+            return function(*args, **kwargs)
+        region.recomputed += 1
+        if runs > 1:
+            region.again += 1
+        _inside.depth += 1
+        try:
+            return function(*args, **kwargs)
+        finally:  # it may stop early, by an exception
+            _inside.depth -= 1
 
     run_uncompiled(counting)
     return counting

@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from recompute_scan.guarding.changes import Change, Kind, Parts, kind_of, sentence
+from recompute_scan.guarding.changes import Change, Kind, Parts, count, kind_of, sentence
 
 # Steps in a row that must agree. Fewer would take a step that is unlike the others for a change.
 IN_A_ROW = 3
@@ -122,8 +122,8 @@ class Judge:
                 told=self.step,
                 modules=tuple(told.modules),
                 sites=tuple(told.sites),
-                before=len(before),
-                after=len(after),
+                before=count(before),
+                after=count(after),
                 text=sentence(
                     kind, step, tuple(told.modules), tuple(told.sites), before, after
                 ),

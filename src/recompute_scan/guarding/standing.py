@@ -159,7 +159,12 @@ class StandingGuard:
         regions = self._tallies.regions
         moved = False
         for region in regions:
-            bits = (region.recomputed > 0) | (region.again > 0) << 1 | region.keeps_random << 2
+            bits = (
+                (region.recomputed > 0)
+                | (region.again > 0) << 1
+                | (region.nested > 0) << 2
+                | region.keeps_random << 3
+            )
             moved |= bits != region.bits
             region.bits = bits
         judge = self._judge
@@ -172,7 +177,7 @@ class StandingGuard:
         else:
             judge.pass_over()
         for region in regions:
-            region.entered = region.recomputed = region.again = 0
+            region.entered = region.nested = region.recomputed = region.again = 0
         if judge.learned and not was_learned:
             self._trained.remember()
             self._pace.look_at_memory()
@@ -190,7 +195,9 @@ class StandingGuard:
             mine = parts.setdefault(region.name, [])
             sites.setdefault(region.name, [])
             if region.recomputed:
-                mine.append(Part(region.variant, region.keeps_random, region.again > 0))
+                mine.append(
+                    Part(region.variant, region.keeps_random, region.nested > 0, region.again > 0)
+                )
                 if region.site:
                     sites[region.name].append(region.site)
         return {

@@ -28,6 +28,7 @@ class Region:
 
     Attributes:
         entered: Calls.
+        nested: Of these, those during a recompute of another region.
         recomputed: Runs behind the first one of a call.
         again: Of these, behind the second one.
         keeps_random: Whether recomputes draw the forward's random numbers, as the last call has it.
@@ -43,6 +44,7 @@ class Region:
         "function",
         "keeps_random",
         "name",
+        "nested",
         "recomputed",
         "sampling",
         "site",
@@ -57,7 +59,7 @@ class Region:
         self.function = function
         self.site = site
         self.name: str | None = None
-        self.entered = self.recomputed = self.again = 0
+        self.entered = self.nested = self.recomputed = self.again = 0
         self.keeps_random = True
         self.bits = 0
         self.sampling: Any = None
