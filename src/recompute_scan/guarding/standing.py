@@ -39,6 +39,7 @@ class StandingGuard:
 
     Attributes:
         changes: What was told so far.
+        stored: What is usual, as read at the start and as learned by the end.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class StandingGuard:
         self._learning = learning
         self._on_change = on_change
         self._callbacks = list(callbacks)
-        self._stored = Stored({})
+        self.stored = Stored({})
         self._every = sample_every
         self._share = sample_share
         self._under_way = False
@@ -70,7 +71,7 @@ class StandingGuard:
     @property
     def steps(self) -> int:
         """Steps that have ended, those of earlier runs included where the baseline has them."""
-        return self._judge.step if self._under_way else self._stored.steps
+        return self._judge.step if self._under_way else self.stored.steps
 
     @property
     def failure(self) -> str | None:
@@ -86,22 +87,22 @@ class StandingGuard:
         if self._under_way:
             return self
         if self._baseline is not None and self._baseline.exists():
-            self._stored = read_stored(self._baseline)
+            self.stored = read_stored(self._baseline)
         self._process = os.getpid()
         self._guard = Guard()
         self._guard.on_failure = self._give_up
-        self._trained = Trained(self._stored.trained)
+        self._trained = Trained(self.stored.trained)
         self._pace = Pace()
         self._index = ModuleIndex()
         self._searches = 0
         self._tallies = Tallies(CallSites(Path.cwd()))
         self._judge = Judge(
-            0 if self._stored.modules else self._learning,
-            self._stored.modules,
+            0 if self.stored.modules else self._learning,
+            self.stored.modules,
             self._training,
             self._trained.then,
         )
-        self._judge.begin_at(self._stored.steps)
+        self._judge.begin_at(self.stored.steps)
         self._sampling = Sampling(self._index, self._guard, self._every, self._share)
         self._hooks = Hooks(self._tallies, self._guard, self._failed)
         self._steps = StepHooks(StepCounter(), _Boundaries(self), self._guard)
@@ -131,16 +132,16 @@ class StandingGuard:
         self._guard.run(self._sampling.drop, otherwise=None)
         self._guard.run(self._steps.remove, otherwise=None)
         self._guard.run(self._hooks.remove, otherwise=None)
-        self._stored = Stored(
+        self.stored = Stored(
             self._judge.usual(),
             torch=str(torch.__version__),
             steps=self._judge.step,
             trained=self._trained.names(),
         )
         self._under_way = False
-        if self._baseline is not None and self._stored.modules:
+        if self._baseline is not None and self.stored.modules:
             try:
-                write_stored(self._baseline, self._stored)
+                write_stored(self._baseline, self.stored)
             except OSError as error:
                 _log.warning("The baseline %s cannot be written: %s", self._baseline, error)
 
