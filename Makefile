@@ -30,7 +30,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases fuzz house bench-load bench-page share-check licenses release-check lock
+.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases guard agent-eval trackers fuzz house bench-load bench-page share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ lint-cases: $(DEV) ## What lint says of scripts and configurations whose truth i
 
 fidelity: $(DEV) ## Gradients with and without checkpoints, beside what comparing a step says
 	$(BIN)/python benchmarks/fidelity.py
+
+guard: $(DEV) ## What the guard costs, twelve regressions found, and no alarm in healthy trainings
+	$(BIN)/python -m benchmarks.guard $(BENCH)
 
 compiled: $(DEV) ## Compiled trainings: what ran again, counted as it ran, beside what is said
 	$(BIN)/python benchmarks/compiled.py
