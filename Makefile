@@ -30,7 +30,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases guard agent-eval trackers fuzz house bench-load bench-page share-check licenses release-check lock
+.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases guard fuzz house bench-load bench-page share-check licenses release-check lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,7 +106,7 @@ fidelity: $(DEV) ## Gradients with and without checkpoints, beside what comparin
 	$(BIN)/python benchmarks/fidelity.py
 
 guard: $(DEV) ## What the guard costs, twelve regressions found, and no alarm in healthy trainings
-	$(BIN)/python -m benchmarks.guard $(BENCH)
+	$(BIN)/python benchmarks/guard.py $(BENCH)
 
 compiled: $(DEV) ## Compiled trainings: what ran again, counted as it ran, beside what is said
 	$(BIN)/python benchmarks/compiled.py

@@ -10,15 +10,19 @@ import logging
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import recompute_scan
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from tests.guard.healthy import HEALTHY
 from tests.guard.nets import Net, train_step
 from tests.guard.regressions import REGRESSIONS
+
+import recompute_scan
 
 _INJECTED = 40
 

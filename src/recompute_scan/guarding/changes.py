@@ -6,9 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Kind = Literal[
-    "doubled", "off", "on", "variant", "random-state", "repeated", "lost", "unfaithful"
-]
+Kind = Literal["doubled", "off", "on", "variant", "random-state", "repeated", "lost", "unfaithful"]
 
 
 class Part(Struct, frozen=True, order=True):

@@ -44,6 +44,7 @@ class _Known(Struct):
     entered: bool = False
     ask_at: int = IN_A_ROW
     changed: bool = False
+    first: int = 0
 
 
 class _Told(Struct):
@@ -86,8 +87,10 @@ class Judge:
 
     @property
     def settled(self) -> bool:
-        """Whether every module did in the last step what is usual."""
-        return all(known.unlike is None for known in self._known.values())
+        """Whether every module did in the last step what is usual; not known before the first."""
+        return self.step > self._began and all(
+            known.unlike is None for known in self._known.values()
+        )
 
     def pass_over(self) -> None:
         """A step has ended that is like the one before."""
@@ -107,7 +110,10 @@ class Judge:
             if known is None:
                 if not one.parts:
                     continue
-                known = self._known[name] = _Known({one.parts} if learning else {()}, (), one.parts if learning else ())
+                known = self._known[name] = _Known(
+                    {one.parts} if learning else {()}, (), one.parts if learning else ()
+                )
+                known.first = self.step
             if one.sites and not known.sites:
                 known.sites = one.sites
             self._compare(name, known, one, found, learning=learning)
@@ -124,9 +130,7 @@ class Judge:
                 sites=tuple(told.sites),
                 before=count(before),
                 after=count(after),
-                text=sentence(
-                    kind, step, tuple(told.modules), tuple(told.sites), before, after
-                ),
+                text=sentence(kind, step, tuple(told.modules), tuple(told.sites), before, after),
             )
             for (kind, step, before, after), told in found.items()
         ]
@@ -172,14 +176,14 @@ class Judge:
         """What has changed; ``None`` where there may be a good reason, to be asked again later."""
         if one.parts and known.last:
             return kind_of(known.last, one.parts)
-        twin = self._twin(name)
         if one.parts:  # new
+            twin = self._twin(name, gone=True)
             if twin is not None and one.parts in twin.usual:
                 return "adopt"
             if known.changed or self._trained_then(name) or self._near(name):
                 return "doubled" if self._near(name) else "on"
             return "adopt"
-        if twin is not None and twin.last:
+        if self._twin(name, gone=False) is not None:
             return None
         training = self._training(name)
         if training == "trained":
@@ -192,14 +196,18 @@ class Judge:
             return "off"
         return None
 
-    def _twin(self, name: str) -> _Known | None:
-        """The same module of another model of its kind: names of two have their model's before."""
-        tail = name.partition(".")[2]
+    def _twin(self, name: str, *, gone: bool) -> _Known | None:
+        """The same module of another model of its kind: that one's names may have the model's own
+        before them. One that is ``gone`` now, or one that came when this one went.
+        """
+        mine = self._known[name]
         for other, known in self._known.items():
-            if other != name and known.unlike is None and known.last:
-                ending = other.partition(".")[2]
-                if name in (ending, other) or tail == other or (tail and tail == ending):
-                    return known
+            if other == name or not _alike(name, other):
+                continue
+            if gone and known.unlike == ():
+                return known
+            if not gone and known.last and known.first >= mine.since:
+                return known
         return None
 
     def _near(self, name: str) -> bool:
@@ -217,6 +225,11 @@ class Judge:
             for other, known in self._known.items()
             if other.partition(".")[0] == root
         )
+
+
+def _alike(one: str, other: str) -> bool:
+    tails = {name.partition(".")[2] for name in (one, other)} - {""}
+    return bool(tails & {one, other}) or (len(tails) == 1 and "." in one and "." in other)
 
 
 def _around(one: str, other: str) -> bool:

@@ -201,9 +201,7 @@ class StandingGuard:
                 )
                 if region.site:
                     sites[region.name].append(region.site)
-        return {
-            name: Seen(_sorted(mine), tuple(sites[name])) for name, mine in parts.items()
-        }
+        return {name: Seen(_sorted(mine), tuple(sites[name])) for name, mine in parts.items()}
 
     def _name(self, regions: Sequence[Region]) -> None:
         new = [one for one in regions if one.name is None and one.recomputed]
@@ -215,8 +213,8 @@ class StandingGuard:
         for region in new:
             module = region.module
             if module is None:
-                region.name = f"{region.function} ({region.site})" if region.site else (
-                    region.function
+                region.name = (
+                    f"{region.function} ({region.site})" if region.site else (region.function)
                 )
             else:
                 found = self._index.look_up([module])

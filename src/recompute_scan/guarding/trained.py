@@ -30,7 +30,7 @@ class Trained:
 
     def then(self, name: str) -> bool:
         """Whether the module was trained when the first steps were over."""
-        return _plain(name, self._then.__contains__) is not None
+        return bool({name, name.partition("-")[0]} & self._then)
 
     def names(self) -> tuple[str, ...]:
         """Those that were trained, for a stored baseline."""
