@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.guard import nets
 from tests.guard.nets import Net, train_step
+from tests.guard.ranks import both_ranks
 
 Training = Callable[[int], None]
 
@@ -175,8 +176,6 @@ def threads(steps: int) -> None:
 
 def two_ranks(steps: int) -> None:
     """DistributedDataParallel on two processes; this one is rank 0."""
-    from tests.guard.ranks import both_ranks
-
     both_ranks(steps)
 
 

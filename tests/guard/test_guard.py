@@ -95,7 +95,7 @@ def test_steps_can_be_said() -> None:
 def test_it_raises_only_where_asked() -> None:
     guard = recompute_scan.guard(on_change="raise")
     try:
-        with pytest.raises(RunError, match="blocks.2"):
+        with pytest.raises(RunError, match=r"blocks\.2"):
             train(Net(), 70, guard, REGRESSIONS[0].inject)
     finally:
         guard.stop()

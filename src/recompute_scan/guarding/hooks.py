@@ -18,7 +18,9 @@ from recompute_scan.record.patches import Patches, after_import
 class Hooks:
     """Counts checkpoint calls between :meth:`install` and :meth:`remove`."""
 
-    def __init__(self, tallies: Tallies, guard: Guard, failed: Callable[[BaseException], None]):
+    def __init__(
+        self, tallies: Tallies, guard: Guard, failed: Callable[[BaseException], None]
+    ) -> None:
         self._tallies = tallies
         self._guard = guard
         self._failed = failed

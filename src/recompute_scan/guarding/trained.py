@@ -1,4 +1,4 @@
-"""Which modules are trained: asked when something seems to have changed, and never in a usual step."""
+"""Which modules are trained: asked when something seems to have changed, not in a usual step."""
 
 from __future__ import annotations
 
