@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from recompute_scan.cli.output import progress, tell
+from recompute_scan.cli.output import tell
 
 
 def run_guarded_script(
@@ -29,7 +29,7 @@ def run_guarded_script(
     said = "nothing changed" if not changes else f"{changes} change{'s' * (changes > 1)} told above"
     if not standing.stored.modules:
         said = "nothing was recomputed"
-    progress(f"{standing.steps} steps guarded: {said}")
+    tell(f"{standing.steps} steps guarded: {said}")
     for change in standing.changes:
         tell(change.text)
     return ended.exit_status
