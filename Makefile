@@ -30,7 +30,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases real-scripts fuzz house bench-load bench-page share-check licenses release-check lock live-failures policies plan
+.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases real-scripts fuzz house bench-load bench-page share-check licenses release-check lock live-failures policies plan guard
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -114,6 +114,9 @@ real-scripts: $(DEV) ## Scripts that people train with, SOURCES=their checkouts:
 
 fidelity: $(DEV) ## Gradients with and without checkpoints, beside what comparing a step says
 	$(BIN)/python benchmarks/fidelity.py
+
+guard: $(DEV) ## What the guard costs, twelve regressions found, and no alarm in healthy trainings
+	$(BIN)/python benchmarks/guard.py $(BENCH)
 
 compiled: $(DEV) ## Compiled trainings: what ran again, counted as it ran, beside what is said
 	$(BIN)/python benchmarks/compiled.py

@@ -13,11 +13,18 @@ from recompute_scan._version import __version__
 
 if TYPE_CHECKING:
     from recompute_scan.api import Scan, analyze, compare, load_result
+    from recompute_scan.guarding.standing import guard
     from recompute_scan.record.recording import record
 
-__all__ = ["Scan", "__version__", "analyze", "compare", "load_result", "record", "step"]
+__all__ = ["Scan", "__version__", "analyze", "compare", "guard", "load_result", "record", "step"]
 
-_WHERE = {"Scan": "api", "analyze": "api", "compare": "api", "load_result": "api"}
+_WHERE = {
+    "Scan": "api",
+    "analyze": "api",
+    "compare": "api",
+    "guard": "guarding.standing",
+    "load_result": "api",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -52,6 +52,11 @@ _OPTIONS = (
         show_default=True,
         help="Compare the recomputes of one more step with their forward.",
     ),
+    click.option(
+        "--guard",
+        is_flag=True,
+        help="Instead of recording, watch the whole training for recomputes that change.",
+    ),
     click.option("--keep-going", is_flag=True, help="Let the script run on after the last step."),
     click.option(
         "--timeout",

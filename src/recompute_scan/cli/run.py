@@ -15,6 +15,7 @@ from recompute_scan.cli.machine import machine_options
 from recompute_scan.cli.output import debug_option, open_option, print_report, progress, tell
 from recompute_scan.cli.recording_options import recording_options
 from recompute_scan.cli.target import check_script, default_folder, launcher_in
+from recompute_scan.errors import UsageError
 
 if TYPE_CHECKING:
     from recompute_scan.cost.peaks import Machine
@@ -37,6 +38,7 @@ def run(
     output: Path | None,
     nproc_per_node: int | None,
     verify: bool,
+    guard: bool,
     without_checkpointing: bool,
     handed_on: str | None,
     machine: Machine,
@@ -60,6 +62,17 @@ def run(
         progress(f"starting {script}")  # before torch is imported, which takes seconds
     if launcher is None and nproc_per_node is None and not is_module:
         set_early(Path(script))
+    if guard:
+        from recompute_scan.cli.guarded import run_guarded_script
+
+        folder = output or default_folder(script, args, launched=launcher is not None)
+        if launcher is not None or verify:
+            raise UsageError(
+                "E233",
+                "--guard goes with a script, and not with a launcher or --verify.",
+                hint="below a launcher: torchrun --no-python recompute-scan run --guard train.py",
+            )
+        return run_guarded_script(script, args, folder, is_module, nproc_per_node)
     from msgspec.structs import replace
 
     from recompute_scan.record.reporting import Reporting

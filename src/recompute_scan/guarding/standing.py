@@ -1,0 +1,333 @@
+"""``recompute_scan.guard()``: on for a whole training, without a profiler."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+
+from recompute_scan.errors import RunError, UsageError
+from recompute_scan.guarding.changes import Change, Part, Parts, sentence
+from recompute_scan.guarding.hooks import Hooks
+from recompute_scan.guarding.judging import IN_A_ROW, Judge, Seen, Training
+from recompute_scan.guarding.pace import Pace
+from recompute_scan.guarding.sampling import Sampling
+from recompute_scan.guarding.stored import Stored, read_stored, write_stored
+from recompute_scan.guarding.tallies import Region, Tallies
+from recompute_scan.guarding.trained import Trained
+from recompute_scan.record.call_sites import CallSites
+from recompute_scan.record.guard import Guard
+from recompute_scan.record.module_names import ModuleIndex
+from recompute_scan.record.steps import StepCounter, StepHooks
+
+LEARNING = 20
+SAMPLE_EVERY = 100
+# Searches for the names of modules; scripts that make models without end get names by class.
+_SEARCHES = 50
+_log = logging.getLogger("recompute_scan.guard")
+Callback = Callable[[Change], object]
+
+
+class StandingGuard:
+    """Counts recomputes and tells when they are not what they were; made by :func:`guard`.
+
+    Attributes:
+        changes: What was told so far.
+        stored: What is usual, as read at the start and as learned by the end.
+    """
+
+    def __init__(
+        self,
+        *,
+        baseline: Path | None,
+        learning: int,
+        sample_every: int,
+        sample_share: float | None,
+        on_change: Literal["tell", "raise"],
+        callbacks: Sequence[Callback],
+    ) -> None:
+        self._baseline = baseline
+        self._learning = learning
+        self._on_change = on_change
+        self._callbacks = list(callbacks)
+        self.stored = Stored({})
+        self._every = sample_every
+        self._share = sample_share
+        self._under_way = False
+        self.changes: list[Change] = []
+
+    def __enter__(self) -> StandingGuard:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def steps(self) -> int:
+        """Steps that have ended, those of earlier runs included where the baseline has them."""
+        return self._judge.step if self._under_way else self.stored.steps
+
+    @property
+    def failure(self) -> str | None:
+        """The bug of ours that ended the guard, in one sentence; ``None`` without one."""
+        return self._guard.failure if self._under_way else None
+
+    def start(self) -> StandingGuard:
+        """Begin to count. Does nothing where it is on.
+
+        Raises:
+            InputError: The baseline cannot be read (``E351``).
+        """
+        if self._under_way:
+            return self
+        if self._baseline is not None and self._baseline.exists():
+            self.stored = read_stored(self._baseline)
+        self._process = os.getpid()
+        self._guard = Guard()
+        self._guard.on_failure = self._give_up
+        self._trained = Trained(self.stored.trained)
+        self._pace = Pace()
+        self._index = ModuleIndex()
+        self._searches = 0
+        self._tallies = Tallies(CallSites(Path.cwd()))
+        self._judge = Judge(
+            0 if self.stored.modules else self._learning,
+            self.stored.modules,
+            self._training,
+            self._trained.then,
+        )
+        self._judge.begin_at(self.stored.steps)
+        self._sampling = Sampling(self._index, self._guard, self._every, self._share)
+        self._hooks = Hooks(self._tallies, self._guard, self._failed)
+        self._steps = StepHooks(StepCounter(), _Boundaries(self), self._guard)
+        self._explicit = False
+        self._under_way = True
+        self._guard.run(self._hooks.install, otherwise=None)
+        self._guard.run(self._steps.install, otherwise=None)
+        return self
+
+    def step(self) -> None:
+        """A training step has ended. Where this is called, steps of optimizers no longer count.
+
+        Raises:
+            RunError: With ``on_change="raise"``, something has changed (``E352``).
+        """
+        if not self._under_way:
+            return
+        if not self._explicit:
+            self._explicit = True
+            self._guard.run(self._steps.remove, otherwise=None)
+        self.boundary()
+
+    def stop(self) -> None:
+        """Take everything out of the process again, and write the baseline where one is kept."""
+        if not self._under_way or os.getpid() != self._process:
+            return
+        self._guard.run(self._sampling.drop, otherwise=None)
+        self._guard.run(self._steps.remove, otherwise=None)
+        self._guard.run(self._hooks.remove, otherwise=None)
+        self.stored = Stored(
+            self._judge.usual(),
+            torch=str(torch.__version__),
+            steps=self._judge.step,
+            trained=self._trained.names(),
+        )
+        self._under_way = False
+        if self._baseline is not None and self.stored.modules:
+            try:
+                write_stored(self._baseline, self.stored)
+            except OSError as error:
+                _log.warning("The baseline %s cannot be written: %s", self._baseline, error)
+
+    def boundary(self) -> None:
+        """A step has ended: look at what it did, and tell what has changed."""
+        if self._guard.failure is not None:
+            return
+        found = self._guard.run(self._look, otherwise=[])
+        for change in found:
+            self._tell(change)
+
+    def _look(self) -> list[Change]:
+        if os.getpid() != self._process:
+            return []
+        self._pace.step()
+        regions = self._tallies.regions
+        moved = False
+        for region in regions:
+            bits = (
+                (region.recomputed > 0)
+                | (region.again > 0) << 1
+                | (region.nested > 0) << 2
+                | region.keeps_random << 3
+            )
+            moved |= bits != region.bits
+            region.bits = bits
+        judge = self._judge
+        was_learned = judge.learned
+        found: list[Change] = []
+        if moved or not judge.settled:
+            self._name(regions)
+            found = judge.see(self._seen(regions))
+            self._tallies.forget_gone()
+        else:
+            judge.pass_over()
+        for region in regions:
+            region.entered = region.nested = region.recomputed = region.again = 0
+        if judge.learned and not was_learned:
+            self._trained.remember()
+            self._pace.look_at_memory()
+        self._trained.let_go()
+        if sampled := self._sampling.step(judge.step, regions, self._pace.usual_s):
+            found.append(self._unfaithful(*sampled))
+        return [self._with_pace(one) for one in found]
+
+    def _seen(self, regions: Sequence[Region]) -> dict[str, Seen]:
+        parts: dict[str, list[Part]] = {}
+        sites: dict[str, list[str]] = {}
+        for region in regions:
+            if region.name is None or not region.entered + region.recomputed:
+                continue
+            mine = parts.setdefault(region.name, [])
+            sites.setdefault(region.name, [])
+            if region.recomputed:
+                mine.append(
+                    Part(region.variant, region.keeps_random, region.nested > 0, region.again > 0)
+                )
+                if region.site:
+                    sites[region.name].append(region.site)
+        return {name: Seen(_sorted(mine), tuple(sites[name])) for name, mine in parts.items()}
+
+    def _name(self, regions: Sequence[Region]) -> None:
+        new = [one for one in regions if one.name is None and one.recomputed]
+        if not new:
+            return
+        if self._searches < _SEARCHES:
+            self._searches += 1
+            self._index.rebuild()
+        for region in new:
+            module = region.module
+            if module is None:
+                region.name = (
+                    f"{region.function} ({region.site})" if region.site else (region.function)
+                )
+            else:
+                found = self._index.look_up([module])
+                region.name = found.name or found.class_name
+
+    def _training(self, name: str) -> Training:
+        modules = [one.module for one in self._tallies.regions if one.name == name]
+        alive: list[nn.Module] = [one for one in modules if one is not None]
+        return self._trained.now(name, alive, self._judge.step)
+
+    def _unfaithful(self, region: Region, said: list[str]) -> Change:
+        step, modules = self._judge.step, (region.name or region.function,)
+        sites = (region.site,) if region.site else ()
+        return Change(
+            kind="unfaithful",
+            step=step,
+            told=step,
+            modules=modules,
+            sites=sites,
+            before=1,
+            after=1,
+            text=sentence("unfaithful", step, modules, sites, (), (), "; ".join(said[:2])),
+        )
+
+    def _with_pace(self, change: Change) -> Change:
+        slower, memory = self._pace.slower(IN_A_ROW), self._pace.memory()
+        words = []
+        if slower is not None and abs(slower - 1) > 0.05:
+            words.append(f"steps take {slower:.2f} times as long")
+        if memory is not None and abs(memory - 1) > 0.05:
+            words.append(f"memory in use is {memory:.2f} times what it was")
+        text = change.text + (f" With it, {' and '.join(words)}." if words else "")
+        return replace(change, slower=slower, memory=memory, text=text)
+
+    def _tell(self, change: Change) -> None:
+        self.changes.append(change)
+        _log.warning("%s", change.text)
+        for callback in self._callbacks:
+            try:
+                callback(change)
+            except Exception:  # the training goes on whatever those who are told do
+                _log.exception("A callback of the guard has failed")
+        if self._on_change == "raise":
+            raise RunError("E352", change.text, hint='on_change="tell" only tells')
+
+    def _failed(self, error: BaseException) -> None:
+        def fail() -> None:
+            raise error
+
+        self._guard.run(fail, otherwise=None)
+
+    def _give_up(self) -> None:
+        self._sampling.drop()
+        self._hooks.remove()
+
+
+class _Boundaries:
+    """The guard as a listener of the step hooks."""
+
+    def __init__(self, guard: StandingGuard) -> None:
+        self._guard = guard
+
+    def restart(self) -> None:
+        """Nothing: which checkpoints are recomputed does not hang on where a step ends."""
+
+    def boundary(self) -> None:
+        """A step has ended."""
+        self._guard.boundary()
+
+
+def _sorted(parts: list[Part]) -> Parts:
+    return tuple(sorted(parts))
+
+
+def guard(
+    *,
+    baseline: str | Path | None = None,
+    learning: int = LEARNING,
+    sample_every: int = SAMPLE_EVERY,
+    sample_share: float | None = 0.0005,
+    on_change: Literal["tell", "raise"] = "tell",
+    callbacks: Sequence[Callback] = (),
+) -> StandingGuard:
+    """A guard over a whole training: tells when recomputes are not what they were.
+
+    Use it in a ``with`` statement around the training, or call its ``start`` and ``stop``. Steps
+    end with the optimizer's, or where its ``step`` is called. It tells by the logger
+    ``recompute_scan.guard`` and by callbacks, and raises nothing into the training.
+
+    Args:
+        baseline: A file with what is usual. Where it exists, the first step is compared with it
+            already, as after a resume; it is written when the guard stops.
+        learning: Steps from which it is learned what is usual, where there is no such file.
+        sample_every: Steps between two calls that are compared with their recompute; 0 for never.
+        sample_share: The largest share of the training's time that comparing may take, from which
+            the distance grows; ``None`` for any.
+        on_change: ``raise`` raises an error at the step's end (``E352``), once for each change.
+        callbacks: Called with each :class:`~recompute_scan.guarding.changes.Change`.
+
+    Raises:
+        UsageError: A number is out of range, or ``on_change`` is neither (``E234``).
+    """
+    if learning < 1 or sample_every < 0 or on_change not in ("tell", "raise"):
+        raise UsageError(
+            "E234",
+            "The guard needs learning of at least 1, sample_every of at least 0, and on_change "
+            'that is "tell" or "raise".',
+        )
+    return StandingGuard(
+        baseline=None if baseline is None else Path(baseline),
+        learning=learning,
+        sample_every=sample_every,
+        sample_share=sample_share,
+        on_change=on_change,
+        callbacks=callbacks,
+    )

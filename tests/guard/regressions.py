@@ -1,0 +1,93 @@
+"""Twelve ways in which a training's recomputes change under way, and what is to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from msgspec import Struct
+from torch import nn
+
+from tests.guard import nets
+from tests.guard.nets import Net
+
+_count = [0]
+
+
+class Regression(Struct, frozen=True):
+    """What happens to which block, and the kinds that name it."""
+
+    name: str
+    inject: Callable[[Net], None]
+    module: str
+    kinds: tuple[str, ...]
+    reentrant: bool = False
+    start: Callable[[Net], None] = lambda net: None
+
+
+def _call(place: int, how: Callable[[nn.Module, torch.Tensor], object]) -> Callable[[Net], None]:
+    def inject(net: Net) -> None:
+        net.how[place] = how
+
+    return inject
+
+
+def _all(how: Callable[[nn.Module, torch.Tensor], object]) -> Callable[[Net], None]:
+    def inject(net: Net) -> None:
+        net.how[:] = [how] * len(net.how)
+
+    return inject
+
+
+def _extra(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Net], None]:
+    def inject(net: Net) -> None:
+        block = net.blocks[1]
+        assert isinstance(block, nets.Block)
+        block.extra = function
+
+    return inject
+
+
+def _norm(net: Net) -> None:
+    block = net.blocks[1]
+    assert isinstance(block, nets.Block)
+    block.norm = nn.BatchNorm1d(8)
+
+
+def _counting_branch(x: torch.Tensor) -> torch.Tensor:
+    """Another computation in every second run."""
+    _count[0] += 1
+    return x.sigmoid() if _count[0] % 2 else x.tanh()
+
+
+def _shapes(x: torch.Tensor) -> torch.Tensor:
+    """Another constant in every run: what a cache that grows does to a branch on its size."""
+    _count[0] += 1
+    return x * torch.ones(_count[0], 8).sum(0).tanh().mul(0.1).add(float(_count[0]))
+
+
+REGRESSIONS = (
+    Regression("off for one layer", _call(2, nets.plainly), "blocks.2", ("off",)),
+    Regression("off for all", _all(nets.plainly), "blocks.0", ("off",)),
+    Regression(
+        "on for one layer", _call(2, nets.once), "blocks.2", ("on",), start=_call(2, nets.plainly)
+    ),
+    Regression("a second switch", _call(1, nets.twice), "blocks.1", ("doubled",)),
+    Regression("a second switch everywhere", _all(nets.twice), "blocks.3", ("doubled",)),
+    Regression(
+        "a second switch, reentrant",
+        _call(1, nets.twice_reentrant),
+        "blocks.1",
+        ("doubled",),
+        reentrant=True,
+    ),
+    Regression("the other variant", _all(nets.once_reentrant), "blocks.0", ("variant",)),
+    Regression("random state not kept", _call(3, nets.other_random), "blocks.3", ("random-state",)),
+    Regression(
+        "the second switch off", _call(1, nets.once), "blocks.1", ("off",),
+        start=_call(1, nets.twice),
+    ),
+    Regression("another branch", _extra(_counting_branch), "blocks.1", ("unfaithful",)),
+    Regression("another size", _extra(_shapes), "blocks.1", ("unfaithful",)),
+    Regression("BatchNorm put in", _norm, "blocks.1", ("unfaithful",)),
+)  # fmt: skip

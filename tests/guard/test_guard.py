@@ -1,0 +1,121 @@
+"""The guard over small trainings: what it tells, when, and that nothing else is another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+
+import recompute_scan
+from recompute_scan.errors import InputError, RunError, UsageError
+from recompute_scan.guarding.standing import StandingGuard
+from tests.guard import nets
+from tests.guard.nets import Net, train_step
+from tests.guard.regressions import REGRESSIONS, Regression
+
+INJECTED = 40
+EVERY = 2
+
+
+def train(
+    net: Net, steps: int, guard: StandingGuard | None, change: object = None, at: int = INJECTED
+) -> list[str]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    losses = []
+    if guard is not None:
+        guard.start()
+    for number in range(1, steps + 1):
+        if number == at and callable(change):
+            change(net)
+        losses.append(train_step(net, optimizer))
+    if guard is not None:
+        guard.stop()
+    return losses
+
+
+@pytest.mark.parametrize("regression", REGRESSIONS, ids=lambda one: one.name)
+def test_a_regression_is_told_with_its_region_and_step(regression: Regression) -> None:
+    torch.manual_seed(0)
+    net = Net(reentrant=regression.reentrant)
+    regression.start(net)
+    guard = recompute_scan.guard(sample_every=EVERY, sample_share=None)
+    train(net, 70, guard, regression.inject)
+    assert guard.failure is None
+    first = guard.changes[0]
+    assert first.kind in regression.kinds, guard.changes
+    assert regression.module in first.modules
+    if first.kind == "unfaithful":  # seen when it is compared next: four regions in turn
+        assert INJECTED <= first.step <= INJECTED + 4 * (EVERY + 1)
+    else:
+        assert first.step == INJECTED
+        assert first.told == INJECTED + 2
+        assert any("nets.py" in site for site in first.sites)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_losses_are_equal_to_the_bit_and_nothing_is_left(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    plain = train(Net(reentrant=reentrant), 30, None)
+    before = dict(vars(torch_checkpoint)), dict(vars(torch_checkpoint.CheckpointFunction))
+    torch.manual_seed(0)
+    guard = recompute_scan.guard(sample_every=2, sample_share=None)
+    assert train(Net(reentrant=reentrant), 30, guard) == plain
+    assert guard.changes == []
+    after = dict(vars(torch_checkpoint)), dict(vars(torch_checkpoint.CheckpointFunction))
+    assert before == after
+
+
+def test_a_resumed_run_is_compared_from_its_first_step(tmp_path: Path) -> None:
+    file = tmp_path / "guard.json"
+    train(Net(), 30, recompute_scan.guard(baseline=file))
+    same = recompute_scan.guard(baseline=file)
+    train(Net(), 30, same)
+    assert same.changes == []
+    assert same.steps == 60
+    other = recompute_scan.guard(baseline=file)
+    net = Net()
+    net.how[:] = [nets.plainly] * 4
+    train(net, 10, other)
+    (change,) = other.changes
+    assert (change.kind, change.step) == ("off", 61)
+    assert change.modules == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
+
+
+def test_steps_can_be_said() -> None:
+    net = Net()
+    with recompute_scan.guard() as guard:
+        for _ in range(30):
+            net(torch.randn(4, 8)).square().mean().backward()
+            guard.step()
+    assert guard.steps == 30
+
+
+def test_it_raises_only_where_asked() -> None:
+    guard = recompute_scan.guard(on_change="raise")
+    try:
+        with pytest.raises(RunError, match=r"blocks\.2"):
+            train(Net(), 70, guard, REGRESSIONS[0].inject)
+    finally:
+        guard.stop()
+    assert guard.steps == INJECTED + 2
+
+
+def test_a_callback_that_fails_is_not_the_trainings(caplog: pytest.LogCaptureFixture) -> None:
+    def callback(_: object) -> None:
+        raise ValueError("theirs")
+
+    guard = recompute_scan.guard(callbacks=[callback])
+    assert len(train(Net(), 70, guard, REGRESSIONS[0].inject)) == 70
+    assert len(guard.changes) == 1
+    assert "callback" in caplog.text
+
+
+def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="E234"):
+        recompute_scan.guard(learning=0)
+    file = tmp_path / "other.json"
+    file.write_text('{"modules": {}, "format": "another"}')
+    with pytest.raises(InputError, match="E351"):
+        recompute_scan.guard(baseline=file).start()
