@@ -92,7 +92,7 @@ def peak_of(model: nn.Module, step: Any) -> int:
     class Counting(hook):  # type: ignore[misc]
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            inner: Any = self.pack_hook
+            inner: Any = vars(self)["pack_hook"]
             saved.again.clear()  # the recompute before this one has been used up
 
             def pack(tensor: torch.Tensor) -> Any:

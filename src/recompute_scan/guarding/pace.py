@@ -57,7 +57,7 @@ class Pace:
 
 def _in_use() -> int | None:
     """Bytes: torch's highest use of the GPU, else what the process holds in memory."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.max_memory_allocated())
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])

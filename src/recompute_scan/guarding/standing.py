@@ -149,7 +149,8 @@ class StandingGuard:
         """A step has ended: look at what it did, and tell what has changed."""
         if self._guard.failure is not None:
             return
-        found = self._guard.run(self._look, otherwise=[])
+        nothing: list[Change] = []
+        found = self._guard.run(self._look, otherwise=nothing)
         for change in found:
             self._tell(change)
 

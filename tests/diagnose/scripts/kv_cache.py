@@ -38,7 +38,8 @@ class DecoderLayer(nn.Module):
         if past_key_values is not None:
             keys = past_key_values.append(self.index, keys)
         scores = torch.softmax(self.query(x) @ keys.transpose(1, 2), dim=-1)
-        return x + scores @ keys
+        out: torch.Tensor = x + scores @ keys
+        return out
 
 
 class Decoder(nn.Module):

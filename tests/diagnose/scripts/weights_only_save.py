@@ -18,5 +18,7 @@ strategy = FSDPStrategy(state_dict_type="sharded")
 model = FullyShardedDataParallel(nn.Linear(8, 8), device_id=torch.device("cpu"))
 strategy.model = strategy._model = model
 # Without "optimizer_states", as the trainer dumps a checkpoint of weights only.
-checkpoint = {"state_dict": model.state_dict()} | ({} if BROKEN else {"optimizer_states": []})
+checkpoint: dict[str, object] = {"state_dict": model.state_dict()} | (
+    {} if BROKEN else {"optimizer_states": []}
+)
 strategy.save_checkpoint(checkpoint, "weights")
