@@ -15,7 +15,7 @@ from recompute_scan.errors import InputError
 from recompute_scan.report.html import render_html
 from recompute_scan.report.text import render_text
 from recompute_scan.trace.limits import Limits
-from recompute_scan.trace.snapshots.history import Frame, parse_snapshot
+from recompute_scan.trace.snapshots.history import StackFrame, parse_snapshot
 
 _RAN: list[str] = []
 
@@ -92,7 +92,7 @@ def test_the_formats_of_older_versions() -> None:
 
 
 def _kind(frames: list[dict[str, Any]]) -> str:
-    return kind_of_stack(tuple(Frame(f["filename"], f["line"], f["name"]) for f in frames))
+    return kind_of_stack(tuple(StackFrame(f["filename"], f["line"], f["name"]) for f in frames))
 
 
 def test_kinds_rest_on_torchs_own_frames() -> None:

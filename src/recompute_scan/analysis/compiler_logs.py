@@ -34,7 +34,7 @@ _LARGEST = 1 << 32
 _HEAD_LINES = 50
 
 
-class Log(Struct, frozen=True):
+class CompilerLog(Struct, frozen=True):
     """The compiler's records of one rank.
 
     Attributes:
@@ -67,7 +67,7 @@ def records_beside(trace: Address, rank: int, limits: Limits) -> list[Record] | 
     return next((log.records for log in found if log.rank == rank), None)
 
 
-def logs_alone(address: Address, limits: Limits) -> tuple[Log, ...]:
+def logs_alone(address: Address, limits: Limits) -> tuple[CompilerLog, ...]:
     """The compiler's logs that a folder or a file holds, one a rank; empty where there are none.
 
     Raises:
@@ -79,7 +79,7 @@ def logs_alone(address: Address, limits: Limits) -> tuple[Log, ...]:
     if not path.is_file():
         return ()
     logs = _read(path, limits).items()
-    return tuple(Log(rank, path.name, some) for rank, some in logs if _compiled(some))
+    return tuple(CompilerLog(rank, path.name, some) for rank, some in logs if _compiled(some))
 
 
 def is_text(address: Address) -> bool:
@@ -87,7 +87,7 @@ def is_text(address: Address) -> bool:
     return Path(address).suffix in _TEXT
 
 
-def _logs_in(folder: Path, limits: Limits, rank: int | None = None) -> tuple[Log, ...]:
+def _logs_in(folder: Path, limits: Limits, rank: int | None = None) -> tuple[CompilerLog, ...]:
     """The logs in a folder, one for each rank, or of one rank: of several the last begun."""
     found: dict[int, list[tuple[str, Path, list[Record]]]] = defaultdict(list)
     for path, told in _candidates(folder):
@@ -99,7 +99,7 @@ def _logs_in(folder: Path, limits: Limits, rank: int | None = None) -> tuple[Log
     logs = []
     for number, each in sorted(found.items()):
         _, path, records = max(each, key=lambda one: one[:2])
-        logs.append(Log(number, path.name, records, len(each) - 1))
+        logs.append(CompilerLog(number, path.name, records, len(each) - 1))
     return tuple(logs)
 
 

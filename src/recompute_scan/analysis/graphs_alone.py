@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from recompute_scan._version import __version__
-from recompute_scan.analysis.compiler_logs import Log
+from recompute_scan.analysis.compiler_logs import CompilerLog
 from recompute_scan.analysis.confidence import headline
 from recompute_scan.compiled.alone import Alone, answer_alone
 from recompute_scan.compiled.compiled_answer import graphs_from
@@ -26,7 +26,7 @@ _UNSURROUNDED = (
 )
 
 
-def result_of_log(log: Log) -> Result:
+def result_of_log(log: CompilerLog) -> Result:
     """What the graphs in a log come to; times are unknown."""
     graphs = graphs_from(log.records)
     alone = answer_alone(graphs)

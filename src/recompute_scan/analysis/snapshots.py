@@ -20,8 +20,8 @@ from recompute_scan.run_info import RunInfo
 from recompute_scan.trace.limits import Limits
 from recompute_scan.trace.snapshots.history import (
     DeviceHistory,
-    Frame,
     Stack,
+    StackFrame,
     read_snapshot,
     snapshots_in,
 )
@@ -136,5 +136,5 @@ def _site(stack: Stack) -> str:
     return _place(inner) if inner is not None else ""
 
 
-def _place(frame: Frame) -> str:
+def _place(frame: StackFrame) -> str:
     return f"{frame.file}:{frame.line}"

@@ -109,7 +109,7 @@ def print_plan(folder: Path, result: Result, _after: Sequence[str] = ()) -> None
         print_report(folder, result)
         return
     from recompute_scan.report.page import Page
-    from recompute_scan.report.sections.activation_plan import SECTION
+    from recompute_scan.report.sections.planned_checkpoints import SECTION
     from recompute_scan.report.text import next_steps
 
     page = Page(colored(sys.stdout), width(sys.stdout), links(sys.stdout))

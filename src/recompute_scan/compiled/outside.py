@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from recompute_scan.compiled.structured import Frame, Record
+from recompute_scan.compiled.structured import CompileFrame, Record
 from recompute_scan.frameworks.known import recognise
 from recompute_scan.result import Checkpoint, Variant
 
@@ -53,7 +53,7 @@ def reruns(checkpoints: Sequence[Checkpoint]) -> int:
     return sum(1 if variant == "non-reentrant" else len(list(same)) for variant, same in runs)
 
 
-def _around(stack: Sequence[Frame]) -> tuple[Checkpoint, ...]:
+def _around(stack: Sequence[CompileFrame]) -> tuple[Checkpoint, ...]:
     found: list[Checkpoint] = []
     for place, frame in enumerate(stack):
         if not _is(frame, _DISABLED) or not place:
@@ -75,5 +75,5 @@ def _around(stack: Sequence[Frame]) -> tuple[Checkpoint, ...]:
     return tuple(found)
 
 
-def _is(frame: Frame, place: tuple[str, str]) -> bool:
+def _is(frame: CompileFrame, place: tuple[str, str]) -> bool:
     return frame.function == place[1] and frame.file.endswith(place[0])

@@ -33,7 +33,7 @@ _LINE = re.compile(
 )
 
 
-class Frame(Struct, frozen=True):
+class CompileFrame(Struct, frozen=True):
     """One call on a stack."""
 
     file: str
@@ -65,7 +65,7 @@ class Record(Struct, frozen=True):
         return f"{frame}/{version}" if isinstance(version, int) else None
 
     @property
-    def stack(self) -> tuple[Frame, ...] | None:
+    def stack(self) -> tuple[CompileFrame, ...] | None:
         """Who called what is compiled, outermost first; ``None`` where that is not said."""
         started = self.fields.get("dynamo_start")
         frames = started.get("stack") if isinstance(started, dict) else None
@@ -76,7 +76,9 @@ class Record(Struct, frozen=True):
             one = frame if isinstance(frame, dict) else {}
             file, name, line = (one.get(key) for key in ("filename", "name", "line"))
             known = self.files.get(file) if isinstance(file, int) else file
-            found.append(Frame(str(known or ""), str(name), line if isinstance(line, int) else 0))
+            found.append(
+                CompileFrame(str(known or ""), str(name), line if isinstance(line, int) else 0)
+            )
         return tuple(found)
 
 

@@ -111,7 +111,7 @@ class Arrangements(Struct, frozen=True):
         """
         import highspy  # noqa: PLC0415 - takes longer than reading a small trace
 
-        solver = _Program(highspy, self)
+        solver = _ZeroOneProgram(highspy, self)
         if budget is not None:
             found = solver.fastest(budget)
         else:
@@ -240,7 +240,7 @@ def _within(one: Arrangements, found: Bool, budget: int) -> Bool | None:
     return None
 
 
-class _Program:
+class _ZeroOneProgram:
     """The 0-1 program: one variable a module, true where it is recomputed."""
 
     def __init__(self, highspy: Any, one: Arrangements) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 from recompute_scan.faithful import DifferenceKind
 from recompute_scan.fidelity.fingerprint import Fingerprint
-from recompute_scan.fidelity.tape import Entry, Outside
+from recompute_scan.fidelity.tape import Outside, TapeEntry
 
 Prints = tuple[Fingerprint | None, ...]
 
 
-def cause_between(twin: Entry, entry: Entry) -> tuple[DifferenceKind, dict[str, Any]]:
+def cause_between(twin: TapeEntry, entry: TapeEntry) -> tuple[DifferenceKind, dict[str, Any]]:
     """Why two calls of one operator have different results, as far as their arguments tell."""
     types = other_in(twin, entry, "dtype")
     if types is not None:
@@ -33,7 +33,7 @@ def cause_between(twin: Entry, entry: Entry) -> tuple[DifferenceKind, dict[str, 
     return "value", {}
 
 
-def changed_inputs(twin: Entry, entry: Entry) -> list[Fingerprint]:
+def changed_inputs(twin: TapeEntry, entry: TapeEntry) -> list[Fingerprint]:
     """What the recompute's call got from outside the region that the forward's did not."""
     if not twin.outside:
         return []
@@ -46,7 +46,7 @@ def changed_inputs(twin: Entry, entry: Entry) -> list[Fingerprint]:
     ]
 
 
-def other_in(twin: Entry, entry: Entry, what: str) -> dict[str, str] | None:
+def other_in(twin: TapeEntry, entry: TapeEntry, what: str) -> dict[str, str] | None:
     for one, other in zip(twin.prints, entry.prints, strict=False):
         if one is None or other is None:
             continue

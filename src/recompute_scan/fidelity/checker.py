@@ -17,7 +17,7 @@ from recompute_scan.fidelity.calls_apart import (
     same_from_outside,
 )
 from recompute_scan.fidelity.fingerprint import Fingerprint
-from recompute_scan.fidelity.tape import Entry
+from recompute_scan.fidelity.tape import TapeEntry
 
 # How many operators of the forward may be missing from a recompute before it goes on alike.
 _LOOKAHEAD = 64
@@ -39,7 +39,7 @@ class _Suspect(Struct, frozen=True):
     twin: int
     cause: Difference
     own: bool
-    entry: Entry
+    entry: TapeEntry
 
 
 class Checker:
@@ -57,7 +57,7 @@ class Checker:
     """
 
     def __init__(
-        self, forward: list[Entry], parameters: dict[int, str], *, grad_mode: bool
+        self, forward: list[TapeEntry], parameters: dict[int, str], *, grad_mode: bool
     ) -> None:
         self._forward = forward
         self._parameters = parameters
@@ -75,7 +75,7 @@ class Checker:
         self.random = 0
         self.rounding: float | None = None
 
-    def meet(self, entry: Entry, where: Callable[[], Operation], repeat: _Repeat) -> None:
+    def meet(self, entry: TapeEntry, where: Callable[[], Operation], repeat: _Repeat) -> None:
         """The recompute has made a call.
 
         Args:
@@ -121,7 +121,7 @@ class Checker:
         if entry.differentiable and self._found is None:
             self._found = self._cause_in(entry.sources)
 
-    def _cause_of(self, entry: Entry) -> Difference | None:
+    def _cause_of(self, entry: TapeEntry) -> Difference | None:
         """The difference of what a call that differs was given, if any."""
         aside = (self._aside[one] for one in sorted(entry.sources) if one in self._aside)
         return self._cause_in(entry.sources) or next(aside, None)
@@ -195,7 +195,7 @@ class Checker:
                     suspected[later.place] = suspected[one]
         return None
 
-    def _place_of(self, entry: Entry) -> int | None:
+    def _place_of(self, entry: TapeEntry) -> int | None:
         forward = self._forward
         if self._next < len(forward) and forward[self._next].kind is entry.kind:
             return self._next
@@ -205,7 +205,7 @@ class Checker:
                 return place
         return None
 
-    def _other_operator(self, entry: Entry, where: Callable[[], Operation]) -> Difference:
+    def _other_operator(self, entry: TapeEntry, where: Callable[[], Operation]) -> Difference:
         forward = self._forward
         for twin in forward[self._next : self._next + _LOOKAHEAD]:
             types = other_in(twin, entry, "dtype") if twin.kind is entry.kind else None
@@ -216,12 +216,14 @@ class Checker:
         expected = forward[self._next].kind.name if self._next < len(forward) else None
         return Difference("operators", where(), instead_of=expected)
 
-    def _note_rounding(self, twin: Entry, entry: Entry) -> None:
+    def _note_rounding(self, twin: TapeEntry, entry: TapeEntry) -> None:
         for one, other in zip(twin.prints, entry.prints, strict=False):
             if one is not None and other is not None and not one.same_bits(other):
                 self.rounding = max(self.rounding or 0.0, one.distance(other) or 0.0)
 
-    def _see_gradients(self, twin: Entry, entry: Entry, where: Callable[[], Operation]) -> None:
+    def _see_gradients(
+        self, twin: TapeEntry, entry: TapeEntry, where: Callable[[], Operation]
+    ) -> None:
         after = {one.place: one for one in entry.outside}
         for before in twin.outside:
             now = after.get(before.place)
@@ -239,7 +241,7 @@ class Checker:
         return tuple(self._lost.values())
 
     def _difference(
-        self, twin: Entry, entry: Entry, where: Callable[[], Operation], repeat: _Repeat
+        self, twin: TapeEntry, entry: TapeEntry, where: Callable[[], Operation], repeat: _Repeat
     ) -> Difference:
         kind, facts = cause_between(twin, entry)
         if kind == "value" and self._written is not None:

@@ -22,7 +22,7 @@ from recompute_scan.fidelity.fingerprint import Fingerprint, unseen
 from recompute_scan.fidelity.generators import python_states
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.state import ModuleState
-from recompute_scan.fidelity.tape import Entry, Prints, Tape
+from recompute_scan.fidelity.tape import Prints, Tape, TapeEntry
 from recompute_scan.fidelity.uses import (
     Around,
     Arrives,
@@ -76,7 +76,7 @@ class RegionRun:
 
     def made(
         self,
-        entry: Entry,
+        entry: TapeEntry,
         where: Callable[[], Operation],
         repeat: Callable[[], Fingerprint | None],
     ) -> None:
@@ -159,7 +159,7 @@ class RecomputeRun(RegionRun):
 
     def made(
         self,
-        entry: Entry,
+        entry: TapeEntry,
         where: Callable[[], Operation],
         repeat: Callable[[], Fingerprint | None],
     ) -> None:

@@ -38,14 +38,14 @@ class Keeping(Protocol):
         """Whether later runs are compared with it."""
 
 
-class Drawing(Struct, frozen=True):
+class RandomDraw(Struct, frozen=True):
     """An operator that drew random numbers: whose state, and what it was before."""
 
     generator: str
     before: int
 
 
-class Entry(Struct, frozen=True):
+class TapeEntry(Struct, frozen=True):
     """One call of an operator that computes something.
 
     Attributes:
@@ -66,7 +66,7 @@ class Entry(Struct, frozen=True):
     others: tuple[Fingerprint | None, ...]
     outside: tuple[Outside, ...]
     numbers: tuple[object, ...]
-    drawing: Drawing | None
+    drawing: RandomDraw | None
     differentiable: bool
     node: int
     place: int
@@ -132,7 +132,7 @@ class Given(Struct, frozen=True):
     outside: tuple[Outside, ...] = ()
 
 
-class Call(Struct, frozen=True):
+class OperatorCall(Struct, frozen=True):
     """One call of an operator that has returned.
 
     Attributes:
@@ -149,7 +149,7 @@ class Call(Struct, frozen=True):
     args: Sequence[Any]
     numbers: tuple[object, ...]
     result: Any
-    drawing: Drawing | None
+    drawing: RandomDraw | None
     grad_mode: bool
     node: int
 
@@ -161,7 +161,7 @@ class Tape(Struct):
         entries: Calls so far, in order.
     """
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[TapeEntry] = field(default_factory=list)
     _memory: dict[int, _Memory] = field(default_factory=dict)
 
     def look(self, arguments: Sequence[torch.Tensor], prints: Prints | None) -> Given:
@@ -198,7 +198,7 @@ class Tape(Struct):
         memory = self._memory_of(tensor)
         return memory is not None and not memory.made
 
-    def add(self, call: Call, given: Given, prints: Prints) -> Entry | None:
+    def add(self, call: OperatorCall, given: Given, prints: Prints) -> TapeEntry | None:
         """Note a call that has returned. ``None`` of one that computes nothing to compare."""
         kind = call.kind
         if kind.leaves_open or not kind.computes:
@@ -236,7 +236,7 @@ class Tape(Struct):
             prints_of.append(print_)
             if memory is not None and (within := _within(result)) is not None:
                 memory.prints[within] = print_
-        entry = Entry(
+        entry = TapeEntry(
             kind,
             tuple(prints_of),
             tuple([prints.of(one) for one in others]),
@@ -254,7 +254,7 @@ class Tape(Struct):
         self.entries.append(entry)
         return entry
 
-    def _made_by(self, call: Call, given: Given) -> list[_Memory]:
+    def _made_by(self, call: OperatorCall, given: Given) -> list[_Memory]:
         """Memory of the results that is none of the arguments'."""
         return [
             one
@@ -314,8 +314,8 @@ class Drawn:
         self._generator, self._name = generator_of(kwargs, device)
         self._before = state_of(self._generator)
 
-    def outcome(self) -> Drawing | None:
+    def outcome(self) -> RandomDraw | None:
         """After the call: what was drawn, if anything."""
         if self._before is None or state_of(self._generator) == self._before:
             return None
-        return Drawing(self._name, self._before)
+        return RandomDraw(self._name, self._before)

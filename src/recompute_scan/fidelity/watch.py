@@ -20,7 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recompute_scan.faithful import Operation
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, is_plain, unseen
 from recompute_scan.fidelity.operators import OperatorKind, kind_of, numbers, results, tensors
-from recompute_scan.fidelity.tape import Call, Drawn, Entry, Given, Keeping, Prints, Tape
+from recompute_scan.fidelity.tape import (
+    Drawn,
+    Given,
+    Keeping,
+    OperatorCall,
+    Prints,
+    Tape,
+    TapeEntry,
+)
 
 # The number that the next autograd node of this thread will have.
 nodes_so_far: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -38,7 +46,7 @@ class WatchedRun(Keeping, Protocol):
 
     def made(
         self,
-        entry: Entry,
+        entry: TapeEntry,
         where: Callable[[], Operation],
         repeat: Callable[[], Fingerprint | None],
     ) -> None:
@@ -160,7 +168,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         runs = self._here.runs
         prints = Prints(runs)
         drawing = before.drawn.outcome() if before.drawn is not None else None
-        call = Call(
+        call = OperatorCall(
             kind, args, numbers(args, named), result, drawing, before.grad_mode, before.node
         )
         for run, given in zip(runs, before.given, strict=True):

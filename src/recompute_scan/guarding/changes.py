@@ -9,7 +9,7 @@ from msgspec import Struct
 Kind = Literal["doubled", "off", "on", "variant", "random-state", "repeated", "lost", "unfaithful"]
 
 
-class Part(Struct, frozen=True, order=True):
+class WatchedPart(Struct, frozen=True, order=True):
     """One checkpoint around a module, by what it costs and keeps.
 
     Attributes:
@@ -26,7 +26,7 @@ class Part(Struct, frozen=True, order=True):
 
 
 # All checkpoints of one module whose recomputes ran in a step, sorted; empty where none did.
-Parts = tuple[Part, ...]
+Parts = tuple[WatchedPart, ...]
 
 
 class Change(Struct, frozen=True):

@@ -10,14 +10,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from recompute_scan.guarding.tallies import Region
+from recompute_scan.guarding.tallies import TalliedRegion
 from recompute_scan.record.compat import compile_frames_by, is_compiling, run_uncompiled
 
 # The region of a call, or `None` where nothing is to be counted.
-Enter = Callable[[tuple[Any, ...], dict[str, Any]], "Region | None"]
+Enter = Callable[[tuple[Any, ...], dict[str, Any]], "TalliedRegion | None"]
 # Prepares the call of a region that is to be compared: its function and arguments.
 Sampled = Callable[
-    [Callable[..., Any], Region, tuple[Any, ...], dict[str, Any]],
+    [Callable[..., Any], TalliedRegion, tuple[Any, ...], dict[str, Any]],
     "tuple[Callable[..., Any], tuple[Any, ...]]",
 ]
 Failed = Callable[[BaseException], None]
@@ -81,7 +81,9 @@ def door(
     return passing
 
 
-def counted(function: Callable[..., Any], region: Region, forwards: int) -> Callable[..., Any]:
+def counted(
+    function: Callable[..., Any], region: TalliedRegion, forwards: int
+) -> Callable[..., Any]:
     """The checkpointed function, whose runs are counted."""
     runs = -forwards
 
@@ -103,4 +105,4 @@ def counted(function: Callable[..., Any], region: Region, forwards: int) -> Call
 
 
 # Once for all: what is kept from being compiled is the code, which every call's function shares.
-run_uncompiled(counted(len, Region("reentrant", None, "", ""), 0))
+run_uncompiled(counted(len, TalliedRegion("reentrant", None, "", ""), 0))

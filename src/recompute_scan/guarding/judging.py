@@ -21,7 +21,7 @@ IN_A_ROW = 3
 Training = Literal["trained", "idle", "frozen", "unknown", "gone"]
 
 
-class Seen(Struct, frozen=True):
+class SeenStep(Struct, frozen=True):
     """One module in one step.
 
     Attributes:
@@ -100,7 +100,7 @@ class Judge:
         """The steps before this one are of an earlier run."""
         self.step = self._began = step
 
-    def see(self, seen: Mapping[str, Seen]) -> list[Change]:
+    def see(self, seen: Mapping[str, SeenStep]) -> list[Change]:
         """A step has ended: what has changed, if anything."""
         self.step += 1
         learning = not self.learned
@@ -119,7 +119,7 @@ class Judge:
             self._compare(name, known, one, found, learning=learning)
         for name, known in self._known.items():
             if name not in seen:
-                nothing = Seen((), (), entered=False)
+                nothing = SeenStep((), (), entered=False)
                 self._compare(name, known, nothing, found, learning=learning)
         return [
             Change(
@@ -139,7 +139,7 @@ class Judge:
         self,
         name: str,
         known: _Known,
-        one: Seen,
+        one: SeenStep,
         found: dict[tuple[Kind, int, Parts, Parts], _Told],
         *,
         learning: bool,
@@ -172,7 +172,7 @@ class Judge:
         told.sites.update(dict.fromkeys(one.sites or known.sites))
         known.usual, known.last, known.unlike = {one.parts}, one.parts, None
 
-    def _kind(self, name: str, known: _Known, one: Seen) -> Kind | Literal["adopt"] | None:
+    def _kind(self, name: str, known: _Known, one: SeenStep) -> Kind | Literal["adopt"] | None:
         """What has changed; ``None`` where there may be a good reason, to be asked again later."""
         if one.parts and known.last:
             return kind_of(known.last, one.parts)

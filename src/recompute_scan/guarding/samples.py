@@ -10,7 +10,7 @@ from torch import nn
 from recompute_scan.faithful import ComparedRegion
 from recompute_scan.fidelity.comparing import Comparing
 from recompute_scan.fidelity.uses import hook_classes
-from recompute_scan.guarding.tallies import Region
+from recompute_scan.guarding.tallies import TalliedRegion
 from recompute_scan.record.compat import compiled_something
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.module_names import ModuleIndex
@@ -20,7 +20,7 @@ from recompute_scan.record.patches import Patches
 class Sample:
     """One step in which one region is compared; ended by :meth:`end`."""
 
-    def __init__(self, region: Region, index: ModuleIndex, guard: Guard) -> None:
+    def __init__(self, region: TalliedRegion, index: ModuleIndex, guard: Guard) -> None:
         def name_of(module: nn.Module) -> tuple[str, str]:
             found = index.look_up([module])
             return found.name, found.class_name

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from recompute_scan.guarding.samples import Sample, can_sample
-from recompute_scan.guarding.tallies import Region
+from recompute_scan.guarding.tallies import TalliedRegion
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.module_names import ModuleIndex
 
@@ -32,8 +32,8 @@ class Sampling:
         self._known: dict[str, tuple[str, ...]] = {}
 
     def step(
-        self, number: int, regions: Sequence[Region], usual_s: float | None
-    ) -> tuple[Region, list[str]] | None:
+        self, number: int, regions: Sequence[TalliedRegion], usual_s: float | None
+    ) -> tuple[TalliedRegion, list[str]] | None:
         """A step has ended: what the comparison in it has shown that is new."""
         sample, self._sample = self._sample, None
         found = None
@@ -64,7 +64,9 @@ class Sampling:
         extra = max(0.0, spent - usual_s)
         return max(self._every, int(extra / (self._share * usual_s)))
 
-    def _judged(self, region: Region, said: list[str]) -> tuple[Region, list[str]] | None:
+    def _judged(
+        self, region: TalliedRegion, said: list[str]
+    ) -> tuple[TalliedRegion, list[str]] | None:
         before = self._known.get(region.name or "")
         self._known[region.name or ""] = tuple(said)
         if before is None:

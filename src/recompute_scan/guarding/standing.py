@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from torch import nn
 
 from recompute_scan.errors import RunError, UsageError
-from recompute_scan.guarding.changes import Change, Part, Parts, sentence
-from recompute_scan.guarding.hooks import Hooks
-from recompute_scan.guarding.judging import IN_A_ROW, Judge, Seen, Training
+from recompute_scan.guarding.changes import Change, Parts, WatchedPart, sentence
+from recompute_scan.guarding.checkpoint_hooks import CheckpointHooks
+from recompute_scan.guarding.judging import IN_A_ROW, Judge, SeenStep, Training
 from recompute_scan.guarding.pace import Pace
 from recompute_scan.guarding.sampling import Sampling
 from recompute_scan.guarding.stored import Stored, read_stored, write_stored
-from recompute_scan.guarding.tallies import Region, Tallies
+from recompute_scan.guarding.tallies import TalliedRegion, Tallies
 from recompute_scan.guarding.trained import Trained
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.guard import Guard
@@ -104,8 +104,8 @@ class StandingGuard:
         )
         self._judge.begin_at(self.stored.steps)
         self._sampling = Sampling(self._index, self._guard, self._every, self._share)
-        self._hooks = Hooks(self._tallies, self._guard, self._failed)
-        self._steps = StepHooks(StepCounter(), _Boundaries(self), self._guard)
+        self._hooks = CheckpointHooks(self._tallies, self._guard, self._failed)
+        self._steps = StepHooks(StepCounter(), _StepBoundaries(self), self._guard)
         self._explicit = False
         self._under_way = True
         self._guard.run(self._hooks.install, otherwise=None)
@@ -188,8 +188,8 @@ class StandingGuard:
             found.append(self._unfaithful(*sampled))
         return [self._with_pace(one) for one in found]
 
-    def _seen(self, regions: Sequence[Region]) -> dict[str, Seen]:
-        parts: dict[str, list[Part]] = {}
+    def _seen(self, regions: Sequence[TalliedRegion]) -> dict[str, SeenStep]:
+        parts: dict[str, list[WatchedPart]] = {}
         sites: dict[str, list[str]] = {}
         for region in regions:
             if region.name is None or not region.entered + region.recomputed:
@@ -198,13 +198,15 @@ class StandingGuard:
             sites.setdefault(region.name, [])
             if region.recomputed:
                 mine.append(
-                    Part(region.variant, region.keeps_random, region.nested > 0, region.again > 0)
+                    WatchedPart(
+                        region.variant, region.keeps_random, region.nested > 0, region.again > 0
+                    )
                 )
                 if region.site:
                     sites[region.name].append(region.site)
-        return {name: Seen(_sorted(mine), tuple(sites[name])) for name, mine in parts.items()}
+        return {name: SeenStep(_sorted(mine), tuple(sites[name])) for name, mine in parts.items()}
 
-    def _name(self, regions: Sequence[Region]) -> None:
+    def _name(self, regions: Sequence[TalliedRegion]) -> None:
         new = [one for one in regions if one.name is None and one.recomputed]
         if not new:
             return
@@ -226,7 +228,7 @@ class StandingGuard:
         alive: list[nn.Module] = [one for one in modules if one is not None]
         return self._trained.now(name, alive, self._judge.step)
 
-    def _unfaithful(self, region: Region, said: list[str]) -> Change:
+    def _unfaithful(self, region: TalliedRegion, said: list[str]) -> Change:
         step, modules = self._judge.step, (region.name or region.function,)
         sites = (region.site,) if region.site else ()
         return Change(
@@ -272,7 +274,7 @@ class StandingGuard:
         self._hooks.remove()
 
 
-class _Boundaries:
+class _StepBoundaries:
     """The guard as a listener of the step hooks."""
 
     def __init__(self, guard: StandingGuard) -> None:
@@ -286,7 +288,7 @@ class _Boundaries:
         self._guard.boundary()
 
 
-def _sorted(parts: list[Part]) -> Parts:
+def _sorted(parts: list[WatchedPart]) -> Parts:
     return tuple(sorted(parts))
 
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from recompute_scan.errors import InputError
 from recompute_scan.files import write_whole
-from recompute_scan.guarding.changes import Part
+from recompute_scan.guarding.changes import WatchedPart
 
 FORMAT = "recompute-scan-guard/1"
 
@@ -25,7 +25,7 @@ class Stored(Struct, frozen=True):
         trained: Modules that had gradients when the first steps were over.
     """
 
-    modules: dict[str, tuple[Part, ...]]
+    modules: dict[str, tuple[WatchedPart, ...]]
     format: str = FORMAT
     torch: str = ""
     steps: int = 0

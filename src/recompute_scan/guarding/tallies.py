@@ -23,7 +23,7 @@ _TORCHS_OWN = {torch_checkpoint.__file__: True}
 _PASSED_ON = ("torch.utils.checkpoint", "torch._dynamo", "torch._compile", "torch.autograd")
 
 
-class Region:
+class TalliedRegion:
     """The counters of one region. Those of a step are set to 0 when it has ended.
 
     Attributes:
@@ -80,13 +80,13 @@ class Tallies:
 
     def __init__(self, sites: CallSites) -> None:
         self._sites = sites
-        self._by_call: dict[tuple[Any, ...], Region] = {}
+        self._by_call: dict[tuple[Any, ...], TalliedRegion] = {}
         self._passed_on = dict(_TORCHS_OWN)
-        self.regions: list[Region] = []
+        self.regions: list[TalliedRegion] = []
 
     def entered(
         self, variant: Variant, function: Any, args: tuple[Any, ...], keeps_random: object
-    ) -> Region:
+    ) -> TalliedRegion:
         """The region of a call that begins, counted."""
         kind = type(function)
         if kind is functools.partial:
@@ -128,13 +128,13 @@ class Tallies:
         held: object,
         function: Any,
         caller: FrameType | None,
-    ) -> Region:
+    ) -> TalliedRegion:
         module = unwrapped(held) if isinstance(held, nn.Module) else None
         named = ""
         if module is None:
             code = held if isinstance(held, CodeType) else None
             named = code.co_name if code is not None else type(held).__name__
-        region = Region(variant, module, named, self._sites.called_at(caller))
+        region = TalliedRegion(variant, module, named, self._sites.called_at(caller))
         old = self._by_call.get(key)
         if old is not None:
             self.regions.remove(old)

@@ -30,7 +30,7 @@ from recompute_scan.record.compat import compiled_something
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.ownership import site_folder
 from recompute_scan.record.patches import Patches
-from recompute_scan.record.policy_entries import Policy, describe_policy, named, spelled_at
+from recompute_scan.record.policy_entries import EntriesOfPolicy, describe_policy, named, spelled_at
 from recompute_scan.record.policy_tallies import (
     PolicyTally,
     WatchedCall,
@@ -65,7 +65,7 @@ class DecisionWatch:
         self._on = False
         self._groups: dict[object, PolicyTally] = {}
         self._regions: weakref.WeakKeyDictionary[Any, WatchedCall] = weakref.WeakKeyDictionary()
-        self._policies: dict[int, tuple[Any, Policy]] = {}
+        self._policies: dict[int, tuple[Any, EntriesOfPolicy]] = {}
         self._waiting: list[WatchedCall] = []
 
     def begin(self) -> None:
@@ -120,7 +120,7 @@ class DecisionWatch:
                 self._regions[mode] = region
         return call(mode, *args, **kwargs)
 
-    def _described(self, policy_fn: Any) -> Policy:
+    def _described(self, policy_fn: Any) -> EntriesOfPolicy:
         # The function is kept beside, so that its number means no other.
         known = self._policies.get(id(policy_fn))
         if known is None:

@@ -30,7 +30,7 @@ _CHAIN = ("LOAD_ATTR", "LOAD_METHOD")
 _ROOTS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_FROM_DICT_OR_DEREF")
 
 
-class Entry(NamedTuple):
+class PolicyEntry(NamedTuple):
     """An operator that a policy names, in which collection, and how often it is in there."""
 
     operator: Any
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
         return operator is self.operator
 
 
-class Policy(NamedTuple):
+class EntriesOfPolicy(NamedTuple):
     """A policy as the script has it.
 
     ``code`` is where it is defined, ``None`` for a list and for what is written in C; ``key`` is
@@ -59,7 +59,7 @@ class Policy(NamedTuple):
 
     name: str
     code: CodeType | None
-    entries: tuple[Entry, ...]
+    entries: tuple[PolicyEntry, ...]
     key: object
 
 
@@ -71,7 +71,7 @@ def named(operator: object) -> str:
     return name if isinstance(name, str) else type(operator).__name__
 
 
-def describe_policy(policy: Any) -> Policy:
+def describe_policy(policy: Any) -> EntriesOfPolicy:
     """What can be known of a policy without calling it."""
     function, given = _unwrapped(policy)
     code = _code(function)
@@ -83,10 +83,12 @@ def describe_policy(policy: Any) -> Policy:
         if isinstance(members, list):
             entries = tuple(_members("the list", members))
             name = f"a list of {len(members)} operator{'s' * (len(members) != 1)}"
-            return Policy(name, None, entries, ("list", *map(named, members)))
+            return EntriesOfPolicy(name, None, entries, ("list", *map(named, members)))
     entries = tuple(_entries(function, given))[:_MOST]
     where = code if code is not None else name
-    return Policy(name, code, entries, (where, *((one.name, one.collection) for one in entries)))
+    return EntriesOfPolicy(
+        name, code, entries, (where, *((one.name, one.collection) for one in entries))
+    )
 
 
 def _unwrapped(policy: Any) -> tuple[Any, dict[str, Any]]:
@@ -110,7 +112,7 @@ def _code(function: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-def _entries(function: Any, given: dict[str, Any]) -> Iterator[Entry]:
+def _entries(function: Any, given: dict[str, Any]) -> Iterator[PolicyEntry]:
     variables = {**_variables(function), **given}
     for name, value in list(variables.items()):
         if isinstance(value, (list, tuple, set, frozenset, dict)) and len(value) <= _MOST:
@@ -139,7 +141,7 @@ def _variables(function: Any) -> dict[str, Any]:
     return found
 
 
-def _members(collection: str, values: Any) -> Iterator[Entry]:
+def _members(collection: str, values: Any) -> Iterator[PolicyEntry]:
     counts: Counter[int] = Counter()
     known: dict[int, Any] = {}
     for value in values:
@@ -152,7 +154,7 @@ def _members(collection: str, values: Any) -> Iterator[Entry]:
     for key, value in known.items():
         kind = kinds[key]
         if kind is not None:
-            yield Entry(value, kind, collection, counts[key])
+            yield PolicyEntry(value, kind, collection, counts[key])
 
 
 def _kind(value: Any) -> EntryKind | None:

@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from recompute_scan.annotations import RegionAnnotation
-from recompute_scan.record.policy_entries import Policy
+from recompute_scan.record.policy_entries import EntriesOfPolicy
 
 
 class OperatorTally(Struct):
@@ -29,7 +29,7 @@ class OperatorTally(Struct):
 class PolicyTally(Struct, eq=False):
     """One policy at one checkpoint."""
 
-    policy: Policy
+    policy: EntriesOfPolicy
     annotation: RegionAnnotation | None
     operators: dict[Any, OperatorTally] = field(default_factory=dict)
     regions: int = 0
@@ -43,7 +43,7 @@ class PolicyTally(Struct, eq=False):
 class WatchedCall(Struct, eq=False, weakref=True):
     """One call of a checkpoint: its forward's mode, and its recompute's."""
 
-    policy: Policy
+    policy: EntriesOfPolicy
     group: PolicyTally | None = None
     again: bool = False
     decision: str | None = None

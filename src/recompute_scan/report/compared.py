@@ -19,7 +19,7 @@ from recompute_scan.units import count, ms, pct, plural, times
 _SAME_PCT = 0.05  # what one digit after the point shows as nothing
 
 
-class Change(Struct, frozen=True):
+class ComparedChange(Struct, frozen=True):
     """A list under one title: what went away, what is new, what is still there."""
 
     title: str
@@ -124,15 +124,21 @@ def call_rows(comparison: Comparison) -> list[tuple[str, str, str, str, str]]:
     return [cells(calls) for calls in comparison.calls]
 
 
-def changes(comparison: Comparison) -> list[Change]:
+def changes(comparison: Comparison) -> list[ComparedChange]:
     """What went away, what is new and what is still there; lists with nothing are left out."""
     titles = ("Went away", "New", "Still there")
     if not comparison.same_forward_work:  # of another model, nothing went away
         titles = ("Only before", "Only after", "In both")
     found = [
-        Change(titles[0], _items(comparison.findings_gone, comparison.checkpoints_gone, "before")),
-        Change(titles[1], _items(comparison.findings_new, comparison.checkpoints_new, "after")),
-        Change(titles[2], _items(comparison.findings_kept, comparison.checkpoints_kept, "")),
+        ComparedChange(
+            titles[0], _items(comparison.findings_gone, comparison.checkpoints_gone, "before")
+        ),
+        ComparedChange(
+            titles[1], _items(comparison.findings_new, comparison.checkpoints_new, "after")
+        ),
+        ComparedChange(
+            titles[2], _items(comparison.findings_kept, comparison.checkpoints_kept, "")
+        ),
     ]
     return [change for change in found if change.items]
 

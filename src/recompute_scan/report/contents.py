@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from recompute_scan.report.section import Section
 from recompute_scan.report.sections import (
-    activation_plan,
     block_by_block,
     checkpoint_sites,
     compiled_code,
@@ -18,6 +17,7 @@ from recompute_scan.report.sections import (
     measured_fix,
     memory_snapshots,
     method,
+    planned_checkpoints,
     rank_by_rank,
     recomputed_by_design,
     run_by_run,
@@ -33,7 +33,7 @@ SECTIONS: tuple[Section, ...] = (
     failure.SECTION,
     first_screen.SECTION,
     measured_fix.SECTION,
-    activation_plan.SECTION,
+    planned_checkpoints.SECTION,
     step_cost.SECTION,
     run_by_run.SECTION,
     block_by_block.SECTION,

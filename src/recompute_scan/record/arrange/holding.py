@@ -27,7 +27,7 @@ _top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks"
 _OPEN = -1
 
 
-class _Open(Struct):
+class _OpenCall(Struct):
     """A hold that is there, or was."""
 
     storage: int
@@ -75,7 +75,7 @@ class SavedTensors:
         self._hooks: Any = None
         self._lock = threading.RLock()
         self._time = 0
-        self._holds: list[_Open] = []
+        self._holds: list[_OpenCall] = []
         self._sizes: list[int] = []
         self._saves: list[int] = []
         self._known: dict[int, tuple[int, StorageWeakRef]] = {}
@@ -124,7 +124,7 @@ class SavedTensors:
             for tensor in tensors:
                 number = self._number(tensor)
                 if number is not None:
-                    self._holds.append(_Open(number, run, "input", self._time))
+                    self._holds.append(_OpenCall(number, run, "input", self._time))
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
@@ -186,7 +186,7 @@ class SavedTensors:
             if self._saves[number] == 1:
                 self._total += self._sizes[number]
                 self.peak = max(self.peak, self._total + sum(self._again.values()))
-            hold = _Open(number, self.current_run, "saved", self._time)
+            hold = _OpenCall(number, self.current_run, "saved", self._time)
             self._holds.append(hold)
         return _Handle(self._put_away(tensor), lambda: self._let_go(hold))
 
@@ -201,7 +201,7 @@ class SavedTensors:
         held = handle.tensor
         return held.copy.to(held.device) if isinstance(held, _OnHost) else held
 
-    def _let_go(self, hold: _Open) -> None:
+    def _let_go(self, hold: _OpenCall) -> None:
         with self._lock:
             self._time += 1
             hold.end, hold.in_backward = self._time, in_backward()

@@ -19,7 +19,7 @@ _TOP, _BOTTOM = 24, 176
 _LEFT, _RIGHT = 4.0, 96.0
 
 
-class PlanPoint(Struct, frozen=True):
+class HeadroomPoint(Struct, frozen=True):
     """One plan in the drawing of time against memory; x in per cent of the width, y in pixels."""
 
     x: float
@@ -31,7 +31,7 @@ class PlanPoint(Struct, frozen=True):
 class PlanChart(Struct, frozen=True):
     """The plans from left (least memory) to right; ``budget`` is where memory ends, in per cent."""
 
-    points: tuple[PlanPoint, ...]
+    points: tuple[HeadroomPoint, ...]
     budget: float | None
     summary: str
 
@@ -54,7 +54,7 @@ def _plan_chart(memory: Memory) -> PlanChart | None:
         return round(_TOP + (_BOTTOM - _TOP) * scale, 1)
 
     points = tuple(
-        PlanPoint(
+        HeadroomPoint(
             across(plan.peak_bytes), down(plan.step_ms), place == memory.chosen, _plan_words(plan)
         )
         for place, plan in enumerate(plans)

@@ -27,7 +27,7 @@ _MOST_FRAMES = 2000
 _LARGEST_FILE = 2 * 2**30
 
 
-class Frame(Struct, frozen=True):
+class StackFrame(Struct, frozen=True):
     """One frame of a stack, Python's or C++'s."""
 
     file: str
@@ -35,10 +35,10 @@ class Frame(Struct, frozen=True):
     name: str
 
 
-Stack = tuple[Frame, ...]
+Stack = tuple[StackFrame, ...]
 
 
-class Block(Struct, frozen=True):
+class MemoryBlock(Struct, frozen=True):
     """Memory in use: bytes asked for, and the stack that did, innermost first; empty if unknown."""
 
     size: int
@@ -64,7 +64,7 @@ class DeviceHistory(Struct):
     peak: int = 0
     events: int = 0
     out_of_memory: int = 0
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[MemoryBlock] = field(default_factory=list)
 
 
 def is_snapshot(path: Path) -> bool:
@@ -126,7 +126,7 @@ class _Parsed:
     def _devices(self, whole: Any) -> Iterator[DeviceHistory]:
         if not isinstance(whole, dict) or "segments" not in whole:
             raise _Wrong("it has no segments")
-        live: dict[int, dict[int, Block]] = {}
+        live: dict[int, dict[int, MemoryBlock]] = {}
         reserved: dict[int, int] = {}
         for segment in self._dicts(whole["segments"], "segments"):
             device = _number(segment, "device", 0)
@@ -137,7 +137,7 @@ class _Parsed:
                 address = _number(block, "address", at)
                 if str(block.get("state", "")).startswith("active"):
                     asked, stack = self._asked(block, size)
-                    live.setdefault(device, {})[address] = Block(asked, stack)
+                    live.setdefault(device, {})[address] = MemoryBlock(asked, stack)
                 at = address + size
         traces = whole.get("device_traces", [])
         if not isinstance(traces, list):
@@ -158,7 +158,7 @@ class _Parsed:
         return asked, stack
 
     def _walk(
-        self, history: DeviceHistory, live: dict[int, Block], events: list[dict[Any, Any]]
+        self, history: DeviceHistory, live: dict[int, MemoryBlock], events: list[dict[Any, Any]]
     ) -> None:
         total = sum(block.size for block in live.values())
         history.in_use = history.peak = total
@@ -178,11 +178,13 @@ class _Parsed:
             self._back(live, events[place], 0)
         asked = {_number(e, "addr", 0): e for e in events[:best] if e.get("action") == "alloc"}
         history.blocks = [
-            block if block.stack or at not in asked else Block(block.size, self._stack(asked[at]))
+            block
+            if block.stack or at not in asked
+            else MemoryBlock(block.size, self._stack(asked[at]))
             for at, block in live.items()
         ]
 
-    def _back(self, now: dict[int, Block], event: dict[Any, Any], total: int) -> int:
+    def _back(self, now: dict[int, MemoryBlock], event: dict[Any, Any], total: int) -> int:
         """Undo one event; the bytes in use before it."""
         address, action = _number(event, "addr", 0), event.get("action")
         if action not in ("alloc", "free_completed"):
@@ -192,7 +194,7 @@ class _Parsed:
             return total - gone.size if gone is not None else total
         size = _number(event, "size")
         before = now.get(address)
-        now[address] = Block(size, ())
+        now[address] = MemoryBlock(size, ())
         return total + size - (before.size if before is not None else 0)
 
     def _stack(self, owner: dict[Any, Any]) -> Stack:
@@ -204,7 +206,7 @@ class _Parsed:
         known = self._stacks.get(id(frames))
         if known is None:
             known = self._stacks[id(frames)] = tuple(
-                Frame(_text(one, "filename"), _number(one, "line", 0), _text(one, "name"))
+                StackFrame(_text(one, "filename"), _number(one, "line", 0), _text(one, "name"))
                 for one in self._dicts(frames[:_MOST_FRAMES], "frames")
             )
         return known

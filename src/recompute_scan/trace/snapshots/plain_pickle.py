@@ -37,7 +37,7 @@ _CODE = {
 }
 
 
-class _Wrong(Exception):
+class _Misformed(Exception):
     """The bytes are no pickle of plain values: why, a part of a sentence."""
 
 
@@ -56,7 +56,7 @@ def read_plain(data: bytes, source: str, limits: Limits) -> Any:
     reader = _Reader(data)
     try:
         value = reader.run(10 * limits.events)
-    except _Wrong as wrong:
+    except _Misformed as wrong:
         raise refuse_snapshot(source, str(wrong)) from None
     except (IndexError, KeyError, struct.error, UnicodeDecodeError, AttributeError, TypeError):
         raise refuse_snapshot(source, "it is cut off or damaged") from None
@@ -106,21 +106,21 @@ class _Reader:
             self._at += 1
             if code == 0x2E:
                 if len(self._stack) != 1:
-                    raise _Wrong("it does not end with one value")
+                    raise _Misformed("it does not end with one value")
                 return self._stack[0]
             how = made.get(code)
             if how is None:
                 name = _CODE.get(bytes([code]))
                 if name is not None:
                     raise _Code(name)
-                raise _Wrong(f"it has the opcode 0x{code:02x}, which no snapshot has")
+                raise _Misformed(f"it has the opcode 0x{code:02x}, which no snapshot has")
             how(self)
         raise _TooMuch
 
     def take(self, number: int) -> bytes:
         begin, end = self._at, self._at + number
         if end > len(self._data):
-            raise _Wrong("it is cut off")
+            raise _Misformed("it is cut off")
         self._at = end
         return self._data[begin:end]
 
@@ -132,7 +132,7 @@ class _Reader:
 
     def protocol(self) -> None:
         if self.number(1) not in _PROTOCOLS:
-            raise _Wrong("its protocol is unknown")
+            raise _Misformed("its protocol is unknown")
 
     def frame(self) -> None:
         self.take(8)
@@ -143,7 +143,7 @@ class _Reader:
     def marked(self) -> list[Any]:
         begin = self._marks.pop()
         if begin > len(self._stack):
-            raise _Wrong("it is damaged")
+            raise _Misformed("it is damaged")
         found = self._stack[begin:]
         del self._stack[begin:]
         return found
@@ -160,7 +160,7 @@ class _Reader:
     def long(self, size: int) -> None:
         length = self.number(size)
         if length > _LONGEST_NUMBER:
-            raise _Wrong("one of its numbers is too long")
+            raise _Misformed("one of its numbers is too long")
         self.push(int.from_bytes(self.take(length), "little", signed=True))
 
     def text(self, size: int) -> None:
@@ -180,7 +180,7 @@ class _Reader:
     def _list(self) -> list[Any]:
         owner = self._stack[-1]
         if type(owner) is not list:
-            raise _Wrong("it is damaged")
+            raise _Misformed("it is damaged")
         return owner
 
     def set_item(self) -> None:
@@ -196,19 +196,19 @@ class _Reader:
     def _dict(self) -> dict[Any, Any]:
         owner = self._stack[-1]
         if type(owner) is not dict:
-            raise _Wrong("it is damaged")
+            raise _Misformed("it is damaged")
         return owner
 
     def tuple_of(self, number: int) -> None:
         if number > len(self._stack):
-            raise _Wrong("it is damaged")
+            raise _Misformed("it is damaged")
         begin = len(self._stack) - number
         self._stack[begin:] = [tuple(self._stack[begin:])]
 
 
 def _key(value: Any) -> str | int:
     if type(value) not in (str, int):
-        raise _Wrong("a key is neither a text nor a number")
+        raise _Misformed("a key is neither a text nor a number")
     found: str | int = value
     return found
 

@@ -9,13 +9,13 @@ from typing import Any
 from recompute_scan.frameworks.known import MECHANISMS
 from recompute_scan.guarding.doors import door
 from recompute_scan.guarding.samples import both_runs, recomputing
-from recompute_scan.guarding.tallies import Region, Tallies
+from recompute_scan.guarding.tallies import TalliedRegion, Tallies
 from recompute_scan.record.caught import generator_function, reentrant_function, replace_generator
 from recompute_scan.record.guard import Guard, Sheltered, within
 from recompute_scan.record.patches import Patches, after_import
 
 
-class Hooks:
+class CheckpointHooks:
     """Counts checkpoint calls between :meth:`install` and :meth:`remove`."""
 
     def __init__(
@@ -42,13 +42,13 @@ class Hooks:
         self._patches.undo()
 
     def _generator(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Region:
+        def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> TalliedRegion:
             keeps = kwargs.get("preserve_rng_state", args[1] if len(args) > 1 else True)
             return self._tallies.entered("non-reentrant", args[0], args[1:], keeps)
 
         def sampled(
             function: Callable[..., Any],
-            region: Region,
+            region: TalliedRegion,
             args: tuple[Any, ...],
             kwargs: dict[str, Any],
         ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -68,7 +68,7 @@ class Hooks:
         """An autograd function of the reentrant kind, which runs what it is given."""
         torchs = function is reentrant_function()
 
-        def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Region | None:
+        def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> TalliedRegion | None:
             at = place(args)
             if at < 0:
                 return None
@@ -84,7 +84,7 @@ class Hooks:
     def _both(
         self,
         function: Callable[..., Any],
-        region: Region,
+        region: TalliedRegion,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -103,7 +103,7 @@ class Hooks:
                 self._count_function(function)
             elif callable(function):
 
-                def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Region | None:
+                def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> TalliedRegion | None:
                     if not args or not callable(args[0]):
                         return None
                     return self._tallies.entered("non-reentrant", args[0], args[1:], True)

@@ -146,7 +146,7 @@ def _text(page: Page, result: Result) -> None:
         )
 
 
-class Mark(Struct, frozen=True):
+class CurveMark(Struct, frozen=True):
     """A point of the drawing, in its own units; ``words`` say what it is."""
 
     x: float
@@ -155,11 +155,11 @@ class Mark(Struct, frozen=True):
     words: str
 
 
-class Drawing(Struct, frozen=True):
+class CurveDrawing(Struct, frozen=True):
     """The curve in a box of 100 by 100, memory to the right, step time up."""
 
     line: str
-    marks: tuple[Mark, ...]
+    marks: tuple[CurveMark, ...]
     budget: float | None
     low_bytes: str
     high_bytes: str
@@ -167,7 +167,7 @@ class Drawing(Struct, frozen=True):
     high_ms: str
 
 
-def drawing(plan: ActivationPlan) -> Drawing:
+def drawing(plan: ActivationPlan) -> CurveDrawing:
     """The curve with today's script and the plan on it."""
     named = [("today", "Today", plan.today), ("plan", "Plan", plan.plan)]
     points = [*plan.curve, *(point for _, _, point in named)]
@@ -189,10 +189,12 @@ def drawing(plan: ActivationPlan) -> Drawing:
         corners += [f"{x},{before}"] if before is not None else []
         corners.append(f"{x},{y}")
         before = y
-    marks = [Mark(*place(point), "curve", _said("", point)) for point in plan.curve]
-    marks += [Mark(*place(point), kind, _said(f"{name}: ", point)) for kind, name, point in named]
+    marks = [CurveMark(*place(point), "curve", _said("", point)) for point in plan.curve]
+    marks += [
+        CurveMark(*place(point), kind, _said(f"{name}: ", point)) for kind, name, point in named
+    ]
     budget = plan.budget_bytes
-    return Drawing(
+    return CurveDrawing(
         " ".join(corners),
         tuple(marks),
         round(100 * budget / right, 2) if budget is not None and budget <= right else None,
@@ -237,7 +239,7 @@ def _markdown(result: Result) -> str:
 SECTION = Section(
     anchor="plan",
     title="What to recompute, and what to keep",
-    template="activation_plan.html",
+    template="planned_checkpoints.html",
     present=lambda result: result.plan is not None,
     html=_html,
     text=_text,
