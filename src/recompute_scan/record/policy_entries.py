@@ -30,7 +30,7 @@ _CHAIN = ("LOAD_ATTR", "LOAD_METHOD")
 _ROOTS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_FROM_DICT_OR_DEREF")
 
 
-class PolicyEntry(NamedTuple):
+class ListedEntry(NamedTuple):
     """An operator that a policy names, in which collection, and how often it is in there."""
 
     operator: Any
@@ -59,7 +59,7 @@ class EntriesOfPolicy(NamedTuple):
 
     name: str
     code: CodeType | None
-    entries: tuple[PolicyEntry, ...]
+    entries: tuple[ListedEntry, ...]
     key: object
 
 
@@ -112,7 +112,7 @@ def _code(function: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-def _entries(function: Any, given: dict[str, Any]) -> Iterator[PolicyEntry]:
+def _entries(function: Any, given: dict[str, Any]) -> Iterator[ListedEntry]:
     variables = {**_variables(function), **given}
     for name, value in list(variables.items()):
         if isinstance(value, (list, tuple, set, frozenset, dict)) and len(value) <= _MOST:
@@ -141,7 +141,7 @@ def _variables(function: Any) -> dict[str, Any]:
     return found
 
 
-def _members(collection: str, values: Any) -> Iterator[PolicyEntry]:
+def _members(collection: str, values: Any) -> Iterator[ListedEntry]:
     counts: Counter[int] = Counter()
     known: dict[int, Any] = {}
     for value in values:
@@ -154,7 +154,7 @@ def _members(collection: str, values: Any) -> Iterator[PolicyEntry]:
     for key, value in known.items():
         kind = kinds[key]
         if kind is not None:
-            yield PolicyEntry(value, kind, collection, counts[key])
+            yield ListedEntry(value, kind, collection, counts[key])
 
 
 def _kind(value: Any) -> EntryKind | None:
