@@ -30,7 +30,6 @@ class Transcript:
 
 TRANSCRIPTS = (
     Transcript("Record a script", "recompute-scan run --steps 5 train.py", recorded=True),
-    Transcript("Plan its checkpoints", "recompute-scan plan --memory 200% train.py", recorded=True),
     Transcript("Read a trace", "recompute-scan analyze traces/doubled_llama_fsdp"),
     Transcript(
         "Compare two runs",

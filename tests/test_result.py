@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from recompute_scan import crash as crash_module
-from recompute_scan import faithful
+from recompute_scan import deciding, faithful
 from recompute_scan import result as result_module
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
@@ -161,6 +161,6 @@ def test_numbers_that_json_cannot_hold_become_null(doubled: Result) -> None:
 
 def test_every_class_of_the_document_is_frozen() -> None:
     for name in json_schema()["$defs"]:
-        homes = (result_module, crash_module, faithful)
+        homes = (result_module, crash_module, faithful, deciding)
         module = next(home for home in homes if hasattr(home, name))
         assert getattr(module, name).__struct_config__.frozen, name

@@ -75,4 +75,4 @@ def train_step(net: Net, optimizer: torch.optim.Optimizer, rows: int = 4) -> str
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    return float(loss).hex()
+    return float(loss.detach()).hex()

@@ -23,7 +23,10 @@ _CONNECTS = ("socket.", "urllib.", "http.", "ftplib.", "smtplib.", "ssl.")
 _STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.startfile")
 _MODEL_CODE = {"torch", "transformers", "peft", "accelerate", "deepspeed", "wrapt"}
 _INPUT = ("trace", "run-", "result")
-_LINTED = (".py", ".json") if sys.argv[2] == "lint" else ()
+# Settings of ours are in pyproject.toml, and pins of versions.
+_LINTED = {"lint": (".py", ".json", "pyproject.toml"), "check": ("pyproject.toml",)}.get(
+    sys.argv[2], ()
+)
 
 
 def watch(event: str, args: tuple[Any, ...]) -> None:

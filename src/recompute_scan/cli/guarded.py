@@ -15,7 +15,7 @@ def run_guarded_script(
     is_module: bool,
     nproc_per_node: int | None,
 ) -> int:
-    """The script's exit status; what was told stands in the folder."""
+    """The script's exit status; what was told is in the folder."""
     folder = folder.absolute()
     if nproc_per_node is not None:
         from recompute_scan.record.launch.launcher import launch

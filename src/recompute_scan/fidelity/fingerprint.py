@@ -69,7 +69,7 @@ class Fingerprint(Struct, eq=False):
     def held(self, tensor: torch.Tensor) -> Fingerprint:
         """This, or this in another shape: the same elements are there again, and as they were."""
         if tensor.shape != self.shape:
-            return Fingerprint(self.dtype, tensor.shape, self.bits, tensor, self._sums)
+            return Fingerprint(self.dtype, tuple(tensor.shape), self.bits, tensor, self._sums)
         self._tensor = tensor
         return self
 
@@ -177,7 +177,7 @@ def fingerprint(value: torch.Tensor) -> Fingerprint | None:
     ``None`` of one whose elements are nowhere, or not to be had.
     """
     if _lies_ready(value):
-        return Fingerprint(value.dtype, value.shape, _bits_here(value, 0), value)
+        return Fingerprint(value.dtype, tuple(value.shape), _bits_here(value, 0), value)
     parts = plain_parts(value)
     if not parts or any(part.is_quantized or part.is_meta for part in parts):
         return None

@@ -62,6 +62,7 @@ from recompute_scan.result.recompute import (
     Variant,
     Verdict,
 )
+from recompute_scan.result.snapshot import HeldBy, MemorySnapshot
 
 __all__ = [
     "DOUBLED",
@@ -87,11 +88,13 @@ __all__ = [
     "Flops",
     "GradientDistance",
     "Gradients",
+    "HeldBy",
     "Hta",
     "Level",
     "Losses",
     "Memory",
     "MemoryPlan",
+    "MemorySnapshot",
     "Outcome",
     "PlainCount",
     "PlanOutcome",

@@ -170,7 +170,7 @@ class Rehearsals:
         if not complete:
             raise RunError(
                 "E333",
-                "The script did not come through with its checkpoints rearranged.",
+                "The script failed with its checkpoints rearranged.",
                 why=_why(folder, status, options),
                 hint=f"{folder / 'output.txt'} has what it printed",
             )

@@ -21,7 +21,7 @@ _OUTCOMES: dict[PlanOutcome, str] = {
     "unclear": "It fits, but the step times vary too much to say whether it is faster: give more "
     "--timing-steps, on a machine that does nothing else.",
     "does-not-fit": "Taken back: with it the script does not keep the limit.",
-    "failed": "Taken back: the script did not come through with it.",
+    "failed": "Taken back: the script failed with it.",
     "not-tried": "It was not measured (--no-verify).",
 }
 _HOLDS: tuple[PlanOutcome, ...] = ("helps", "fits", "unclear", "not-tried")

@@ -18,7 +18,7 @@ from recompute_scan.errors import InputError
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_events
 from recompute_scan.trace.snapshots.plain_pickle import read_plain, refuse_snapshot
 
-_SUFFIXES = (".pickle", ".pkl")
+_SUFFIXES = (".pickle",)
 _HEADS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 _MOST_BYTES = 2**62
 # Deeper stacks are cut: torch itself keeps fewer.
