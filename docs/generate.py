@@ -531,6 +531,6 @@ PAGES |= {
 if __name__ == "__main__":
     for kind, schema in {"result": json_schema, "comparison": comparison_schema}.items():
         path = DOCS.parent / "src" / "recompute_scan" / f"{kind}.schema.json"
-        path.write_text(json.dumps(schema(), indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(schema(), indent=0) + "\n", encoding="utf-8")
     for page, write in PAGES.items():
         (DOCS / page).write_text(write(), encoding="utf-8")

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 _WHEEL = re.compile(
     r"recompute_scan/[\w/]+\.(py|html|css|js)|recompute_scan/(py\.typed|\w+\.schema\.json)"
-    r"|recompute_scan/bundle/operators\.txt|recompute_scan/(messages|finding_pages/RS\d{3})\.md"
+    r"|recompute_scan/bundle/operators\.txt|recompute_scan/(messages|finding_pages)\.md"
     # One line that lets processes below a launcher take part, and does nothing else.
     r"|recompute_scan\.pth"
     r"|recompute_scan-[\w.]+\.dist-info/"
@@ -31,6 +31,7 @@ _WHEEL = re.compile(
 _SDIST = re.compile(
     r"(src|tests|examples|docs|traces|notebooks|benchmarks)/.*|PKG-INFO|pyproject\.toml|\.gitignore"
     r"|README\.md|LICENSE|CHANGELOG\.md|Makefile|action\.yml|constraints\.txt|requirements\.lock"
+    r"|hatch_build\.py"
 )
 _LARGEST_WHEEL = 1_000_000
 TRACE = ROOT / "traces" / "doubled_llama_fsdp"

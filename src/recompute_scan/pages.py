@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-# In a wheel beside this file; in a checkout, where they are written.
-_FOLDERS = (_HERE / "finding_pages", _HERE.parents[1] / "docs" / "findings")
+# In a checkout, where they are written; a wheel has them as one file each beside this one.
+_DOCS = _HERE.parents[1] / "docs"
+_PAGE = re.compile(r"^(?=# RS\d{3} )", re.MULTILINE)
 
 
 def page(code: str) -> str | None:
     """The page of the finding with this code, as Markdown; ``None`` where there is none."""
-    if not code.isalnum():
-        return None
-    for folder in _FOLDERS:
-        path = folder / f"{code.upper()}.md"
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    return None
+    return _pages().get(code.upper())
 
 
 def titles() -> dict[str, str]:
     """The name of every finding by its code, in order of the codes."""
-    found = {}
-    for path in sorted(_FOLDERS[0].glob("RS*.md")) or sorted(_FOLDERS[1].glob("RS*.md")):
-        with path.open(encoding="utf-8") as file:
-            code, _, name = file.readline().removeprefix("# ").strip().partition(" ")
-        found[code] = name
-    return found
+    return {
+        code: text.partition("\n")[0][len("# RS000 ") :].strip() for code, text in _pages().items()
+    }
+
+
+@cache
+def _pages() -> dict[str, str]:
+    together = _HERE / "finding_pages.md"
+    if together.is_file():
+        found = _PAGE.split(together.read_text(encoding="utf-8"))
+    else:
+        files = sorted((_DOCS / "findings").glob("RS*.md"))
+        found = [one.read_text(encoding="utf-8") for one in files]
+    return {text[2:7]: text.rstrip("\n") + "\n" for text in found if text.startswith("# RS")}
 
 
 def message(code: str) -> str | None:
@@ -38,7 +42,7 @@ def message(code: str) -> str | None:
 
 def messages() -> dict[str, str]:
     """What the documentation says of every error, by its code, heading first."""
-    for folder in (_HERE, _FOLDERS[1].parent):
+    for folder in (_HERE, _DOCS):
         path = folder / "messages.md"
         if path.is_file():
             parts = re.split(r"^(?=#{2,3} )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
