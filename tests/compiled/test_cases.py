@@ -15,7 +15,6 @@ _QUICK = {
     "layers, in and around",
     "model",
     "graph break under each checkpoint",
-    "compiled autograd, layers doubled",
 }
 
 
