@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+
+from msgspec import Struct
 
 from recompute_scan.advise import place
 from recompute_scan.advise.edit import change_diff
 from recompute_scan.deciding import DecidedOperator, PolicyEntry, WatchedPolicy
+from recompute_scan.findings.base import NotApplicable
 from recompute_scan.findings.evidence import Evidence
+from recompute_scan.findings.memory_headroom import WORTH
+from recompute_scan.result import Fix
 from recompute_scan.units import plural
 
 POLICY_DOCS = (
     "https://docs.pytorch.org/docs/stable/checkpoint.html"
     "#torch.utils.checkpoint.create_selective_checkpoint_contexts"
 )
+
+
+class DearOperator(Struct, frozen=True):
+    """An operator whose recompute under a policy takes time.
+
+    Attributes:
+        policy: The policy.
+        operator: What was decided about it.
+        ms: What its recomputes take per step.
+        pct: That as a part of the step.
+    """
+
+    policy: WatchedPolicy
+    operator: DecidedOperator
+    ms: float
+    pct: float
 
 
 def describe_decided(policy: WatchedPolicy) -> tuple[str, ...]:
@@ -31,6 +53,35 @@ def overloads_met(policy: WatchedPolicy, entry: PolicyEntry) -> list[DecidedOper
     if entry.kind == "packet":
         return [one for one in policy.operators if one.name.startswith(f"{entry.name}.")]
     return [one for one in policy.operators if one.name == entry.name]
+
+
+def dear_ones(
+    evidence: Evidence, wanted: Callable[[WatchedPolicy, DecidedOperator], bool]
+) -> list[DearOperator] | NotApplicable:
+    """The wanted ones of all operators whose recompute takes enough of a step for a finding."""
+    cost = evidence.cost
+    if cost is None:
+        return NotApplicable("There is no step time to compare with.")
+    every = [
+        DearOperator(policy, one, time, 100 * time / cost.step_ms)
+        for policy in evidence.decided
+        for one in policy.operators
+        if (time := one.recompute_ms_per_step or 0.0) >= WORTH * cost.step_ms
+    ]
+    return [dear for dear in every if wanted(dear.policy, dear.operator)]
+
+
+def keep_too(summary: str, reason: str) -> Fix:
+    """The fix that lets a policy keep one more operator."""
+    return Fix(
+        summary=summary,
+        disposition="review",
+        diff=None,
+        keep="what the policy keeps already",
+        remove="",
+        docs=POLICY_DOCS,
+        reason=reason,
+    )
 
 
 def spell_overloads(

@@ -45,21 +45,19 @@ RULES: tuple[Rule, ...] = tuple(import_module(f"{__package__}.{name}").RULE for 
 
 def check_all(evidence: Evidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
     """Findings, and what became of each rule. A rule that breaks never costs the report."""
-    findings: list[Finding] = []
-    checked: list[Checked] = []
-    for rule in RULES:
-        found, status = _checked(rule, partial(rule.look, evidence))
-        findings.extend(found)
-        checked.append(status)
-    return tuple(findings), tuple(checked)
+    return _check_each(lambda rule: rule.look(evidence))
 
 
 def check_code(evidence: CodeEvidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
     """The same where there is no trace: rules on compiled code alone can look."""
+    return _check_each(lambda rule: rule.look_at_code(evidence))
+
+
+def _check_each(look: Callable[[Rule], Answer]) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
     findings: list[Finding] = []
     checked: list[Checked] = []
     for rule in RULES:
-        found, status = _checked(rule, partial(rule.look_at_code, evidence))
+        found, status = _checked(rule, partial(look, rule))
         findings.extend(found)
         checked.append(status)
     return tuple(findings), tuple(checked)
