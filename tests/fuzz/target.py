@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recompute_scan.advise.edit import change_diff, edited
-from recompute_scan.analysis.answer import result_of, result_without_trace
+from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.analysis.without_trace import result_without_trace
 from recompute_scan.check import Policy, judge
 from recompute_scan.check.baseline import parse_baseline
 from recompute_scan.diagnose.classify import diagnose_log

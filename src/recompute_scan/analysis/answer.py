@@ -166,33 +166,6 @@ def _by_design(facts: RecomputeFacts, scale: float) -> tuple[ByDesign, ...]:
     )
 
 
-def result_without_trace(info: RunInfo) -> Result:
-    """The result of a run that failed before anything could be recorded."""
-    reason = info.message or "The run failed before a step was recorded."
-    return Result(
-        tool_version=__version__,
-        verdict="inconclusive",
-        evidence_level="annotated",
-        confidence="low",
-        reason=reason,
-        headline="The run failed before a step was recorded: no verdict on checkpointing.",
-        recompute_per_backward=None,
-        mean_recompute=None,
-        recomputed_share=None,
-        attention=None,
-        steps=(),
-        families=(),
-        regions=(),
-        cost=None,
-        findings=(),
-        checked=(),
-        ranks=(),
-        health={},
-        environment=info.environment,
-        warnings=info.warnings,
-    )
-
-
 def _cross_check(facts: RecomputeFacts) -> CrossCheck | None:
     """The plain count, where the answer is one of operators."""
     if facts.level == "kernels":

@@ -10,17 +10,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan import trace as traces
-from recompute_scan.analysis.answer import result_from, result_without_trace
+from recompute_scan.analysis.answer import result_from
 from recompute_scan.analysis.compiler_logs import is_text, logs_alone
-from recompute_scan.analysis.graphs_alone import result_of_log
 from recompute_scan.analysis.loading import Loaded, load_one, name_mechanism, with_stacks
 from recompute_scan.analysis.ranks import Piece, ends_in, merge
-from recompute_scan.analysis.snapshots import (
-    nothing_recorded,
-    result_of_snapshots,
-    snapshots_at,
-    snapshots_beside,
-)
+from recompute_scan.analysis.without_trace import result_of_log, result_without_trace
 from recompute_scan.collecting import paused
 from recompute_scan.cost.device import device_time
 from recompute_scan.cost.footprint import Footprint, measure_memory
@@ -30,7 +24,7 @@ from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.result import Result, from_json
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
 from recompute_scan.trace.allocations import read_allocations
-from recompute_scan.trace.snapshots.history import is_snapshot
+from recompute_scan.trace.looks import is_snapshot, snapshots_in
 from recompute_scan.workers import AUTOMATIC, HERE, Lost, Workers, run_each, usable_cores
 
 # With fewer bytes of JSON for each, a second process costs more than it brings.
@@ -69,17 +63,27 @@ def analyse(
     """
     given = [Path(one) for one in addresses if is_snapshot(Path(one))]
     addresses = [one for one in addresses if Path(one) not in given]
-    snapshots = snapshots_at(given, limits)
-    if given and not addresses:
-        return result_of_snapshots(snapshots, result_without_trace(nothing_recorded()))
     folders = [Path(one) for one in addresses if Path(one).is_dir()]
-    snapshots += tuple(one for folder in folders for one in snapshots_beside(folder, limits))
+    beside = [path for folder in folders for path in snapshots_in(folder)]
+    if not given and not beside:
+        return _analyse_traces(addresses, on_progress, limits, machine, hta=hta, workers=workers)
+    # Hardly anybody has one: what reads them is loaded where one is.
+    from recompute_scan.analysis.snapshots import (  # noqa: PLC0415
+        result_of_snapshots,
+        snapshots_among,
+        snapshots_at,
+    )
+
+    snapshots = snapshots_at(given, limits)
+    if not addresses:
+        return result_of_snapshots(snapshots)
+    snapshots += snapshots_among(beside, limits)
     try:
         result = _analyse_traces(addresses, on_progress, limits, machine, hta=hta, workers=workers)
     except InputError as error:
         if error.code != _NO_TRACE or not snapshots:
             raise
-        return result_of_snapshots(snapshots, result_without_trace(nothing_recorded()))
+        return result_of_snapshots(snapshots)
     return replace(result, snapshots=snapshots) if snapshots else result
 
 

@@ -13,17 +13,16 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from recompute_scan.analysis.without_trace import bare_result
 from recompute_scan.errors import InputError
 from recompute_scan.result import Result
 from recompute_scan.result.snapshot import HeldBy, HeldKind, MemorySnapshot
-from recompute_scan.run_info import RunInfo
 from recompute_scan.trace.limits import Limits
 from recompute_scan.trace.snapshots.history import (
     DeviceHistory,
     Stack,
     StackFrame,
     read_snapshot,
-    snapshots_in,
 )
 
 _TORCH = re.compile(r"(?:^|.*/)torch/.*\.py$")
@@ -45,37 +44,20 @@ def snapshots_at(paths: list[Path], limits: Limits) -> tuple[MemorySnapshot, ...
     )
 
 
-def snapshots_beside(folder: Path, limits: Limits) -> tuple[MemorySnapshot, ...]:
-    """What the snapshots in a folder show; a pickle there may be anything else."""
+def snapshots_among(paths: list[Path], limits: Limits) -> tuple[MemorySnapshot, ...]:
+    """What those of the files that are snapshots show; a pickle may be anything else."""
     found: list[MemorySnapshot] = []
-    for path in snapshots_in(folder):
+    for path in paths:
         with suppress(InputError):
             found.extend(snapshots_at([path], limits))
     return tuple(found)
 
 
-def result_of_snapshots(snapshots: tuple[MemorySnapshot, ...], empty: Result) -> Result:
+def result_of_snapshots(snapshots: tuple[MemorySnapshot, ...]) -> Result:
     """The result of snapshots alone: memory, and no word on recomputes."""
     why = "A memory snapshot has allocations and no operators."
-    return replace(
-        empty, snapshots=snapshots, reason=why, headline=f"No verdict on checkpointing: {why}"
-    )
-
-
-def nothing_recorded() -> RunInfo:
-    """A run record that says nothing, for a result without a trace."""
-    return RunInfo(
-        rank=0,
-        world_size=1,
-        status="complete",
-        exit_status=0,
-        device="cuda",
-        warmup_steps=0,
-        timed_steps_ms=(),
-        profiled_steps=0,
-        trace=None,
-        stacks=None,
-    )
+    bare = bare_result(why, f"No verdict on checkpointing: {why}")
+    return replace(bare, snapshots=snapshots)
 
 
 def _shown(file: str, device: DeviceHistory) -> MemorySnapshot:

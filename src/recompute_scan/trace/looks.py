@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 _LOOKED_AT = 4096
@@ -137,6 +138,10 @@ _LOG = re.compile(
 _LOOKS_LIKE_A_LOG = Look("it is the log of a program", "`recompute-scan explain` reads logs")
 
 
+# How a pickle of protocol 2 to 5 begins.
+_PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+
+
 def look_at_bytes(data: bytes) -> Look | None:
     """What a file that is no JSON looks like; ``None`` where its first bytes do not tell."""
     front = data[:_LOOKED_AT]
@@ -167,6 +172,25 @@ def look_at_members(names: Iterable[str]) -> str | None:
     """What an archive without a trace is."""
     found = list(names)
     return next((what for end, what in _MEMBERS if any(n.endswith(end) for n in found)), None)
+
+
+def is_snapshot(path: Path) -> bool:
+    """Does the file begin as a pickle does, and is it called one? Not one that cannot be read."""
+    try:
+        if path.suffix != ".pickle" or not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(2) in _PICKLES
+    except OSError:
+        return False
+
+
+def snapshots_in(folder: Path) -> list[Path]:
+    """The files of a folder that may be snapshots, in order of their names."""
+    try:
+        return sorted(path for path in folder.iterdir() if is_snapshot(path))
+    except OSError:
+        return []
 
 
 def _match(looks: tuple[tuple[bytes, Look], ...], front: bytes) -> Look | None:

@@ -18,8 +18,6 @@ from recompute_scan.errors import InputError
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_events
 from recompute_scan.trace.snapshots.plain_pickle import read_plain, refuse_snapshot
 
-_SUFFIXES = (".pickle",)
-_HEADS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 _MOST_BYTES = 2**62
 # Deeper stacks are cut: torch itself keeps fewer.
 _MOST_FRAMES = 2000
@@ -65,19 +63,6 @@ class DeviceHistory(Struct):
     events: int = 0
     out_of_memory: int = 0
     blocks: list[MemoryBlock] = field(default_factory=list)
-
-
-def is_snapshot(path: Path) -> bool:
-    """Does the file begin as a pickle does, and is it called one?"""
-    if path.suffix not in _SUFFIXES or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(2) in _HEADS
-
-
-def snapshots_in(folder: Path) -> list[Path]:
-    """The files of a folder that may be snapshots, in order of their names."""
-    return sorted(path for path in folder.iterdir() if is_snapshot(path))
 
 
 def read_snapshot(path: Path, limits: Limits = DEFAULT_LIMITS) -> list[DeviceHistory]:

@@ -1,6 +1,8 @@
-"""The result of the compiler's logs alone: counts, and no times."""
+"""Results where there is no trace: of runs that failed, of compilers' logs, of memory snapshots."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
@@ -11,7 +13,8 @@ from recompute_scan.compiled.alone import Alone, answer_alone
 from recompute_scan.compiled.compiled_answer import graphs_from
 from recompute_scan.findings.code import CodeEvidence
 from recompute_scan.findings.rules import check_code
-from recompute_scan.result import Level, Result
+from recompute_scan.result import EvidenceLevel, Level, Result, Verdict
+from recompute_scan.run_info import RunInfo
 
 _SAYS = (
     "There is no trace beside the compiler's logs: times, how often each graph runs, and all that "
@@ -26,6 +29,51 @@ _UNSURROUNDED = (
 )
 
 
+def bare_result(
+    reason: str | None,
+    headline: str,
+    *,
+    verdict: Verdict = "inconclusive",
+    evidence_level: EvidenceLevel = "annotated",
+    confidence: Level = "low",
+    environment: Mapping[str, str] | None = None,
+    warnings: tuple[str, ...] = (),
+) -> Result:
+    """A result without steps, regions and cost."""
+    return Result(
+        tool_version=__version__,
+        verdict=verdict,
+        evidence_level=evidence_level,
+        confidence=confidence,
+        reason=reason,
+        headline=headline,
+        recompute_per_backward=None,
+        mean_recompute=None,
+        recomputed_share=None,
+        attention=None,
+        steps=(),
+        families=(),
+        regions=(),
+        cost=None,
+        findings=(),
+        checked=(),
+        ranks=(),
+        health={},
+        environment=dict(environment or {}),
+        warnings=warnings,
+    )
+
+
+def result_without_trace(info: RunInfo) -> Result:
+    """The result of a run that failed before anything could be recorded."""
+    return bare_result(
+        info.message or "The run failed before a step was recorded.",
+        "The run failed before a step was recorded: no verdict on checkpointing.",
+        environment=info.environment,
+        warnings=info.warnings,
+    )
+
+
 def result_of_log(log: CompilerLog) -> Result:
     """What the graphs in a log come to; times are unknown."""
     graphs = graphs_from(log.records)
@@ -37,27 +85,22 @@ def result_of_log(log: CompilerLog) -> Result:
     warnings = [_SAYS, _SURROUNDED if alone.surrounded else _UNSURROUNDED]
     if log.others:
         warnings.append(f"Of {log.others + 1} logs of this rank in the folder, the last was read.")
-    result = Result(
-        tool_version=__version__,
+    bare = bare_result(
+        judgement.reason,
+        "",
         verdict=judgement.verdict,
         evidence_level="graphs",
         confidence=sure,
-        reason=judgement.reason,
-        headline="",
+        environment=environment,
+        warnings=tuple(warnings),
+    )
+    result = replace(
+        bare,
         recompute_per_backward=judgement.highest,
         mean_recompute=judgement.mean,
         recomputed_share=judgement.share,
-        attention=None,
-        steps=(),
-        families=(),
-        regions=(),
-        cost=None,
         findings=findings,
         checked=checked,
-        ranks=(),
-        health={},
-        environment=environment,
-        warnings=tuple(warnings),
         compiled=alone.code,
     )
     return replace(result, headline=headline(result))
