@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from recompute_scan.microseconds import are_whole, tell_apart
 from recompute_scan.nesting import levels_of, nest_intervals, whole_trees
-from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind, Trace
+from recompute_scan.trace.columns import Bool, Int8, Int16, Int32, Int64, Ints, Kind, Trace
 
 _STEP = re.compile(r"ProfilerStep#(\d+)$")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
@@ -51,7 +51,7 @@ class Calls(Struct, frozen=True):
     sequence: Ints
     dims: Int32
     parent: Int32
-    depth: Ints
+    depth: Int16
     size: Int32
     names: tuple[str, ...]
     overruns: int

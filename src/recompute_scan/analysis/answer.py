@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
@@ -12,9 +13,6 @@ from recompute_scan._version import __version__
 from recompute_scan.advise.choose import kept
 from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.analysis.loading import name_mechanism
-from recompute_scan.compiled.alone import answer_without_backward
-from recompute_scan.compiled.compiled_answer import Graphs, answer_compiled
-from recompute_scan.compiled.compiled_sites import with_call_sites
 from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.footprint import Footprint
@@ -35,6 +33,9 @@ from recompute_scan.run_info import RunInfo, Source
 from recompute_scan.trace import Trace
 from recompute_scan.trace.columns import Int64
 from recompute_scan.trace.date import recorded_on
+
+if TYPE_CHECKING:
+    from recompute_scan.compiled.compiled_answer import Graphs
 
 # A forward pass has at least this share of the operators of the largest in its step.
 _SMALL_PASS = 0.1
@@ -67,7 +68,10 @@ def result_from(
         graphs: The compiler's graphs of the same run, where they are known.
     """
     compiled = None
-    if graphs is not None:
+    if graphs is not None:  # what reads graphs is loaded where there are some
+        from recompute_scan.compiled.alone import answer_without_backward  # noqa: PLC0415
+        from recompute_scan.compiled.compiled_answer import answer_compiled  # noqa: PLC0415
+
         compiled = answer_without_backward(facts, graphs) or answer_compiled(facts, graphs)
     facts, opened = (compiled.facts, compiled.opened) if compiled else (facts, facts)
     sources = info.sources if info else {}
@@ -81,6 +85,8 @@ def result_from(
     switched_on = info.switched_on if info else ()
     regions = list_regions(opened, scale)
     if compiled is not None:
+        from recompute_scan.compiled.compiled_sites import with_call_sites  # noqa: PLC0415
+
         regions = with_call_sites(regions, sources, switched_on)
     regions = _with_sources(regions, sources, info.functions if info else {})
     sure = confidence(facts)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,7 +19,6 @@ from msgspec.structs import replace
 from recompute_scan import trace as traces
 from recompute_scan.analysis.compiler_logs import records_beside
 from recompute_scan.annotations import REGION
-from recompute_scan.compiled.compiled_answer import Graphs, graphs_from
 from recompute_scan.errors import InputError
 from recompute_scan.frameworks.known import recognise
 from recompute_scan.recompute.blocks import Block
@@ -31,6 +31,9 @@ from recompute_scan.run_info import (
     so_far_name,
 )
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
+
+if TYPE_CHECKING:
+    from recompute_scan.compiled.compiled_answer import Graphs
 
 
 class Loaded(Struct, frozen=True):
@@ -111,6 +114,9 @@ def _graphs_beside(
     records = records_beside(address, rank, limits)
     if records is None:
         return None
+    # What reads graphs is loaded where there are some.
+    from recompute_scan.compiled.compiled_answer import graphs_from  # noqa: PLC0415
+
     budget = info.environment.get("activation_memory_budget", "") if info else ""
     known = float(budget) if budget.replace(".", "", 1).isdigit() else None
     return graphs_from(records, known)

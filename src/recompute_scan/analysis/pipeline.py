@@ -14,7 +14,6 @@ from recompute_scan.analysis.answer import result_from
 from recompute_scan.analysis.compiler_logs import is_text, logs_alone
 from recompute_scan.analysis.loading import Loaded, load_one, name_mechanism, with_stacks
 from recompute_scan.analysis.ranks import Piece, ends_in, merge
-from recompute_scan.analysis.without_trace import result_of_log, result_without_trace
 from recompute_scan.collecting import paused
 from recompute_scan.cost.device import device_time
 from recompute_scan.cost.footprint import Footprint, measure_memory
@@ -105,6 +104,8 @@ def _analyse_traces(
     if not ends.failed and (refused or all(map(is_text, found))):
         logs = [log for address in addresses for log in logs_alone(address, limits)]
         if logs:
+            from recompute_scan.analysis.without_trace import result_of_log  # noqa: PLC0415
+
             return merge([Piece(log.name, log.rank, result_of_log(log)) for log in logs], ())
     if refused and not ends.failed:
         raise refused
@@ -113,6 +114,8 @@ def _analyse_traces(
     pieces = [answer for answer in answers if isinstance(answer, Piece)]
     failures = [answer for answer in answers if isinstance(answer, InputError)]
     if not pieces and ends.failed:
+        from recompute_scan.analysis.without_trace import result_without_trace  # noqa: PLC0415
+
         return ends.with_crash(result_without_trace(ends.records[0]))
     whole = merge(pieces, failures)
     return ends.with_crash(whole) if ends.failed else whole

@@ -144,31 +144,40 @@ def host_threads(calls: Calls, steps: Sequence[StepSpan], main: int) -> tuple[Ho
     found = []
     for code in distinct(np.append(threads, main)):
         rows = here[threads == code]
+        known, kind = ranked(
+            kind_of_name[calls.name[rows]] * (int(calls.dims.max()) + 1) + calls.dims[rows]
+        )
         # A beginning and an end of one kind of call are two kinds of cut.
-        kind = 2 * (kind_of_name[calls.name[rows]] * (int(calls.dims.max()) + 1) + calls.dims[rows])
+        kind = np.concatenate([2 * kind, 2 * kind + 1])
         cuts = np.clip(np.concatenate([calls.start[rows], calls.end[rows]]), begin, end)
-        kind = np.concatenate([kind, kind + 1])
         order = np.argsort(cuts, kind="stable")
         cuts = np.concatenate(([begin], cuts[order], [end]))
-        kind = np.concatenate(([-1], kind[order], [-1]))
-        times, first, marks = np.unique(cuts, return_index=True, return_counts=True)
+        beyond = 2 * len(known)
+        kind = np.concatenate(([beyond], kind[order], [beyond]))
+        first = np.flatnonzero(_changes(cuts))
+        times, marks = cuts[first], np.diff(np.append(first, len(cuts)))
         last = first + marks - 1
         step = np.searchsorted(starts, times[:-1], side="right")
-        usual = _usual(np.diff(times).astype(np.float64), kind[last[:-1]], kind[first[1:]], step)
-        found.append(HostThread(int(code), times, marks.astype(np.int64), usual))
+        pair = kind[last[:-1]] * (beyond + 1) + kind[first[1:]]
+        usual = _usual(np.diff(times).astype(np.float64), pair, step)
+        found.append(HostThread(int(code), times, marks, usual))
     return tuple(found)
 
 
-def _usual(length: Float64, before: Int64, after: Int64, step: Int64) -> Float64:
+def _usual(length: Float64, pair: Int64, step: Int64) -> Float64:
     """Lengths, with those held down that stand out among the same place in other steps.
 
     The same place is the n-th interval of a step between the same two kinds of cut.
+
+    Args:
+        length: Of each interval, ns.
+        pair: A number for each two kinds of cut.
+        step: Number of the step that each begins in; ascending.
     """
     if not len(length):
         return length
     # Numbers the intervals between the same two cuts anew in each step; steps are in order.
-    known, cut = ranked(np.concatenate((before, after)) + 1)
-    different, pair = ranked(cut[: len(before)] * len(known) + cut[len(before) :])
+    different, pair = ranked(pair)
     # NumPy sorts 16 bits by counting them, four times faster than what is longer.
     short = pair.astype(np.uint16) if len(different) < 1 << 16 else pair
     order = np.argsort(short, kind="stable")
@@ -243,10 +252,13 @@ def change_clock(thread: HostThread, edits: Edits, overhead: float) -> Clock:
         return Clock(thread.times, passed)
     first, last = int(thread.times[0]), int(thread.times[-1])
     begins, ends = np.clip(mine.start, first, last), np.clip(mine.end, first, last)
-    # Sorted nearly already, which `np.unique` makes nothing of.
-    old = np.sort(np.concatenate([thread.times, begins, ends]), kind="stable")
-    old = old[np.concatenate(([True], old[1:] != old[:-1]))]
-    length = np.diff(np.interp(old - first, thread.times - first, passed))
+    more = distinct(np.concatenate([begins, ends]))
+    place = np.searchsorted(thread.times, more)
+    between = thread.times[place] != more
+    more, place = more[between], place[between]
+    old = np.insert(thread.times, place, more)
+    passed_more = np.interp(more - first, thread.times - first, passed)
+    length = np.diff(np.insert(passed, place, passed_more))
     begin, end = np.searchsorted(old, begins), np.searchsorted(old, ends)
     some = np.flatnonzero(begin < end)
     begin, end, gone, add = begin[some], end[some], mine.gone[some], mine.add[some]

@@ -95,11 +95,12 @@ def classify(calls: Calls) -> Structure:
     classes = _classify_names(calls)
     size = len(calls)
     role = np.full(size, Role.INNER, np.int8)
-    engine = np.full(size, -1, np.int32)
-    function = np.full(size, -1, np.int32)
+    # A call in no other has row -1 for its parent: the -1 behind the last.
+    engine = np.full(size + 1, -1, np.int32)
+    function = np.full(size + 1, -1, np.int32)
     # The engine range or node whose own formula this call could belong to; -1 in a recompute or
     # in the forward pass.
-    owner = np.full(size, -1, np.int32)
+    owner = np.full(size + 1, -1, np.int32)
     node = np.zeros(size, np.bool_)
     is_checkpoint_node = classes.checkpoint_node[calls.name] & (calls.kind == Kind.OP)
     holds_backward = _holding_backward(calls, classes) | _broken_regions(calls)
@@ -113,7 +114,7 @@ def classify(calls: Calls) -> Structure:
         inside = parent >= 0
         # What lies inside an operator with a role is nothing of its own: most calls do.
         for above in (engine, owner, function):
-            above[every] = np.where(inside, above[parent], -1)
+            above[every] = above[parent]
         above_role = np.where(inside, role[parent], Role.RANGE)
         some = np.flatnonzero(_OPEN[above_role] | begins_engine[every])
         rows, parent, inside, above_role = every[some], parent[some], inside[some], above_role[some]
@@ -155,6 +156,7 @@ def classify(calls: Calls) -> Structure:
         function[rows] = np.where(
             starts_engine | is_node, -1, np.where(in_function, rows, above_function)
         )
+    engine, function, owner = engine[:-1], function[:-1], owner[:-1]
     settle_updates(calls, role, closures)
     if words.RECOMPUTED_BY_HOOK.isdisjoint(calls.names):
         settle_hooks(calls, role, engine, owner, node)
@@ -251,14 +253,13 @@ def _outermost(calls: Calls, role: Int8, engine: Int32) -> Int64:
 
 def _tops(calls: Calls, role: Int8) -> Int32:
     """Row of the outermost operator with a role around each call; a node stands for its formula."""
-    top = np.full(len(calls), -1, np.int32)
+    top = np.full(len(calls) + 1, -1, np.int32)  # see `classify`
     for rows in calls.levels():
-        parent = calls.parent[rows]
-        above = np.where(parent >= 0, top[parent], -1)
+        above = top[calls.parent[rows]]
         own = role[rows]
         within = (own == Role.INNER) | ((own == Role.FORMULA) & (above >= 0))
         top[rows] = np.where(LOOKED_THROUGH[own], -1, np.where(within, above, rows))
-    return top
+    return top[:-1]
 
 
 def _classify_names(calls: Calls) -> _NameClasses:

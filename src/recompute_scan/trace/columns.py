@@ -11,10 +11,11 @@ from msgspec import Struct, field
 from recompute_scan.trace.kineto.schema import Kind
 from recompute_scan.trace.outline import Outline
 
-__all__ = ["Bool", "Int8", "Int32", "Int64", "Ints", "Kind", "Trace"]
+__all__ = ["Bool", "Int8", "Int16", "Int32", "Int64", "Ints", "Kind", "Trace"]
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
+Int16 = npt.NDArray[np.int16]
 Int8 = npt.NDArray[np.int8]
 # Whole numbers of any width.
 Ints = npt.NDArray[np.signedinteger[Any]]
