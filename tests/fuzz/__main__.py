@@ -39,6 +39,7 @@ _SEEDS = {
     "code": seeds.code,
     "archive": seeds.archives,
     "log": seeds.logs,
+    "snapshot": seeds.snapshots,
 }
 # Larger ones are not changed further: they are slow, and small ones lead to the same.
 _LARGEST = 3_000

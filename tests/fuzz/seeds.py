@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from recompute_scan.result import to_json
 from recompute_scan.run_info import RunInfo, encode_run_info
 from recompute_scan.trace.kineto.parse import parse
 from tests.sources import pftrace_builder
+from tests.sources.test_snapshots import generated
 
 ROOT = Path(__file__).resolve().parents[2]
 # Larger files of the damaged corpus test limits, which have tests of their own.
@@ -167,4 +169,13 @@ def logs() -> list[bytes]:
         b"[rank1]: " + head + b"[rank1]: " + line + b"[rank1]: RuntimeError: NCCL timeout\n",
         head + line + b"\nDuring handling of the above exception, another exception occurred:\n\n"
         b"torch.utils.checkpoint.CheckpointError: A different number of tensors was saved\n",
+    ]
+
+
+def snapshots() -> list[bytes]:
+    """Memory snapshots as torch pickles them, of each protocol, with much and with nothing."""
+    return [
+        *(pickle.dumps(generated(n, 4 * n)[0], protocol) for n, protocol in enumerate((2, 4, 5))),
+        pickle.dumps({"segments": [], "device_traces": []}),
+        pickle.dumps([{"total_size": 8, "blocks": [{"size": 8, "state": "active_allocated"}]}]),
     ]

@@ -12,6 +12,7 @@ from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.analysis.snapshots import result_of_snapshots, snapshots_at
 from recompute_scan.analysis.without_trace import result_without_trace
 from recompute_scan.check import Policy, judge
 from recompute_scan.check.baseline import parse_baseline
@@ -167,6 +168,18 @@ def log(data: bytes) -> str:
     return f"{[cause.code for cause in causes]} {len(found.hints)} {bool(found.first)}"
 
 
+def snapshot(data: bytes) -> str:
+    """A pickle: a memory snapshot of torch's, or anything else."""
+    with tempfile.NamedTemporaryFile(suffix=".pickle", dir=_MEMORY) as file:
+        file.write(data)
+        file.flush()
+        found = result_of_snapshots(snapshots_at([Path(file.name)], LIMITS))
+    assert from_json(to_json(found)) == found
+    render_text(found, color=False)
+    kinds = sorted({kind for one in found.snapshots for kind in one.by_kind})
+    return f"{min(3, len(found.snapshots))} {' '.join(kinds)}"
+
+
 TARGETS: dict[str, Target] = {
     "trace": trace,
     "whole": whole,
@@ -179,6 +192,7 @@ TARGETS: dict[str, Target] = {
     "code": code,
     "archive": archive,
     "log": log,
+    "snapshot": snapshot,
 }
 
 

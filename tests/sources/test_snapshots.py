@@ -14,6 +14,7 @@ from recompute_scan.analysis.snapshots import kind_of_stack
 from recompute_scan.errors import InputError
 from recompute_scan.report.html import render_html
 from recompute_scan.report.text import render_text
+from recompute_scan.result import from_json, to_json
 from recompute_scan.trace.limits import Limits
 from recompute_scan.trace.snapshots.history import StackFrame, parse_snapshot
 
@@ -173,3 +174,32 @@ def test_alone_and_in_a_folder_without_anything_else(tmp_path: Path) -> None:
     assert "memory.pickle" in render_text(result, color=False)
     assert "memory.pickle" in render_html(result)
     assert analyse([str(tmp_path)]).snapshots == result.snapshots
+
+
+def _of_one_block(**fields: Any) -> dict[str, Any]:
+    block = {"size": 8, "address": 64, "state": "active_allocated", **fields}
+    return {"segments": [{"total_size": 8, "blocks": [block]}], "device_traces": []}
+
+
+def test_texts_that_are_no_unicode_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "s.pickle"
+    path.write_bytes(pickle.dumps(_of_one_block(frames=_frames(("a\udcff.py", "f", 1)))))
+    result = analyse([path])
+    assert result.snapshots[0].held[0].site.isprintable()
+    assert from_json(to_json(result)) == result
+
+
+def test_values_that_hold_themselves_many_times_are_refused_at_once() -> None:
+    state: Any = "active"
+    for _ in range(60):
+        state = [state, state]
+    with pytest.raises(InputError, match="no memory snapshot"):
+        parse_snapshot(pickle.dumps(_of_one_block(state=state)), "s.pickle")
+
+
+def test_sizes_that_add_up_to_more_than_a_number_holds_are_refused() -> None:
+    whole = _of_one_block(size=2**63)
+    block = whole["segments"][0]["blocks"][0]
+    whole["segments"][0]["blocks"] = [{**block, "address": at} for at in range(4)]
+    with pytest.raises(InputError, match="no memory snapshot"):
+        parse_snapshot(pickle.dumps(whole), "s.pickle")

@@ -120,7 +120,7 @@ class _Parsed:
             for block in self._dicts(segment.get("blocks"), "blocks"):
                 size = _number(block, "size")
                 address = _number(block, "address", at)
-                if str(block.get("state", "")).startswith("active"):
+                if _text(block, "state").startswith("active"):
                     asked, stack = self._asked(block, size)
                     live.setdefault(device, {})[address] = MemoryBlock(asked, stack)
                 at = address + size
@@ -131,6 +131,8 @@ class _Parsed:
             history = DeviceHistory(device, reserved.get(device, 0))
             events = traces[device] if device < len(traces) else []
             self._walk(history, live.get(device, {}), list(self._dicts(events, "device_traces")))
+            if max(device, history.reserved, history.peak) > _MOST_BYTES:
+                raise _Wrong("its numbers add up to more than a device has")
             yield history
 
     def _asked(self, block: dict[Any, Any], size: int) -> tuple[int, Stack]:

@@ -164,7 +164,7 @@ class _Reader:
         self.push(int.from_bytes(self.take(length), "little", signed=True))
 
     def text(self, size: int) -> None:
-        self.push(self.take(self.number(size)).decode("utf-8", "surrogatepass"))
+        self.push(self.take(self.number(size)).decode("utf-8", "replace"))
 
     def bytes_(self, size: int) -> None:
         self.push(self.take(self.number(size)).decode("utf-8", "replace"))
