@@ -57,8 +57,9 @@ _FIELDS = """\
 # The result's fields
 
 What `analyze --format json` prints and `run` writes as `result.json`, class by class; the JSON
-Schema itself is `recompute_scan/result.schema.json` in the package. Every field is always there;
-what is not known is `null`, never 0. This page is generated: `python docs/generate.py`.
+Schema itself is [schemas/result.json](schemas/result.json), in Python
+`recompute_scan.result.json_schema()`. Every field is always there; what is not known is `null`,
+never 0. This page is generated: `python docs/generate.py`.
 """
 
 
@@ -530,7 +531,7 @@ PAGES |= {
 
 if __name__ == "__main__":
     for kind, schema in {"result": json_schema, "comparison": comparison_schema}.items():
-        path = DOCS.parent / "src" / "recompute_scan" / f"{kind}.schema.json"
-        path.write_text(json.dumps(schema(), indent=0) + "\n", encoding="utf-8")
+        path = DOCS / "schemas" / f"{kind}.json"
+        path.write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
     for page, write in PAGES.items():
         (DOCS / page).write_text(write(), encoding="utf-8")

@@ -3,7 +3,7 @@
 A :class:`Result` is plain data. Times are milliseconds unless a name ends in ``_us``,
 shares lie in 0..1, percentages in 0..100, and what is not known is ``None``, never 0.
 ``to_json`` writes it, ``from_json`` reads it back with every field checked, and
-``json_schema`` describes it (shipped as ``result.schema.json``).
+``json_schema`` describes it.
 """
 
 from recompute_scan.result.arranged import (

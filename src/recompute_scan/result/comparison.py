@@ -1,7 +1,7 @@
 """Two results side by side: what went away, what is new, what a step takes now.
 
 A :class:`Comparison` is plain data of the schema ``recompute-scan-comparison/1``, described by
-:func:`json_schema` (shipped as ``comparison.schema.json``). Units are those of the result.
+:func:`json_schema`. Units are those of the result.
 """
 
 from __future__ import annotations
