@@ -79,7 +79,8 @@ def _html(result: Result) -> Mapping[str, Any]:
         "plain": plain_count_row(result),
         "plain_rows": plain_count_table(result),
         "ranks": summary.ranks_sentence(result),
-        "measured": summary.what_was_measured(result),
+        # of a run that failed, the section on the failure says it
+        "measured": () if result.crash else summary.what_was_measured(result),
         "meaning": _meaning(result).strip(),
         "record": how_to_record(result),
         "fix_sentence": summary.fix_sentence(result),
