@@ -67,7 +67,8 @@ def _meaning(result: Result) -> str:
     said = words.VERDICT_MEANING[result.verdict]
     if result.verdict == "partial" and result.by_design:
         said = words.BY_DESIGN_MEANING
-    return said.removesuffix(words.NOTHING_TO_CHANGE) if result.findings else said
+    advised = result.findings or result.plan
+    return said.removesuffix(words.NOTHING_TO_CHANGE) if advised else said
 
 
 def _html(result: Result) -> Mapping[str, Any]:
