@@ -2,7 +2,8 @@
 
 The page is that of ``traces/doubled_llama_fsdp``, opened in a real Chromium (Debian's package, or
 ``CHROMIUM=PATH``): its first screen, then the whole story in light and dark, on a phone and on
-paper. Of every other kind of page (``docs/pages``) the first screen alone, 1280 by 800 pixels.
+paper. Of every other kind of page (``docs/pages``, and the comparison with the repaired twin) the
+first screen alone, 1280 by 800 pixels.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from recompute_scan import analyze
+from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.report.compared import render_comparison_html
+from recompute_scan.report.html import render_html
+from recompute_scan.result.comparison import compare
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "img"
 MOST_BYTES = 300_000
 COLOURS = 128
 HEIGHT = 800
-KINDS = ("once", "partial", "ranks", "verified", "inconclusive", "crashed", "hung")
+KINDS = ("once", "partial", "ranks", "verified", "inconclusive", "crashed", "hung", "plan")
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,18 @@ def main() -> int:
     status = 0
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         page = Path(folder, "report.html")
-        page.write_text(analyze(ROOT / "traces" / "doubled_llama_fsdp").to_html(), "utf-8")
+        twins = ("doubled_llama_fsdp", "repaired_llama_fsdp")
+        doubled, repaired = (analyse((str(ROOT / "traces" / name),)) for name in twins)
+        page.write_text(render_html(doubled), "utf-8")
+        compared = Path(folder, "compare.html")
+        text = render_comparison_html(compare(doubled, repaired, ("doubled", "repaired")))
+        compared.write_text(text, "utf-8")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         pages = [(page.as_uri(), shot) for shot in SHOTS]
-        for name in KINDS:
-            address = (ROOT / "docs" / "pages" / f"{name}.html").as_uri()
-            pages.append((address, Shot(f"page-{name}", None, 1280, {"color_scheme": "light"})))
+        kinds = {name: ROOT / "docs" / "pages" / f"{name}.html" for name in KINDS}
+        for name, path in {**kinds, "compare": compared}.items():
+            shot = Shot(f"page-{name}", None, 1280, {"color_scheme": "light"})
+            pages.append((path.as_uri(), shot))
         for address, shot in pages:
             size = take(browser, address, shot)
             print(f"{shot.name}.png: {size:,} bytes")

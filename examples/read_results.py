@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import recompute_scan as rs
 
@@ -33,30 +34,59 @@ def describe(path: Path) -> str:
     return "\n".join([*lines, "", *step_lines(scan)])
 
 
-def step_lines(scan: rs.Scan) -> list[str]:
-    """The step before, predicted and measured; or why there is no figure.
+class StepFigures(NamedTuple):
+    """Milliseconds per step, all on the machine as it was while the fix was measured."""
+
+    before: float
+    predicted: float
+    low: float
+    high: float
+    measured: float
+
+    @property
+    def inside(self) -> bool:
+        return self.low <= self.measured <= self.high
+
+
+def step_figures(scan: rs.Scan) -> StepFigures | None:
+    """The step before, predicted and measured; ``None`` where the fix was not shown to help.
 
     The fix and the unchanged script ran in turn, so that a machine that is slower for a while
     slows both. A prediction is a share of the step: it is applied to the one measured beside.
     """
     cost, verified = scan.result.cost, scan.result.verified
-    if cost is None or verified is None or verified.before_step_ms is None:
+    if cost is None or verified is None or verified.outcome != "helps":
+        return None
+    before, after = verified.before_step_ms, verified.after_step_ms
+    if before is None or after is None:
+        return None
+    beside = before / cost.step_ms
+    return StepFigures(
+        before,
+        predicted=beside * cost.predicted_step_ms,
+        low=beside * cost.predicted_low_ms,
+        high=beside * cost.predicted_high_ms,
+        measured=after,
+    )
+
+
+def step_lines(scan: rs.Scan) -> list[str]:
+    """Those figures, or why there are none."""
+    verified = scan.result.verified
+    if verified is None or verified.before_step_ms is None:
         return ["The fix was not measured; `recompute-scan run --verify` does."]
-    if verified.outcome != "helps" or verified.after_step_ms is None:
+    step = step_figures(scan)
+    if step is None:
         return [
             f"This machine gave no figure for the fix ({verified.outcome}).",
             "Run it again while nothing else runs on it.",
         ]
-    before, after = verified.before_step_ms, verified.after_step_ms
-    low, middle, high = (
-        before * value / cost.step_ms
-        for value in (cost.predicted_low_ms, cost.predicted_step_ms, cost.predicted_high_ms)
-    )
-    place = "inside" if low <= after <= high else "outside"
+    place = "inside" if step.inside else "outside"
     return [
-        f"  before     {before:7.1f} ms per step",
-        f"  predicted  {middle:7.1f} ms with the fix, likely {low:.1f} to {high:.1f} ms",
-        f"  measured   {after:7.1f} ms with the fix: {place} the predicted interval",
+        f"  before     {step.before:7.1f} ms per step",
+        f"  predicted  {step.predicted:7.1f} ms with the fix, "
+        f"likely {step.low:.1f} to {step.high:.1f} ms",
+        f"  measured   {step.measured:7.1f} ms with the fix: {place} the predicted interval",
         f"  {verified.saving_pct:.1f} % less time, {verified.more_time_pct:.1f} % more throughput",
     ]
 

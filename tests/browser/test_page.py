@@ -84,6 +84,20 @@ def test_the_first_screen_holds_the_whole_answer(theme: Theme, show: Open) -> No
     assert 1200 < right <= 1280
 
 
+@pytest.mark.parametrize("name", ["crashed", "hung"])
+def test_a_failed_run_says_first_what_was_measured(name: str, show: Open) -> None:
+    page = show(name, viewport={"width": 1280, "height": 800}).page
+    said = page.locator(".measured .fact")
+    assert page.locator("#crash .fact").count() == said.count() > 1
+    assert "torch 2.13.0" in page.locator("#crash .measured").inner_text()
+
+
+def test_a_plan_does_not_stand_under_nothing_to_change(show: Open) -> None:
+    page = show("planned").page
+    assert "checkpoint 2 of 4 layers" in page.locator("main").inner_text()
+    assert "nothing to change" not in page.locator("#verdict").inner_text()
+
+
 def test_an_operator_is_shown_in_every_lane(show: Open) -> None:
     page = show("doubled", has_touch=True).page
     said = page.locator("#proof .op-line span")

@@ -88,6 +88,7 @@ RESULTS: dict[str, Callable[[], Result]] = {
     "gpu": lambda: traced("public/mi300x-resnet-checkpointed.json.gz"),
     "crashed": lambda: recorded("crashed"),
     "hung": lambda: recorded("hung"),
+    "planned": lambda: recorded("planned"),
     # Everything that a result can hold: memory plans, a known peak, a measured fix.
     "verified": sample_results.verified,
     "ranks": lambda: ranks(8),

@@ -15,6 +15,7 @@ from recompute_scan.report.finding_words import (
 )
 from recompute_scan.report.page import Page
 from recompute_scan.report.section import Section
+from recompute_scan.report.summary import what_was_measured
 from recompute_scan.report.words import KIND_WORDS
 from recompute_scan.result import Finding, Result
 
@@ -100,6 +101,7 @@ def _html(result: Result) -> Mapping[str, Any]:
     return {
         "crash": crash,
         "kind": KIND_WORDS[crash.kind],
+        "measured": what_was_measured(result),
         "cause": _cause(result),
         "unknown_cause": UNKNOWN_CAUSE,
         "anchors": finding_anchors(result.findings),

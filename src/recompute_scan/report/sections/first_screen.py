@@ -67,7 +67,8 @@ def _meaning(result: Result) -> str:
     said = words.VERDICT_MEANING[result.verdict]
     if result.verdict == "partial" and result.by_design:
         said = words.BY_DESIGN_MEANING
-    return said.removesuffix(words.NOTHING_TO_CHANGE) if result.findings else said
+    advised = result.findings or result.plan
+    return said.removesuffix(words.NOTHING_TO_CHANGE) if advised else said
 
 
 def _html(result: Result) -> Mapping[str, Any]:
@@ -79,7 +80,8 @@ def _html(result: Result) -> Mapping[str, Any]:
         "plain": plain_count_row(result),
         "plain_rows": plain_count_table(result),
         "ranks": summary.ranks_sentence(result),
-        "measured": summary.what_was_measured(result),
+        # of a run that failed, the section on the failure says it
+        "measured": () if result.crash else summary.what_was_measured(result),
         "meaning": _meaning(result).strip(),
         "record": how_to_record(result),
         "fix_sentence": summary.fix_sentence(result),
