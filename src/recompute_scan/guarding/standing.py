@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
-from msgspec.structs import replace
 from torch import nn
 
-from recompute_scan.errors import RunError, UsageError
+from recompute_scan.errors import UsageError
 from recompute_scan.guarding.changes import Change, Parts, WatchedPart, sentence
 from recompute_scan.guarding.checkpoint_hooks import CheckpointHooks
-from recompute_scan.guarding.judging import IN_A_ROW, Judge, SeenStep, Training
+from recompute_scan.guarding.judging import Judge, SeenStep, Training
 from recompute_scan.guarding.pace import Pace
 from recompute_scan.guarding.sampling import Sampling
 from recompute_scan.guarding.stored import Stored, read_stored, write_stored
 from recompute_scan.guarding.tallies import TalliedRegion, Tallies
+from recompute_scan.guarding.telling import Listening, Telling, refusal, with_pace
 from recompute_scan.guarding.trained import Trained
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.guard import Guard
@@ -31,14 +32,12 @@ SAMPLE_EVERY = 100
 # Searches for the names of modules; scripts that make models without end get names by class.
 _SEARCHES = 50
 _log = logging.getLogger("recompute_scan.guard")
-Callback = Callable[[Change], object]
 
 
 class StandingGuard:
     """Counts recomputes and tells when they are not what they were; made by :func:`guard`.
 
     Attributes:
-        changes: What was told so far.
         stored: What is usual, as read at the start and as learned by the end.
     """
 
@@ -50,17 +49,26 @@ class StandingGuard:
         sample_every: int,
         sample_share: float | None,
         on_change: Literal["tell", "raise"],
-        callbacks: Sequence[Callback],
+        callbacks: Sequence[Listening],
     ) -> None:
         self._baseline = baseline
         self._learning = learning
         self._on_change = on_change
-        self._callbacks = list(callbacks)
+        self._telling = Telling(callbacks)
         self.stored = Stored({})
         self._every = sample_every
         self._share = sample_share
         self._under_way = False
-        self.changes: list[Change] = []
+
+    @property
+    def changes(self) -> list[Change]:
+        """What was told so far."""
+        return self._telling.changes
+
+    @property
+    def callbacks(self) -> list[Listening]:
+        """Who is told: each is called with every change from here on."""
+        return self._telling.callbacks
 
     def __enter__(self) -> StandingGuard:
         return self.start()
@@ -152,7 +160,9 @@ class StandingGuard:
         nothing: list[Change] = []
         found = self._guard.run(self._look, otherwise=nothing)
         for change in found:
-            self._tell(change)
+            self._guard.run(partial(self._telling.tell, change), otherwise=None)
+            if self._on_change == "raise":
+                raise refusal(change)
 
     def _look(self) -> list[Change]:
         if os.getpid() != self._process:
@@ -184,9 +194,9 @@ class StandingGuard:
             self._trained.remember()
             self._pace.look_at_memory()
         self._trained.let_go()
-        if sampled := self._sampling.step(judge.step, regions, self._pace.usual_s):
+        if sampled := self._sampling.step(judge.step, regions, self._pace):
             found.append(self._unfaithful(*sampled))
-        return [self._with_pace(one) for one in found]
+        return [with_pace(one, self._pace) for one in found]
 
     def _seen(self, regions: Sequence[TalliedRegion]) -> dict[str, SeenStep]:
         parts: dict[str, list[WatchedPart]] = {}
@@ -242,27 +252,6 @@ class StandingGuard:
             text=sentence("unfaithful", step, modules, sites, (), (), "; ".join(said[:2])),
         )
 
-    def _with_pace(self, change: Change) -> Change:
-        slower, memory = self._pace.slower(IN_A_ROW), self._pace.memory()
-        words = []
-        if slower is not None and abs(slower - 1) > 0.05:
-            words.append(f"steps take {slower:.2f} times as long")
-        if memory is not None and abs(memory - 1) > 0.05:
-            words.append(f"memory in use is {memory:.2f} times what it was")
-        text = change.text + (f" With it, {' and '.join(words)}." if words else "")
-        return replace(change, slower=slower, memory=memory, text=text)
-
-    def _tell(self, change: Change) -> None:
-        self.changes.append(change)
-        _log.warning("%s", change.text)
-        for callback in self._callbacks:
-            try:
-                callback(change)
-            except Exception:  # the training goes on whatever those who are told do
-                _log.exception("A callback of the guard has failed")
-        if self._on_change == "raise":
-            raise RunError("E352", change.text, hint='on_change="tell" only tells')
-
     def _failed(self, error: BaseException) -> None:
         def fail() -> None:
             raise error
@@ -299,7 +288,7 @@ def guard(
     sample_every: int = SAMPLE_EVERY,
     sample_share: float | None = 0.0005,
     on_change: Literal["tell", "raise"] = "tell",
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Listening] = (),
 ) -> StandingGuard:
     """A guard over a whole training: tells when recomputes are not what they were.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -37,6 +39,7 @@ class TalliedRegion:
     """
 
     __slots__ = (
+        "_held",
         "_module",
         "again",
         "bits",
@@ -52,10 +55,20 @@ class TalliedRegion:
     )
 
     def __init__(
-        self, variant: Variant, module: nn.Module | None, function: str, site: str
+        self,
+        variant: Variant,
+        module: nn.Module | None,
+        function: str,
+        site: str,
+        held: object = None,
     ) -> None:
         self.variant = variant
         self._module = None if module is None else weakref.ref(module)
+        self._held: Callable[[], object]
+        try:  # code is kept, for its address; nothing else that the script may let go
+            self._held = (lambda: held) if isinstance(held, CodeType) else weakref.ref(held)
+        except TypeError:
+            self._held = lambda: held
         self.function = function
         self.site = site
         self.name: str | None = None
@@ -69,25 +82,43 @@ class TalliedRegion:
         """The module that it covers, while that lives; ``None`` where there is none."""
         return None if self._module is None else self._module()
 
+    def holds(self, held: object) -> bool:
+        """Whether it is this that was called, and not another at the same address."""
+        return self._held() is held
+
     @property
     def gone(self) -> bool:
-        """Whether it had a module that is no more."""
-        return self._module is not None and self._module() is None
+        """Whether it had a module, or another object that was called, which is no more."""
+        return (self._module is not None and self._module() is None) or self._held() is None
 
 
 class Tallies:
-    """All regions of a process, found by who calls and what is called."""
+    """All regions of a process, found by who calls and what is called.
+
+    What a call needs once it is known is little: where its module was found the last time, and
+    how many frames of torch are before its caller's, are tried before they are searched for.
+    """
 
     def __init__(self, sites: CallSites) -> None:
         self._sites = sites
         self._by_call: dict[tuple[Any, ...], TalliedRegion] = {}
         self._passed_on = dict(_TORCHS_OWN)
+        self._distance: dict[Variant, int] = {"reentrant": 2, "non-reentrant": 2}
+        # By address, since a code's hash is slow; so the code is kept.
+        self._cells: dict[int, tuple[int, CodeType]] = {}
         self.regions: list[TalliedRegion] = []
 
     def entered(
-        self, variant: Variant, function: Any, args: tuple[Any, ...], keeps_random: object
+        self, variant: Variant, function: Any, args: tuple[Any, ...], at: int
     ) -> TalliedRegion:
-        """The region of a call that begins, counted."""
+        """The region of a call that begins, counted.
+
+        Args:
+            variant: Which kind of checkpoint it is.
+            function: What is checkpointed.
+            args: Positional arguments of torch's function.
+            at: Where among them the function is.
+        """
         kind = type(function)
         if kind is functools.partial:
             function = function.func
@@ -96,20 +127,53 @@ class Tallies:
         if kind is MethodType:
             held = function.__self__
         elif kind is FunctionType:
-            covered = covered_modules(function, args)
-            held = covered[0] if covered else function.__code__
-        caller = self._caller(sys._getframe(2))
-        key = (id(held), variant, caller and caller.f_code, caller and caller.f_lasti)
+            cell = self._cells.get(id(function.__code__))
+            try:
+                held = None if cell is None else function.__closure__[cell[0]].cell_contents
+            except ValueError:  # emptied meanwhile
+                held = None
+            if not isinstance(held, nn.Module):
+                held = self._searched(function, args[at + 1 :])
+        known = self._passed_on
+        frame: FrameType | None
+        try:
+            frame = sys._getframe(self._distance[variant])
+        except ValueError:  # the stack is less deep
+            frame = None
+        caller = frame and frame.f_back
+        if (
+            frame is None
+            or caller is None
+            or not known.get(frame.f_code.co_filename)
+            or known.get(caller.f_code.co_filename, True)
+        ):
+            caller = self._caller(variant, sys._getframe(1))
+        key = (id(held), variant, caller and id(caller.f_code), caller and caller.f_lasti)
         region = self._by_call.get(key)
-        if region is None or region.gone:
+        if region is None or not region.holds(held):
             region = self._new(key, variant, held, function, caller)
         region.entered += 1
-        region.keeps_random = bool(keeps_random)
         return region
 
-    def _caller(self, frame: FrameType | None) -> FrameType | None:
+    def _searched(self, function: FunctionType, args: tuple[Any, ...]) -> object:
+        """The module that a function runs, else its code."""
+        code = function.__code__
+        # Since 2.14, torch has the function's arguments in a tuple.
+        spread = [x for one in args for x in (one if isinstance(one, tuple) else (one,))]
+        covered = covered_modules(function, spread)
+        if not covered:
+            return code
+        for number, cell in enumerate(function.__closure__ or ()):
+            with suppress(ValueError):  # not filled in yet
+                held = cell.cell_contents
+                if isinstance(held, nn.Module) and unwrapped(held) is covered[0]:
+                    self._cells[id(code)] = number, code
+                    return held
+        return covered[0]
+
+    def _caller(self, variant: Variant, frame: FrameType | None) -> FrameType | None:
         """The innermost frame that is not torch's way to its checkpoint."""
-        known = self._passed_on
+        known, distance = self._passed_on, -1
         while frame is not None:
             file = frame.f_code.co_filename
             passes = known.get(file)
@@ -117,8 +181,10 @@ class Tallies:
                 name = str(frame.f_globals.get("__name__") or "")
                 passes = known[file] = name.startswith((*_PASSED_ON, "recompute_scan"))
             if not passes:
+                self._distance[variant] = max(distance, 0) + 1
                 return frame
             frame = frame.f_back
+            distance += 1
         return None
 
     def _new(
@@ -134,7 +200,7 @@ class Tallies:
         if module is None:
             code = held if isinstance(held, CodeType) else None
             named = code.co_name if code is not None else type(held).__name__
-        region = TalliedRegion(variant, module, named, self._sites.called_at(caller))
+        region = TalliedRegion(variant, module, named, self._sites.called_at(caller), held)
         old = self._by_call.get(key)
         if old is not None:
             self.regions.remove(old)
