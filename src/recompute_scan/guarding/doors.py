@@ -6,13 +6,19 @@ it fails the script's call goes on as it would without us.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from recompute_scan.guarding.tallies import TalliedRegion, Tallies
 from recompute_scan.record.caught import Variant
-from recompute_scan.record.compat import compile_frames_by, is_compiling, run_uncompiled
+from recompute_scan.record.compat import (
+    compile_frames_by,
+    is_compiling,
+    run_uncompiled,
+    settings_by_name,
+)
 
 # Prepares the call of a region that is to be compared: from its function, where among the arguments
 # the checkpointed function is, and the arguments, makes what to call with which arguments.
@@ -57,22 +63,28 @@ def door(
             whether its random numbers are kept.
         sampled: What to call, and with what, where the region is to be compared.
     """
-    entered, inside = tallies.entered, _inside
+    known, found, inside = tallies.of(variant), tallies.found, _inside
+    keeps_at = place + 1 if may_keep and not settings_by_name() else sys.maxsize
 
+    # What is done here costs several times what it would in a loop of its own, because torch's code
+    # ran meanwhile: hence one look by address, and no call that a known region can do without.
     def passing(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # first of all: a compiler that traces this stops here
             return original(*args, **kwargs)
         compiler = compile_frames_by(None)
-        call, given = original, args
+        call, given, at = original, args, place
         try:
-            at = place if len(args) > place and callable(args[place]) else _place(args)
-            if at >= 0:
-                region = entered(variant, args[at], args, at)
+            region = known.get(id(args[at]))
+            if region is None:
+                at, region = found(variant, args, at)
+            if region is not None:
+                region.entered += 1
                 if inside.depth:
                     region.nested += 1
-                if may_keep:
-                    keeps = args[at + 1] if len(args) > at + 1 else True
-                    region.keeps_random = bool(kwargs.get("preserve_rng_state", keeps))
+                if len(args) > keeps_at:
+                    region.keeps_random = args[keeps_at]
+                elif may_keep:
+                    region.keeps_random = kwargs.get("preserve_rng_state", True)
                 given = (*args[:at], counted(args[at], region, runs_before), *args[at + 1 :])
                 if region.sampling is not None and sampled is not None:
                     call, given = sampled(original, region, at, given)
@@ -111,11 +123,6 @@ def counted(
             inside.depth -= 1
 
     return counting
-
-
-def _place(args: tuple[Any, ...]) -> int:
-    """Where the checkpointed function is; -1 where none is."""
-    return next((n for n, one in enumerate(args[:4]) if callable(one)), -1)
 
 
 # Once for all: what is kept from being compiled is the code, which every call's function shares.

@@ -175,7 +175,7 @@ class StandingGuard:
                 (region.recomputed > 0)
                 | (region.again > 0) << 1
                 | (region.nested > 0) << 2
-                | region.keeps_random << 3
+                | bool(region.keeps_random) << 3
             )
             moved |= bits != region.bits
             region.bits = bits
@@ -209,7 +209,10 @@ class StandingGuard:
             if region.recomputed:
                 mine.append(
                     WatchedPart(
-                        region.variant, region.keeps_random, region.nested > 0, region.again > 0
+                        region.variant,
+                        bool(region.keeps_random),
+                        region.nested > 0,
+                        region.again > 0,
                     )
                 )
                 if region.site:
