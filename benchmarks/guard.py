@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -25,6 +26,7 @@ from tests.guard.nets import Net, train_step
 from tests.guard.regressions import REGRESSIONS
 
 import recompute_scan
+from recompute_scan.record.compat import generator_name
 
 _INJECTED = 40
 
@@ -42,87 +44,124 @@ class _Layer(nn.Module):
 def steps_of(
     layers: int, width: int, rows: int, reentrant: bool | None
 ) -> tuple[Callable[[], None], torch.optim.Optimizer]:
-    """A training step of so many layers; without checkpoints where the variant is ``None``."""
+    """Forward and backward pass of so many layers, without checkpoints where the variant is
+    ``None``, and the optimizer that ends the step.
+    """
     torch.manual_seed(0)
     model = nn.ModuleList(_Layer(width) for _ in range(layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
-    def step() -> None:
+    def passes() -> None:
+        optimizer.zero_grad()
         x = torch.randn(rows, width, requires_grad=True)
         for layer in model:
             x = layer(x) if reentrant is None else checkpoint(layer, x, use_reentrant=reentrant)
         x.square().mean().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return step, optimizer
+    return passes, optimizer
 
 
-def spent(step: Callable[[], None]) -> float:
+def spent(passes: Callable[[], None], optimizer: torch.optim.Optimizer) -> float:
     """CPU time of a step in µs, of all threads."""
     began = time.process_time_ns()
-    step()
+    passes()
+    optimizer.step()
     return (time.process_time_ns() - began) / 1e3
 
 
-def added(layers: int, rounds: int, reentrant: bool | None) -> float:
-    """What the guard adds to a step in µs.
+def added_per_call(pairs: int, *, reentrant: bool) -> float:
+    """What the guard adds to a checkpointed call, its recompute and backward pass included, in µs.
 
-    Its work is that of the calls and hangs on no width, so it is measured where little else
-    happens: steps of layers one wide, some with and some without it by turns. Each round is short,
-    and has the least of its steps; the median of the rounds' differences is hardly moved by what
-    else a machine does.
+    Each pair is one call of nothing with what the guard has put in, and one with what was there
+    before, in turn first and second. The median of their differences is hardly moved by what else
+    a machine does.
     """
-    step, _ = steps_of(layers, 1, 1, reentrant)
-    for _ in range(5):
-        step()
+    owner: object = torch_checkpoint.CheckpointFunction if reentrant else torch_checkpoint
+    name = "forward" if reentrant else generator_name()
+    assert name is not None
+    layer, x = nn.Identity(), torch.ones(1, requires_grad=True)
     differences = []
-    guard = recompute_scan.guard(sample_every=0, learning=2)
-    for _ in range(rounds):
-        without = min(spent(step) for _ in range(8))
-        with guard:
-            for _ in range(5):  # until it has learned what is usual
-                step()
-            guarded = min(spent(step) for _ in range(8))
-        differences.append(guarded - without)
+    before = vars(owner)[name]
+    with recompute_scan.guard(sample_every=0):
+        ours = vars(owner)[name]
+        assert ours is not before
+        for number in range(pairs):
+            took = {}
+            for guarded in (number % 2 == 0, number % 2 == 1):
+                setattr(owner, name, ours if guarded else before)
+                began = time.thread_time_ns()
+                checkpoint(layer, x, use_reentrant=reentrant).backward()
+                took[guarded] = time.thread_time_ns() - began
+            differences.append((took[True] - took[False]) / 1e3)
+        setattr(owner, name, ours)
     return statistics.median(differences)
 
 
-def added_by_comparing(step: Callable[[], None]) -> float:
-    """What the comparison of one call with its recompute adds to its step, in µs."""
+def added_per_step(steps: int, layers: int) -> float:
+    """What the guard adds to the end of a step with so many checkpointed layers, in µs."""
+    passes, optimizer = steps_of(layers or 1, 1, 1, reentrant=False if layers else None)
+    took, without = [], []
+
+    def timed(into: list[float]) -> None:
+        passes()
+        began = time.thread_time_ns()
+        optimizer.step()
+        into.append((time.thread_time_ns() - began) / 1e3)
+
+    for _ in range(steps):
+        timed(without)
+    with recompute_scan.guard(sample_every=0, learning=5):
+        for _ in range(steps):
+            timed(took)
+    return statistics.median(took) - statistics.median(without)
+
+
+def added_by_comparing(
+    passes: Callable[[], None], optimizer: torch.optim.Optimizer
+) -> tuple[float, float]:
+    """What comparing one call with its recompute adds to its step, and what others take, in µs."""
     compared, others = [], []
     with recompute_scan.guard(sample_every=2, sample_share=None, learning=2):
         for number in range(24):
-            (compared if number >= 6 and number % 3 == 0 else others).append(spent(step))
-    return statistics.median(sorted(compared)) - min(others)
+            (compared if number >= 6 and number % 3 == 0 else others).append(
+                spent(passes, optimizer)
+            )
+    usual = statistics.median(others)
+    return max(0.0, statistics.median(compared) - usual), usual
 
 
 # Layers, their width, rows of a batch (sequences times tokens), and what has such a size.
 _MODELS = (
     (6, 384, 2048, "nanoGPT on Shakespeare, 8 sequences"),
     (12, 768, 1024, "GPT-2, one sequence"),
-    (24, 1024, 1024, "GPT-2 medium, one sequence"),
 )
 
 
-def costs(rounds: int) -> None:
+def costs(pairs: int) -> None:
     """CPU time that the guard takes of steps, counting and idle."""
-    for reentrant in (False, True):
-        few, many = added(8, rounds, reentrant), added(24, rounds, reentrant)
-        call = (many - few) / 16
-        print(
-            f"{'reentrant' if reentrant else 'non-reentrant':<14} {call:5.1f} µs per checkpointed"
-            f" call, its recompute included, and {few - 8 * call:5.1f} µs per step"
-        )
+    calls = [added_per_call(pairs, reentrant=one) for one in (False, True)]
+    print(
+        f"a checkpointed call and its recompute: {calls[0]:.1f} µs non-reentrant,"
+        f" {calls[1]:.1f} µs reentrant"
+    )
+    idle = added_per_step(pairs // 10, 0)
+    print(f"the end of a step in which nothing is checkpointed: {idle:.0f} µs")
     for layers, width, rows, what in _MODELS:
-        step, _ = steps_of(layers, width, rows, False)
-        whole = min(spent(step) for _ in range(3))
-        counting, idle = added(layers, rounds, False), added(layers, rounds, None)
+        end = added_per_step(pairs // 10, layers)
+        step = steps_of(layers, width, rows, reentrant=False)
+        whole = min(spent(*step) for _ in range(2))
+        counting = layers * calls[0] + end
         print(
             f"{what}: a step of {whole / 1e3:.0f} ms; counting {counting:.0f} µs"
-            f" ({100 * counting / whole:.4f} %), idle {idle:.0f} µs ({100 * idle / whole:.4f} %);"
-            f" counting is 0.1 % of steps of {counting:.0f} ms"
+            f" ({100 * counting / whole:.4f} %), its end {end:.0f} µs of that;"
+            f" idle {100 * idle / whole:.4f} %; counting is 0.1 % of steps of {counting:.0f} ms"
         )
+    more, usual = added_by_comparing(*steps_of(6, 384, 512, reentrant=False))
+    distance = max(100, more / (0.0005 * usual))
+    print(
+        f"comparing one call of a step of {usual / 1e3:.0f} ms: {more / 1e3:.1f} ms, hence every"
+        f" {distance:.0f} steps ({100 * more / usual / distance:.4f} %)"
+    )
 
 
 def equal_losses() -> bool:
@@ -191,11 +230,11 @@ def main() -> int:
     """Status 0 where all is as it should be."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--pairs", type=int, default=3000)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("recompute_scan.guard").setLevel(logging.CRITICAL)
-    costs(options.rounds)
+    costs(options.pairs)
     equal = equal_losses()
     right = regressions()
     print(f"{right} of {len(REGRESSIONS)} injected regressions found with region and step")

@@ -1,7 +1,7 @@
 """What each checkpointed region has done since the last step, in plain counters.
 
-A region is a module, or a function, with a variant, whichever line calls it. A region is a call site with a module. Counting is all that happens while the script computes; names
-are looked up between steps.
+A region is a module, or a function, with a variant, whichever line calls it. Counting is all that
+happens while the script computes; names are looked up between steps.
 """
 
 from __future__ import annotations
