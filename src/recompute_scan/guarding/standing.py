@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -55,6 +56,8 @@ class StandingGuard:
         self._learning = learning
         self._on_change = on_change
         self._telling = Telling(callbacks)
+        self._guard = Guard()
+        self._undo = ExitStack()
         self.stored = Stored({})
         self._every = sample_every
         self._share = sample_share
@@ -84,7 +87,7 @@ class StandingGuard:
     @property
     def failure(self) -> str | None:
         """The bug of ours that ended the guard, in one sentence; ``None`` without one."""
-        return self._guard.failure if self._under_way else None
+        return self._guard.failure
 
     def start(self) -> StandingGuard:
         """Begin to count. Does nothing where it is on.
@@ -96,9 +99,13 @@ class StandingGuard:
             return self
         if self._baseline is not None and self._baseline.exists():
             self.stored = read_stored(self._baseline)
-        self._process = os.getpid()
         self._guard = Guard()
         self._guard.on_failure = self._give_up
+        self._under_way = self._guard.run(self._begin, otherwise=False)
+        return self
+
+    def _begin(self) -> bool:
+        self._process = os.getpid()
         self._trained = Trained(self.stored.trained)
         self._pace = Pace()
         self._index = ModuleIndex()
@@ -111,14 +118,15 @@ class StandingGuard:
             self._trained.then,
         )
         self._judge.begin_at(self.stored.steps)
-        self._sampling = Sampling(self._index, self._guard, self._every, self._share)
-        self._hooks = CheckpointHooks(self._tallies, self._guard, self._failed)
-        self._steps = StepHooks(StepCounter(), _StepBoundaries(self), self._guard)
         self._explicit = False
-        self._under_way = True
-        self._guard.run(self._hooks.install, otherwise=None)
-        self._guard.run(self._steps.install, otherwise=None)
-        return self
+        self._sampling = Sampling(self._index, self._guard, self._every, self._share)
+        self._undo.callback(self._sampling.drop)
+        self._hooks = CheckpointHooks(self._tallies, self._guard, self._failed)
+        self._undo.callback(self._hooks.remove)
+        self._hooks.install()
+        self._steps = StepHooks(StepCounter(), _StepBoundaries(self), self._guard)
+        self._steps.install()
+        return True
 
     def step(self) -> None:
         """A training step has ended. Where this is called, steps of optimizers no longer count.
@@ -131,22 +139,24 @@ class StandingGuard:
         if not self._explicit:
             self._explicit = True
             self._guard.run(self._steps.remove, otherwise=None)
-        self.boundary()
+        self._guard.run(self.boundary, otherwise=None)
 
     def stop(self) -> None:
         """Take everything out of the process again, and write the baseline where one is kept."""
         if not self._under_way or os.getpid() != self._process:
             return
-        self._guard.run(self._sampling.drop, otherwise=None)
+        self._under_way = False
         self._guard.run(self._steps.remove, otherwise=None)
-        self._guard.run(self._hooks.remove, otherwise=None)
+        self._guard.run(self._undo.close, otherwise=None)
+        self._guard.run(self._keep, otherwise=None)
+
+    def _keep(self) -> None:
         self.stored = Stored(
             self._judge.usual(),
             torch=str(torch.__version__),
             steps=self._judge.step,
             trained=self._trained.names(),
         )
-        self._under_way = False
         if self._baseline is not None and self.stored.modules:
             try:
                 write_stored(self._baseline, self.stored)
@@ -262,8 +272,7 @@ class StandingGuard:
         self._guard.run(fail, otherwise=None)
 
     def _give_up(self) -> None:
-        self._sampling.drop()
-        self._hooks.remove()
+        self._undo.close()  # all of it, also where a part fails
 
 
 class _StepBoundaries:
