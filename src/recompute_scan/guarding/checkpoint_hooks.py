@@ -16,7 +16,7 @@ from recompute_scan.guarding.doors import door
 from recompute_scan.guarding.samples import both_runs, recomputing
 from recompute_scan.guarding.tallies import TalliedRegion, Tallies
 from recompute_scan.record.caught import generator_function, reentrant_function, replace_generator
-from recompute_scan.record.guard import Guard, Sheltered, within
+from recompute_scan.record.guard import Call, Guard, Sheltered, within
 from recompute_scan.record.patches import Patches, after_import
 
 
@@ -61,11 +61,12 @@ class CheckpointHooks:
         if call is None:
             return function, args
 
-        def compared(*args: Any, **kwargs: Any) -> Any:
-            inner = function(*args, **kwargs)
+        def compared(passed: Call, *args: Any, **kwargs: Any) -> Any:
+            inner = passed(*args, **kwargs)
             return within(inner, Sheltered(self._guard, call.forward()))
 
-        return compared, _with(args, at, recomputing(args[at], call, self._guard))
+        around = self._guard.around(function, compared, named=False)
+        return around, _with(args, at, recomputing(args[at], call, self._guard))
 
     def _both(
         self, function: Callable[..., Any], region: TalliedRegion, at: int, args: tuple[Any, ...]
