@@ -26,15 +26,18 @@ def train(
     losses = []
     if guard is not None:
         guard.start()
-    for number in range(1, steps + 1):
-        if number == at and callable(change):
-            change(net)
-        losses.append(train_step(net, optimizer))
-    if guard is not None:
-        guard.stop()
+    try:
+        for number in range(1, steps + 1):
+            if number == at and callable(change):
+                change(net)
+            losses.append(train_step(net, optimizer))
+    finally:
+        if guard is not None:
+            guard.stop()
     return losses
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("regression", REGRESSIONS, ids=lambda one: one.name)
 def test_a_regression_is_told_with_its_region_and_step(regression: Regression) -> None:
     torch.manual_seed(0)
@@ -94,12 +97,18 @@ def test_steps_can_be_said() -> None:
 
 def test_it_raises_only_where_asked() -> None:
     guard = recompute_scan.guard(on_change="raise")
-    try:
-        with pytest.raises(RunError, match=r"blocks\.2"):
-            train(Net(), 70, guard, REGRESSIONS[0].inject)
-    finally:
-        guard.stop()
+    with pytest.raises(RunError, match=r"blocks\.2"):
+        train(Net(), 70, guard, REGRESSIONS[0].inject)
     assert guard.steps == INJECTED + 2
+
+
+def test_a_callback_can_be_added_under_way() -> None:
+    told: list[object] = []
+    guard = recompute_scan.guard()
+    guard.callbacks.append(told.append)
+    train(Net(), 70, guard, REGRESSIONS[0].inject)
+    assert told == guard.changes
+    assert len(told) == 1
 
 
 def test_a_callback_that_fails_is_not_the_trainings(caplog: pytest.LogCaptureFixture) -> None:
