@@ -115,7 +115,7 @@ real-scripts: $(DEV) ## Scripts that people train with, SOURCES=their checkouts:
 fidelity: $(DEV) ## Gradients with and without checkpoints, beside what comparing a step says
 	$(BIN)/python benchmarks/fidelity.py
 
-guard: $(DEV) ## What the guard costs, twelve regressions found, and no alarm in healthy trainings
+guard: $(DEV) ## What the guard costs, injected regressions found, and no alarm in healthy trainings
 	$(BIN)/python benchmarks/guard.py $(BENCH)
 
 compiled: $(DEV) ## Compiled trainings: what ran again, counted as it ran, beside what is said

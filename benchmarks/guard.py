@@ -1,4 +1,4 @@
-"""What the guard costs, what it finds, and what it tells of healthy trainings: `make guard`.
+"""What the guard costs, what it finds, and what it tells of healthy trainings: ``make guard``.
 
 Costs are CPU times of one process, with and without the guard by turns.
 """
@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.guard.healthy import HEALTHY
+from tests.guard.healthy_elsewhere import HEALTHY_ELSEWHERE
 from tests.guard.nets import Net, train_step
 from tests.guard.regressions import REGRESSIONS
 
@@ -94,13 +95,14 @@ def added_per_call(pairs: int, *, reentrant: bool) -> float:
                 took[guarded] = time.thread_time_ns() - began
             differences.append((took[True] - took[False]) / 1e3)
         setattr(owner, name, ours)
-    return statistics.median(differences)
+    return float(statistics.median(differences))
 
 
 def added_per_step(steps: int, layers: int) -> float:
     """What the guard adds to the end of a step with so many checkpointed layers, in µs."""
     passes, optimizer = steps_of(layers or 1, 1, 1, reentrant=False if layers else None)
-    took, without = [], []
+    took: list[float] = []
+    without: list[float] = []
 
     def timed(into: list[float]) -> None:
         passes()
@@ -120,7 +122,8 @@ def added_by_comparing(
     passes: Callable[[], None], optimizer: torch.optim.Optimizer
 ) -> tuple[float, float]:
     """What comparing one call with its recompute adds to its step, and what others take, in µs."""
-    compared, others = [], []
+    compared: list[float] = []
+    others: list[float] = []
     with recompute_scan.guard(sample_every=2, sample_share=None, learning=2):
         for number in range(24):
             (compared if number >= 6 and number % 3 == 0 else others).append(
@@ -213,7 +216,7 @@ def regressions() -> int:
 def healthy(steps: int) -> int:
     """How many alarms there were in trainings in which nothing is wrong."""
     alarms = 0
-    for training in HEALTHY:
+    for training in (*HEALTHY, *HEALTHY_ELSEWHERE):
         torch.manual_seed(0)
         began = time.process_time()
         with recompute_scan.guard() as guard:
@@ -239,7 +242,10 @@ def main() -> int:
     right = regressions()
     print(f"{right} of {len(REGRESSIONS)} injected regressions found with region and step")
     alarms = healthy(options.steps)
-    print(f"{alarms} alarms in {len(HEALTHY)} healthy trainings of {options.steps} steps")
+    print(
+        f"{alarms} alarms in {len((*HEALTHY, *HEALTHY_ELSEWHERE))} healthy trainings of"
+        f" {options.steps} steps"
+    )
     return 0 if equal and right == len(REGRESSIONS) and not alarms else 1
 
 

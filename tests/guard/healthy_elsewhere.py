@@ -7,6 +7,7 @@ import gc
 import random
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -20,6 +21,10 @@ from tests.guard.nets import Net, train_step
 
 def _sgd(net: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD((p for p in net.parameters() if p.requires_grad), lr=0.001)
+
+
+def _blocks(net: Net) -> list[Any]:
+    return list(net.blocks)
 
 
 def _loss(net: nn.Module) -> torch.Tensor:
@@ -54,13 +59,13 @@ def merged_adapters(steps: int) -> None:
     net = Net()
     net.requires_grad_(False)
     adapters = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in net.blocks)
-    for block, adapter in zip(net.blocks, adapters, strict=True):
+    for block, adapter in zip(_blocks(net), adapters, strict=True):
         block.adapter = adapter
         block.extra = lambda x, adapter=adapter: x + adapter(x)
     optimizer = _sgd(net)
     for number in range(steps):
         if number == steps // 2:
-            for block in net.blocks:
+            for block in _blocks(net):
                 block.inner.weight.data += block.adapter.weight.data
                 del block.adapter
                 block.extra = lambda x: x
@@ -117,17 +122,17 @@ def failures(steps: int) -> None:
     while done < steps:
         number += 1
         if number % 23 == 0:
-            net.blocks[2].extra = fails
+            _blocks(net)[2].extra = fails
         try:
             loss = _loss(net)
             if number % 17 == 0:
-                net.blocks[1].extra = fails  # the recompute fails
+                _blocks(net)[1].extra = fails  # the recompute fails
             loss.backward()
         except RuntimeError:
             optimizer.zero_grad()
             continue
         finally:
-            for block in net.blocks:
+            for block in _blocks(net):
                 block.extra = lambda x: x
         optimizer.step()
         optimizer.zero_grad()
@@ -140,7 +145,7 @@ def compiled_warm_up(steps: int) -> None:
     optimizer = _sgd(net)
     for number in range(steps):
         if number == 10:
-            net.first = torch.compile(net.first, backend="eager")
+            setattr(net, "first", torch.compile(net.first, backend="eager"))  # noqa: B010
         train_step(net, optimizer, rows=chance.choice([4, 8]) if number > 30 else 4)
 
 

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from recompute_scan.errors import UsageError
-from recompute_scan.guarding.changes import Change, Parts, WatchedPart, sentence
+from recompute_scan.guarding.changes import Change, sentence
 from recompute_scan.guarding.checkpoint_hooks import CheckpointHooks
-from recompute_scan.guarding.judging import Judge, SeenStep, Training
+from recompute_scan.guarding.judging import Judge, Training
 from recompute_scan.guarding.pace import Pace
+from recompute_scan.guarding.region_names import RegionNames, seen_step
 from recompute_scan.guarding.sampling import Sampling
 from recompute_scan.guarding.stored import Stored, read_stored, write_stored
 from recompute_scan.guarding.tallies import TalliedRegion, Tallies
@@ -30,8 +31,6 @@ from recompute_scan.record.steps import StepCounter, StepHooks
 
 LEARNING = 20
 SAMPLE_EVERY = 100
-# Searches for the names of modules; scripts that make models without end get names by class.
-_SEARCHES = 50
 _log = logging.getLogger("recompute_scan.guard")
 
 
@@ -108,8 +107,8 @@ class StandingGuard:
         self._process = os.getpid()
         self._trained = Trained(self.stored.trained)
         self._pace = Pace()
-        self._index = ModuleIndex()
-        self._searches = 0
+        index = ModuleIndex()
+        self._names = RegionNames(index)
         self._tallies = Tallies(CallSites(Path.cwd()))
         self._judge = Judge(
             0 if self.stored.modules else self._learning,
@@ -119,7 +118,7 @@ class StandingGuard:
         )
         self._judge.begin_at(self.stored.steps)
         self._explicit = False
-        self._sampling = Sampling(self._index, self._guard, self._every, self._share)
+        self._sampling = Sampling(index, self._guard, self._every, self._share)
         self._undo.callback(self._sampling.drop)
         self._hooks = CheckpointHooks(self._tallies, self._guard, self._failed)
         self._undo.callback(self._hooks.remove)
@@ -193,8 +192,8 @@ class StandingGuard:
         was_learned = judge.learned
         found: list[Change] = []
         if moved or not judge.settled:
-            self._name(regions)
-            found = judge.see(self._seen(regions))
+            self._names.give(regions)
+            found = judge.see(seen_step(regions))
             self._tallies.forget_gone()
         else:
             judge.pass_over()
@@ -207,44 +206,6 @@ class StandingGuard:
         if sampled := self._sampling.step(judge.step, regions, self._pace):
             found.append(self._unfaithful(*sampled))
         return [with_pace(one, self._pace) for one in found]
-
-    def _seen(self, regions: Sequence[TalliedRegion]) -> dict[str, SeenStep]:
-        parts: dict[str, list[WatchedPart]] = {}
-        sites: dict[str, list[str]] = {}
-        for region in regions:
-            if region.name is None or not region.entered + region.recomputed:
-                continue
-            mine = parts.setdefault(region.name, [])
-            sites.setdefault(region.name, [])
-            if region.recomputed:
-                mine.append(
-                    WatchedPart(
-                        region.variant,
-                        bool(region.keeps_random),
-                        region.nested > 0,
-                        region.again > 0,
-                    )
-                )
-                if region.site:
-                    sites[region.name].append(region.site)
-        return {name: SeenStep(_sorted(mine), tuple(sites[name])) for name, mine in parts.items()}
-
-    def _name(self, regions: Sequence[TalliedRegion]) -> None:
-        new = [one for one in regions if one.name is None and one.recomputed]
-        if not new:
-            return
-        if self._searches < _SEARCHES:
-            self._searches += 1
-            self._index.rebuild()
-        for region in new:
-            module = region.module
-            if module is None:
-                region.name = (
-                    f"{region.function} ({region.site})" if region.site else (region.function)
-                )
-            else:
-                found = self._index.look_up([module])
-                region.name = found.name or found.class_name
 
     def _training(self, name: str) -> Training:
         modules = [one.module for one in self._tallies.regions if one.name == name]
@@ -287,10 +248,6 @@ class _StepBoundaries:
     def boundary(self) -> None:
         """A step has ended."""
         self._guard.boundary()
-
-
-def _sorted(parts: list[WatchedPart]) -> Parts:
-    return tuple(sorted(parts))
 
 
 def guard(
