@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.utils.checkpoint as torch_checkpoint
+from torch import nn
 
 import recompute_scan
 from recompute_scan.errors import InputError, RunError, UsageError
@@ -84,6 +87,57 @@ def test_a_resumed_run_is_compared_from_its_first_step(tmp_path: Path) -> None:
     (change,) = other.changes
     assert (change.kind, change.step) == ("off", 61)
     assert change.modules == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
+
+
+class Held:
+    """Calls a module, as an object that is made for each call does."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+
+    def __call__(self, x: torch.Tensor) -> object:
+        return self.block(x)
+
+
+def _module_given(block: nn.Module, x: torch.Tensor) -> object:
+    return block(x)
+
+
+def _closed(block: nn.Module) -> Callable[..., object]:
+    return lambda *inputs: block(inputs[0])
+
+
+CALLED: dict[str, Callable[[nn.Module, torch.Tensor], tuple[object, ...]]] = {
+    "a module": lambda block, x: (block, x),
+    "a method": lambda block, x: (block.forward, x),
+    "a partial of a method": lambda block, x: (functools.partial(block.__call__), x),
+    "a closure": lambda block, x: (_closed(block), x),
+    "an argument": lambda block, x: (_module_given, block, x),
+    "an object": lambda block, x: (Held(block), x),
+}
+
+
+@pytest.mark.parametrize("called", CALLED.values(), ids=CALLED)
+@pytest.mark.parametrize("kind", ["off", "doubled"])
+def test_a_layer_is_known_however_it_is_called(
+    called: Callable[[nn.Module, torch.Tensor], tuple[object, ...]], kind: str
+) -> None:
+    def how(block: nn.Module, x: torch.Tensor) -> object:
+        function, *args = called(block, x)
+        return torch_checkpoint.checkpoint(function, *args, use_reentrant=False)
+
+    def again(block: nn.Module, x: torch.Tensor) -> object:
+        return torch_checkpoint.checkpoint(lambda x: how(block, x), x, use_reentrant=False)
+
+    def change(net: Net) -> None:
+        net.how[1] = again if kind == "doubled" else nets.plainly
+
+    net = Net()
+    net.how[:] = [how] * 4
+    guard = recompute_scan.guard(sample_every=0)
+    train(net, 50, guard, change)
+    (told,) = guard.changes
+    assert (told.kind, told.step, told.modules) == (kind, INJECTED, ("blocks.1",))
 
 
 def test_steps_can_be_said() -> None:

@@ -134,6 +134,10 @@ class Tallies:
         elif kind is FunctionType:
             held = self._module_of(function, args[at + 1 :])
             key = id(held), id(function.__code__)
+        elif not isinstance(function, nn.Module):  # an object, made for the call perhaps
+            parts = getattr(function, "__dict__", {}).values()
+            held = next((one for one in parts if isinstance(one, nn.Module)), kind)
+            key = id(held), id(kind)
         regions = self._known.setdefault(variant, {})
         region = regions.get(key or id(held))
         if region is None:
@@ -188,7 +192,8 @@ class Tallies:
         named = ""
         if module is None:
             code = held if isinstance(held, CodeType) else None
-            named = code.co_name if code is not None else type(held).__name__
+            kind = held if isinstance(held, type) else type(held)
+            named = code.co_name if code is not None else kind.__name__
         site = self._sites.called_at(self._caller(sys._getframe(2)))
         region = TalliedRegion(variant, module, named, site)
         # What has the address next is another. Code is kept, and what cannot be watched.
