@@ -28,7 +28,7 @@ from tests.diagnose.public import OUTCOMES, public_logs, scores, written_logs
 
 from recompute_scan.analysis import tables
 from recompute_scan.api import Events, Scan
-from recompute_scan.cli import cli
+from recompute_scan.cli import NAMES, cli
 from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES, names
 from recompute_scan.diagnose.classify import how_checked
 from recompute_scan.diagnose.logs import lines_of, read_log
@@ -275,7 +275,7 @@ A failure that `recompute-scan run` recognises when the script raises or hangs, 
 
 def commands_page() -> str:
     """The help of every command, as Markdown."""
-    asked = [[], *([name] for name in sorted(cli.commands))]
+    asked = [[], *([name] for name in sorted(NAMES))]
     return _COMMANDS + "".join(map(_help, asked))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.cli import cli
+from recompute_scan.cli.run import run
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -158,7 +158,7 @@ def headings(page: Path) -> set[str]:
 
 
 def test_the_steps_of_run_are_its_defaults() -> None:
-    defaults = {option.name: option.default for option in cli.commands["run"].params}
+    defaults = {option.name: option.default for option in run.params}
     rows = re.findall(r"^\| (\d+) \|[^|]*\(`--([\w-]+)`\) \|$", DOCS[0], re.MULTILINE)
     assert {name: int(steps) for steps, name in rows} == {
         name: defaults[name.replace("-", "_")] for name in ("warmup", "timing-steps", "steps")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from recompute_scan.cli import cli
+from recompute_scan.cli.check import check
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def test_the_workflow_gives_what_the_action_takes() -> None:
 
 
 def test_options_of_the_page_are_those_of_the_command() -> None:
-    options = {name for option in cli.commands["check"].params for name in option.opts}
+    options = {name for option in check.params for name in option.opts}
     named = set(re.findall(r"`(--[a-z-]+)", PAGE))
     assert named
     assert named <= options

@@ -182,6 +182,8 @@ def test_untrained_weights_are_named() -> None:
     seen = structs.replace(evidence(marked(recomputes=2)), untrained=("layers.0", "layers.1"))
     (finding,) = [one for one in check_all(seen)[0] if one.code == "RS104"]
     assert (finding.severity, finding.confidence) == ("warning", "high")
+    (rule,) = [one for one in RULES if one.code == "RS104"]
+    assert (rule.name, rule.severity) == (finding.name, finding.severity)
     assert "layers.0, layers.1" in finding.evidence[0]
 
 

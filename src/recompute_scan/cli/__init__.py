@@ -8,27 +8,46 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import click
 
 from recompute_scan._version import __version__
-from recompute_scan.cli.analyze import analyze
-from recompute_scan.cli.bundle import bundle
-from recompute_scan.cli.check import check
-from recompute_scan.cli.compare import compare
-from recompute_scan.cli.doctor import doctor
-from recompute_scan.cli.explain import explain
-from recompute_scan.cli.lint import lint
 from recompute_scan.cli.output import tell
-from recompute_scan.cli.plan import plan
-from recompute_scan.cli.report import report
-from recompute_scan.cli.run import run
 from recompute_scan.errors import ScanError
 
 _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
 
+# Each in a module of its name, in the order in which help lists them.
+NAMES = (
+    "run",
+    "plan",
+    "analyze",
+    "report",
+    "compare",
+    "explain",
+    "bundle",
+    "check",
+    "lint",
+    "doctor",
+)
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Commands(click.Group):
+    """The commands, each loaded when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(NAMES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in NAMES:
+            return None
+        command = getattr(import_module(f"{__name__}.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="recompute-scan")
 def cli() -> None:
     """Find activation checkpointing that runs the forward pass more often than needed.
@@ -39,10 +58,6 @@ def cli() -> None:
     recompute-scan analyze trace.json    say what a trace of torch.profiler shows
     recompute-scan explain crash.log     say what a traceback means
     """  # noqa: D301 - \\b is the character by which click keeps lines as they are
-
-
-for _command in (run, plan, analyze, report, compare, explain, bundle, check, lint, doctor):
-    cli.add_command(_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

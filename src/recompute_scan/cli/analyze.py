@@ -19,6 +19,7 @@ from recompute_scan.cli.output import (
     progress,
     rendered,
 )
+from recompute_scan.collecting import paused
 from recompute_scan.files import refuse_existing, write
 
 if TYPE_CHECKING:
@@ -98,8 +99,9 @@ def analyze(
     """
     # numpy's linear algebra starts idle threads that cost more than reading a small trace.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from recompute_scan.analysis.pipeline import analyse
-    from recompute_scan.workers import AUTOMATIC, Workers
+    with paused():  # no module leaves garbage behind when it is loaded
+        from recompute_scan.analysis.pipeline import analyse
+        from recompute_scan.workers import AUTOMATIC, Workers
 
     for target in (html, output, perfetto):
         if target is not None:

@@ -91,8 +91,9 @@ class Removal:
                 yield from self._changed_forward(sequence)
 
     def _is_here(self, sequence: OpSequence) -> bool:
-        rows, first = self._rows(sequence), self._originals(sequence)
-        return bool(self._around.here[[rows[0], rows[-1], first[0], first[-1]]].any())
+        rows, first, here = self._rows(sequence), self._originals(sequence), self._around.here
+        # One after the other: four numbers are no array's work.
+        return bool(here[rows[0]] or here[rows[-1]] or here[first[0]] or here[first[-1]])
 
     # -- what goes ---------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from recompute_scan.diagnose.reentrant import SILENT
 from recompute_scan.findings.base import Answer, NotApplicable, Rule
 from recompute_scan.findings.evidence import Evidence
 
@@ -19,6 +18,7 @@ def check(evidence: Evidence) -> Answer:
     # What reads logs is loaded where there is something to say.
     from recompute_scan.diagnose.classify import Diagnosis, how_checked  # noqa: PLC0415 - above
     from recompute_scan.diagnose.outcome import finding_of  # noqa: PLC0415 - above
+    from recompute_scan.diagnose.reentrant import SILENT  # noqa: PLC0415 - above
 
     named = ", ".join(names[:_MOST_NAMED])
     more = len(names) - _MOST_NAMED
@@ -27,4 +27,4 @@ def check(evidence: Evidence) -> Answer:
     return [finding_of(Diagnosis(SILENT, "high", shown))]
 
 
-RULE = Rule(SILENT.code, SILENT.name, check, severity=SILENT.severity, needs="nothing")
+RULE = Rule("RS104", "checkpoint-without-gradient", check, severity="warning", needs="nothing")

@@ -129,11 +129,19 @@ def framework_files(package: str) -> tuple[str, ...]:
 
 def matches(patterns: tuple[str, ...], places: Iterable[str]) -> bool:
     """Does any place fit any pattern? A path may have more folders in front of the pattern's."""
-    expression = _compiled(patterns)
-    return any(expression.fullmatch(place) for place in places)
+    return any(
+        part in place and _compiled(pattern).fullmatch(place)
+        for place in places
+        for pattern, part in zip(patterns, map(_longest_part, patterns), strict=True)
+    )
 
 
-@lru_cache
-def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    alternatives = "|".join(translate(pattern) for pattern in patterns)
-    return re.compile(rf"(?:.*/)?(?:{alternatives or '(?!)'})")
+@cache
+def _longest_part(pattern: str) -> str:
+    """What every place that fits has in it; most fit none, which this tells at once."""
+    return max(_WILDCARD.split(pattern), key=len)
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(f"(?:.*/)?(?:{translate(pattern)})")

@@ -141,14 +141,13 @@ class Anchors:
     def _place(self, row: int, engine: int) -> Anchor | None:
         """Where the forward run of ``row`` stands: an operator, or a checkpoint function."""
         if self._structure.function[row] == row:
-            inside = np.arange(row + 1, row + 1 + int(self._calls.size[row]))
-            origins = self._origin[inside]
+            origins = self._origin[row + 1 : row + 1 + int(self._calls.size[row])]
             origins = origins[origins >= 0]
             if not len(origins):
                 return None
-            places = self._forward.searchsorted(origins)
             whole = bool(self._structure.checkpoint_node[engine])
-            return Anchor(int(places.min()) if whole else -1, int(places.max()))
+            first = int(self._forward.searchsorted(origins.min())) if whole else -1
+            return Anchor(first, int(self._forward.searchsorted(origins.max())))
         origin = int(self._origin[row])
         return None if origin < 0 else Anchor(-1, int(self._forward.searchsorted(origin)))
 

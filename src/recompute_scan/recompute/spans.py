@@ -175,8 +175,11 @@ def merge(spans: list[Span]) -> list[Span]:
 
 def same_boundary(one: tuple[int, int], other: tuple[int, int]) -> bool:
     """Are two sequences, as (first, last), the same but for what early stop leaves out?"""
-    shared = min(one[1], other[1]) - max(one[0], other[0]) + 1
-    union = max(one[1], other[1]) - min(one[0], other[0]) + 1
+    (first, last), (begin, end) = one, other
+    if last < begin or end < first:
+        return False  # most are
+    shared = min(last, end) - max(first, begin) + 1
+    union = max(last, end) - min(first, begin) + 1
     return shared >= SAME_BOUNDARY * union
 
 

@@ -94,8 +94,9 @@ def classify(calls: Calls) -> Structure:
     """The role of every call; see :class:`Structure`."""
     classes = _classify_names(calls)
     size = len(calls)
-    role = np.full(size, Role.INNER, np.int8)
-    # A call in no other has row -1 for its parent: the -1 behind the last.
+    # A call in no other has row -1 for its parent: what is behind the last.
+    role = np.full(size + 1, Role.INNER, np.int8)
+    role[-1] = Role.RANGE
     engine = np.full(size + 1, -1, np.int32)
     function = np.full(size + 1, -1, np.int32)
     # The engine range or node whose own formula this call could belong to; -1 in a recompute or
@@ -110,12 +111,12 @@ def classify(calls: Calls) -> Structure:
     node_of_engine = classes.node[calls.name]
     begins_engine = classes.engine[calls.name] & (calls.kind == Kind.OP)
     for every in calls.levels():
-        parent = calls.parent[every]
+        parent = calls.parent[every].astype(np.intp)
         inside = parent >= 0
         # What lies inside an operator with a role is nothing of its own: most calls do.
         for above in (engine, owner, function):
-            above[every] = above[parent]
-        above_role = np.where(inside, role[parent], Role.RANGE)
+            above[every] = above.take(parent)
+        above_role = role.take(parent)
         some = np.flatnonzero(_OPEN[above_role] | begins_engine[every])
         rows, parent, inside, above_role = every[some], parent[some], inside[some], above_role[some]
         above_engine, above_owner, above_function = engine[rows], owner[rows], function[rows]
@@ -156,7 +157,7 @@ def classify(calls: Calls) -> Structure:
         function[rows] = np.where(
             starts_engine | is_node, -1, np.where(in_function, rows, above_function)
         )
-    engine, function, owner = engine[:-1], function[:-1], owner[:-1]
+    role, engine, function, owner = role[:-1], engine[:-1], function[:-1], owner[:-1]
     settle_updates(calls, role, closures)
     if words.RECOMPUTED_BY_HOOK.isdisjoint(calls.names):
         settle_hooks(calls, role, engine, owner, node)
@@ -255,7 +256,7 @@ def _tops(calls: Calls, role: Int8) -> Int32:
     """Row of the outermost operator with a role around each call; a node stands for its formula."""
     top = np.full(len(calls) + 1, -1, np.int32)  # see `classify`
     for rows in calls.levels():
-        above = top[calls.parent[rows]]
+        above = top.take(calls.parent[rows])
         own = role[rows]
         within = (own == Role.INNER) | ((own == Role.FORMULA) & (above >= 0))
         top[rows] = np.where(LOOKED_THROUGH[own], -1, np.where(within, above, rows))
