@@ -50,11 +50,12 @@ class StandingGuard:
         sample_share: float | None,
         on_change: Literal["tell", "raise"],
         callbacks: Sequence[Listening],
+        trackers: bool,
     ) -> None:
         self._baseline = baseline
         self._learning = learning
         self._on_change = on_change
-        self._telling = Telling(callbacks)
+        self._telling = Telling(callbacks, tell_trackers=trackers)
         self._guard = Guard()
         self._undo = ExitStack()
         self.stored = Stored({})
@@ -258,6 +259,7 @@ def guard(
     sample_share: float | None = 0.0005,
     on_change: Literal["tell", "raise"] = "tell",
     callbacks: Sequence[Listening] = (),
+    trackers: bool = True,
 ) -> StandingGuard:
     """A guard over a whole training: tells when recomputes are not what they were.
 
@@ -274,6 +276,8 @@ def guard(
             the distance grows; ``None`` for any.
         on_change: ``raise`` raises an error at the step's end (``E352``), once for each change.
         callbacks: Called with each :class:`~recompute_scan.guarding.changes.Change`.
+        trackers: Whether W&B, MLflow, TensorBoard and trackio are told too, where the script has
+            a run or a writer of theirs open.
 
     Raises:
         UsageError: A number is out of range, or ``on_change`` is neither (``E234``).
@@ -291,4 +295,5 @@ def guard(
         sample_share=sample_share,
         on_change=on_change,
         callbacks=callbacks,
+        trackers=trackers,
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
+from recompute_scan import trackers
 from recompute_scan.errors import RunError
 from recompute_scan.guarding.changes import Change
 from recompute_scan.guarding.judging import IN_A_ROW
@@ -24,7 +25,8 @@ class Telling:
         callbacks: Called with each change. What one raises is logged, and never the training's.
     """
 
-    def __init__(self, callbacks: Iterable[Listening]) -> None:
+    def __init__(self, callbacks: Iterable[Listening], *, tell_trackers: bool = False) -> None:
+        self._tell_trackers = tell_trackers
         self.changes: list[Change] = []
         self.callbacks = list(callbacks)
 
@@ -37,6 +39,18 @@ class Telling:
                 callback(change)
             except Exception:  # the training goes on whatever those who are told do
                 _log.exception("A callback of the guard has failed")
+        if self._tell_trackers:
+            trackers.tell(
+                trackers.Note(
+                    step=change.told,
+                    text=change.text,
+                    scalars={
+                        "recomputes_per_forward": change.after,
+                        "changes": len(self.changes),
+                    },
+                    alert=f"Recomputes have changed: {change.kind}",
+                )
+            )
 
 
 def refusal(change: Change) -> RunError:
