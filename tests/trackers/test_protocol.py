@@ -128,7 +128,7 @@ def test_one_that_fails_keeps_no_other_from_being_told(
     def fail() -> None:
         raise RuntimeError("theirs")
 
-    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(active_run=fail))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(active_run=fail))
     assert trackers.in_use() == ("wandb",)
     assert trackers.tell(NOTE) == ("wandb",)
     assert run.alerts == ["Look"]
