@@ -185,9 +185,9 @@ def questions(scratch: Path) -> Iterator[Question]:
                 yield _analyze(f"torch {folder.name} {name}", path, truth["verdict"])
     for case in NESTING:
         path = scratch / f"{case.name}.json.gz"
-        verdict = record(case, path).verdict
-        assert verdict is not None
-        yield _analyze(f"nesting {case.name}", path, verdict)
+        truth = record(case, path)
+        assert truth.verdict is not None
+        yield _analyze(f"nesting {case.name}", path, truth.verdict)
     nowhere, no_trace = scratch / "nowhere.json", scratch / "no_trace.json"
     no_trace.write_text('{"traceEvents": 7}')
     yield Question("no such option", ("analyze", "--frmat"), UNKNOWN, "correct-the-command")
@@ -200,8 +200,8 @@ def questions(scratch: Path) -> Iterator[Question]:
     ):
         file, out = scratch / f"{name.replace(' ', '_')}.py", scratch / name.replace(" ", "_")
         file.write_text(script)
-        command = ("run", "--steps", "2", "-o", str(out), str(file))
-        yield Question(name, command, verdict, action, out / "result.json")
+        run = ("run", "--steps", "2", "-o", str(out), str(file))
+        yield Question(name, run, verdict, action, out / "result.json")
 
 
 def right(rows: Sequence[Row], answers: Sequence[tuple[Question, Seen]]) -> tuple[int, int]:

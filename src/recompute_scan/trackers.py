@@ -34,7 +34,7 @@ class Note(Struct, frozen=True):
         scalars: Numbers by name; what is not known is not among them.
         alert: The title of an alert; ``None`` where nobody need be woken.
         verdict: That of a scan; ``None`` where there was none.
-        page: The report, as HTML.
+        files: Texts that are kept with the run, by file name.
     """
 
     step: int
@@ -42,7 +42,7 @@ class Note(Struct, frozen=True):
     scalars: Mapping[str, float]
     alert: str | None = None
     verdict: str | None = None
-    page: str | None = None
+    files: Mapping[str, str] = {}
 
 
 def in_use() -> tuple[str, ...]:
@@ -58,13 +58,12 @@ def tell(note: Note) -> tuple[str, ...]:
         if in_turn:
             scalars = {_PREFIX + key: float(value) for key, value in note.scalars.items()}
             with tempfile.TemporaryDirectory(prefix=_ARTIFACT) as folder:
-                page = None
-                if note.page is not None:
-                    page = Path(folder, f"{_ARTIFACT}.html")
-                    page.write_text(note.page, encoding="utf-8")
+                files = [Path(folder, file) for file in note.files]
+                for file in files:
+                    file.write_text(note.files[file.name], encoding="utf-8")
                 for name, one, how in in_turn:
                     try:
-                        how(one, note, scalars, page)
+                        how(one, note, scalars, files)
                     except Exception:  # the training goes on whatever a tracker does
                         _log.warning("%s could not be told", name, exc_info=True)
                     else:
@@ -87,7 +86,7 @@ def _open_wandb() -> list[Any]:
     return [] if run is None else [run]
 
 
-def _tell_wandb(run: Any, note: Note, scalars: dict[str, float], page: Path | None) -> None:
+def _tell_wandb(run: Any, note: Note, scalars: dict[str, float], files: list[Path]) -> None:
     # With commit, the row would end here, and what the script logs for this step be refused.
     run.log(dict(scalars), commit=False)
     for key, value in scalars.items():
@@ -96,9 +95,10 @@ def _tell_wandb(run: Any, note: Note, scalars: dict[str, float], page: Path | No
         run.summary[_PREFIX + "verdict"] = note.verdict
     if note.alert is not None:
         run.alert(title=note.alert, text=note.text, level="WARN")
-    if page is not None:
+    if files:
         artifact = sys.modules["wandb"].Artifact(_ARTIFACT, type="report")
-        artifact.add_file(str(page))
+        for file in files:
+            artifact.add_file(str(file))
         run.log_artifact(artifact)
 
 
@@ -108,15 +108,15 @@ def _open_mlflow() -> list[Any]:
     return [] if run is None else [run]
 
 
-def _tell_mlflow(run: Any, note: Note, scalars: dict[str, float], page: Path | None) -> None:
+def _tell_mlflow(run: Any, note: Note, scalars: dict[str, float], files: list[Path]) -> None:
     mlflow: Any = sys.modules["mlflow"]
     mlflow.log_metrics(scalars, step=note.step)
     if note.verdict is not None:
         mlflow.set_tag("recompute_scan.verdict", note.verdict)
     if note.alert is not None:  # it has no alerts: a tag is what its search finds
         mlflow.set_tag("recompute_scan.alert", f"{note.alert}: {note.text}")
-    if page is not None:
-        mlflow.log_artifact(str(page), _ARTIFACT)
+    for file in files:
+        mlflow.log_artifact(str(file), _ARTIFACT)
 
 
 def _open_tensorboard() -> list[Any]:
@@ -133,7 +133,7 @@ def _open_tensorboard() -> list[Any]:
 
 
 def _tell_tensorboard(
-    writer: Any, note: Note, scalars: dict[str, float], page: Path | None
+    writer: Any, note: Note, scalars: dict[str, float], files: list[Path]
 ) -> None:
     for key, value in scalars.items():
         writer.add_scalar(key, value, note.step)
@@ -142,8 +142,10 @@ def _tell_tensorboard(
     if note.alert is not None:
         writer.add_text(_PREFIX + "alert", f"{note.alert}: {note.text}", note.step)
     folder = Path(str(writer.log_dir))
-    if page is not None and folder.is_dir():  # it has no artifacts, and may write to a bucket
-        (folder / page.name).write_bytes(page.read_bytes())
+    if files and folder.is_dir():  # it has no artifacts, and may write to a bucket
+        (folder / _ARTIFACT).mkdir(exist_ok=True)
+        for file in files:
+            (folder / _ARTIFACT / file.name).write_bytes(file.read_bytes())
     writer.flush()
 
 
@@ -153,7 +155,7 @@ def _open_trackio() -> list[Any]:
     return [] if run is None else [run]
 
 
-def _tell_trackio(run: Any, note: Note, scalars: dict[str, float], page: Path | None) -> None:
+def _tell_trackio(run: Any, note: Note, scalars: dict[str, float], files: list[Path]) -> None:
     trackio: Any = sys.modules["trackio"]
     # Without a step it would count one more, and the script's next steps be off by one.
     last = getattr(run, "_next_step", note.step + 1) - 1
@@ -161,11 +163,14 @@ def _tell_trackio(run: Any, note: Note, scalars: dict[str, float], page: Path | 
     trackio.log({**scalars, **verdict}, step=max(last, 0))
     if note.alert is not None:
         trackio.alert(note.alert, note.text)
-    if page is not None:
-        trackio.log_artifact(page, name=_ARTIFACT, type="report")
+    if files:
+        artifact = trackio.Artifact(_ARTIFACT, type="report")
+        for file in files:
+            artifact.add_file(str(file))
+        trackio.log_artifact(artifact)
 
 
-_Tell = Callable[[Any, Note, dict[str, float], "Path | None"], None]
+_Tell = Callable[[Any, Note, dict[str, float], list[Path]], None]
 _TRACKERS: tuple[tuple[str, Callable[[], list[Any]], _Tell], ...] = (
     ("wandb", _open_wandb, _tell_wandb),
     ("mlflow", _open_mlflow, _tell_mlflow),

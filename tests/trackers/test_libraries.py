@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,17 @@ RECOMPUTES = "recompute_scan/recompute_per_backward"
 PER_FORWARD = "recompute_scan/recomputes_per_forward"
 DOUBLED = "Activation checkpointing is doubled"
 CHANGED = "Recomputes have changed: doubled"
+
+
+def are_kept(page: Path, result: Path) -> None:
+    """The page, and a result that `check` refuses as it refuses any other."""
+    assert "<html" in page.read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "recompute_scan", "check"]
+    baseline = str(result.parent.parent / "baseline.json")
+    done = subprocess.run([*command, str(result)], capture_output=True, check=False)
+    assert done.returncode == 1, done.stderr
+    subprocess.run([*command, str(result), "--write-baseline", baseline], check=True)
+    subprocess.run([*command, str(result), "--baseline", baseline], check=True)
 
 
 def wandb_records(folder: Path) -> list[Any]:
@@ -84,9 +98,11 @@ def test_wandb_is_told_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         if record.request.WhichOneof("request_type") == "log_artifact"
     ]
     assert artifact.name == "recompute-scan"
-    (entry,) = artifact.manifest.contents
-    assert entry.path == "recompute-scan.html"
-    assert "<html" in Path(entry.local_path).read_text(encoding="utf-8")
+    folder = tmp_path / "artifacts" / "recompute-scan:v0"  # as `artifact.download()` names it
+    folder.mkdir(parents=True)
+    for entry in artifact.manifest.contents:
+        shutil.copyfile(entry.local_path, folder / entry.path)
+    are_kept(folder / "report.html", folder / "result.json")
 
 
 def test_wandb_is_told_by_the_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +137,8 @@ def test_mlflow_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert kept.tags["recompute_scan.verdict"] == "doubled"
     assert kept.tags["recompute_scan.alert"] == f"{CHANGED}: {change.text}"
     assert len(client.get_metric_history(run.info.run_id, "loss")) == STEPS
-    (page,) = client.list_artifacts(run.info.run_id, "recompute-scan")
-    assert "<html" in Path(client.download_artifacts(run.info.run_id, page.path)).read_text("utf-8")
+    folder = Path(client.download_artifacts(run.info.run_id, "recompute-scan"))
+    are_kept(folder / "report.html", folder / "result.json")
 
 
 def test_mlflow_without_a_run_begins_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +173,8 @@ def test_tensorboard_is_told(tmp_path: Path) -> None:
     assert said[0] == "doubled"
     assert said[1].startswith(DOUBLED)
     assert said[2] == f"{CHANGED}: {change.text}"
-    assert "<html" in (tmp_path / "open" / "recompute-scan.html").read_text(encoding="utf-8")
+    folder = tmp_path / "open" / "recompute-scan"
+    are_kept(folder / "report.html", folder / "result.json")
 
 
 def test_trackio_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,3 +196,7 @@ def test_trackio_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert change.text in [one["text"] for one in alerts]
     (artifact,) = storage.get_run_artifacts(run.project, run.name, run.id)["output"]
     assert "recompute-scan" in str(artifact)
+    kept = sorted((tmp_path / "artifacts").rglob("*"), key=lambda file: file.name)
+    texts = [file.read_text(encoding="utf-8") for file in kept if file.is_file()]
+    assert sum("<html" in text for text in texts) == 1
+    assert sum(text.startswith("{") and '"recompute-scan/1"' in text for text in texts) == 1

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from recompute_scan import trackers
+from recompute_scan.result import from_json
 from recompute_scan.trackers import Note
 from tests.trackers.training import followed, guarded
 
@@ -64,7 +65,7 @@ def only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_tracker_is_imported() -> None:
     code = (
         "import sys; from recompute_scan import trackers as t\n"
-        "assert t.tell(t.Note(step=1, text='', scalars={}, alert='x', page='')) == ()\n"
+        "assert t.tell(t.Note(step=1, text='', scalars={}, alert='x', files={'a': ''})) == ()\n"
         "assert not {'wandb', 'mlflow', 'tensorboard', 'trackio', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -81,8 +82,9 @@ def test_a_scan_is_told_while_the_training_goes_on(run: Run) -> None:
     assert values["recompute_scan/saving_pct"] > 0
     assert run.summary["recompute_scan/verdict"] == "doubled"
     assert run.alerts == ["Activation checkpointing is doubled"]
-    (page,) = run.artifacts
+    page, result = run.artifacts
     assert "<html" in page
+    assert from_json(result.encode()).verdict == "doubled"
 
 
 def test_a_change_is_told(run: Run) -> None:

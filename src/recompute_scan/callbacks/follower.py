@@ -90,5 +90,5 @@ def note_of(scan: Scan, step: int) -> trackers.Note:
         scalars={name: value for name, value in known.items() if value is not None},
         alert=alert,
         verdict=scan.verdict,
-        page=scan.to_html(),
+        files={"report.html": scan.to_html(), "result.json": scan.to_json()},
     )
