@@ -30,7 +30,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases real-scripts fuzz house bench-load bench-page share-check licenses release-check lock live-failures policies plan guard
+.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases real-scripts fuzz house bench-load bench-page share-check licenses release-check lock live-failures policies plan guard trackers agent-eval
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,15 @@ HTA := build/hta
 hta: $(DEV) ## The bridge to Holistic Trace Analysis
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(HTA) traceinsight==0.6.1
 	PYTHONPATH=$(HTA) $(BIN)/python -m pytest tests/hta
+
+# Beside the environment, whose packages it sees and does not change.
+TRACKERS := build/trackers
+
+trackers: $(DEV) ## What W&B, MLflow, TensorBoard and trackio are told, each offline and read back
+	$(BIN)/python -m venv --clear $(TRACKERS)
+	$(TRACKERS)/bin/python -c "import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'beside.pth').write_text(sys.argv[1])" "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+	$(TRACKERS)/bin/python -m pip install --quiet wandb==0.31.0 mlflow-skinny==3.17.2 tensorboard==2.21.0 trackio==0.43.0
+	PYTHONPATH=src $(TRACKERS)/bin/python -m pytest tests/trackers
 
 docs: $(DEV) ## The documentation as a site in build/docs; a warning is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
@@ -115,8 +124,11 @@ real-scripts: $(DEV) ## Scripts that people train with, SOURCES=their checkouts:
 fidelity: $(DEV) ## Gradients with and without checkpoints, beside what comparing a step says
 	$(BIN)/python benchmarks/fidelity.py
 
-guard: $(DEV) ## What the guard costs, twelve regressions found, and no alarm in healthy trainings
+guard: $(DEV) ## What the guard costs, injected regressions found, and no alarm in healthy trainings
 	$(BIN)/python benchmarks/guard.py $(BENCH)
+
+agent-eval: $(DEV) ## A client that follows docs/agents/SKILL.md, scored against known truths
+	$(BIN)/python benchmarks/agent_eval.py $(BENCH)
 
 compiled: $(DEV) ## Compiled trainings: what ran again, counted as it ran, beside what is said
 	$(BIN)/python benchmarks/compiled.py

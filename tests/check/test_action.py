@@ -52,6 +52,7 @@ def run(folder: Path, **given: str) -> tuple[int, str, dict[str, str]]:
                 **env,
                 "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
                 "GITHUB_OUTPUT": str(outputs),
+                "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
             },
             capture_output=True,
             text=True,
@@ -96,3 +97,24 @@ def test_inputs_are_never_run(name: str, tmp_path: Path) -> None:
     inputs = {"traces": DOUBLED, "package": "", name.replace("-", "_"): attack}
     run(tmp_path, **inputs)
     assert not (tmp_path / "owned").exists()
+
+
+def test_the_summary_has_the_report_and_the_comparison(tmp_path: Path) -> None:
+    status, _, told = run(tmp_path, traces=REPAIRED, base=DOUBLED, package="")
+    assert (status, told) == (0, {"outcome": "passed"})
+    report, _, compared = (
+        (tmp_path / "summary.md")
+        .read_text(encoding="utf-8")
+        .partition("\n### Compared with the base\n\n")
+    )
+    assert "| " in report
+    assert "once" in report
+    lines = compared.splitlines()
+    assert any("doubled" in line for line in lines)
+    assert all(line.startswith("    ") for line in lines)
+
+
+def test_a_base_that_is_missing_changes_no_outcome(tmp_path: Path) -> None:
+    status, printed, told = run(tmp_path, traces=REPAIRED, base="nowhere", package="")
+    assert (status, told) == (0, {"outcome": "passed"})
+    assert "nowhere" in printed

@@ -154,15 +154,18 @@ def unfrozen(steps: int) -> None:
 
 
 def threads(steps: int) -> None:
-    """Another thread evaluates while this one trains."""
-    net, other = Net(), Net()
+    """Another thread evaluates while this one trains, with random numbers of its own: drawn from
+    torch's, they would be among those of the recomputes.
+    """
+    net, other = Net(), Net().eval()
     optimizer = _sgd(net)
     over = threading.Event()
+    numbers = torch.Generator()
 
     def evaluate() -> None:
         while not over.wait(0.01):
             with torch.no_grad():
-                _loss(other)
+                other(torch.randn(4, 8, generator=numbers))
 
     thread = threading.Thread(target=evaluate)
     thread.start()

@@ -1,4 +1,4 @@
-"""Twelve ways in which a training's recomputes change under way, and what is to be told."""
+"""Ways in which a training's recomputes change under way, and what is to be told."""
 
 from __future__ import annotations
 
@@ -66,6 +66,37 @@ def _shapes(x: torch.Tensor) -> torch.Tensor:
     return x * torch.ones(_count[0], 8).sum(0).tanh().mul(0.1).add(float(_count[0]))
 
 
+def _draws_once(x: torch.Tensor) -> torch.Tensor:
+    """Draws in every second run only, as what is cached does; dropout's numbers are others then."""
+    _count[0] += 1
+    if _count[0] % 2:
+        torch.rand(1)
+    return nn.functional.dropout(x, 0.2)
+
+
+def _weights_move(net: Net) -> None:
+    """The weights of a block are another's before its recompute, as an update in backward does."""
+    block = net.blocks[1]
+    assert isinstance(block, nets.Block)
+
+    def moved(_: torch.Tensor) -> None:
+        block.inner.weight.data.mul_(0.5)
+
+    def how(block: nn.Module, x: torch.Tensor) -> object:
+        y = nets.once(block, x)
+        y.register_hook(moved)
+        return y
+
+    net.how[1] = how
+
+
+def _logs_slopes(block: nn.Module, x: torch.Tensor) -> object:
+    """A gradient is asked for beside the training, for a log: a second recompute of one forward."""
+    y = nets.once(block, x)
+    torch.autograd.grad(y.sum(), list(block.parameters()), retain_graph=True)
+    return y
+
+
 REGRESSIONS = (
     Regression("off for one layer", _call(2, nets.plainly), "blocks.2", ("off",)),
     Regression("off for all", _all(nets.plainly), "blocks.0", ("off",)),
@@ -90,4 +121,10 @@ REGRESSIONS = (
     Regression("another branch", _extra(_counting_branch), "blocks.1", ("unfaithful",)),
     Regression("another size", _extra(_shapes), "blocks.1", ("unfaithful",)),
     Regression("BatchNorm put in", _norm, "blocks.1", ("unfaithful",)),
+    Regression("a draw that is cached", _extra(_draws_once), "blocks.1", ("unfaithful",)),
+    Regression("weights move under way", _weights_move, "blocks.1", ("unfaithful",)),
+    Regression("slopes for a log", _call(2, _logs_slopes), "blocks.2", ("repeated",)),
+    Regression(
+        "cut off, reentrant", _call(2, nets.detached), "blocks.2", ("lost",), reentrant=True
+    ),
 )  # fmt: skip

@@ -1,26 +1,44 @@
-"""Faults in every function of the guard that runs while a script trains: its losses stay.
+"""Faults in every function of the guard that a run enters: the script's losses, output and status
+stay.
 
-The functions are found by what is entered. Left out are the doors, which hold nothing that can
-fail, and what others call inside the guard's own shelter.
+The functions are found by what is entered. The doors hold the script's own calls, so a fault is put
+into each line of theirs that is ours alone: those of the ``try`` before the call.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
-import torch
 
 import recompute_scan
 from recompute_scan import guarding
+from recompute_scan.guarding import doors, running
+
+OURS = str(Path(guarding.__file__).parent)
+SCRIPT = """
+import sys
+import torch
 from tests.guard import nets
 from tests.guard.nets import Net, train_step
 
-OURS = str(Path(guarding.__file__).parent)
-STEPS = 30
+torch.manual_seed(0)
+models = [Net(2), Net(2, reentrant=True)]
+optimizers = [torch.optim.SGD(net.parameters(), lr=0.01) for net in models]
+for number in range(26):
+    if number == 18:
+        models[0].how[0] = nets.plainly
+        models[1].how[1] = lambda block, x: nets.once_reentrant(lambda x: block(x), x)
+    print([train_step(*each) for each in zip(models, optimizers, strict=True)])
+sys.exit(3)
+"""
 
 
 class Fault(Exception):
@@ -28,55 +46,101 @@ class Fault(Exception):
 
 
 class Faults:
-    """Makes one function of ours fail, or notes which are entered."""
+    """Makes a function or a line of ours fail once or always, or notes which are entered."""
 
-    def __init__(self, target: str = "") -> None:
+    def __init__(self, target: str = "", line: int = 0) -> None:
         self.entered: dict[str, None] = {}
         self.target = target
+        self.line = line
         self.hits = 0
 
-    def trace(self, frame: FrameType, event: str, _: object) -> Any:
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
         code = frame.f_code
-        if not code.co_filename.startswith(OURS) or code.co_filename.endswith("doors.py"):
+        if not code.co_filename.startswith(OURS):
             return None
-        name = f"{Path(code.co_filename).stem}:{code.co_firstlineno}:{code.co_name}"
+        module = Path(code.co_filename).stem
+        if module == "doors" and code.co_name in ("passing", "counting"):
+            return self.line_of_a_door if self.line and code.co_name == "passing" else None
+        name = f"{module}:{code.co_firstlineno}:{code.co_name}"
         self.entered[name] = None
-        if name != self.target:
-            return None
-        self.hits += 1
-        raise Fault("injected")
+        if name == self.target:
+            self.hits += 1
+            raise Fault("injected")
+        return None
+
+    def line_of_a_door(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "line" and frame.f_lineno == self.line:
+            self.hits += 1
+            raise Fault("injected")
+        return self.line_of_a_door
 
 
-def losses(faults: Faults | None) -> list[str]:
-    torch.manual_seed(0)
-    guard = recompute_scan.guard(learning=5, sample_every=2, sample_share=None)
-    models = [Net(2), Net(2, reentrant=True)]
-    optimizers = [torch.optim.SGD(net.parameters(), lr=0.01) for net in models]
-    if faults is not None:
-        guard.start()
-        sys.settrace(faults.trace)
-    found = []
-    try:
-        for number in range(STEPS):
-            if number == STEPS // 2:
-                models[0].how[0] = nets.plainly
-            found += [train_step(*each) for each in zip(models, optimizers, strict=True)]
-    finally:
-        sys.settrace(None)
-        guard.stop()
-    return found
+class Runs:
+    """Runs the script under the guard, with a fault or without."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._script = folder / "train.py"
+        self._script.write_text(SCRIPT)
+        self._folder = folder
+        self._capsys = capsys
+        self._number = 0
+
+    def __call__(self, faults: Faults | None) -> tuple[str, int]:
+        self._number += 1
+        sys.settrace(faults)
+        try:
+            folder = self._folder / str(self._number)
+            _, ended = running.run_guarded(str(self._script), False, [], folder)
+        finally:
+            sys.settrace(None)
+        return self._capsys.readouterr().out, ended.exit_status
+
+
+@pytest.fixture
+def runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Runs]:
+    often = partial(recompute_scan.guard, learning=5, sample_every=2, sample_share=None)
+    monkeypatch.setattr(running, "guard", often)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    yield Runs(tmp_path, capsys)
+    assert "tests.guard.nets" in sys.modules
+
+
+def lines_of_ours() -> list[int]:
+    """Lines of the door that are ours alone."""
+    tree = ast.parse(inspect.getsource(doors))
+    (passing,) = (
+        one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name == "passing"
+    )
+    (ours,) = (one for one in passing.body if isinstance(one, ast.Try))
+    statements = (one for part in ours.body for one in ast.walk(part) if isinstance(one, ast.stmt))
+    return sorted(one.lineno for one in statements)
 
 
 @pytest.mark.slow
-def test_losses_stay_whatever_fails() -> None:
-    plain = losses(None)
+def test_the_script_is_the_same_whatever_fails(runs: Runs) -> None:
+    plain = runs(Faults("nothing"))
+    assert plain[1] == 3
+    assert plain[0].count("0x") == 52
     look = Faults()
-    assert losses(look) == plain
-    assert len(look.entered) > 20
-    # Said by the step hooks, and called by nobody else.
+    assert runs(look) == plain
+    assert len(look.entered) > 60
     for target in look.entered:
-        if target.endswith(":boundary"):
+        if target.endswith(":run_guarded"):  # the script's way in
             continue
         faults = Faults(target)
-        assert losses(faults) == plain, target
+        assert runs(faults) == plain, target
         assert faults.hits, target
+
+
+def test_a_door_lets_the_call_through_whatever_line_fails(runs: Runs) -> None:
+    plain = runs(None)
+    hits = 0
+    lines = lines_of_ours()
+    assert len(lines) > 10
+    for line in lines:
+        faults = Faults(line=line)
+        assert runs(faults) == plain, line
+        hits += faults.hits > 0
+    assert hits > 10

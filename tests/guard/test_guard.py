@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.utils.checkpoint as torch_checkpoint
+from torch import nn
 
 import recompute_scan
 from recompute_scan.errors import InputError, RunError, UsageError
@@ -26,15 +29,18 @@ def train(
     losses = []
     if guard is not None:
         guard.start()
-    for number in range(1, steps + 1):
-        if number == at and callable(change):
-            change(net)
-        losses.append(train_step(net, optimizer))
-    if guard is not None:
-        guard.stop()
+    try:
+        for number in range(1, steps + 1):
+            if number == at and callable(change):
+                change(net)
+            losses.append(train_step(net, optimizer))
+    finally:
+        if guard is not None:
+            guard.stop()
     return losses
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("regression", REGRESSIONS, ids=lambda one: one.name)
 def test_a_regression_is_told_with_its_region_and_step(regression: Regression) -> None:
     torch.manual_seed(0)
@@ -83,6 +89,57 @@ def test_a_resumed_run_is_compared_from_its_first_step(tmp_path: Path) -> None:
     assert change.modules == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
 
 
+class Held:
+    """Calls a module, as an object that is made for each call does."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+
+    def __call__(self, x: torch.Tensor) -> object:
+        return self.block(x)
+
+
+def _module_given(block: nn.Module, x: torch.Tensor) -> object:
+    return block(x)
+
+
+def _closed(block: nn.Module) -> Callable[..., object]:
+    return lambda *inputs: block(inputs[0])
+
+
+CALLED: dict[str, Callable[[nn.Module, torch.Tensor], tuple[object, ...]]] = {
+    "a module": lambda block, x: (block, x),
+    "a method": lambda block, x: (block.forward, x),
+    "a partial of a method": lambda block, x: (functools.partial(block.__call__), x),
+    "a closure": lambda block, x: (_closed(block), x),
+    "an argument": lambda block, x: (_module_given, block, x),
+    "an object": lambda block, x: (Held(block), x),
+}
+
+
+@pytest.mark.parametrize("called", CALLED.values(), ids=CALLED)
+@pytest.mark.parametrize("kind", ["off", "doubled"])
+def test_a_layer_is_known_however_it_is_called(
+    called: Callable[[nn.Module, torch.Tensor], tuple[object, ...]], kind: str
+) -> None:
+    def how(block: nn.Module, x: torch.Tensor) -> object:
+        function, *args = called(block, x)
+        return torch_checkpoint.checkpoint(function, *args, use_reentrant=False)
+
+    def again(block: nn.Module, x: torch.Tensor) -> object:
+        return torch_checkpoint.checkpoint(lambda x: how(block, x), x, use_reentrant=False)
+
+    def change(net: Net) -> None:
+        net.how[1] = again if kind == "doubled" else nets.plainly
+
+    net = Net()
+    net.how[:] = [how] * 4
+    guard = recompute_scan.guard(sample_every=0)
+    train(net, 50, guard, change)
+    (told,) = guard.changes
+    assert (told.kind, told.step, told.modules) == (kind, INJECTED, ("blocks.1",))
+
+
 def test_steps_can_be_said() -> None:
     net = Net()
     with recompute_scan.guard() as guard:
@@ -94,12 +151,18 @@ def test_steps_can_be_said() -> None:
 
 def test_it_raises_only_where_asked() -> None:
     guard = recompute_scan.guard(on_change="raise")
-    try:
-        with pytest.raises(RunError, match=r"blocks\.2"):
-            train(Net(), 70, guard, REGRESSIONS[0].inject)
-    finally:
-        guard.stop()
+    with pytest.raises(RunError, match=r"blocks\.2"):
+        train(Net(), 70, guard, REGRESSIONS[0].inject)
     assert guard.steps == INJECTED + 2
+
+
+def test_a_callback_can_be_added_under_way() -> None:
+    told: list[object] = []
+    guard = recompute_scan.guard()
+    guard.callbacks.append(told.append)
+    train(Net(), 70, guard, REGRESSIONS[0].inject)
+    assert told == guard.changes
+    assert len(told) == 1
 
 
 def test_a_callback_that_fails_is_not_the_trainings(caplog: pytest.LogCaptureFixture) -> None:

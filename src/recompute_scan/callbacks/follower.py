@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from recompute_scan import trackers
 from recompute_scan.api import Scan
 from recompute_scan.record.recording import Recording, record
+
+_log = logging.getLogger("recompute_scan.trackers")
 
 
 class Follower:
@@ -13,10 +17,19 @@ class Follower:
 
     Frameworks do not always say that a training has failed, and a trainer may be made that never
     trains. The next recording, a callback's or another, ends what is left of it.
+
+    As soon as all is recorded, rank 0 analyses it and tells the run's trackers, where there are
+    any: most frameworks close theirs before they say that the training has ended.
+
+    Args:
+        trackers: Whether trackers in use are told.
+        options: Those of :func:`record`.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, trackers: bool = True, **options: Any) -> None:
         self._recording: Recording = record(**options)
+        self._trackers = trackers
+        self._told = False
         self._steps = 0
 
     @property
@@ -30,13 +43,52 @@ class Follower:
             return
         self._recording.begin(gives_way=True)
         self._steps = 0
+        self._told = False
 
     def step(self) -> None:
         """A step of it has ended."""
         if self._recording.under_way:
             self._steps += 1
             self._recording.step()
+            self._tell()
 
     def end(self, error: BaseException | None = None) -> None:
         """It has ended, with this error if it failed."""
         self._recording.end(error)
+        if error is None:
+            self._tell()
+
+    def _tell(self) -> None:
+        info = self._recording.info
+        if self._told or not self._trackers or not self._recording.done or info is None:
+            return
+        self._told = True
+        if info.rank != 0:
+            return
+        try:
+            if trackers.in_use():
+                trackers.tell(note_of(self.scan, self._steps))
+        except Exception:  # the training goes on
+            _log.warning("Trackers were told nothing", exc_info=True)
+
+
+def note_of(scan: Scan, step: int) -> trackers.Note:
+    """What trackers are told of a scan; with an alert where checkpointing is doubled or wrong."""
+    wrong = [one for one in scan.findings if one.severity == "error"]
+    alert = None
+    if scan.verdict == "doubled":
+        alert = "Activation checkpointing is doubled"
+    elif wrong:
+        alert = wrong[0].title
+    known = {
+        "recompute_per_backward": scan.recompute_per_backward,
+        "saving_pct": None if scan.cost is None else scan.cost.saving_pct,
+    }
+    return trackers.Note(
+        step=step,
+        text=scan.headline,
+        scalars={name: value for name, value in known.items() if value is not None},
+        alert=alert,
+        verdict=scan.verdict,
+        files={"report.html": scan.to_html(), "result.json": scan.to_json()},
+    )

@@ -25,6 +25,8 @@ def run_guarded_script(
     from recompute_scan.guarding.running import run_guarded
 
     standing, ended = run_guarded(script, is_module, args, folder)
+    if standing is None:  # why is said already
+        return ended.exit_status
     changes = len(standing.changes)
     said = "nothing changed" if not changes else f"{changes} change{'s' * (changes > 1)} told above"
     if not standing.stored.modules:

@@ -75,6 +75,7 @@ class Judge:
         self._known = {name: _Known({parts}, (), parts) for name, parts in usual.items()}
         self.step = 0
         self._began = 0
+        self._seen_last = False
 
     def usual(self) -> dict[str, Parts]:
         """What each module's checkpoints are now, for a stored baseline."""
@@ -88,9 +89,7 @@ class Judge:
     @property
     def settled(self) -> bool:
         """Whether every module did in the last step what is usual; not known before the first."""
-        return self.step > self._began and all(
-            known.unlike is None for known in self._known.values()
-        )
+        return self._seen_last
 
     def pass_over(self) -> None:
         """A step has ended that is like the one before."""
@@ -121,6 +120,7 @@ class Judge:
             if name not in seen:
                 nothing = SeenStep((), (), entered=False)
                 self._compare(name, known, nothing, found, learning=learning)
+        self._seen_last = all(known.unlike is None for known in self._known.values())
         return [
             Change(
                 kind=kind,
@@ -144,9 +144,8 @@ class Judge:
         *,
         learning: bool,
     ) -> None:
-        if known.unlike != one.parts and known.unlike is not None and learning:
-            known.usual.add(known.unlike)  # a pattern that comes and goes is usual
-            known.unlike = None
+        if learning:  # whatever comes, and comes and goes, is usual
+            known.usual.add(one.parts)
         if one.parts in known.usual:
             known.last = one.parts or known.last
             known.unlike = None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from recompute_scan.files import write_whole
-from recompute_scan.guarding.changes import Change
 from recompute_scan.guarding.standing import StandingGuard, guard
 from recompute_scan.record.execute import Exit, run_program
+from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.launcher import rank_facts
 from recompute_scan.record.run_folder import cannot_write
 
@@ -20,8 +21,9 @@ FORMAT = "recompute-scan-guarded/1"
 
 def run_guarded(
     target: str, is_module: bool, args: Sequence[str], folder: Path
-) -> tuple[StandingGuard, Exit]:
-    """The guard of a whole run, and how the script ended.
+) -> tuple[StandingGuard | None, Exit]:
+    """The guard of a whole run, and how the script ended; ``None`` where a bug of ours has kept the
+    guard from beginning, and the script ran without it.
 
     What is usual is kept in ``guard-rankN.json`` of the folder: the next run there is compared with
     this one from its first step on. What was told is in ``guarded-rankN.json``.
@@ -36,24 +38,28 @@ def run_guarded(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(folder, error) from None
-    rank = rank_facts().rank
-    standing = guard(baseline=folder / f"guard-rank{rank}.json")
-    standing.start()
+    shelter = Guard()
+    standing = shelter.run(partial(_started, folder), otherwise=None)
     try:
         ended = run_program(target, is_module, args)
     finally:
-        failure = standing.failure
-        standing.stop()
-    write_told(folder / f"guarded-rank{rank}.json", standing.steps, standing.changes, failure)
+        if standing is not None:
+            shelter.run(standing.stop, otherwise=None)
+    if standing is not None:
+        shelter.run(partial(_write_told, folder, standing), otherwise=None)
     return standing, ended
 
 
-def write_told(path: Path, steps: int, changes: Sequence[Change], failure: str | None) -> None:
-    """What was told, as JSON."""
+def _started(folder: Path) -> StandingGuard:
+    return guard(baseline=folder / f"guard-rank{rank_facts().rank}.json").start()
+
+
+def _write_told(folder: Path, standing: StandingGuard) -> None:
     told = {
         "format": FORMAT,
-        "steps": steps,
-        "changes": msgspec.to_builtins(changes),
-        "failure": failure,
+        "steps": standing.steps,
+        "changes": msgspec.to_builtins(standing.changes),
+        "failure": standing.failure,
     }
+    path = folder / f"guarded-rank{rank_facts().rank}.json"
     write_whole(path, json.dumps(told, indent=2).encode() + b"\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from recompute_scan.guarding.pace import Pace
 from recompute_scan.guarding.samples import Sample, can_sample
 from recompute_scan.guarding.tallies import TalliedRegion
 from recompute_scan.record.guard import Guard
@@ -32,7 +33,7 @@ class Sampling:
         self._known: dict[str, tuple[str, ...]] = {}
 
     def step(
-        self, number: int, regions: Sequence[TalliedRegion], usual_s: float | None
+        self, number: int, regions: Sequence[TalliedRegion], pace: Pace
     ) -> tuple[TalliedRegion, list[str]] | None:
         """A step has ended: what the comparison in it has shown that is new."""
         sample, self._sample = self._sample, None
@@ -40,7 +41,7 @@ class Sampling:
         if sample is not None:
             said = sample.end()
             spent = time.perf_counter() - self._began
-            self._next = number + self._distance(spent, usual_s)
+            self._next = number + self._distance(spent, pace.usual_s)
             if said is not None:
                 found = self._judged(sample.region, said)
         elif self._every and number >= self._next and regions and can_sample():

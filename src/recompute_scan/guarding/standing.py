@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
-from msgspec.structs import replace
 from torch import nn
 
-from recompute_scan.errors import RunError, UsageError
-from recompute_scan.guarding.changes import Change, Parts, WatchedPart, sentence
+from recompute_scan.errors import UsageError
+from recompute_scan.guarding.changes import Change, sentence
 from recompute_scan.guarding.checkpoint_hooks import CheckpointHooks
-from recompute_scan.guarding.judging import IN_A_ROW, Judge, SeenStep, Training
+from recompute_scan.guarding.judging import Judge, Training
 from recompute_scan.guarding.pace import Pace
+from recompute_scan.guarding.region_names import RegionNames, seen_step
 from recompute_scan.guarding.sampling import Sampling
 from recompute_scan.guarding.stored import Stored, read_stored, write_stored
 from recompute_scan.guarding.tallies import TalliedRegion, Tallies
+from recompute_scan.guarding.telling import Listening, Telling, refusal, with_pace
 from recompute_scan.guarding.trained import Trained
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.guard import Guard
@@ -28,17 +31,13 @@ from recompute_scan.record.steps import StepCounter, StepHooks
 
 LEARNING = 20
 SAMPLE_EVERY = 100
-# Searches for the names of modules; scripts that make models without end get names by class.
-_SEARCHES = 50
 _log = logging.getLogger("recompute_scan.guard")
-Callback = Callable[[Change], object]
 
 
 class StandingGuard:
     """Counts recomputes and tells when they are not what they were; made by :func:`guard`.
 
     Attributes:
-        changes: What was told so far.
         stored: What is usual, as read at the start and as learned by the end.
     """
 
@@ -50,17 +49,29 @@ class StandingGuard:
         sample_every: int,
         sample_share: float | None,
         on_change: Literal["tell", "raise"],
-        callbacks: Sequence[Callback],
+        callbacks: Sequence[Listening],
+        trackers: bool,
     ) -> None:
         self._baseline = baseline
         self._learning = learning
         self._on_change = on_change
-        self._callbacks = list(callbacks)
+        self._telling = Telling(callbacks, tell_trackers=trackers)
+        self._guard = Guard()
+        self._undo = ExitStack()
         self.stored = Stored({})
         self._every = sample_every
         self._share = sample_share
         self._under_way = False
-        self.changes: list[Change] = []
+
+    @property
+    def changes(self) -> list[Change]:
+        """What was told so far."""
+        return self._telling.changes
+
+    @property
+    def callbacks(self) -> list[Listening]:
+        """Who is told: each is called with every change from here on."""
+        return self._telling.callbacks
 
     def __enter__(self) -> StandingGuard:
         return self.start()
@@ -76,7 +87,7 @@ class StandingGuard:
     @property
     def failure(self) -> str | None:
         """The bug of ours that ended the guard, in one sentence; ``None`` without one."""
-        return self._guard.failure if self._under_way else None
+        return self._guard.failure
 
     def start(self) -> StandingGuard:
         """Begin to count. Does nothing where it is on.
@@ -88,13 +99,17 @@ class StandingGuard:
             return self
         if self._baseline is not None and self._baseline.exists():
             self.stored = read_stored(self._baseline)
-        self._process = os.getpid()
         self._guard = Guard()
         self._guard.on_failure = self._give_up
+        self._under_way = self._guard.run(self._begin, otherwise=False)
+        return self
+
+    def _begin(self) -> bool:
+        self._process = os.getpid()
         self._trained = Trained(self.stored.trained)
         self._pace = Pace()
-        self._index = ModuleIndex()
-        self._searches = 0
+        index = ModuleIndex()
+        self._names = RegionNames(index)
         self._tallies = Tallies(CallSites(Path.cwd()))
         self._judge = Judge(
             0 if self.stored.modules else self._learning,
@@ -103,14 +118,15 @@ class StandingGuard:
             self._trained.then,
         )
         self._judge.begin_at(self.stored.steps)
-        self._sampling = Sampling(self._index, self._guard, self._every, self._share)
-        self._hooks = CheckpointHooks(self._tallies, self._guard, self._failed)
-        self._steps = StepHooks(StepCounter(), _StepBoundaries(self), self._guard)
         self._explicit = False
-        self._under_way = True
-        self._guard.run(self._hooks.install, otherwise=None)
-        self._guard.run(self._steps.install, otherwise=None)
-        return self
+        self._sampling = Sampling(index, self._guard, self._every, self._share)
+        self._undo.callback(self._sampling.drop)
+        self._hooks = CheckpointHooks(self._tallies, self._guard, self._failed)
+        self._undo.callback(self._hooks.remove)
+        self._hooks.install()
+        self._steps = StepHooks(StepCounter(), _StepBoundaries(self), self._guard)
+        self._steps.install()
+        return True
 
     def step(self) -> None:
         """A training step has ended. Where this is called, steps of optimizers no longer count.
@@ -123,22 +139,24 @@ class StandingGuard:
         if not self._explicit:
             self._explicit = True
             self._guard.run(self._steps.remove, otherwise=None)
-        self.boundary()
+        self._guard.run(self.boundary, otherwise=None)
 
     def stop(self) -> None:
         """Take everything out of the process again, and write the baseline where one is kept."""
         if not self._under_way or os.getpid() != self._process:
             return
-        self._guard.run(self._sampling.drop, otherwise=None)
+        self._under_way = False
         self._guard.run(self._steps.remove, otherwise=None)
-        self._guard.run(self._hooks.remove, otherwise=None)
+        self._guard.run(self._undo.close, otherwise=None)
+        self._guard.run(self._keep, otherwise=None)
+
+    def _keep(self) -> None:
         self.stored = Stored(
             self._judge.usual(),
             torch=str(torch.__version__),
             steps=self._judge.step,
             trained=self._trained.names(),
         )
-        self._under_way = False
         if self._baseline is not None and self.stored.modules:
             try:
                 write_stored(self._baseline, self.stored)
@@ -152,7 +170,9 @@ class StandingGuard:
         nothing: list[Change] = []
         found = self._guard.run(self._look, otherwise=nothing)
         for change in found:
-            self._tell(change)
+            self._guard.run(partial(self._telling.tell, change), otherwise=None)
+            if self._on_change == "raise":
+                raise refusal(change)
 
     def _look(self) -> list[Change]:
         if os.getpid() != self._process:
@@ -165,7 +185,7 @@ class StandingGuard:
                 (region.recomputed > 0)
                 | (region.again > 0) << 1
                 | (region.nested > 0) << 2
-                | region.keeps_random << 3
+                | bool(region.keeps_random) << 3
             )
             moved |= bits != region.bits
             region.bits = bits
@@ -173,8 +193,8 @@ class StandingGuard:
         was_learned = judge.learned
         found: list[Change] = []
         if moved or not judge.settled:
-            self._name(regions)
-            found = judge.see(self._seen(regions))
+            self._names.give(regions)
+            found = judge.see(seen_step(regions))
             self._tallies.forget_gone()
         else:
             judge.pass_over()
@@ -184,44 +204,9 @@ class StandingGuard:
             self._trained.remember()
             self._pace.look_at_memory()
         self._trained.let_go()
-        if sampled := self._sampling.step(judge.step, regions, self._pace.usual_s):
+        if sampled := self._sampling.step(judge.step, regions, self._pace):
             found.append(self._unfaithful(*sampled))
-        return [self._with_pace(one) for one in found]
-
-    def _seen(self, regions: Sequence[TalliedRegion]) -> dict[str, SeenStep]:
-        parts: dict[str, list[WatchedPart]] = {}
-        sites: dict[str, list[str]] = {}
-        for region in regions:
-            if region.name is None or not region.entered + region.recomputed:
-                continue
-            mine = parts.setdefault(region.name, [])
-            sites.setdefault(region.name, [])
-            if region.recomputed:
-                mine.append(
-                    WatchedPart(
-                        region.variant, region.keeps_random, region.nested > 0, region.again > 0
-                    )
-                )
-                if region.site:
-                    sites[region.name].append(region.site)
-        return {name: SeenStep(_sorted(mine), tuple(sites[name])) for name, mine in parts.items()}
-
-    def _name(self, regions: Sequence[TalliedRegion]) -> None:
-        new = [one for one in regions if one.name is None and one.recomputed]
-        if not new:
-            return
-        if self._searches < _SEARCHES:
-            self._searches += 1
-            self._index.rebuild()
-        for region in new:
-            module = region.module
-            if module is None:
-                region.name = (
-                    f"{region.function} ({region.site})" if region.site else (region.function)
-                )
-            else:
-                found = self._index.look_up([module])
-                region.name = found.name or found.class_name
+        return [with_pace(one, self._pace) for one in found]
 
     def _training(self, name: str) -> Training:
         modules = [one.module for one in self._tallies.regions if one.name == name]
@@ -242,27 +227,6 @@ class StandingGuard:
             text=sentence("unfaithful", step, modules, sites, (), (), "; ".join(said[:2])),
         )
 
-    def _with_pace(self, change: Change) -> Change:
-        slower, memory = self._pace.slower(IN_A_ROW), self._pace.memory()
-        words = []
-        if slower is not None and abs(slower - 1) > 0.05:
-            words.append(f"steps take {slower:.2f} times as long")
-        if memory is not None and abs(memory - 1) > 0.05:
-            words.append(f"memory in use is {memory:.2f} times what it was")
-        text = change.text + (f" With it, {' and '.join(words)}." if words else "")
-        return replace(change, slower=slower, memory=memory, text=text)
-
-    def _tell(self, change: Change) -> None:
-        self.changes.append(change)
-        _log.warning("%s", change.text)
-        for callback in self._callbacks:
-            try:
-                callback(change)
-            except Exception:  # the training goes on whatever those who are told do
-                _log.exception("A callback of the guard has failed")
-        if self._on_change == "raise":
-            raise RunError("E352", change.text, hint='on_change="tell" only tells')
-
     def _failed(self, error: BaseException) -> None:
         def fail() -> None:
             raise error
@@ -270,8 +234,7 @@ class StandingGuard:
         self._guard.run(fail, otherwise=None)
 
     def _give_up(self) -> None:
-        self._sampling.drop()
-        self._hooks.remove()
+        self._undo.close()  # all of it, also where a part fails
 
 
 class _StepBoundaries:
@@ -288,10 +251,6 @@ class _StepBoundaries:
         self._guard.boundary()
 
 
-def _sorted(parts: list[WatchedPart]) -> Parts:
-    return tuple(sorted(parts))
-
-
 def guard(
     *,
     baseline: str | Path | None = None,
@@ -299,7 +258,8 @@ def guard(
     sample_every: int = SAMPLE_EVERY,
     sample_share: float | None = 0.0005,
     on_change: Literal["tell", "raise"] = "tell",
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Listening] = (),
+    trackers: bool = True,
 ) -> StandingGuard:
     """A guard over a whole training: tells when recomputes are not what they were.
 
@@ -316,6 +276,8 @@ def guard(
             the distance grows; ``None`` for any.
         on_change: ``raise`` raises an error at the step's end (``E352``), once for each change.
         callbacks: Called with each :class:`~recompute_scan.guarding.changes.Change`.
+        trackers: Whether W&B, MLflow, TensorBoard and trackio are told too, where the script has
+            a run or a writer of theirs open.
 
     Raises:
         UsageError: A number is out of range, or ``on_change`` is neither (``E234``).
@@ -333,4 +295,5 @@ def guard(
         sample_share=sample_share,
         on_change=on_change,
         callbacks=callbacks,
+        trackers=trackers,
     )

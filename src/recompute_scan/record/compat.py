@@ -72,13 +72,18 @@ def generator_name() -> str | None:
     return next((name for name in (_PACKED, _SPREAD) if hasattr(torch_checkpoint, name)), None)
 
 
+def settings_by_name() -> bool:
+    """Whether the generator gets its settings by keyword only: from 2.14 on."""
+    return generator_name() == _PACKED
+
+
 def inputs(args: Sequence[Any]) -> tuple[Any, ...]:
     """What the checkpointed function is called with, among what the generator got after it.
 
     Up to 2.13 the settings come before the function's own arguments, and come along here. From
     2.14 on there are a tuple and a dictionary of arguments, and settings by keyword only.
     """
-    if generator_name() == _PACKED:
+    if settings_by_name():
         positional, named = args
         return (*positional, *named.values())
     return tuple(args)
