@@ -83,9 +83,7 @@ def test_a_field_that_no_result_has_is_refused() -> None:
 def test_every_action_is_explained_and_every_field_exists() -> None:
     explained = set(re.findall(r"`([a-z-]+)`", TEXT.partition("What each of them means:")[2]))
     assert {row.action for row in ROWS} <= explained
-    schema = json.loads(
-        (agent_eval.ROOT / "src" / "recompute_scan" / "result.schema.json").read_text()
-    )
+    schema = json.loads((agent_eval.ROOT / "docs" / "schemas" / "result.json").read_text())
     document = schema["$defs"]["Result"]["properties"]
     fields = {field for row in ROWS for _, field, _, _ in row.conditions} - {"exit"}
     for field in fields:

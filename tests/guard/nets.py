@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 
 class Block(nn.Module):
@@ -57,8 +57,22 @@ def twice(block: nn.Module, x: torch.Tensor) -> Any:
     return checkpoint(lambda x: once(block, x), x, use_reentrant=False)
 
 
+def twice_to_the_end(block: nn.Module, x: torch.Tensor) -> Any:
+    """Twice, where the outer recompute does not stop where it has what it saves: its inputs."""
+    with set_checkpoint_early_stop(enable=False):
+        return twice(block, x)
+
+
 def twice_reentrant(block: nn.Module, x: torch.Tensor) -> Any:
     return checkpoint(lambda x: once_reentrant(block, x), x, use_reentrant=True)
+
+
+def reentrant_around(block: nn.Module, x: torch.Tensor) -> Any:
+    return checkpoint(lambda x: once(block, x), x, use_reentrant=True)
+
+
+def reentrant_inside(block: nn.Module, x: torch.Tensor) -> Any:
+    return checkpoint(lambda x: once_reentrant(block, x), x, use_reentrant=False)
 
 
 def other_random(block: nn.Module, x: torch.Tensor) -> Any:

@@ -103,8 +103,8 @@ REGRESSIONS = (
     Regression(
         "on for one layer", _call(2, nets.once), "blocks.2", ("on",), start=_call(2, nets.plainly)
     ),
-    Regression("a second switch", _call(1, nets.twice), "blocks.1", ("doubled",)),
-    Regression("a second switch everywhere", _all(nets.twice), "blocks.3", ("doubled",)),
+    Regression("a second switch", _call(1, nets.twice_to_the_end), "blocks.1", ("doubled",)),
+    Regression("a second switch everywhere", _all(nets.twice_to_the_end), "blocks.3", ("doubled",)),
     Regression(
         "a second switch, reentrant",
         _call(1, nets.twice_reentrant),
@@ -116,7 +116,7 @@ REGRESSIONS = (
     Regression("random state not kept", _call(3, nets.other_random), "blocks.3", ("random-state",)),
     Regression(
         "the second switch off", _call(1, nets.once), "blocks.1", ("off",),
-        start=_call(1, nets.twice),
+        start=_call(1, nets.twice_to_the_end),
     ),
     Regression("another branch", _extra(_counting_branch), "blocks.1", ("unfaithful",)),
     Regression("another size", _extra(_shapes), "blocks.1", ("unfaithful",)),

@@ -60,6 +60,44 @@ def test_a_regression_is_told_with_its_region_and_step(regression: Regression) -
         assert any("nets.py" in site for site in first.sites)
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        nets.once,
+        nets.once_reentrant,
+        nets.twice,
+        nets.twice_to_the_end,
+        nets.twice_reentrant,
+        nets.reentrant_around,
+        nets.reentrant_inside,
+    ],
+)
+def test_recomputes_are_counted_as_they_run(
+    how: Callable[[nn.Module, torch.Tensor], object],
+) -> None:
+    """A checkpoint inside another of the same module costs nothing, one run more, or two."""
+    torch.manual_seed(0)
+    net, guard = Net(reentrant=how is nets.once), recompute_scan.guard(sample_every=0)
+    block, runs = net.blocks[1], [0]
+    assert isinstance(block, nets.Block)
+
+    def count(*_: object) -> None:
+        runs[0] += 1
+
+    def inject(net: Net) -> None:
+        net.how[1] = how
+        block.inner.register_forward_pre_hook(count)
+
+    train(net, INJECTED + 9, guard, inject)
+    truth = runs[0] / 10 - 1
+    assert guard.failure is None
+    told = [one for one in guard.changes if one.modules == ("blocks.1",)]
+    if truth == 1:
+        assert {(one.kind, one.after) for one in told} <= {("variant", 1)}
+    else:
+        assert [(one.kind, one.after) for one in told] == [("doubled", truth)]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_losses_are_equal_to_the_bit_and_nothing_is_left(reentrant: bool) -> None:
     torch.manual_seed(0)
@@ -127,7 +165,8 @@ def test_a_layer_is_known_however_it_is_called(
         return torch_checkpoint.checkpoint(function, *args, use_reentrant=False)
 
     def again(block: nn.Module, x: torch.Tensor) -> object:
-        return torch_checkpoint.checkpoint(lambda x: how(block, x), x, use_reentrant=False)
+        with torch_checkpoint.set_checkpoint_early_stop(enable=False):
+            return torch_checkpoint.checkpoint(lambda x: how(block, x), x, use_reentrant=False)
 
     def change(net: Net) -> None:
         net.how[1] = again if kind == "doubled" else nets.plainly

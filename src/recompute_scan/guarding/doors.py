@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from recompute_scan.guarding.tallies import TalliedRegion, Tallies
@@ -19,6 +19,7 @@ from recompute_scan.record.compat import (
     run_uncompiled,
     settings_by_name,
 )
+from recompute_scan.record.guard import within
 
 # Prepares the call of a region that is to be compared: from its function, where among the arguments
 # the checkpointed function is, and the arguments, makes what to call with which arguments.
@@ -30,9 +31,9 @@ Failed = Callable[[BaseException], None]
 
 
 class _Inside(threading.local):
-    """How many recomputes this thread is in."""
+    """The region whose recompute this thread is in, the innermost of several."""
 
-    depth = 0
+    region: TalliedRegion | None = None
 
 
 _inside = _Inside()
@@ -73,14 +74,15 @@ def door(
             return original(*args, **kwargs)
         compiler = compile_frames_by(None)
         call, given, at = original, args, place
+        outer, region = inside.region, None
         try:
             region = known.get(id(args[at]))
             if region is None:
                 at, region = found(variant, args, at)
             if region is not None:
                 region.entered += 1
-                if inside.depth:
-                    region.nested += 1
+                if outer is not None:
+                    outer.handed_on += outer is region or outer.covers(region)
                 if len(args) > keeps_at:
                     region.keeps_random = args[keeps_at]
                 elif may_keep:
@@ -94,7 +96,12 @@ def door(
         finally:
             if compiler is not None:
                 compile_frames_by(compiler)
-        return call(*given, **kwargs)
+        done = call(*given, **kwargs)
+        # Torch runs the function itself, behind the generator's preparations, at which an outer
+        # recompute may end.
+        if outer is not None and region is not None and not runs_before:
+            return _counts_run(done, region)
+        return done
 
     run_uncompiled(passing)
     passing.__name__ = getattr(original, "__name__", "passing")
@@ -111,18 +118,41 @@ def counted(
     def counting(*args: Any, **kwargs: Any) -> Any:
         nonlocal runs
         runs += 1
+        outer = inside.region
         if runs <= 0:
+            if outer is not None:
+                region.nested += 1
             return function(*args, **kwargs)
         region.recomputed += 1
         if runs > 1:
             region.again += 1
-        inside.depth += 1
+        inside.region = region
         try:
             return function(*args, **kwargs)
         finally:  # it may stop early, by an exception
-            inside.depth -= 1
+            inside.region = outer
 
     return counting
+
+
+def _counts_run(
+    prepared: Generator[None, None, None], region: TalliedRegion
+) -> Generator[None, None, None]:
+    """Torch's generator, which says so where it has come to the function's own run."""
+    return within(prepared, _Runs(region))
+
+
+class _Runs:
+    """Counts that the function of a region runs in another's recompute."""
+
+    def __init__(self, region: TalliedRegion) -> None:
+        self._region = region
+
+    def __enter__(self) -> None:
+        self._region.nested += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is to be undone."""
 
 
 # Once for all: what is kept from being compiled is the code, which every call's function shares.

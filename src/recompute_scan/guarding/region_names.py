@@ -46,7 +46,7 @@ def seen_step(regions: Sequence[TalliedRegion]) -> dict[str, SeenStep]:
         if region.name is None or not region.entered + region.recomputed:
             continue
         mine, at = parts.setdefault(region.name, []), sites.setdefault(region.name, [])
-        if region.recomputed:
+        if region.runs_again:
             mine.append(
                 WatchedPart(
                     region.variant,

@@ -182,7 +182,7 @@ class StandingGuard:
         moved = False
         for region in regions:
             bits = (
-                (region.recomputed > 0)
+                region.runs_again
                 | (region.again > 0) << 1
                 | (region.nested > 0) << 2
                 | bool(region.keeps_random) << 3
@@ -200,6 +200,7 @@ class StandingGuard:
             judge.pass_over()
         for region in regions:
             region.entered = region.nested = region.recomputed = region.again = 0
+            region.handed_on = 0
         if judge.learned and not was_learned:
             self._trained.remember()
             self._pace.look_at_memory()

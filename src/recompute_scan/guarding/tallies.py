@@ -30,9 +30,12 @@ class TalliedRegion:
 
     Attributes:
         entered: Calls.
-        nested: Of these, those during a recompute of another region.
+        nested: Of these, those that ran during a recompute of another region.
         recomputed: Runs behind the first one of a call.
         again: Of these, behind the second one.
+        handed_on: How often a run behind the first met another checkpoint of the same module. What
+            that one counts is all that ran of it again, and where it keeps its inputs to itself,
+            nothing did.
         keeps_random: Whether recomputes draw the forward's random numbers, as the last call has it.
         bits: What the last step did, as one number.
         held: What was called, while it lives; ``None`` where it is kept.
@@ -47,6 +50,7 @@ class TalliedRegion:
         "code",
         "entered",
         "function",
+        "handed_on",
         "held",
         "keeps_random",
         "name",
@@ -71,7 +75,7 @@ class TalliedRegion:
         self.function = function
         self.site = site
         self.name: str | None = None
-        self.entered = self.nested = self.recomputed = self.again = 0
+        self.entered = self.nested = self.recomputed = self.again = self.handed_on = 0
         self.keeps_random = True
         self.bits = 0
         self.sampling: Any = None
@@ -80,6 +84,15 @@ class TalliedRegion:
     def module(self) -> nn.Module | None:
         """The module that it covers, while that lives; ``None`` where there is none."""
         return None if self._module is None else self._module()
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether its own recomputes ran the module, and not another checkpoint of it."""
+        return self.recomputed > self.handed_on
+
+    def covers(self, other: TalliedRegion) -> bool:
+        """Whether both are checkpoints of the same module."""
+        return self._module is not None and self.module is other.module
 
     @property
     def gone(self) -> bool:

@@ -224,7 +224,9 @@ class Sheltered:
             self._guard.run(lambda: self._context.__exit__(None, None, None), otherwise=None)
 
 
-def within(inner: Generator[None, None, None], context: Sheltered) -> Generator[None, None, None]:
+def within(
+    inner: Generator[None, None, None], context: AbstractContextManager[Any]
+) -> Generator[None, None, None]:
     """The generator with a context around its one yield, where the function runs."""
     next(inner)
     try:
