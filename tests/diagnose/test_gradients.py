@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.diagnose import signature
+from recompute_scan.diagnose import gradients
 from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES
 from recompute_scan.diagnose.classify import Diagnosis
 from recompute_scan.diagnose.outcome import finding_of
@@ -35,7 +35,7 @@ def touches_gradients(fix: str) -> bool:
 def test_a_fix_that_touches_gradients_says_what_it_does_to_them(known: Signature) -> None:
     assert bool(known.gradients) is touches_gradients(known.fix)
     if "preserve_rng_state=False" in known.fix:
-        assert known.gradients == signature.RANDOM_STATE
+        assert known.gradients == gradients.RANDOM_STATE
         assert "nothing in" in known.fix
     fix = finding_of(Diagnosis(known, "high", ())).fix
     assert fix is not None

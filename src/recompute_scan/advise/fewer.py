@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from recompute_scan.advise.choose import kept
 from recompute_scan.advise.wording import UNKNOWN_RUN, RunFacts, title_of, worded
+from recompute_scan.diagnose.gradients import NON_REENTRANT
 from recompute_scan.frameworks.known import find_mechanism
 from recompute_scan.frameworks.mechanism import FEWER, SELECTIVELY, Mechanism
 from recompute_scan.result import Checkpoint, Fix
@@ -70,6 +71,7 @@ def advise_selective(
         "non-reentrant (torch 2.5 and newer)",
         remove="nothing",
         docs=_SELECTIVE_DOCS,
+        reason=f"Where the checkpoint was reentrant: {NON_REENTRANT[0].lower()}{NON_REENTRANT[1:]}",
     )
 
 

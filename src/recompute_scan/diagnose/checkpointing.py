@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.diagnose import signature
+from recompute_scan.diagnose import gradients
 from recompute_scan.diagnose.places import site
 from recompute_scan.diagnose.signature import Signature, some
 
@@ -48,7 +48,7 @@ SIGNATURES = (
             "Make one backward pass of it (add the losses up), or use a plain non-reentrant "
             "checkpoint there."
         ),
-        gradients=signature.NON_REENTRANT,
+        gradients=gradients.NON_REENTRANT,
         versions="Selective checkpoints, public since torch 2.5.",
         sources=(f"{_TORCH}142862",),
         checked="reproduced",
@@ -87,7 +87,7 @@ SIGNATURES = (
             "Use the device once before the first forward pass: torch.zeros(1, device=...) does. "
             "Or, where nothing in the block draws random numbers, pass preserve_rng_state=False."
         ),
-        gradients=signature.RANDOM_STATE,
+        gradients=gradients.RANDOM_STATE,
         versions="Read in torch 2.13; non-reentrant checkpoints.",
         sources=(_DOCS,),
     ),
@@ -125,7 +125,7 @@ SIGNATURES = (
             "Compile without CUDA graphs (a mode other than reduce-overhead), or use the "
             "reentrant variant for these blocks."
         ),
-        gradients=signature.REENTRANT,
+        gradients=gradients.REENTRANT,
         versions="torch with mode='reduce-overhead'; open upstream.",
         sources=(f"{_TORCH}154306",),
     ),
@@ -143,7 +143,7 @@ SIGNATURES = (
             "Take the checkpointed blocks out of the graph. Where nothing in them draws random "
             "numbers, pass preserve_rng_state=False to their checkpoints."
         ),
-        gradients=signature.RANDOM_STATE,
+        gradients=gradients.RANDOM_STATE,
         versions="torch with CUDA graphs.",
         sources=(f"{_TORCH}162504",),
     ),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from recompute_scan.crash import Frame
-from recompute_scan.diagnose import signature
+from recompute_scan.diagnose import gradients
 from recompute_scan.diagnose.places import site
 from recompute_scan.diagnose.signature import Signature, doing, innermost, some
 
@@ -250,9 +250,9 @@ SIGNATURES = (
             "offloading; for memory that runs out in the optimizer's step, a sharded optimizer, or "
             "an 8-bit one, which does not make the same updates."
         ),
-        gradients=f"{signature.CHECKPOINTED} {_SMALLER}",
+        gradients=f"{gradients.CHECKPOINTED} {_SMALLER}",
         versions="Not tied to a version; FSDP2 with reentrant checkpoints: open upstream.",
         sources=(f"{_TORCH}169349", _CUDA_NOTES),
     ),
-    replace(_DEVICE, gradients=f"{signature.CHECKPOINTED} {_SMALLER}"),
+    replace(_DEVICE, gradients=f"{gradients.CHECKPOINTED} {_SMALLER}"),
 )

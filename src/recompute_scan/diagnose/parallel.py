@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.diagnose import signature
+from recompute_scan.diagnose import gradients
 from recompute_scan.diagnose.signature import Signature, doing, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
@@ -35,7 +35,7 @@ SIGNATURES = (
             "Use the non-reentrant variant (use_reentrant=False), which helps in both cases; for "
             "the first, find_unused_parameters=False where every parameter is used."
         ),
-        gradients=signature.NON_REENTRANT,
+        gradients=gradients.NON_REENTRANT,
         versions="All versions of torch; reentrant checkpoints.",
         sources=(
             "https://github.com/huggingface/accelerate/issues/389",
@@ -57,7 +57,7 @@ SIGNATURES = (
             "they are, take the unused branch out, or set find_unused_parameters=True, and then "
             "use non-reentrant checkpoints only (RS111)."
         ),
-        gradients=signature.NON_REENTRANT,
+        gradients=gradients.NON_REENTRANT,
         versions="All versions of torch.",
         sources=(f"{_TORCH}43259",),
         checked="reproduced",
@@ -77,7 +77,7 @@ SIGNATURES = (
             "checkpoint."
         ),
         fix="Use the non-reentrant variant, and shard whole blocks rather than parts of them.",
-        gradients=signature.NON_REENTRANT,
+        gradients=gradients.NON_REENTRANT,
         versions="FSDP2 before torch 2.13, as far as the threads tell.",
         sources=(f"{_TORCH}153354", "https://github.com/pytorch/pytorch/pull/171779"),
     ),
@@ -101,7 +101,7 @@ SIGNATURES = (
             "through the strategy, with one forward per backward for each unit. FSDP2 has no such "
             "states."
         ),
-        gradients=signature.NON_REENTRANT,
+        gradients=gradients.NON_REENTRANT,
         versions="FSDP1, all versions; fairscale.",
         sources=(
             "https://github.com/Lightning-AI/pytorch-lightning/issues/19626",
@@ -219,7 +219,7 @@ SIGNATURES = (
             "forward pass and one backward pass per step: add the losses up; or put the batches "
             "together, where neither BatchNorm nor the loss looks across a batch."
         ),
-        gradients=signature.NON_REENTRANT,
+        gradients=gradients.NON_REENTRANT,
         versions="DeepSpeed, ZeRO stages 1 and 2.",
         sources=(
             "https://github.com/modelscope/ms-swift/issues/3128",

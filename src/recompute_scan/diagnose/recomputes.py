@@ -6,7 +6,7 @@ import re
 
 from msgspec.structs import replace
 
-from recompute_scan.diagnose import metadata, signature
+from recompute_scan.diagnose import gradients, metadata
 from recompute_scan.diagnose.signature import Signature, doing, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
@@ -103,7 +103,7 @@ _OTHER_MISMATCHES = (
             "use_cache=False and enable_input_require_grads(), or use ZeRO-2: here the tensors "
             "are the same ones and only the placeholder differs."
         ),
-        gradients=signature.REENTRANT,
+        gradients=gradients.REENTRANT,
         versions="DeepSpeed before 0.19.3 (pull request 8148), as far as its thread tells.",
         sources=(
             f"{_HF}47254",

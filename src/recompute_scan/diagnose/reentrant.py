@@ -6,7 +6,7 @@ import re
 
 from msgspec.structs import replace
 
-from recompute_scan.diagnose import signature
+from recompute_scan.diagnose import gradients
 from recompute_scan.diagnose.signature import Signature, innermost
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
@@ -34,7 +34,7 @@ SILENT = Signature(
         f"{_NON_REENTRANT}. Or call model.enable_input_require_grads() before "
         "training. If the block is meant to stay frozen, don't checkpoint it."
     ),
-    gradients=signature.NON_REENTRANT,
+    gradients=gradients.NON_REENTRANT,
     versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
     sources=("https://github.com/huggingface/peft/issues/137", _DOCS),
     checked="reproduced",
@@ -75,7 +75,7 @@ _UNSAID = Signature(
     title="A checkpoint was called without saying which variant is meant",
     cause="torch then takes the reentrant one, and says that this will change.",
     fix=f"Say it. {_NON_REENTRANT}, unless you know that you need the other.",
-    gradients=signature.NON_REENTRANT,
+    gradients=gradients.NON_REENTRANT,
     versions="torch 2.1 and later; transformers before 4.38 calls it so.",
     sources=(f"{_HF}26969", _DOCS),
     checked="reproduced",
@@ -99,7 +99,7 @@ SIGNATURES = (
             f"{_NON_REENTRANT}. Or call model.enable_input_require_grads() before "
             "training, which makes the embeddings' output need a gradient."
         ),
-        gradients=signature.NON_REENTRANT,
+        gradients=gradients.NON_REENTRANT,
         versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
         sources=(
             "https://github.com/huggingface/peft/issues/137",
@@ -119,7 +119,7 @@ SIGNATURES = (
         title="A reentrant checkpoint was given keyword arguments, which it does not take",
         cause="The reentrant variant passes positional arguments on to the block, and no others.",
         fix=f"{_NON_REENTRANT}. Or pass the arguments by position.",
-        gradients=signature.NON_REENTRANT,
+        gradients=gradients.NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=(_DOCS,),
         checked="reproduced",
@@ -139,7 +139,7 @@ SIGNATURES = (
             "cannot serve torch.autograd.grad, or backward(inputs=...)."
         ),
         fix=f"{_NON_REENTRANT}.",
-        gradients=signature.NON_REENTRANT,
+        gradients=gradients.NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=(f"{_TORCH}51743", _DOCS),
         checked="reproduced",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from recompute_scan.advise import find_mechanism, title_of
+from recompute_scan.diagnose.gradients import NON_REENTRANT
 from recompute_scan.findings.base import Answer, NotApplicable, Rule, describe, name_some
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.result import Checkpoint, Finding, Fix, Region
@@ -54,8 +55,8 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
             remove="use_reentrant=True, or a default that means it",
             docs=mechanism.docs if mechanism else _DOCS,
             reason=(
-                "A non-reentrant recompute checks what it recomputes, and stops a block that does "
-                "not compute the same twice; a reentrant one goes on with wrong gradients."
+                f"{NON_REENTRANT} Its recompute checks what it recomputes, and stops a block that "
+                "does not compute the same twice; a reentrant one goes on with wrong gradients."
             ),
         ),
     )
