@@ -11,6 +11,7 @@ from importlib.resources import files
 import pytest
 from msgspec import structs
 
+from recompute_scan.faithful import ComparedRegion, Fidelity, KeptState
 from recompute_scan.report import words
 from recompute_scan.report.diff import diff_lines
 from recompute_scan.report.html import render_html
@@ -413,3 +414,20 @@ def test_the_device_section_draws_every_plan() -> None:
     assert "HFU is 1.61 times MFU" in section
     assert "flash_attn::_flash_attn_varlen_forward" in section
     assert "41.0 GiB were allocated" in section
+
+
+def test_attributes_that_a_recompute_sets_again_are_shown_beside_the_answer() -> None:
+    counted = ComparedRegion(
+        module="layers.0",
+        module_class="Layer",
+        variant="non-reentrant",
+        mechanism="",
+        site="",
+        calls=1,
+        recomputes=1,
+        operators=9,
+        states=(KeptState("layers.0.calls", False, "3", "4", "5"),),
+    )
+    shown = render_html(structs.replace(doubled(), fidelity=Fidelity((counted,))))
+    assert "the same; sets layers.0.calls again: 3, then 4, then 5" in shown
+    assert "Yes, to the last bit: 9 results of 1 block were compared." in shown

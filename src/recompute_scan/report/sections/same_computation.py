@@ -74,11 +74,17 @@ def _answer(region: ComparedRegion) -> str:
     said += [f"{visible(one.name or 'a tensor', 80)} gets no gradient" for one in region.lost]
     said += [f"updates {visible(one.name, 80)} again" for one in region.states if one.is_buffer]
     said += [visible(why, 200) for why in region.untold]
-    if said:
-        return "; ".join(dict.fromkeys(said))
-    if region.rounding:
-        return f"the same up to rounding ({region.rounding:.1e})"
-    return "the same"
+    # What Python code counts: no gradient hangs on it unless the block reads it, which would show.
+    counted = [
+        f"sets {visible(one.name, 80)} again: {visible(one.before, 20)}, then "
+        f"{visible(one.forward, 20)}, then {visible(one.recompute, 20)}"
+        for one in region.states
+        if not one.is_buffer
+    ]
+    if not said:
+        rounding = f" up to rounding ({region.rounding:.1e})" if region.rounding else ""
+        said = [f"the same{rounding}"]
+    return "; ".join(dict.fromkeys([*said, *counted]))
 
 
 def _rows(fidelity: Fidelity) -> list[tuple[str, str, str, str, str]]:
