@@ -225,7 +225,7 @@ class Tape(Struct):
             one.prints.clear()
         for one in (*made, *written) if kind.overwrites else made:
             one.open = False
-        prints_of = []
+        prints_of: list[Fingerprint | None] = []
         for result in computed:
             memory = self._memory_of(result)
             if memory is not None and memory.open:
@@ -245,8 +245,8 @@ class Tape(Struct):
             call.drawing,
             call.grad_mode
             and kind.derives
-            and any([one.requires_grad for one in given.tensors])
-            and (not computed or any([_has_gradient(one) for one in computed])),
+            and any(one.requires_grad for one in given.tensors)
+            and (not computed or any(_has_gradient(one) for one in computed)),
             call.node,
             place,
             sources,
@@ -278,7 +278,7 @@ class Tape(Struct):
 
 
 def _in(memory: _Memory, others: Sequence[_Memory | None]) -> bool:
-    return any([memory is one for one in others])
+    return any(memory is one for one in others)
 
 
 def _within(tensor: torch.Tensor) -> object:

@@ -137,7 +137,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             prints.let_go()
         drawn = Drawn(arguments, named) if kind.may_draw else None
         # Where a run began without autograd, nothing in it is differentiated.
-        if not grad_mode and any([run.grad_mode for run in runs]):
+        if not grad_mode and any(run.grad_mode for run in runs):
             grad_mode = _in_own_function()
         return _Before(kind, grad_mode, nodes_so_far() - 1, given, prints, drawn)
 
