@@ -123,7 +123,7 @@ scripts: $(DEV) ## Scripts with ranges, profilers and processes of their own, 20
 prediction: $(DEV) ## Predicted and measured step time for a matrix of changes, on this machine
 	$(BIN)/python benchmarks/prediction.py $(BENCH)
 
-overhead: $(DEV) ## What recording costs the steps that are not recorded
+overhead: $(DEV) ## What recording costs the steps that are not recorded, and the compared one
 	$(BIN)/python benchmarks/overhead.py $(BENCH)
 
 bench-load: $(DEV) ## Reading speed and memory, beside other readers
