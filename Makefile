@@ -101,6 +101,7 @@ launchers: $(DEV) ## A small job under every launcher: the verdict beside the jo
 
 fidelity: $(DEV) ## Gradients with and without checkpoints, beside what comparing a step says
 	$(BIN)/python benchmarks/fidelity.py
+	$(BIN)/python benchmarks/fidelity.py --accuracy
 
 compiled: $(DEV) ## Compiled trainings: what ran again, counted as it ran, beside what is said
 	$(BIN)/python benchmarks/compiled.py
