@@ -74,6 +74,10 @@ def fault(kind: str, step: str = STACKS, rank: str = "1") -> tuple[str, ...]:
     return "--fault", kind, "--rank", rank, "--step", step
 
 
+def alone(kind: str, step: str) -> tuple[str, ...]:
+    return fault(kind, step, rank="0")
+
+
 def to_tool(number: int) -> Callable[[int], None]:
     return lambda process: os.kill(process, number)
 
@@ -85,6 +89,7 @@ def to_all(number: int) -> Callable[[int], None]:
 SLOW = ("--fault", "slow")
 LONG = ("--nproc-per-node", "2", "--steps", "100")
 BELOW = ("--", "torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+CLOSED = ("sh", "-c", 'exec "$@" >&-', "sh", *TOOL)
 WORDLESS = r"Rank 1\s+ended\s+without a word after \d steps"
 AT_ONCE = r"Rank 1\s+ended\s+without a word"
 DOUBLED = "Verdict: doubled"
@@ -124,6 +129,34 @@ FAULTS = (
         (0, 1),
         options=("--nproc-per-node", "2", "--timeout", "6"),
     ),
+    Fault(
+        "the script runs another program with exec",
+        alone("exec", STACKS),
+        0,
+        "another program",
+        (),
+        timed=(0,),
+        options=(),
+    ),
+    Fault(
+        "the script sets builtins.open to None",
+        alone("no-open", TIMED),
+        0,
+        DOUBLED,
+        (0,),
+        timed=(0,),
+        options=(),
+    ),
+    Fault(
+        "an import hook of the script raises",
+        alone("no-import", TIMED),
+        0,
+        "and the script went on",
+        (),
+        timed=(0,),
+        options=(),
+    ),
+    Fault("standard output is closed", (), 0, "", (0,), timed=(0,), options=(), launcher=CLOSED),
     Fault("Ctrl-C to the whole job", SLOW, 130, "", (), options=LONG, act=to_all(signal.SIGINT)),
     Fault("SIGINT to the tool alone", SLOW, 130, "", (), options=LONG, act=to_tool(signal.SIGINT)),
     Fault(

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.accuracy import GROUPS
 from tests.cases.case import record
-from tests.share.canaries import as_json, found_in, planted
+from tests.share.canaries import NAMED, WORD, as_json, found_in, planted
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -85,7 +85,8 @@ def _canaries(source: Path, folder: Path) -> list[str]:
     trace = source / "trace-rank0.json.gz" if source.is_dir() else source
     found = []
     for strict in (False, True):
-        document = planted(json.loads(gzip.decompress(trace.read_bytes())), names=strict)
+        document = json.loads(gzip.decompress(trace.read_bytes()))
+        document = planted(document, names=WORD if strict else NAMED)
         planted_trace = folder / "planted.json"
         planted_trace.write_bytes(as_json(document))
         archive = folder / "planted.zip"

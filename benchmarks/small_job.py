@@ -6,6 +6,7 @@ Its options: ``--spawn N``, ``--fault KIND --rank R --step S``.
 from __future__ import annotations
 
 import argparse
+import builtins
 import os
 import sys
 import time
@@ -61,6 +62,13 @@ def train(rank: int, world_size: int, options: argparse.Namespace) -> None:
             time.sleep(0.05)
 
 
+class NoImport:
+    """An import hook that takes everything for a mistake."""
+
+    def find_spec(self, name: str, *others: object) -> None:
+        raise RuntimeError(f"nobody asked for {name}, {others!r}")
+
+
 def fail(kind: str) -> None:
     """Do what goes wrong in real jobs."""
     if kind == "raise":
@@ -75,6 +83,12 @@ def fail(kind: str) -> None:
         time.sleep(10_000)
     if kind == "end":
         sys.exit(0)
+    if kind == "exec":
+        os.execv(sys.executable, [sys.executable, "-c", "print('another program')"])
+    if kind == "no-open":
+        builtins.open = None  # type: ignore[assignment]
+    if kind == "no-import":
+        sys.meta_path.insert(0, NoImport())
 
 
 def in_process(index: int, options: argparse.Namespace) -> None:

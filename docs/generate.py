@@ -234,7 +234,8 @@ then taught. A fourth, `newest`, was collected and labelled by somebody who had 
 rules. Its first answer was right for 24 of the 30 that are ours, and wrong for 6 of all 62, each at
 medium confidence: a state copied for saving was taken for one that was gathered (4), a full
 /dev/shm for a crash in native code, and a weight of no known kind for a sharded one. Those rules
-were changed.
+were changed. Thirteen logs more came to it afterwards: right for the 3 that are ours, wrong for
+none.
 
 `written` holds 101 logs written after public ones of the same kind, by somebody who knew the rules,
 and labelled by what their text proves before the program saw them. The rules were mended on one

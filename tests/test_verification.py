@@ -276,7 +276,7 @@ def test_nothing_is_said_of_a_fix_where_there_was_none() -> None:
     result, section = verify([trial(*STEADY)])
     assert (section.outcome, measured_title(result)) == ("not-tried", "Measured")
     assert measured_sentences(result) == [
-        "There was no fix to try: no finding names a checkpoint to take out."
+        "There was no fix to try: no finding of a known saving names a checkpoint to take out."
     ]
 
 

@@ -9,6 +9,7 @@ import pytest
 from recompute_scan.cli import main
 from recompute_scan.diagnose.causes import names
 from recompute_scan.findings.rules import RULES
+from recompute_scan.lint.facts import RULES as LINT_RULES
 
 Output = pytest.CaptureFixture[str]
 
@@ -44,7 +45,8 @@ def test_explain_lists_every_finding(capsys: Output) -> None:
     assert main(["explain"]) == 0
     printed = capsys.readouterr().out.splitlines()
     listed = dict(line.split("  ") for line in printed if line.startswith("RS"))
-    assert listed == {rule.code: rule.name for rule in RULES} | names()
+    linted = {code: name for code, (name, _) in LINT_RULES.items()}
+    assert listed == {rule.code: rule.name for rule in RULES} | names() | linted
 
 
 def test_explain_names_codes_that_are_spelt_alike(capsys: Output) -> None:

@@ -13,26 +13,31 @@ _LINKING = ("VTE_VERSION", "KITTY_WINDOW_ID", "WT_SESSION", "KONSOLE_VERSION", "
 _LINKING_PROGRAMS = ("iTerm.app", "WezTerm", "vscode", "ghostty", "Hyper")
 
 
-def colored(stream: TextIO) -> bool:
+def colored(stream: TextIO | None) -> bool:
     """Whether to write ANSI codes: on a terminal, unless ``NO_COLOR`` or ``FORCE_COLOR`` is set.
 
     See https://no-color.org and https://force-color.org; an empty value says nothing.
     """
     if os.environ.get("NO_COLOR"):
         return False
-    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+    return bool(os.environ.get("FORCE_COLOR")) or _is_terminal(stream)
 
 
-def links(stream: TextIO) -> bool:
+def _is_terminal(stream: TextIO | None) -> bool:
+    # Where it was closed before Python began, there is no stream.
+    return stream is not None and stream.isatty()
+
+
+def links(stream: TextIO | None) -> bool:
     """Is this a terminal that is known to show links?"""
     program = os.environ.get("TERM_PROGRAM") in _LINKING_PROGRAMS
     known = program or any(os.environ.get(name) for name in _LINKING)
-    return known and colored(stream) and stream.isatty()
+    return known and colored(stream) and _is_terminal(stream)
 
 
-def width(stream: TextIO) -> int:
+def width(stream: TextIO | None) -> int:
     """How many columns to write: those of the terminal, from 80 to 110; 80 elsewhere."""
-    if not stream.isatty():
+    if stream is None or not stream.isatty():
         return _COLUMNS
     return min(max(columns(stream), _COLUMNS), _MOST_COLUMNS)
 

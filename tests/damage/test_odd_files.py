@@ -55,7 +55,7 @@ def test_a_pipe_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixt
     "name",
     [
         *("b.json", "b.zip", "run-rank0.json", "so-far-rank0.json", "where-rank0.txt"),
-        *("result.json", "stacks-rank0.json.gz", "flight-rank0.json"),
+        *("result.json", "stacks-rank0.json.gz", "flight-rank0.json", "gradients-rank0.json"),
     ],
 )
 def test_a_pipe_in_a_folder_is_passed_over(
@@ -120,3 +120,15 @@ def test_what_could_not_be_read_holds_no_buffer(
     analyse([tmp_path])
     assert [error.__traceback__ for error in seen] == [None]
     assert [error.__context__ for error in seen] == [None]
+
+
+def test_torchs_log_of_its_compiler_alone_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "dedicated_log_torch_trace_rank_0_gntjvho4.log"
+    log.write_text('V1123 12:51:36.541000 10556 torch/_dynamo/utils.py:2350] {"frame_id": 0}\n')
+    for given in (tmp_path, log):
+        status, said = analysed(capsys, str(given))
+        assert status == 3, said
+        assert "TORCH_TRACE" in said
+        assert "beside a profiler trace of the same run" in said

@@ -17,6 +17,7 @@ from recompute_scan.findings.base import NotApplicable, Rule
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.findings.rules import RULES, check_all
 from recompute_scan.frameworks.known import MECHANISMS
+from recompute_scan.lint.facts import RULES as LINT_RULES
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.result import Finding
@@ -154,7 +155,8 @@ def test_a_broken_rule_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch)
 def test_codes_names_and_pages_agree() -> None:
     assert [rule.code for rule in RULES] == sorted({rule.code for rule in RULES})
     titles = {page.stem: page.read_text().splitlines()[0] for page in PAGES.glob("RS*.md")}
-    known = {rule.code: rule.name for rule in RULES} | names()
+    linted = {code: name for code, (name, _) in LINT_RULES.items()}
+    known = {rule.code: rule.name for rule in RULES} | names() | linted
     assert titles == {code: f"# {code} {name}" for code, name in known.items()}
     for rule in RULES:
         assert re.fullmatch(r"RS\d{3}", rule.code)

@@ -17,6 +17,7 @@ from recompute_scan.faithful import Sampled
 from recompute_scan.result import to_json
 from recompute_scan.run_info import RunInfo, encode_run_info
 from recompute_scan.trace.kineto.parse import parse
+from tests.sources import pftrace_builder
 
 ROOT = Path(__file__).resolve().parents[2]
 # Larger files of the damaged corpus test limits, which have tests of their own.
@@ -78,6 +79,17 @@ def traces() -> list[bytes]:
     corpus = sorted((ROOT / "tests" / "damage" / "corpus").glob("*"))
     small = [file.read_bytes() for file in corpus if file.stat().st_size < _LARGEST]
     return [training(), training(1, 1), training(1, recomputes=2), training(layers=1), *small]
+
+
+def perfetto_traces() -> list[bytes]:
+    """The same recordings as packets, one with a GPU's work in either of its forms."""
+    documents = [json.loads(data) for data in traces()[:3]]
+    launch = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {"correlation": 5}}
+    kernel = {"cat": "kernel", "name": "gemm", "args": {"correlation": 5, "stream": 7, "device": 0}}
+    timed = {"ph": "X", "pid": 7, "tid": 7, "ts": 3.0, "dur": 1.0}
+    device = {"traceEvents": [*documents[1]["traceEvents"], timed | launch, timed | kernel]}
+    forms = [pftrace_builder.Writer(device, stages=stages).write() for stages in (True, False)]
+    return [*(pftrace_builder.Writer(document).write() for document in documents), *forms]
 
 
 def results() -> list[bytes]:

@@ -27,6 +27,7 @@ from recompute_scan.report.text import render_text
 from recompute_scan.result import Result, from_json, to_json
 from recompute_scan.run_info import Source, parse_run_info
 from recompute_scan.trace import Limits, Trace
+from recompute_scan.trace.formats import read as read_any
 from recompute_scan.trace.kineto.parse import read
 
 # Small, so that a bomb is refused before anybody calls it a hang.
@@ -66,6 +67,17 @@ def whole(data: bytes) -> str:
     result = result_of(load(data))
     assert from_json(to_json(result)) == result
     return _word(result)
+
+
+def whole_of_any_size(data: bytes) -> str:
+    """The same within the limits that everybody has."""
+    return _word(result_of(read(io.BytesIO(data), "fuzzed.json", health={})))
+
+
+def pftrace(data: bytes) -> str:
+    """A Perfetto trace, read and analysed; whatever else a trace can be, where it is none."""
+    stream = io.BytesIO(data)
+    return _word(result_of(read_any(stream, "fuzzed.pftrace", limits=LIMITS, health={})))
 
 
 def result(data: bytes) -> str:
@@ -157,6 +169,7 @@ def log(data: bytes) -> str:
 TARGETS: dict[str, Target] = {
     "trace": trace,
     "whole": whole,
+    "pftrace": pftrace,
     "result": result,
     "baseline": baseline,
     "run_record": run_record,

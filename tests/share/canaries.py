@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import itertools
 import json
+import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 from msgspec.structs import replace
 
 from recompute_scan.annotations import REGION, parse_region, region_name
+from recompute_scan.compiled.structured import BREAK
+from recompute_scan.faithful import Sampled, sampled_name
+from recompute_scan.run_info import RunInfo
 
 WORD = "zqcanary"
 # Decimal digits that stand in process numbers, times and the like.
 NUMBER = 738_291_645
 
+# A name's own, in a plain archive: it is documented to stay.
+NAMED = "zqnamed"
+
 Json = dict[str, Any]
+# A text of the given form that no other has.
+Canary = Callable[..., str]
 
 
-def planted(document: Json, *, names: bool = False) -> Json:
+def planted(document: Json, *, names: str = "") -> Json:
     """The trace with a canary in every field that can hold one.
 
     Args:
         document: A Kineto document; its verdict must survive the planting.
-        names: Also in names of modules, classes, files, kernels and operators of no library,
-            which stay unless they are to be replaced.
+        names: What to put into names of modules, classes, files, kernels and operators of no
+            library, which stay unless they are to be replaced; empty for nothing.
     """
-    count = itertools.count()
-
-    def canary(form: str = "{}") -> str:
-        return form.format(f"{WORD}{next(count)}")
+    canary, named = _numbered(WORD), _numbered(names)
 
     out = {key: value for key, value in document.items() if key != "traceEvents"}
     out |= {
@@ -81,22 +90,27 @@ def planted(document: Json, *, names: bool = False) -> Json:
             if isinstance(args.get("Input type"), list) and args["Input type"]:
                 args["Input type"] = [*args["Input type"], WORD]
         if names:
-            _rename(new, canary)
+            _rename(new, names)
         elif str(new.get("name", "")).startswith(REGION):
             annotation = parse_region(new["name"])
             assert annotation is not None
             site = f"/home/{WORD}/{WORD}-project/train.py:31" if annotation.site else ""
             new["name"] = region_name(_with(annotation, site=site, mechanism=annotation.mechanism))
         events.append(new)
-    events += list(_extra(events, canary, names))
+    events += list(_extra(events, canary, named if names else None))
     return {**out, "traceEvents": events}
+
+
+def _numbered(word: str) -> Canary:
+    count = itertools.count()
+    return lambda form="{}": form.format(f"{word}{next(count)}")
 
 
 def _with(annotation: Any, **fields: str) -> Any:
     return replace(annotation, **fields)
 
 
-def _rename(event: Json, canary: Any) -> None:
+def _rename(event: Json, word: str) -> None:
     name = str(event.get("name", ""))
     if name.startswith(REGION):
         annotation = parse_region(name)
@@ -104,16 +118,16 @@ def _rename(event: Json, canary: Any) -> None:
         event["name"] = region_name(
             _with(
                 annotation,
-                module=f"{WORD}_model.{annotation.module}",
-                module_class=f"{WORD}{annotation.module_class}",
-                site=f"{WORD}_project/{WORD}_train.py:31" if annotation.site else "",
+                module=f"{word}_model.{annotation.module}",
+                module_class=f"{word}{annotation.module_class}",
+                site=f"{word}_project/{word}_train.py:31" if annotation.site else "",
             )
         )
     elif event.get("cat") == "kernel":
-        event["name"] = f"{WORD}_{name}"
+        event["name"] = f"{word}_{name}"
 
 
-def _extra(events: list[Json], canary: Any, names: bool) -> Iterator[Json]:
+def _extra(events: list[Json], canary: Canary, named: Canary | None) -> Iterator[Json]:
     """Events with canaries for names, inside the recorded time, on a thread of their own."""
     timed = [event for event in events if event.get("ph") == "X"]
     first = min(timed, key=lambda event: event["ts"])
@@ -128,6 +142,12 @@ def _extra(events: list[Json], canary: Any, names: bool) -> Iterator[Json]:
         "<script>{}</script>",
         "Optimizer.step#{}!",
         "nccl:{}!",
+        "nccl:{}",
+        "FSDP::{}",
+        "FullyShardedDataParallel._pre_{}",
+        "DistributedDataParallel.{}",
+        "private_range_1_{}",
+        "private_{}_1",
         "FSDP::pre_forward ({}/x)",
         "ProfilerStep#{}",
         "autograd::engine::evaluate_function: {} x",
@@ -141,17 +161,22 @@ def _extra(events: list[Json], canary: Any, names: bool) -> Iterator[Json]:
     categories += ["cuda_driver", "ac2g", WORD]
     pairs = [(c, f) for c in categories for f in forms]
     # An operator's plain name is kept by rule; what is no plain name is not.
-    pairs += [("cpu_op", f) for f in forms if f != "{}"] + [("kernel", f) for f in forms[1:5]]
-    if names:
-        pairs += [("cpu_op", f) for f in ("{}", "mine::{}", "{}Backward", "aten::{}")]
-        pairs += [("kernel", f) for f in ("{}", "void {}<float>(int)")]
+    plain = re.compile(r"[\w{}]+(::[\w{}]+)?|(Fully|Distributed).*")
+    pairs += [("cpu_op", f) for f in forms if not plain.fullmatch(f)]
+    pairs += [("kernel", f) for f in forms[1:5]]
+    given = [(category, canary(form)) for category, form in pairs]
+    if named:
+        own = ("{}", "mine::{}", "{}Backward", "aten::{}", "aten::add.{}", "private_op_1_{}")
+        given += [("cpu_op", named(form)) for form in (*own, "torch::autograd::{}", "c10d::{}")]
+        given += [("kernel", named(form)) for form in ("{}", "void {}<float>(int)")]
+        given.append(("cuda_runtime", named("cuda{}").replace("cudaz", "cudaZ")))
     at = (first["ts"] + last) / 2
-    for category, form in pairs:
+    for category, name in given:
         at += 0.01
         yield {
             "ph": "X",
             "cat": category,
-            "name": canary(form),
+            "name": name,
             "pid": f"other-{WORD}",
             "tid": f"other-{WORD}",
             "ts": at,
@@ -163,59 +188,134 @@ def _extra(events: list[Json], canary: Any, names: bool) -> Iterator[Json]:
     yield {"ph": "M", "name": "process_labels", "pid": 0, "args": {"labels": canary()}}
 
 
-def planted_run_record(account: Json, *, names: bool = False) -> Json:
-    """A run record of a run with a canary in every text."""
-    del names
+def planted_run_record(account: Json, *, names: str = "") -> Json:
+    """A run record with a canary in every text there can be, whether or not a run wrote it."""
+    filled: Json = msgspec.to_builtins(_filled(RunInfo, _numbered(WORD)))
+    known = ("rank", "world_size", "device", "warmup_steps", "timed_steps_ms", "profiled_steps")
     environment = {key: f"{value}+{WORD}" for key, value in account["environment"].items()}
+    named = names or WORD
     return {
-        **account,
+        **filled,
+        **{key: account[key] for key in known},
+        "schema": account["schema"],
         "status": "failed",
-        "message": f"The script raised ValueError: {WORD}",
-        "trace": f"{WORD}.json.gz",
-        "stacks": f"{WORD}-stacks.json.gz",
-        "warnings": [f"Modules could not be named: {WORD}", *account.get("warnings", [])],
-        "sources": {
-            f"/home/{WORD}/train.py:31": {
-                "first": 30,
-                "text": f"x\nmodel.enable('{WORD}')\ny",
-                "begin": 31,
-                "end": 31,
-                "alone": False,
-                "whole_lines": True,
-            }
-        },
+        "switched_on": [{"mechanism": "fsdp-wrapper", "site": f"/home/{WORD}/{named}.py:31"}],
         "environment": {
             **environment,
+            **filled["environment"],
             "target": f"{WORD}.py",
             "HOME": f"/home/{WORD}",
-            f"{WORD}": "1",
             "transformers": f"5.0+{WORD}",
             "device_name": f"NVIDIA {WORD} H100",
         },
     }
 
 
-def found_in(archive: Path) -> list[str]:
+def _filled(kind: Any, canary: Canary) -> Any:
+    """A value of this type in which nothing is left out: new fields are planted by themselves."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if kind is str:
+        return canary()
+    if origin is Literal:
+        return inside[0]
+    if origin is tuple:
+        return (_filled(inside[0], canary),) * 2
+    if origin is dict:
+        return {canary(): _filled(inside[1], canary)}
+    if origin in (Union, UnionType):
+        return _filled(next(one for one in inside if one is not type(None)), canary)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        types = get_type_hints(kind)
+        return kind(**{name: _filled(types[name], canary) for name in kind.__struct_fields__})
+    return kind(3)
+
+
+def plant_folder(folder: Path, document: Json, account: Json, *, names: str = "") -> None:
+    """Every file that a run can leave, and those of its further runs, full of canaries.
+
+    Args:
+        folder: Where to; it must be there.
+        document: A Kineto document.
+        account: The run record beside it.
+        names: As for :func:`planted`.
+    """
+    trace = gzip.compress(as_json(planted(document, names=names)), 1)
+    record = as_json(planted_run_record(account, names=names))
+    canary = _numbered(WORD)
+    stacks = {"traceEvents": [*document["traceEvents"], *_frames(document, canary)]}
+    graph = (
+        f'class GraphModule:\n    def forward(self, {WORD}: "f32[2]"):\n        return ({WORD},)'
+    )
+    frame = {"frame_id": 0, "frame_compile_id": 0, "attempt": 0, "has_payload": canary()}
+    compiled = [
+        _structured({"dynamo_start": {"stack": [{"name": canary(), "line": 3}]}, **frame}, ""),
+        _structured({"aot_forward_graph": {}, **frame}, graph),
+        _structured({"artifact": {"name": BREAK, "encoding": canary()}, **frame}, canary()),
+    ]
+    flight: Json = {"version": canary(), "pg_config": {canary(): {"desc": canary()}}}
+    flight["entries"] = [{"profiling_name": canary("nccl:{}"), "frames": [{"name": canary()}]}]
+    sampled = (Sampled(canary("layers.{}.weight"), False, 3, (1.0,), 1e-7),)
+    for place in (folder, folder / "verify" / "unchanged-1", folder / "verify" / "fixed-1"):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "trace-rank0.json.gz").write_bytes(trace)
+        (place / "stacks-rank0.json.gz").write_bytes(gzip.compress(as_json(planted(stacks)), 1))
+        (place / "run-rank0.json").write_bytes(record)
+        (place / "so-far-rank0.json").write_bytes(record)
+        (place / "where-rank0.txt").write_text(
+            f'Thread 0x1 (most recent call first):\n  File "/home/{WORD}/x.py", line 3 in {WORD}\n'
+        )
+        (place / "flight-rank0.json").write_bytes(as_json(flight))
+        (place / "compiled-rank0.log").write_text("".join(compiled))
+        (place / sampled_name(0)).write_bytes(msgspec.json.encode(sampled))
+        (place / "output.txt").write_text(f"loss {canary()}\nTraceback {canary()}\n")
+        (place / "result.json").write_bytes(as_json({"schema": canary(), "verdict": canary()}))
+        (place / "report.html").write_text(f"<title>{canary()}</title>")
+
+
+def _frames(document: Json, canary: Canary) -> Iterator[Json]:
+    """Python's stack around everything, as a trace with stacks has it."""
+    timed = [event for event in document["traceEvents"] if event.get("ph") == "X"]
+    begin = min(event["ts"] for event in timed)
+    long = max(event["ts"] + event["dur"] for event in timed) - begin
+    for number, form in enumerate(
+        ("/home/{}/train.py(31): main", "{}/m.py(3): f", "nn.Module: {}")
+    ):
+        yield {
+            **{key: timed[0][key] for key in ("pid", "tid")},
+            "ph": "X",
+            "cat": "python_function",
+            "name": canary(form),
+            "ts": begin - 9 + number,
+            "dur": long + 18 - 2 * number,
+            "args": {"Python id": number, "Python module id": number},
+        }
+
+
+def _structured(fields: Json, payload: str) -> str:
+    lines = "".join(f"\t{line}\n" for line in payload.splitlines())
+    return f"V0101 00:00:00.000000 1 torch/{WORD}.py:1] {json.dumps(fields)}\n{lines}"
+
+
+def found_in(archive: Path, word: str = WORD) -> list[str]:
     """Where canaries are left in an archive: members' names, and members' bytes, unpacked."""
+    wanted = [word.encode(), *([str(NUMBER).encode()] if word == WORD else [])]
+
+    def where(data: bytes) -> int:
+        places = [data.lower().find(one) for one in wanted]
+        return min((place for place in places if place >= 0), default=-1)
+
     raw = archive.read_bytes()
-    found = ["the archive's own bytes"] if _has(raw) else []
+    found = []
     with zipfile.ZipFile(BytesIO(raw)) as opened:
         for info in opened.infolist():
-            if _has(info.filename.encode() + info.extra + info.comment):
+            if where(info.filename.encode() + info.extra + info.comment) >= 0:
                 found.append(f"the name {info.filename}")
             data = opened.read(info)
-            if _has(data):
-                at = (
-                    next(i for i in range(len(data)) if _has(data[i : i + len(WORD)]))
-                    if (WORD.encode() in data.lower())
-                    else 0
-                )
+            if (at := where(data)) >= 0:
                 found.append(f"{info.filename}: {data[max(0, at - 60) : at + 40]!r}")
+    if where(raw) >= 0 and not found:
+        found.append("the archive's own bytes")
     return found
-
-
-def _has(data: bytes) -> bool:
-    return WORD.encode() in data.lower() or str(NUMBER).encode() in data
 
 
 def as_json(document: Json) -> bytes:

@@ -19,7 +19,7 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.bundle import Archive, pack
 from recompute_scan.cli import main
 from recompute_scan.result import Flops, Result
-from tests.share.canaries import WORD, as_json, found_in, planted, planted_run_record
+from tests.share.canaries import NAMED, WORD, found_in, plant_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = sorted(
@@ -134,21 +134,19 @@ def test_viewers_find_what_they_need(tmp_path: Path) -> None:
 # Only what is written down goes out.
 
 
-def with_canaries(folder: Path, *, names: bool) -> Path:
+def with_canaries(folder: Path, *, names: str) -> Path:
     """A run's folder in which everything that can hold a text holds a canary."""
     source = folder / f"{WORD}-run"
     source.mkdir()
     document = json.loads(gzip.decompress((DOUBLED / "trace-rank0.json.gz").read_bytes()))
     account = json.loads((DOUBLED / "run-rank0.json").read_bytes())
-    trace = gzip.compress(as_json(planted(document, names=names)), 1)
-    (source / "trace-rank0.json.gz").write_bytes(trace)
-    (source / "run-rank0.json").write_bytes(as_json(planted_run_record(account)))
+    plant_folder(source, document, account, names=names)
     return source
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
 def test_no_canary_comes_out(strict: bool, tmp_path: Path) -> None:
-    source = with_canaries(tmp_path, names=strict)
+    source = with_canaries(tmp_path, names=WORD if strict else NAMED)
     archive = tmp_path / "share.zip"
     options = ["--strict"] if strict else []
     command = [sys.executable, "-m", "recompute_scan", "bundle", str(source), "-o", str(archive)]
@@ -162,6 +160,8 @@ def test_no_canary_comes_out(strict: bool, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert found_in(archive) == []
+    # Names that are documented to stay do.
+    assert bool(found_in(archive, NAMED)) is not strict
     before, after = analyse([source]), analyse([archive])
     assert before.verdict == after.verdict == "doubled"
     assert before.cost is not None
@@ -174,14 +174,17 @@ def test_no_canary_comes_out(strict: bool, tmp_path: Path) -> None:
 
 def test_the_canaries_are_there_to_be_found(tmp_path: Path) -> None:
     """They are in what went in, so a field copied through would be seen."""
-    source = with_canaries(tmp_path, names=True)
+    source = with_canaries(tmp_path, names=WORD)
     archive = tmp_path / "raw.zip"
+    files = [path for path in source.rglob("*") if path.is_file()]
     with zipfile.ZipFile(archive, "w") as opened:
-        opened.write(source / "run-rank0.json", f"{WORD}.json")
-        opened.writestr(
-            "trace.json", gzip.decompress((source / "trace-rank0.json.gz").read_bytes())
-        )
-    assert len(found_in(archive)) >= 3
+        for path in files:
+            data = path.read_bytes()
+            opened.writestr(
+                str(path.relative_to(source)),
+                gzip.decompress(data) if path.suffix == ".gz" else data,
+            )
+    assert len(found_in(archive)) == len(files) >= 30
     text = gzip.decompress((source / "trace-rank0.json.gz").read_bytes()).decode()
     assert text.count(WORD) > 10_000
 

@@ -196,3 +196,46 @@ def test_a_runtime_call_stays_whole_under_strict_only_where_the_vendor_named_it(
 ) -> None:
     assert (Names(strict=False).event(name, Kind.RUNTIME) == name) is plain
     assert (Names(strict=True).event(name, Kind.RUNTIME) == name) is strict
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (Kind.OP, "aten::add.alice"),
+        (Kind.OP, "AddmmBackward738291645"),
+        (Kind.OP, "private_op_1_alice"),
+        (Kind.KERNEL, "private_alice_1"),
+        (Kind.ANNOTATION, "nccl:alice"),
+        (Kind.ANNOTATION, "FSDP::post_alice"),
+        (Kind.ANNOTATION, "FullyShardedDataParallel._pre_alice"),
+        (Kind.ANNOTATION, "DistributedDataParallel.alice"),
+        (Kind.ANNOTATION, "recompute_scan.region?call=1&depth=0&site=torch/alice.py:3"),
+        (Kind.ANNOTATION, "recompute_scan.region?call=1&depth=0&module=private_module_1_alice"),
+    ],
+)
+def test_nothing_passes_strict_in_the_shape_of_a_known_name(kind: Kind, name: str) -> None:
+    shown = Names(strict=True).event(name, kind)
+    assert "alice" not in shown
+    assert "738291645" not in shown
+    assert Names(strict=True).event(shown, kind) == shown  # a bundle of a bundle
+    if kind == Kind.ANNOTATION:
+        assert "alice" not in Names(strict=False).event(name, kind) or "region?" in name
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FSDP::post_backward_rs_wait",
+        "FSDP::all_gather_copy_out",
+        "FSDP::root_post_backward_callback",
+        "FullyShardedDataParallel._post_backward_hook_reshard_only",
+        "FullyShardedDataParallel.rate_limiter",
+        "DistributedDataParallel.forward",
+        "nccl:_reduce_scatter_base",
+        "gloo:recvAnySource",
+        "gloo:sparse_all_reduce",
+    ],
+)
+def test_ranges_of_torchs_own_code_stay(name: str, strict: bool) -> None:
+    assert Names(strict=strict).event(name, Kind.ANNOTATION) == name

@@ -5,8 +5,8 @@
 An audit hook (https://docs.python.org/3/library/audit_events.html) ends the process with status
 99, and says why, when something opens a connection, looks up a host, starts a program, unpickles,
 runs code of a file below PROJECT, or opens one of its files that is not named ``trace…``,
-``run-…`` or ``result…``; when torch or a model library is imported; or when a file is written
-outside the current folder.
+``run-…`` or ``result…`` (``lint`` may read scripts and configurations, too); when torch or a model
+library is imported; or when a file is written outside the current folder.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _CONNECTS = ("socket.", "urllib.", "http.", "ftplib.", "smtplib.", "ssl.")
 _STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.startfile")
 _MODEL_CODE = {"torch", "transformers", "peft", "accelerate", "deepspeed", "wrapt"}
 _INPUT = ("trace", "run-", "result")
+_LINTED = (".py", ".json") if sys.argv[2] == "lint" else ()
 
 
 def watch(event: str, args: tuple[Any, ...]) -> None:
@@ -40,7 +41,8 @@ def watch(event: str, args: tuple[Any, ...]) -> None:
 
 
 def opened(path: str, mode: str | None, flags: int) -> None:
-    if below(path, PROJECT) and not Path(path).name.startswith(_INPUT):
+    name = Path(path).name
+    if below(path, PROJECT) and not (name.startswith(_INPUT) or name.endswith(_LINTED)):
         end(f"opens {path}")
     writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
     if writes and not below(path, OUT) and path != os.devnull:

@@ -24,6 +24,7 @@ COMMANDS = {
     "check": ["check", "PROJECT", "--format", "sarif", "--write-baseline", "baseline.json"],
     "compare": ["compare", "PROJECT", "PROJECT"],
     "explain": ["explain", "RS001"],
+    "lint": ["lint", "PROJECT", "--format", "sarif"],
 }
 MORE = [
     ["analyze", "PROJECT/trace-rank0.json.gz", "--format", "markdown", "--output", "out.md"],

@@ -34,7 +34,7 @@ from recompute_scan.recompute.attention.kernels import attention_role
 from recompute_scan.recompute.families import family_of_node
 from recompute_scan.trace import Kind
 
-_ALIAS = re.compile(r"[Pp]rivate_([a-z]+)_(\d{1,9})\w*")
+_NUMBERED = re.compile(r"[Pp]rivate_([a-z]+)_(\d{1,9})")
 _LONGEST = 2000
 
 _WORD = r"[A-Za-z_]\w{0,99}"
@@ -60,10 +60,19 @@ _COPY = re.compile(
 )
 _STEP = re.compile(r"ProfilerStep#\d{1,9}")
 _OPTIMIZER = re.compile(rf"Optimizer\.(step|zero_grad)#({_WORD})\.(step|zero_grad)")
+# What ranges of torch's own code are made of, in torch 1.8 to 2.14: the rest of such a name could
+# be anybody's.
+_RANGE_WORDS = (
+    r"(?:_?(?:accumulate|active|all|any|barrier|base|broadcast|callback|cast|chunk|coalesced"
+    r"|complete|copy|device|force|forward|backward|foreach|from|gather|hook|in|input|inputs|into"
+    r"|kwargs|limiter|only|optim|out|outputs|post|pre|prefetch|rate|recv|reduce|reshard|root|rs"
+    r"|scatter|send|sparse|tensor|to|unshard|wait)(?=_|\b)){1,8}_?"
+)
 # Ranges of torch's own code. What follows in brackets is a module's name.
 _RANGE = re.compile(
-    r"((?:FSDP|FSDP2)::[a-z_]{1,60}|FullyShardedDataParallel\.[a-z_]{1,60}"
-    r"|DistributedDataParallel\.[a-z_]{1,60}|(?:nccl|gloo|mpi|ucc):[a-z0-9_]{1,60}"
+    rf"((?:FSDP|FSDP2)::{_RANGE_WORDS}|FullyShardedDataParallel\.{_RANGE_WORDS}"
+    rf"|DistributedDataParallel\.{_RANGE_WORDS}"
+    rf"|(?:nccl|gloo|mpi|ucc):(?:{_RANGE_WORDS}|recvAnySource)"
     r"|PyTorch Profiler \(\d\))(?: \(([\w.]{1,300})\))?"
 )
 _OPTIMIZERS = frozenset(
@@ -80,7 +89,12 @@ _TELLING = re.compile(
 )
 # What some families of operators are known by; the second keeps a name out of a family.
 _ENDINGS = ("", "_x", "_norm", "_loss", "_softmax", "_dropout", "_convolution", "_pool")
-_NODE = re.compile(r"(.*?)(Backward\d*)")
+_NODE = re.compile(r"(.*?)(Backward\d{0,3})")
+# An alias from an earlier bundle: its own words and no others.
+_ALIAS = re.compile(
+    r"[Pp]rivate_(?:op|kernel|range|call|module|class|overload)_\d{1,9}"
+    rf"(?:_(?:{_TELLING.pattern})){{0,40}}(?:{'|'.join(_ENDINGS)})(?:Backward\d{{0,3}})?"
+)
 
 # Names of attention's kernels, forward and backward, that are known as the family's own.
 ATTENTION = {
@@ -128,7 +142,7 @@ class Names:
     def reserve(self, names: Iterable[str]) -> None:
         """Keep clear of aliases that these names contain: they are from an earlier bundle."""
         for name in names:
-            for kind, number in _ALIAS.findall(name):
+            for kind, number in _NUMBERED.findall(name):
                 self._numbers[kind] = max(self._numbers.get(kind, 0), int(number))
         self.places.reserve(self._numbers.get("file", 0))
 
@@ -196,8 +210,12 @@ class Names:
         if _RANGE.fullmatch(name) or _OPTIMIZER.fullmatch(name):
             return self._range(name)  # torch before 1.11 writes ranges as operators
         form = len(name) <= _LONGEST and bool(_OPERATOR.fullmatch(name))
-        if form and (not self.strict or _is_torchs_own(name)):
-            return self._keep(name) if not _is_torchs_own(name) else name
+        own = form and _is_torchs_own(name)
+        if form and not self.strict:
+            return name if own else self._keep(name)
+        if own:
+            plain, dot, overload = name.partition(".")
+            return f"{plain}.{self._alias('overload', overload)}" if dot else name
         return self._plumbing(name) or self._alias("op", name)
 
     def _range(self, name: str) -> str:
@@ -247,7 +265,7 @@ class Names:
 
 
 def _spell(kind: str, number: int, name: str) -> str:
-    if kind in ("module", "range", "call", "Class"):
+    if kind in ("module", "range", "call", "Class", "overload"):
         return f"private_{kind.lower()}_{number}"
     stem, node = name, ""
     if kind == "op" and (found := _NODE.fullmatch(name)):
@@ -268,7 +286,7 @@ def _families(name: str) -> tuple[object, object]:
 def _is_torchs_own(name: str) -> bool:
     operators, nodes = _torchs_own()
     if "::" not in name or name.startswith("torch::autograd::"):
-        stem = name.removeprefix("torch::autograd::").rstrip("0123456789")
+        stem = re.sub(r"\d{1,3}$", "", name.removeprefix("torch::autograd::"))
         return (
             stem in nodes
             or name in words.CHECKPOINT_FUNCTIONS

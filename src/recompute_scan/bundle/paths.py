@@ -6,10 +6,10 @@ import re
 
 from recompute_scan.frameworks.known import import_names
 
-# Files of these stay under --strict too: everybody has them.
+# Packages whose name stays under --strict too. Their files' names do not: a fork has its own.
 PUBLIC_PACKAGES = frozenset({"torch"}) | import_names()
 _SITE = re.compile(r"(.{1,4000}):(\d{1,7})", re.DOTALL)
-_ALIAS = re.compile(r"private_file_\d{1,9}\.py:\d{1,7}")
+_ALIAS = re.compile(r"(?:(\w{1,99})/)?private_file_\d{1,9}\.py:\d{1,7}")
 _PART = re.compile(r"[A-Za-z0-9_][\w.\-]{0,99}")
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -37,7 +37,8 @@ class Places:
 
     def site(self, site: str) -> str:
         """``file:line`` without what stands above the package; empty where it is no site."""
-        if _ALIAS.fullmatch(site):
+        alias = _ALIAS.fullmatch(site)
+        if alias and (alias[1] is None or alias[1] in PUBLIC_PACKAGES):
             return site
         found = _SITE.fullmatch(site)
         return f"{self._file(found[1])}:{found[2]}" if found else ""
@@ -53,11 +54,11 @@ class Places:
             absolute = path.startswith(("/", "\\", "~")) or path[1:2] == ":"
             if absolute or ".." in parts:
                 parts = parts[-1:]
-        private = self.strict and parts[:1] and parts[0] not in PUBLIC_PACKAGES
-        if private or not parts or not all(_PART.fullmatch(part) for part in parts):
+        if self.strict or not parts or not all(_PART.fullmatch(part) for part in parts):
             if path not in self.given:
                 self._number += 1
-                self.given[path] = f"private_file_{self._number}.py"
+                package = f"{parts[0]}/" if parts and parts[0] in PUBLIC_PACKAGES else ""
+                self.given[path] = f"{package}private_file_{self._number}.py"
             return self.given[path]
         short = "/".join(parts)
         self.kept.add(short)

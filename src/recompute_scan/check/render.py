@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
@@ -16,7 +16,7 @@ from recompute_scan.result import Result
 
 HOME = "https://github.com/recompute-scan/recompute-scan"
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_LEVELS = {"error": "error", "warning": "warning", "info": "note"}
+LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 _LONGEST = 1000
 
 
@@ -26,11 +26,11 @@ def text(outcome: Ruling) -> str:
     for title, refusals in (("refused", outcome.refused), ("accepted", outcome.accepted)):
         for refusal in refusals:
             where = f" at {_shown(refusal.site)}" if refusal.site else ""
-            lines.append(f"{title}: {refusal.rule}{where}: {_line(refusal.why)}")
+            lines.append(f"{title}: {refusal.rule}{where}: {line(refusal.why)}")
             fix = refusal.finding.fix if refusal.finding else None
             if fix and title == "refused":
-                lines.append(f"  fix: {_line(fix.summary)}")
-    lines += [f"undecided: {_line(doubt)}" for doubt in outcome.undecided]
+                lines.append(f"  fix: {line(fix.summary)}")
+    lines += [f"undecided: {line(doubt)}" for doubt in outcome.undecided]
     return "\n".join([*lines, _closing(outcome)]) + "\n"
 
 
@@ -59,11 +59,11 @@ def github(outcome: Ruling) -> str:
     https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
     """
     lines = [
-        _command("error", refusal.why, refusal.site, title=f"recompute-scan {refusal.rule}")
+        command("error", refusal.why, refusal.site, title=f"recompute-scan {refusal.rule}")
         for refusal in outcome.refused
     ]
     lines += [
-        _command("warning", doubt, None, title="recompute-scan has no verdict")
+        command("warning", doubt, None, title="recompute-scan has no verdict")
         for doubt in outcome.undecided
     ]
     return "\n".join([*lines, _closing(outcome)]) + "\n"
@@ -85,6 +85,26 @@ def sarif(outcome: Ruling) -> str:
         for refusals in (outcome.refused, outcome.accepted)
         for refusal in refusals
     ]
+    return sarif_document(
+        rules,
+        results,
+        result.tool_version,
+        outcome.undecided,
+        outcome.status,
+        complete=not outcome.undecided,
+    )
+
+
+def sarif_document(
+    rules: Mapping[str, str],
+    results: Sequence[Mapping[str, Any]],
+    version: str,
+    doubts: Sequence[str],
+    status: int,
+    *,
+    complete: bool,
+) -> str:
+    """One run in SARIF: rules by code with their names, and what they found."""
     document = {
         "$schema": _SARIF_SCHEMA,
         "version": "2.1.0",
@@ -93,7 +113,7 @@ def sarif(outcome: Ruling) -> str:
                 "tool": {
                     "driver": {
                         "name": "recompute-scan",
-                        "version": result.tool_version,
+                        "version": version,
                         "informationUri": HOME,
                         "rules": [
                             {"id": code, "name": name, "helpUri": f"{HOME}/tree/main/docs/findings"}
@@ -103,11 +123,11 @@ def sarif(outcome: Ruling) -> str:
                 },
                 "invocations": [
                     {
-                        "executionSuccessful": not outcome.undecided,
-                        "exitCode": outcome.status,
+                        "executionSuccessful": complete,
+                        "exitCode": status,
                         "toolExecutionNotifications": [
                             {"level": "warning", "message": {"text": inert(doubt)}}
-                            for doubt in outcome.undecided
+                            for doubt in doubts
                         ],
                     }
                 ],
@@ -138,20 +158,25 @@ def junit(outcome: Ruling) -> str:
     )
     case = _case(suite, "verdict")
     for doubt in verdict:
-        ElementTree.SubElement(case, "error", type="undecided", message=_line(doubt))
+        ElementTree.SubElement(case, "error", type="undecided", message=line(doubt))
     states = {rule.code: rule for rule in result.checked}
     for code, name in names.items():
         case = _case(suite, name)
         for refusal in outcome.refused:
             if refusal.rule == code:
                 failure = ElementTree.SubElement(
-                    case, "failure", type=code, message=_line(refusal.why)
+                    case, "failure", type=code, message=line(refusal.why)
                 )
                 failure.text = "\n".join(_explained(refusal))
         state = states.get(code)
         if state is not None and state.status in ("error", "not-applicable"):
             kind = "error" if state.status == "error" else "skipped"
-            ElementTree.SubElement(case, kind, message=_line(state.why or ""))
+            ElementTree.SubElement(case, kind, message=line(state.why or ""))
+    return xml_text(suite)
+
+
+def xml_text(suite: ElementTree.Element) -> str:
+    """A JUnit suite as a document."""
     suites = ElementTree.Element("testsuites")
     suites.append(suite)
     ElementTree.indent(suites)
@@ -191,11 +216,11 @@ def _explained(refusal: Refusal) -> Iterator[str]:
     if refusal.site is not None:
         yield f"at {_shown(refusal.site)}"
     if refusal.finding is not None:
-        yield _line(refusal.finding.detail)
-        for line in refusal.finding.evidence:
-            yield f"- {_line(line)}"
+        yield line(refusal.finding.detail)
+        for evidence in refusal.finding.evidence:
+            yield f"- {line(evidence)}"
         if refusal.finding.fix is not None:
-            yield f"fix: {_line(refusal.finding.fix.summary)}"
+            yield f"fix: {line(refusal.finding.fix.summary)}"
 
 
 def _plain(refusal: Refusal, result: Result) -> dict[str, Any]:
@@ -219,22 +244,11 @@ def _sarif_result(
     found: dict[str, Any] = {
         "ruleId": refusal.rule,
         "ruleIndex": numbers[refusal.rule],
-        "level": _LEVELS[finding.severity] if finding else "error",
-        "message": {"text": "\n".join(map(_line, message))},
+        "level": LEVELS[finding.severity] if finding else "error",
+        "message": {"text": "\n".join(map(line, message))},
     }
     if refusal.site is not None:
-        uri = quote(refusal.site.file.replace("\\", "/"), errors="replace")
-        relative = not uri.startswith("/")
-        found["locations"] = [
-            {
-                "physicalLocation": {
-                    "artifactLocation": {"uri": uri, "uriBaseId": "%SRCROOT%"}
-                    if relative
-                    else {"uri": f"file://{uri}"},
-                    "region": {"startLine": refusal.site.line},
-                }
-            }
-        ]
+        found["locations"] = [location(refusal.site)]
     if finding is not None:
         found["partialFingerprints"] = {"recomputeScan/v1": fingerprint(finding, result)}
     if accepted:
@@ -242,15 +256,30 @@ def _sarif_result(
     return found
 
 
+def location(site: Site) -> dict[str, Any]:
+    """A line of a file in SARIF."""
+    uri = quote(site.file.replace("\\", "/"), errors="replace")
+    relative = not uri.startswith("/")
+    return {
+        "physicalLocation": {
+            "artifactLocation": {"uri": uri, "uriBaseId": "%SRCROOT%"}
+            if relative
+            else {"uri": f"file://{uri}"},
+            "region": {"startLine": site.line},
+        }
+    }
+
+
 def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
     return ElementTree.SubElement(suite, "testcase", classname="recompute_scan", name=name)
 
 
-def _command(kind: str, message: str, site: Site | None, *, title: str) -> str:
+def command(kind: str, message: str, site: Site | None, *, title: str) -> str:
+    """One workflow command of GitHub Actions."""
     fields = {"file": inert(site.file), "line": str(site.line)} if site else {}
     fields["title"] = title
     told = ",".join(f"{name}={_property(value)}" for name, value in fields.items())
-    return f"::{kind} {told}::{_data(_line(message))}"
+    return f"::{kind} {told}::{_data(line(message))}"
 
 
 def _data(value: str) -> str:
@@ -267,5 +296,6 @@ def _shown(site: Site) -> str:
     return f"{visible(site.file).replace('##[', '## [')}:{site.line}"
 
 
-def _line(value: str) -> str:
+def line(value: str) -> str:
+    """On one line, inert, and begun by no command of GitHub's runner."""
     return visible(value, _LONGEST).replace("##[", "## [")

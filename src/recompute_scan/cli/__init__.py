@@ -18,6 +18,7 @@ from recompute_scan.cli.check import check
 from recompute_scan.cli.compare import compare
 from recompute_scan.cli.doctor import doctor
 from recompute_scan.cli.explain import explain
+from recompute_scan.cli.lint import lint
 from recompute_scan.cli.output import tell
 from recompute_scan.cli.report import report
 from recompute_scan.cli.run import run
@@ -38,7 +39,7 @@ def cli() -> None:
     """  # noqa: D301 - \\b is the character by which click keeps lines as they are
 
 
-for _command in (run, analyze, report, compare, explain, bundle, check, doctor):
+for _command in (run, analyze, report, compare, explain, bundle, check, lint, doctor):
     cli.add_command(_command)
 
 

@@ -44,19 +44,30 @@ def host_phases(facts: RecomputeFacts) -> Phases:
     recomputes = np.concatenate([recomputes, needed_too])
     optimizer = facts.structure.rows(Role.OPTIMIZER)
     passes = _passes(facts)
+    begun, passed, updated = _Begun(begins), _Begun(passes[:, 0]), _Begun(calls.start[optimizer])
     rows: list[tuple[float, ...]] = []
     for span in _complete(facts):
-        here = (begins >= span.start) & (begins < span.end)
-        needed, redundant = recomputes[here].sum(axis=0)
-        inside = (passes[:, 0] >= span.start) & (passes[:, 2] <= span.end)
+        needed, redundant = recomputes[begun.within(span)].sum(axis=0)
+        inside = passed.within(span)
+        inside = inside[passes[inside, 2] <= span.end]
         forward = (passes[inside, 1] - passes[inside, 0]).sum()
         backward = (passes[inside, 2] - passes[inside, 1]).sum() - needed - redundant
-        within = optimizer[
-            (calls.start[optimizer] >= span.start) & (calls.start[optimizer] < span.end)
-        ]
-        updates = calls.duration[within].sum()
+        updates = calls.duration[optimizer[updated.within(span)]].sum()
         rows.append((span.end - span.start, forward, needed, redundant, max(0, backward), updates))
     return _phases(rows)
+
+
+class _Begun:
+    """Moments, to be asked for those of one step without a look at all the others."""
+
+    def __init__(self, moments: Int64) -> None:
+        self._order = np.argsort(moments, kind="stable")
+        self._sorted = moments[self._order]
+
+    def within(self, span: StepSpan) -> Int64:
+        """Places of the moments in a step, ascending."""
+        first, last = np.searchsorted(self._sorted, (span.start, span.end))
+        return np.sort(self._order[first:last])
 
 
 def _times(facts: RecomputeFacts, redundant_of: Bool) -> tuple[Int64, Float64]:

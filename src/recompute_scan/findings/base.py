@@ -39,7 +39,7 @@ class Rule(Struct, frozen=True):
         check: Looks at one trace.
         check_ranks: Looks at several ranks together, after their own results are there.
         severity: Of its findings, unless one says otherwise.
-        needs_verdict: Whether ``check`` is asked only where there is a verdict.
+        needs: What has to be there for ``check`` to be asked.
         gives_plan: Whether its finding recommends the memory plan that the result has chosen.
         wrong_gradients: Whether its findings say that checkpointing changes what is trained.
     """
@@ -49,13 +49,17 @@ class Rule(Struct, frozen=True):
     check: Callable[[Evidence], Answer] = needs_ranks
     check_ranks: Callable[[RankEvidence], Answer] | None = None
     severity: Severity = "info"
-    needs_verdict: bool = True
+    needs: Literal["verdict", "comparison", "nothing"] = "verdict"
     gives_plan: bool = False
     wrong_gradients: bool = False
 
     def look(self, evidence: Evidence) -> Answer:
         """What the rule finds in one trace."""
-        why = evidence.no_verdict if self.needs_verdict else None
+        why = None
+        if self.needs == "verdict":
+            why = evidence.no_verdict
+        elif self.needs == "comparison":
+            why = evidence.no_comparison
         return self.check(evidence) if why is None else NotApplicable(why)
 
     def finding(

@@ -8,7 +8,6 @@ from recompute_scan.findings.differences import (
     CHECKPOINT_DOCS,
     count_blocks,
     name_blocks,
-    not_compared,
 )
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.result import Fix
@@ -18,9 +17,6 @@ _MOST_SHOWN = 6
 
 def check(evidence: Evidence) -> Answer:
     """One finding for all buffers, with their values after the forward and after the recompute."""
-    missing = not_compared(evidence)
-    if missing is not None:
-        return missing
     regions = evidence.fidelity.compared if evidence.fidelity is not None else ()
     updated = [(region, _buffers(region)) for region in regions if _buffers(region)]
     if not updated:
@@ -73,6 +69,6 @@ RULE = Rule(
     "buffer-updated-twice",
     check,
     severity="warning",
-    needs_verdict=False,
+    needs="comparison",
     wrong_gradients=True,
 )

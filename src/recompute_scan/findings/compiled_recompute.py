@@ -74,4 +74,4 @@ def _attention(evidence: Evidence) -> tuple[str, ...]:
     return (f"attention kernels: {backward} backward, {again} forward ones that ran again",)
 
 
-RULE = Rule("RS007", "compiled-recompute", check, needs_verdict=False)
+RULE = Rule("RS007", "compiled-recompute", check, needs="nothing")

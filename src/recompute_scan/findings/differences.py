@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from recompute_scan.advise import place
 from recompute_scan.faithful import ComparedRegion, Difference, DifferenceKind, Operation
-from recompute_scan.findings.base import NotApplicable
 from recompute_scan.findings.evidence import Evidence
 
 CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
@@ -44,15 +43,6 @@ class Fault(Struct, frozen=True):
 def count_blocks(some: int, of: int) -> str:
     """``3 of 12 blocks``; ``1 of 1 block``."""
     return f"{some} of {of} block{'s' * (of != 1)}"
-
-
-def not_compared(evidence: Evidence) -> NotApplicable | None:
-    """Why nothing is known of how recomputes compare; ``None`` where something is."""
-    fidelity = evidence.fidelity
-    if fidelity is None:
-        return NotApplicable("Only `recompute-scan run` compares recomputes with their forward.")
-    why = fidelity.why_not_compared
-    return None if why is None else NotApplicable(why)
 
 
 def find_faults(evidence: Evidence, kinds: Collection[DifferenceKind]) -> list[Fault]:

@@ -66,6 +66,13 @@ class Evidence(Struct, frozen=True, dict=True):
         return judgement.reason or "There is no verdict."
 
     @property
+    def no_comparison(self) -> str | None:
+        """Why no recompute was compared, one sentence; ``None`` where some were."""
+        if self.fidelity is None:
+            return "Only `recompute-scan run` compares recomputes with their forward."
+        return self.fidelity.why_not_compared
+
+    @property
     def highest(self) -> float | None:
         """How often forward work ran again in one backward pass, at most."""
         return self._facts.judgement.highest

@@ -11,7 +11,6 @@ from recompute_scan.findings.differences import (
     count_blocks,
     describe_operation,
     name_blocks,
-    not_compared,
 )
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.result import Finding, Fix
@@ -21,9 +20,6 @@ _MOST_SHOWN = 6
 
 def check(evidence: Evidence) -> Answer:
     """One finding for each way in which gradients are lost."""
-    missing = not_compared(evidence)
-    if missing is not None:
-        return missing
     found: dict[str, list[tuple[ComparedRegion, LostGradient]]] = defaultdict(list)
     regions = evidence.fidelity.regions if evidence.fidelity is not None else ()
     for region in regions:
@@ -88,6 +84,6 @@ RULE = Rule(
     "gradient-lost",
     check,
     severity="error",
-    needs_verdict=False,
+    needs="comparison",
     wrong_gradients=True,
 )

@@ -9,7 +9,6 @@ from recompute_scan.findings.differences import (
     Fault,
     describe_operation,
     find_faults,
-    not_compared,
 )
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.result import Finding, Fix, Level
@@ -19,9 +18,6 @@ _KINDS: tuple[DifferenceKind, ...] = ("input", "argument", "shape", "operators",
 
 def check(evidence: Evidence) -> Answer:
     """One finding for each operator at which a recompute leaves the forward's way."""
-    missing = not_compared(evidence)
-    if missing is not None:
-        return missing
     return [_finding(evidence, fault) for fault in find_faults(evidence, _KINDS)]
 
 
@@ -102,6 +98,6 @@ RULE = Rule(
     "recompute-differs",
     check,
     severity="error",
-    needs_verdict=False,
+    needs="comparison",
     wrong_gradients=True,
 )

@@ -8,7 +8,6 @@ from recompute_scan.findings.differences import (
     Fault,
     describe_operation,
     find_faults,
-    not_compared,
 )
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.result import Finding, Fix
@@ -16,9 +15,6 @@ from recompute_scan.result import Finding, Fix
 
 def check(evidence: Evidence) -> Answer:
     """One finding for each operator whose result has another type."""
-    missing = not_compared(evidence)
-    if missing is not None:
-        return missing
     return [_finding(evidence, fault) for fault in find_faults(evidence, {"type"})]
 
 
@@ -60,6 +56,6 @@ RULE = Rule(
     "recompute-in-other-type",
     check,
     severity="error",
-    needs_verdict=False,
+    needs="comparison",
     wrong_gradients=True,
 )

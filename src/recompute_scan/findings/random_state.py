@@ -9,7 +9,6 @@ from recompute_scan.findings.differences import (
     Fault,
     describe_operation,
     find_faults,
-    not_compared,
 )
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.frameworks.mechanism import Edit
@@ -24,9 +23,6 @@ _EDITS = (
 
 def check(evidence: Evidence) -> Answer:
     """One finding for each operator that draws anew, with all blocks in which it does."""
-    missing = not_compared(evidence)
-    if missing is not None:
-        return missing
     return [_finding(evidence, fault) for fault in find_faults(evidence, {"random"})]
 
 
@@ -83,6 +79,6 @@ RULE = Rule(
     "random-state-not-restored",
     check,
     severity="error",
-    needs_verdict=False,
+    needs="comparison",
     wrong_gradients=True,
 )

@@ -59,5 +59,5 @@ RULE = Rule(
     "uneven-recompute",
     check_ranks=check_ranks,
     severity="warning",
-    needs_verdict=False,
+    needs="nothing",
 )

@@ -27,4 +27,4 @@ def check(evidence: Evidence) -> Answer:
     return [finding_of(Diagnosis(SILENT, "high", shown))]
 
 
-RULE = Rule(SILENT.code, SILENT.name, check, severity=SILENT.severity, needs_verdict=False)
+RULE = Rule(SILENT.code, SILENT.name, check, severity=SILENT.severity, needs="nothing")

@@ -44,6 +44,8 @@ _STRAY = 2
 _KIND, _RULE = 4, 0.1
 # Numbers up to so many times as large as there are of them are told apart without sorting.
 _DENSE = 4
+# No more names than these are looked at for one number: an operator has a few inside it.
+_MOST_NAMES = 64
 # Nodes of these names have no operator in the forward pass; of an archive's aliases nobody knows.
 _NO_OPERATOR = re.compile(
     r"torch::(autograd::(AccumulateGrad|GraphRoot|CopySlices)$|jit::)|[Pp]rivate_op_\d"
@@ -135,7 +137,7 @@ def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
         & (structure.role != Role.BACKWARD)
         & ~nodes[calls.name]
     )
-    rows = rows[np.argsort(own[rows], kind="stable")]
+    rows = _first_to_end(calls, rows, own)
     numbers = own[rows]
     wanted = structure.number[engines]
     first = np.searchsorted(numbers, wanted)
@@ -149,6 +151,20 @@ def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
     led = np.zeros(len(engines), np.bool_)
     led[asker[fits]] = True
     return int((~led).sum()), len(engines)
+
+
+def _first_to_end(calls: Calls, rows: Int64, number: Ints) -> Int64:
+    """Of the calls of one name and number that which ended first, sorted by their numbers.
+
+    So a number that a whole trace shares costs no more than others: work would be the product of
+    its operators and its nodes.
+    """
+    rows = rows[np.lexsort((calls.end[rows], calls.name[rows], number[rows]))]
+    new_number = np.diff(number[rows], prepend=-1) != 0
+    rows = rows[new_number | (np.diff(calls.name[rows], prepend=-1) != 0)]
+    begins = np.flatnonzero(np.diff(number[rows], prepend=-1))
+    place = np.arange(len(rows)) - np.repeat(begins, np.diff(begins, append=len(rows)))
+    return rows[place < _MOST_NAMES]
 
 
 def _belong_together(names: list[str], node: Ints, operator: Ints, asker: Ints) -> Bool:

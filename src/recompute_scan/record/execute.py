@@ -229,9 +229,19 @@ def _set_first_path(folder: str) -> None:
 @contextmanager
 def _interpreter_state() -> Iterator[None]:
     main, argv, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
+    finders, plain_open = list(sys.meta_path), builtins.open
     try:
         yield
     finally:
+        # What we import and write from here on is not the script's to refuse; what it has left for
+        # the interpreter's end finds its own again.
+        if sys.meta_path != finders:
+            changed = list(sys.meta_path)
+            atexit.register(sys.meta_path.__setitem__, slice(None), changed)
+            sys.meta_path[:] = [*finders, *(one for one in changed if one not in finders)]
+        if builtins.open is not plain_open:
+            atexit.register(setattr, builtins, "open", builtins.open)
+            builtins.open = plain_open
         if sys.modules.get("__main__") is not main:
             # What the script has left for the interpreter's end is called behind this.
             atexit.register(sys.modules.__setitem__, "__main__", sys.modules["__main__"])

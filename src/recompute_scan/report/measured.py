@@ -127,7 +127,9 @@ def predicted_plan(result: Result) -> MemoryPlan | None:
 def _outcome(verified: Verified) -> str:
     after = verified.after
     if verified.outcome == "not-tried":
-        return "There was no fix to try: no finding names a checkpoint to take out."
+        return (
+            "There was no fix to try: no finding of a known saving names a checkpoint to take out."
+        )
     if verified.outcome == "not-applied":
         return (
             "The fix could not be applied in memory: no call of the checkpoint that it takes out "

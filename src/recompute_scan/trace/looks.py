@@ -10,6 +10,9 @@ from typing import NamedTuple
 _LOOKED_AT = 4096
 _TORCH = "give a trace that torch.profiler's export_chrome_trace wrote (.json, .json.gz, .pftrace)"
 _SAME_RUN = f"of the same run, {_TORCH}"
+# How torch/_logging/_internal.py names its structured log, which TORCH_TRACE asks for.
+_GRAPHS = re.compile(r"dedicated_log_torch_trace_.*\.log\Z")
+_BESIDE_A_TRACE = "copy it beside a profiler trace of the same run: its graphs are read with that"
 
 
 class Look(NamedTuple):
@@ -24,6 +27,11 @@ _BYTES = tuple(
     for pattern, *look in (
         (rb"\A\Z", "the file is empty"),
         (rb"\A\s+\Z", "it begins with nothing but blanks"),
+        (
+            rb"\A(?:\[rank\d+\]:)?V\d{4} [\d:.]+ \d+ [^\n]{1,512}?\] \{",
+            "it is torch's structured log (TORCH_TRACE): the compiler's graphs, and no step",
+            _BESIDE_A_TRACE,
+        ),
         (
             rb"\ANVIDIA Tegra Profiler Report",
             "it is a report of Nsight Systems, which only nsys itself can read",
@@ -147,6 +155,13 @@ def look_at_names(names: Iterable[str]) -> str | None:
     """Whose events these are, where none of them is torch's; ``None`` where nothing tells."""
     counts = Counter(what for name in names for pattern, what in _PROGRAMS if pattern.match(name))
     return counts.most_common(1)[0][0] if counts else None
+
+
+def look_at_folder(names: Iterable[str]) -> Look | None:
+    """What a folder without a trace is."""
+    if any(_GRAPHS.match(name) for name in names):
+        return Look("torch's logs in it (TORCH_TRACE) have graphs and no step", _BESIDE_A_TRACE)
+    return None
 
 
 def look_at_members(names: Iterable[str]) -> str | None:

@@ -14,14 +14,14 @@ from recompute_scan.trace.archive import is_zip, members, open_member, split_mem
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.formats import read
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_event_size
-from recompute_scan.trace.looks import look_at_members
+from recompute_scan.trace.looks import look_at_folder, look_at_members
 from recompute_scan.trace.outline import Excerpt, Outline
 
 _SUFFIXES = (".json", ".json.gz", ".json.zst", ".pftrace", ".pftrace.gz")
 _DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
 # What `run` writes beside its traces, and other JSON that is never a trace.
 _NOT_A_TRACE = re.compile(
-    r"(result|(run|so-far|flight)-rank\d+)\.json$|stacks-rank\d+\.json(\.gz|\.zst)?$"
+    r"(result|(run|so-far|flight|gradients)-rank\d+)\.json$|stacks-rank\d+\.json(\.gz|\.zst)?$"
 )
 
 
@@ -162,7 +162,8 @@ def _in_folder(folder: Path, limits: Limits) -> list[Path]:
         return [folder / name for name in inside]
     archives = sorted(name for name in names if name.endswith(".zip"))
     if not archives:
-        raise _no_trace_in(folder)
+        look = look_at_folder(names)
+        raise _no_trace_in(folder, *(look or ()))
     _refuse_links(folder, archives)
     return [trace for name in archives for trace in _in_archive(folder / name, limits)]
 
@@ -221,12 +222,12 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
-def _no_trace_in(path: Path, why: str | None = None) -> InputError:
+def _no_trace_in(path: Path, why: str | None = None, hint: str | None = None) -> InputError:
     return InputError(
         "E308",
         f"{path} holds no trace.",
         why=why or "no file in it ends in .json, .json.gz, .json.zst, .pftrace, .sqlite or .zip",
-        hint="give the folder that `recompute-scan run` or the profiler wrote",
+        hint=hint or "give the folder that `recompute-scan run` or the profiler wrote",
     )
 
 

@@ -1,0 +1,142 @@
+"""The answer in the forms of ``check``. Names in it are hostile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from xml.etree import ElementTree
+
+import msgspec
+
+from recompute_scan._version import __version__
+from recompute_scan.check.render import LEVELS, command, line, location, sarif_document, xml_text
+from recompute_scan.check.sites import Site
+from recompute_scan.lint.engine import Report
+from recompute_scan.lint.facts import RULES, Found
+from recompute_scan.report.escape import inert, visible
+
+
+def text(report: Report) -> str:
+    """For a person."""
+    lines = []
+    for found in report.found:
+        lines.append(f"{found.severity}: {_where(found)}: {found.code} {line(found.title)}")
+        lines += [f"  why: {line(found.why)}", f"  fix: {line(found.fix)}"]
+    lines += [f"not read: {visible(file)}: {line(why)}" for file, why in report.unread]
+    return "\n".join([*lines, _closing(report)]) + "\n"
+
+
+def as_json(report: Report) -> str:
+    """For a program: ``recompute-scan-lint/1``."""
+    document = {
+        "schema": "recompute-scan-lint/1",
+        "tool_version": __version__,
+        "status": report.status,
+        "files_read": report.read,
+        "found": [_plain(found) for found in report.found],
+        "suppressed": [_plain(found) for found in report.suppressed],
+        "not_read": [{"file": inert(file), "why": inert(why)} for file, why in report.unread],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+def github(report: Report) -> str:
+    """Workflow commands of GitHub Actions."""
+    kinds = {"error": "error", "warning": "warning", "info": "notice"}
+    lines = [
+        command(
+            kinds[found.severity],
+            f"{found.title}. {found.fix}",
+            Site(found.file, found.line),
+            title=f"recompute-scan {found.code}",
+        )
+        for found in report.found
+    ]
+    return "\n".join([*lines, _closing(report)]) + "\n"
+
+
+def sarif(report: Report) -> str:
+    """SARIF 2.1.0."""
+    numbers = {code: number for number, code in enumerate(RULES)}
+    results = []
+    for found in (*report.found, *report.suppressed):
+        result = {
+            "ruleId": found.code,
+            "ruleIndex": numbers[found.code],
+            "level": LEVELS[found.severity],
+            "message": {"text": f"{line(found.title)}\n{line(found.fix)}"},
+            "locations": [location(Site(found.file, found.line))],
+        }
+        if found in report.suppressed:
+            result["suppressions"] = [{"kind": "inSource"}]
+        results.append(result)
+    doubts = [f"{file}: {why}" for file, why in report.unread]
+    rules = {code: name for code, (name, _) in RULES.items()}
+    return sarif_document(
+        rules, results, __version__, doubts, report.status, complete=not report.undecided
+    )
+
+
+def junit(report: Report) -> str:
+    """A JUnit report: one test a rule; only what is certain fails."""
+    failed = {found.code for found in report.found if found.severity == "error"}
+    suite = ElementTree.Element(
+        "testsuite",
+        name="recompute-scan lint",
+        tests=str(len(RULES) + bool(report.undecided)),
+        failures=str(len(failed)),
+        errors=str(int(bool(report.undecided))),
+        skipped="0",
+    )
+    for code, (name, _) in RULES.items():
+        case = _case(suite, f"{code} {name}")
+        told = [f"{_where(f)}: {line(f.title)}" for f in report.found if f.code == code]
+        if told:
+            kind = "failure" if code in failed else "system-out"
+            element = ElementTree.SubElement(case, kind)
+            element.text = "\n".join(told)
+            if kind == "failure":
+                element.attrib.update(type=code, message=told[0])
+    if report.undecided:
+        message = "; ".join(f"{visible(file)}: {line(why)}" for file, why in report.undecided)
+        ElementTree.SubElement(_case(suite, "files"), "error", type="undecided", message=message)
+    return xml_text(suite)
+
+
+RENDERINGS: dict[str, Callable[[Report], str]] = {
+    "text": text,
+    "json": as_json,
+    "github": github,
+    "sarif": sarif,
+    "junit": junit,
+}
+
+
+def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname="recompute_scan.lint", name=name)
+
+
+def _where(found: Found) -> str:
+    return f"{line(found.file)}:{found.line}"
+
+
+def _plain(found: Found) -> dict[str, object]:
+    return {
+        "rule": found.code,
+        "severity": found.severity,
+        "file": inert(found.file),
+        "line": found.line,
+        "title": inert(found.title),
+        "why": inert(found.why),
+        "fix": inert(found.fix),
+    }
+
+
+def _closing(report: Report) -> str:
+    counts = [
+        f"{number} {severity}{'s' if number != 1 and severity != 'info' else ''}"
+        for severity in ("error", "warning", "info")
+        if (number := sum(found.severity == severity for found in report.found))
+    ]
+    files = f"{report.read} {'file' if report.read == 1 else 'files'} read"
+    hidden = f", {len(report.suppressed)} suppressed" if report.suppressed else ""
+    return f"recompute-scan lint: {', '.join(counts) or 'nothing found'} ({files}{hidden})"

@@ -1,0 +1,1 @@
+"""What switches in scripts and configurations do, by truths that do not use this tool."""

@@ -1,0 +1,123 @@
+"""The linter's answers, and what it makes of hostile files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from benchmarks.lint_cases import answer
+from click.testing import CliRunner
+
+from recompute_scan.cli import cli, main
+from recompute_scan.lint import lint
+from recompute_scan.lint.facts import RULES
+from recompute_scan.pages import titles
+from tests.lint.cases import CASES, Case
+
+DOUBLED = next(case for case in CASES if case.codes == ("RS601",)).files["train.py"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_known_truths(case: Case, tmp_path: Path) -> None:
+    assert answer(case, tmp_path) == case.codes
+
+
+def test_enough_of_each() -> None:
+    assert {code for case in CASES for code in case.codes} == set(RULES)
+    assert sum(not case.codes for case in CASES) >= 12
+
+
+def test_every_rule_has_its_page() -> None:
+    names = titles()
+    assert {code: names[code] for code in RULES} == {c: name for c, (name, _) in RULES.items()}
+
+
+def test_the_finding_is_at_its_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DOUBLED)
+    (found,) = lint([tmp_path]).found
+    assert "gradient_checkpointing_enable" in DOUBLED.splitlines()[found.line - 1]
+
+
+@pytest.mark.parametrize(
+    ("comment", "kept"),
+    [
+        ("# recompute-scan: ignore[RS601] measured, wanted", 0),
+        ("# recompute-scan: ignore known", 0),
+        ("# recompute-scan: ignore[RS601]", 1),
+        ("# recompute-scan: ignore[RS602] another", 1),
+    ],
+)
+def test_suppression_needs_a_reason(comment: str, kept: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DOUBLED.rstrip("\n") + f"  {comment}\n")
+    report = lint([tmp_path])
+    assert (len(report.found), len(report.suppressed)) == (kept, 1 - kept)
+
+
+@pytest.mark.parametrize("style", ["text", "json", "github", "sarif", "junit"])
+def test_formats(style: str, tmp_path: Path) -> None:
+    file = tmp_path / "tr\n::error::ain.py"
+    file.write_text(DOUBLED)
+    result = CliRunner().invoke(cli, ["lint", str(file), "--format", style], standalone_mode=False)
+    assert result.return_value == 1
+    assert "RS601" in result.output
+    assert "\n::error::ain" not in result.output
+    if style in ("json", "sarif"):
+        json.loads(result.output)
+    elif style == "junit":
+        assert ElementTree.fromstring(result.output).find(".//failure") is not None
+
+
+_SWITCHES = b"def f(m):\n    m.gradient_checkpointing_enable()\n    if m: return\n"
+_BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("bomb.yaml", _BOMB.encode()),
+        ("self.yaml", b"a: &a [*a]\n"),
+        ("deep.yaml", b"[" * 5000),
+        ("deep.json", b"[" * 50_000),
+        ("deep.py", b"(" * 5000),
+        ("deep2.py", b"x = " + b"-" * 50_000 + b"1"),
+        ("binary.py", b"\0\1\2"),
+        ("odd.json", b"\xff\xfe"),
+        ("odd.toml", b"= 1"),
+        ("tag.yaml", b"!!python/object/apply:os.system [x"),
+        ("large.yaml", b"a: 1\n" * 100_000),
+        ("many.py", _SWITCHES * 1500 + b"f(model)\n" * 1500),
+    ],
+)
+def test_hostile_files_are_not_read(name: str, data: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    report = lint([tmp_path / name])
+    assert report.status == 4
+    assert [Path(file).name for file, _ in report.unread] == [name]
+
+
+def test_an_odd_value_is_no_variant(tmp_path: Path) -> None:
+    odd = "model.gradient_checkpointing_enable({'use_reentrant': []})\n" * 2
+    (tmp_path / "odd.py").write_text(odd)
+    assert lint([tmp_path / "odd.py"]).status == 0
+
+
+def test_odd_files_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "self.py").symlink_to(tmp_path / "self.py")
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "empty.yaml").write_text("")
+    (tmp_path / "odd.sh").write_text(
+        "python 'open\naccelerate launch --config_file /dev/zero x.py\n"
+    )
+    (tmp_path / "tag.yaml").write_text("a: !!python/object/apply:os.abort []\n")
+    assert lint([tmp_path]).status == 0
+
+
+def test_no_such_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", "/no/such"]) == 3
+    assert "E301" in capsys.readouterr().err
