@@ -123,6 +123,7 @@ real-scripts: $(DEV) ## Scripts that people train with, SOURCES=their checkouts:
 
 fidelity: $(DEV) ## Gradients with and without checkpoints, beside what comparing a step says
 	$(BIN)/python benchmarks/fidelity.py
+	$(BIN)/python benchmarks/fidelity.py --accuracy
 
 guard: $(DEV) ## What the guard costs, injected regressions found, and no alarm in healthy trainings
 	$(BIN)/python benchmarks/guard.py $(BENCH)
@@ -157,7 +158,7 @@ policies: $(DEV) ## What policies of selective checkpoints decide, as run sees i
 plan: $(DEV) ## Plans for scripts of all kinds, against what the planned arrangements take
 	$(BIN)/python benchmarks/plan.py $(BENCH)
 
-overhead: $(DEV) ## What recording costs the steps that are not recorded
+overhead: $(DEV) ## What recording costs the steps that are not recorded, and the compared one
 	$(BIN)/python benchmarks/overhead.py $(BENCH)
 
 bench-load: $(DEV) ## Reading speed and memory, beside other readers

@@ -1,5 +1,5 @@
 """What recording costs the steps that are not recorded: before the first, while steps are timed,
-and after the last one.
+and after the last one; and what the step costs in which recomputes are compared.
 
     python benchmarks/overhead.py
     python benchmarks/overhead.py --rounds 0       the calls alone
@@ -34,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import recompute_scan
 from recompute_scan.record.probe import Probe
@@ -43,11 +43,12 @@ from recompute_scan.record.steps import StepCounter, StepHooks
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.compared_step import table
 from benchmarks.machine import processor, versions
+from benchmarks.nested_training import Training, nothing
 
 _RESAMPLES = 500
 _CALLS = 40
-_COMPARED = 15
 # Steps of a block: those that are left out, and those that are measured.
 SETTLE, STEPS = 6, 8
 # Without us, and with: ms of the processor.
@@ -56,55 +57,6 @@ Pair = tuple[float, float]
 _FOREVER = 10**9
 # Warm-up and timed steps of a recording that stays in one phase.
 PHASES = {"before": (_FOREVER, 0), "timed": (1, _FOREVER)}
-
-
-class Half(nn.Module):
-    """One half of a block: a norm and a product, twice as wide inside."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-        return out
-
-
-class Block(nn.Module):
-    """Two halves, checkpointed each, and together once more."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.second = Half(width), Half(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        whole: Tensor = torch.utils.checkpoint.checkpoint(self.both, x, use_reentrant=True)
-        return whole
-
-    def both(self, x: Tensor) -> Tensor:
-        x = torch.utils.checkpoint.checkpoint(self.first, x, use_reentrant=False)
-        again: Tensor = torch.utils.checkpoint.checkpoint(self.second, x, use_reentrant=False)
-        return again
-
-
-class Training:
-    """A model, its data, and its optimizer."""
-
-    def __init__(self, width: int, blocks: int, rows: int) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(*(Block(width) for _ in range(blocks)))
-        self.data = torch.randn(rows, width, requires_grad=True)
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
-
-    def step(self, ended: Callable[[], None]) -> float:
-        """One ordinary step, in ms of the processor; ``ended`` is what the loop calls behind it."""
-        began = time.thread_time()
-        self.model(self.data).square().mean().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        ended()
-        return 1e3 * (time.thread_time() - began)
 
 
 class Watched(AbstractContextManager[None]):
@@ -162,10 +114,6 @@ class Mode:
     name: str
     inside: AbstractContextManager[None]
     ended: Callable[[], None]
-
-
-def nothing() -> None:
-    """What a loop without us calls."""
 
 
 WITHOUT = Mode("without us", nullcontext(), nothing)
@@ -250,24 +198,6 @@ def calls() -> str:
     return "\n".join(lines)
 
 
-def compared(training: Training, rounds: int) -> str:
-    """What a step takes that is compared, as a multiple of a plain one: the median of so many."""
-    probe = Probe(Path.cwd())
-    probe.install()
-    probe.begin()
-    plain, seen = [], []
-    for _ in range(rounds):
-        plain.append(training.step(nothing))
-        probe.comparison.compare()
-        seen.append(training.step(nothing))
-        probe.comparison.compared()
-    probe.remove()
-    before, after = statistics.median(plain), statistics.median(seen)
-    return (
-        f"A compared step: {after:.1f} ms, {after / before:.2f} times a plain one ({before:.1f} ms)"
-    )
-
-
 def _step_us(recording: Recording) -> float:
     began = time.thread_time()
     for _ in range(_CALLS):
@@ -330,7 +260,7 @@ def main() -> None:
         f"{asked.rounds} pairs of blocks of {STEPS} steps a row"
     )
     print(calls())
-    print(f"\n{compared(training, _COMPARED)}")
+    print(f"\n{table()}")
     if asked.rounds:
         print(f"\n{report(measure(training, asked.rounds))}")
 

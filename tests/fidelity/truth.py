@@ -64,8 +64,8 @@ def measure(case: Case) -> Truth:
         gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
         found.append((gradients, dict(model.named_buffers())))
     (with_, buffers), (without, buffers_without) = found
-    apart = {name: _distance(grad, without[name]) for name, grad in with_.items()}
-    states = {name: _distance(one, buffers_without[name]) for name, one in buffers.items()}
+    apart = {name: distance(grad, without[name]) for name, grad in with_.items()}
+    states = {name: distance(one, buffers_without[name]) for name, one in buffers.items()}
     both = apart | states
     worst = max(both, key=lambda name: both[name]) if both else ""
     return Truth(
@@ -75,7 +75,8 @@ def measure(case: Case) -> Truth:
     )
 
 
-def _distance(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
+def distance(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    """Norm of the difference over the other's norm; infinite where one is missing."""
     if one is None or other is None:
         return 0.0 if one is other else float("inf")
     one, other = one.detach().double(), other.detach().double()

@@ -1,0 +1,35 @@
+"""No case of ``make accuracy`` is said to change its gradients but those that do."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.accuracy import GROUPS
+
+from tests.cases.case import Case
+from tests.fidelity.accuracy_cases import look_at
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+# Right ones of each kind, and all that are wrong: statistics, a counter, an input kept in half.
+SAMPLE = {
+    "n_in_r",
+    "selective_matmuls",
+    "conv_n",
+    "no_grad_part_r",
+    "half_kept",
+    "fsdp2_wrapper_n",
+}
+CASES = [case for group in GROUPS.values() for case in group]
+WRONG = {"conv_n", "conv_r", "conv_r_in_n", "no_grad_part_n", "no_grad_part_r", "half_kept"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=() if case.name in SAMPLE else pytest.mark.slow)
+        for case in CASES
+    ],
+)
+def test_what_is_said_is_what_the_gradients_say(case: Case) -> None:
+    found = look_at(case)
+    assert found.right, found
+    assert found.wrong == (case.name in WRONG), found
