@@ -160,12 +160,11 @@ def taken_out() -> Iterator[None]:
                 if value in originals:
                     changed.append((module, name, value))
                     setattr(module, name, originals[value])
-    applied = torch.utils.checkpoint.CheckpointFunction.apply
     torch.utils.checkpoint.CheckpointFunction.apply = _apply  # type: ignore[method-assign]
     try:
         yield
     finally:
-        torch.utils.checkpoint.CheckpointFunction.apply = applied  # type: ignore[method-assign]
+        del torch.utils.checkpoint.CheckpointFunction.apply  # inherited again
         for module, name, value in changed:
             setattr(module, name, value)
 

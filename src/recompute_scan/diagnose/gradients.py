@@ -1,4 +1,4 @@
-"""What recommended changes of a checkpoint do to gradients, in sentences that stand beside them."""
+"""What each recommended change of a checkpoint does to gradients, in sentences."""
 
 from __future__ import annotations
 
