@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from recompute_scan.fidelity.uses import (
     HandedTensors,
     see_what_is_handed,
 )
-from recompute_scan.fidelity.watch import NameOf, Thread, Watch, WatchedStep
+from recompute_scan.fidelity.watch import NameOf, Thread, Watch, WatchedStep, watched_already
 
 # What a run of a region is to be told when it returns: what it returns.
 Returned = Callable[[Any], None]
@@ -189,7 +189,7 @@ class RegionCall:
         runs = self._thread.runs
         runs.append(run)
         try:
-            with Watch(self._thread, self._name_of):
+            with nullcontext() if watched_already() else Watch(self._thread, self._name_of):
                 yield
         finally:
             runs.remove(run)

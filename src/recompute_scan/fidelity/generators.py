@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from isal import isal_zlib
+from msgspec import Struct
 
 from recompute_scan.fidelity.fingerprint import unseen
 
 OWN = "a generator of the script's own"
+# Of a Mersenne Twister, and how many of them are looked at.
+_WORDS, _SOME = 624, 8
 
 
 def generator_of(operator_kwargs: dict[str, Any], device: torch.device | None) -> tuple[Any, str]:
@@ -37,11 +42,43 @@ def state_of(generator: Any) -> int | None:
     return int(isal_zlib.crc32(unseen(generator.get_state).numpy()))
 
 
+class RandomDraw(Struct, frozen=True):
+    """An operator that drew random numbers: whose state, and what it was before."""
+
+    generator: str
+    before: int
+
+
+class Drawn:
+    """Sees whether an operator draws random numbers: its generator's state before and after."""
+
+    def __init__(self, arguments: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> None:
+        device = arguments[0].device if arguments else kwargs.get("device")
+        self._generator, self._name = generator_of(kwargs, device)
+        self._before = state_of(self._generator)
+
+    def outcome(self) -> RandomDraw | None:
+        """After the call: what was drawn, if anything."""
+        if self._before is None or state_of(self._generator) == self._before:
+            return None
+        return RandomDraw(self._name, self._before)
+
+
 def python_states() -> dict[str, int]:
-    """The same for ``random`` and, where the script uses it, ``numpy.random``."""
-    found = {"random": hash(random.getstate())}
-    numpy = sys.modules.get("numpy.random")
+    """A number for the state of ``random`` and, where the script uses it, of ``numpy.random``.
+
+    Both are Mersenne Twisters: 624 words that are drawn from one after the other and then all made
+    anew, so that the place and some words tell two states apart.
+    """
+    _, words, normal = random.getstate()
+    found = {"random": hash((words[_WORDS], words[:_SOME], normal))}
+    numpy = sys.modules.get("numpy.random.mtrand")
     if numpy is not None:
-        name, keys, place, *_ = numpy.get_state(legacy=True)
-        found["numpy.random"] = hash((name, keys.tobytes(), place))
+        generator = numpy._rand._bit_generator
+        if type(generator).__name__ == "MT19937":
+            # In its place: to ask for the state takes 50 times as long.
+            held = (ctypes.c_uint32 * (_WORDS + 1)).from_address(generator.ctypes.state_address)
+            found["numpy.random"] = hash((held[_WORDS], tuple(held[:_SOME])))
+        else:
+            found["numpy.random"] = hash(str(generator.state))
     return found

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from msgspec import Struct, field
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, in_one_piece, is_plain
-from recompute_scan.fidelity.generators import generator_of, state_of
+from recompute_scan.fidelity.elements import in_one_piece, is_plain
+from recompute_scan.fidelity.fingerprint import Fingerprint
+from recompute_scan.fidelity.generators import RandomDraw
 from recompute_scan.fidelity.operators import OperatorKind, results, storage_of, tensors
+from recompute_scan.fidelity.prints import Prints
 
 
 class Outside(Struct, frozen=True):
@@ -28,21 +30,6 @@ class Outside(Struct, frozen=True):
     print: Fingerprint | None
     needs_gradient: bool
     tensor_id: int
-
-
-class Keeping(Protocol):
-    """A run, as far as a tape knows it."""
-
-    @property
-    def keeps(self) -> bool:
-        """Whether later runs are compared with it."""
-
-
-class RandomDraw(Struct, frozen=True):
-    """An operator that drew random numbers: whose state, and what it was before."""
-
-    generator: str
-    before: int
 
 
 class TapeEntry(Struct, frozen=True):
@@ -71,39 +58,6 @@ class TapeEntry(Struct, frozen=True):
     node: int
     place: int
     sources: frozenset[int]
-
-
-class Prints:
-    """Fingerprints that are taken around one call, each once for all tapes.
-
-    Their tensors are held until the call has been noted, so that how far they are from the
-    forward's is worked out only where they are not the same.
-    """
-
-    def __init__(self, runs: Sequence[Keeping]) -> None:
-        """Args: the runs under way, some of which may have to keep what other runs compare with."""
-        self._keep = any(run.keeps for run in runs)
-        self._made: dict[int, Fingerprint | None] = {}
-
-    def of(self, tensor: torch.Tensor, known: Fingerprint | None = None) -> Fingerprint | None:
-        """The fingerprint of a tensor, which stays as it is until :meth:`let_go`.
-
-        Args:
-            tensor: Alive until then.
-            known: Its fingerprint, where a tape has it.
-        """
-        key = id(tensor)
-        if key in self._made:
-            return self._made[key]
-        print_ = known.held(tensor) if known is not None else fingerprint(tensor)
-        self._made[key] = print_
-        return print_
-
-    def let_go(self) -> None:
-        """The call has been noted."""
-        for print_ in self._made.values():
-            if print_ is not None:
-                print_.let_go(keep=self._keep)
 
 
 class _Memory(Struct):
@@ -192,6 +146,17 @@ class Tape(Struct):
         """The fingerprint of a tensor as it is now; ``None`` where part of it may be anything."""
         memory = self._memory_of(tensor)
         return None if memory is None or memory.open else _print_in(memory, tensor, prints)
+
+    def at_hand(self, tensor: torch.Tensor) -> Fingerprint | None:
+        """The same, without a look at its elements; ``None`` where it takes one.
+
+        Nobody sees this if the tensor is no subclass, and no function mode is on.
+        """
+        memory = self._memory.get(tensor.untyped_storage()._cdata)
+        if memory is None or memory.open:
+            return None
+        known = memory.prints.get(_within(tensor))
+        return known.in_shape(tensor.shape) if known is not None else None
 
     def is_outside(self, tensor: torch.Tensor) -> bool:
         """Whether no operator of the run has made or written it."""
@@ -304,18 +269,3 @@ def _print_in(memory: _Memory, tensor: torch.Tensor, prints: Prints) -> Fingerpr
 
 def _has_gradient(result: torch.Tensor) -> bool:
     return result.is_floating_point() or result.is_complex()
-
-
-class Drawn:
-    """Sees whether an operator draws random numbers: its generator's state before and after."""
-
-    def __init__(self, arguments: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> None:
-        device = arguments[0].device if arguments else kwargs.get("device")
-        self._generator, self._name = generator_of(kwargs, device)
-        self._before = state_of(self._generator)
-
-    def outcome(self) -> RandomDraw | None:
-        """After the call: what was drawn, if anything."""
-        if self._before is None or state_of(self._generator) == self._before:
-            return None
-        return RandomDraw(self._name, self._before)

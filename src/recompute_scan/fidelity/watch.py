@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from msgspec import Struct
@@ -18,21 +18,19 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.faithful import Operation
-from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, is_plain, unseen
+from recompute_scan.fidelity.elements import is_plain
+from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
+from recompute_scan.fidelity.generators import Drawn
 from recompute_scan.fidelity.operators import OperatorKind, kind_of, numbers, results, tensors
-from recompute_scan.fidelity.tape import (
-    Drawn,
-    Given,
-    Keeping,
-    OperatorCall,
-    Prints,
-    Tape,
-    TapeEntry,
-)
+from recompute_scan.fidelity.prints import Keeping, Prints
+from recompute_scan.fidelity.tape import Given, OperatorCall, Tape, TapeEntry
 
 # The number that the next autograd node of this thread will have.
 nodes_so_far: Callable[[], int] = torch._C._autograd._get_sequence_nr
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _APPLY = torch.autograd.Function.apply.__code__
+_T = TypeVar("_T")
 NameOf = Callable[[nn.Module], tuple[str, str]]
 
 
@@ -94,7 +92,7 @@ class _Before(Struct, frozen=True):
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """One of these is entered with each run, so that no other mode of the region hides a call."""
+    """Sees each call; entered with a run, unless :func:`watched_already`."""
 
     supports_higher_order_operators = True
 
@@ -118,16 +116,19 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind is None or not (kind.computes or kind.leaves_open):
             return func(*args, **named)
         here.inside = True
+        # Below a dispatch mode autograd is off; without subclasses and other modes nobody looks.
+        alone = not types and not _modes() and not _function_modes()
+        seen_by = _directly if alone else unseen
         try:
             before = None
             try:
-                before = unseen(self._look, kind, args, named, torch.is_grad_enabled())
+                before = seen_by(self._look, kind, args, named, torch.is_grad_enabled())
             except Exception as error:
                 self._fail(error)
             result = func(*args, **named)
             try:
                 if before is not None:
-                    unseen(self._note, func, before, args, named, result)
+                    seen_by(self._note, func, before, args, named, result)
             except Exception as error:
                 self._fail(error)
         finally:
@@ -182,6 +183,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """No run that is under way is compared any further."""
         for run in self._here.runs:
             run.failed(error)
+
+
+def watched_already() -> bool:
+    """Whether a call would come to a :class:`Watch` before any other mode, which could hide it."""
+    modes = _modes()
+    return modes > 0 and isinstance(torch._C._get_dispatch_stack_at(modes - 1), Watch)
+
+
+def _directly(function: Callable[..., _T], *args: Any) -> _T:
+    return function(*args)
 
 
 def called_at(operator: str, name_of: NameOf) -> Operation:

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from recompute_scan.faithful import Sampled, write_sampled
+from recompute_scan.fidelity.elements import plain_parts
 from recompute_scan.fidelity.fingerprint import fingerprint, unseen
+from recompute_scan.fidelity.sums import MOST, sums_of
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.module_names import plain_name, real_class_name, root_modules
 
@@ -58,7 +60,8 @@ def _buffers(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _one(name: str, tensor: torch.Tensor | None, *, is_buffer: bool = False) -> Sampled:
     seen = fingerprint(tensor) if tensor is not None else None
-    if seen is None or seen.sums is None:
+    parts = plain_parts(tensor) if tensor is not None else None
+    if seen is None or not parts:
         return Sampled(name, is_buffer)
-    values = tuple(seen.sums.values.double().tolist())
+    values = tuple(sums_of(parts[0], fewest=MOST).values)
     return Sampled(name, is_buffer, seen.bits, values, seen.rounding())

@@ -1,0 +1,88 @@
+"""Where a tensor's elements lie: the plain tensors that hold them, in pieces of a bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+# Elements that are looked at together, so that little memory is needed: on the CPU what its cache
+# holds, elsewhere what keeps it busy.
+_TOGETHER, _TOGETHER_ELSEWHERE = 2**18, 2**24
+_REAL = {
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+}
+_PLAIN = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)}
+
+
+def is_plain(value: torch.Tensor) -> bool:
+    """Whether a tensor is no subclass, so that a kernel can read it as it is."""
+    return type(value) in _PLAIN
+
+
+def plain_parts(value: torch.Tensor) -> list[torch.Tensor] | None:
+    """The plain tensors that hold a tensor's elements; ``None`` where they cannot be had."""
+    if is_plain(value):
+        if value.layout == torch.strided:
+            return [value]
+        if value.layout == torch.sparse_coo:
+            return [value._values(), value._indices()]
+        if value.layout == torch.sparse_csr:
+            return [value.values(), value.col_indices(), value.crow_indices()]
+        return None
+    if type(value).__name__ == "AsyncCollectiveTensor" or not hasattr(value, "__tensor_flatten__"):
+        return None
+    parts: list[torch.Tensor] = []
+    for name in value.__tensor_flatten__()[0]:
+        inner = plain_parts(getattr(value, name))
+        if inner is None:
+            return None
+        parts += inner
+    return parts
+
+
+def lies_ready(value: torch.Tensor) -> bool:
+    """Whether the tensor is its memory on the CPU, byte by byte, as most are."""
+    return (
+        is_plain(value)
+        and value.layout == torch.strided
+        and value.is_cpu
+        and value.dtype in _REAL
+        and value.is_contiguous()
+        and not value.is_neg()
+    )
+
+
+def in_one_piece(value: torch.Tensor) -> bool:
+    """Whether all is looked at together, whatever the shape."""
+    return value.numel() <= _TOGETHER and lies_ready(value)
+
+
+def flat_pieces(part: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor's elements in order, as they count, in flat pieces."""
+    part = part.detach()
+    if part.is_complex():
+        part = torch.view_as_real(part.resolve_conj())
+    elif part.is_neg():
+        part = part.resolve_neg()
+    return _pieces(part, _TOGETHER if part.device.type == "cpu" else _TOGETHER_ELSEWHERE)
+
+
+def _pieces(part: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
+    """A tensor's elements in order, in flat pieces that depend on its shape only."""
+    if part.numel() <= most:
+        yield part.contiguous().view(-1)
+        return
+    dim = next(dim for dim, size in enumerate(part.shape) if size > 1)
+    per = max(1, most * part.shape[dim] // part.numel())
+    for piece in torch.split(part, per, dim):
+        yield from _pieces(piece, most)

@@ -1,0 +1,51 @@
+"""Fingerprints of what one call gets and gives, each taken once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint
+
+
+class Keeping(Protocol):
+    """A run, as far as a tape knows it."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether later runs are compared with it."""
+
+
+class Prints:
+    """Fingerprints that are taken around one call, each once for all tapes.
+
+    Their tensors are held until the call has been noted, so that how far they are from the
+    forward's is worked out only where they are not the same.
+    """
+
+    def __init__(self, runs: Sequence[Keeping]) -> None:
+        """Args: the runs under way, some of which may have to keep what other runs compare with."""
+        self._keep = any(run.keeps for run in runs)
+        self._made: dict[int, Fingerprint | None] = {}
+
+    def of(self, tensor: torch.Tensor, known: Fingerprint | None = None) -> Fingerprint | None:
+        """The fingerprint of a tensor, which stays as it is until :meth:`let_go`.
+
+        Args:
+            tensor: Alive until then.
+            known: Its fingerprint, where a tape has it.
+        """
+        key = id(tensor)
+        if key in self._made:
+            return self._made[key]
+        print_ = known.held(tensor) if known is not None else fingerprint(tensor)
+        self._made[key] = print_
+        return print_
+
+    def let_go(self) -> None:
+        """The call has been noted."""
+        for print_ in self._made.values():
+            if print_ is not None:
+                print_.let_go(keep=self._keep)
