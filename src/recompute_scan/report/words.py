@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from recompute_scan.annotations import COMPILED
 from recompute_scan.frameworks.known import find_title
 from recompute_scan.result import Checkpoint, Cost, EvidenceLevel, Fix, Result, Verdict
 from recompute_scan.units import UNKNOWN, count, ms, size
@@ -111,7 +112,9 @@ def mechanism_words(checkpoint: Checkpoint) -> str:
 
 
 def variant_words(checkpoint: Checkpoint) -> str:
-    """``reentrant``, ``non-reentrant`` or that it is not known."""
+    """``reentrant``, ``non-reentrant``, ``compiled`` or that it is not known."""
+    if COMPILED in checkpoint.options:
+        return COMPILED
     return checkpoint.variant or "variant not known"
 
 
