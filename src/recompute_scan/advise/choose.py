@@ -35,9 +35,9 @@ def advise_removal(
 ) -> Fix | None:
     """The fix for a block with two or more checkpoints; ``None`` where fewer are known.
 
-    One inside compiled code stays, or else the mechanism that costs least; of two of like worth the non-reentrant one, which checks
-    what it recomputes and stops early. Switching one to another variant is never advised:
-    reentrant hides faults, and both still run.
+    One inside compiled code stays, or else the mechanism that costs least; of two of like worth
+    the non-reentrant one, which checks what it recomputes and stops early. Switching one to
+    another variant is never advised: reentrant hides faults, and both still run.
 
     Args:
         checkpoints: All checkpoints around the block, outermost first.
