@@ -32,7 +32,8 @@ from recompute_scan.fidelity.tape import (
 
 # The number that the next autograd node of this thread will have.
 nodes_so_far: Callable[[], int] = torch._C._autograd._get_sequence_nr
-_APPLY = torch.autograd.Function.apply.__code__
+# From torch 2.14 on it is no Python code.
+_APPLY = getattr(torch.autograd.Function.apply, "__code__", None)
 NameOf = Callable[[nn.Module], tuple[str, str]]
 
 
@@ -211,10 +212,18 @@ def _in_own_function() -> bool:
     while frame is not None and _package(frame) == "recompute_scan":
         frame = frame.f_back
     while frame is not None and _package(frame) != "recompute_scan":
-        if frame.f_code is _APPLY:
+        if frame.f_code is _APPLY or (_APPLY is None and _has_context(frame)):
             return True
         frame = frame.f_back
     return False
+
+
+def _has_context(frame: FrameType) -> bool:
+    """Is it a ``forward`` that gets an autograd function's context?"""
+    code = frame.f_code
+    if code.co_name != "forward" or not code.co_argcount:
+        return False
+    return isinstance(frame.f_locals.get(code.co_varnames[0]), torch.autograd.function.FunctionCtx)
 
 
 def _package(frame: FrameType) -> str:
