@@ -18,7 +18,8 @@ _CHECKPOINT = ("torch/utils/checkpoint.py", "checkpoint")
 # Its decorator, which keeps the compiler out of it: nothing else that has one calls models.
 _DISABLED = ("torch/_compile.py", "inner")
 _DISABLES = ("torch/_dynamo/eval_frame.py", "_fn")
-_APPLIED = ("torch/autograd/function.py", "apply")
+# What the reentrant variant calls: `apply` is no Python code from torch 2.14 on.
+_REENTRANT = ("torch/autograd/function.py", "apply"), ("torch/utils/checkpoint.py", "forward")
 _BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
 
 
@@ -63,7 +64,8 @@ def _around(stack: Sequence[CompileFrame]) -> tuple[Checkpoint, ...]:
         if inside and not _is(inside[0], _CHECKPOINT):
             continue
         asked = stack[place - 1]
-        variant: Variant = "reentrant" if any(_is(o, _APPLIED) for o in inside) else "non-reentrant"
+        entered = any(_is(one, place) for one in inside for place in _REENTRANT)
+        variant: Variant = "reentrant" if entered else "non-reentrant"
         found.append(
             Checkpoint(
                 depth=len(found),
