@@ -31,6 +31,8 @@ _TANGENT = "tangents"
 
 # Of these a recompute costs what it cost before; anything else is fused with what needs it.
 PRODUCTS = frozenset("mm addmm bmm baddbmm _scaled_mm _grouped_mm addbmm".split())
+# What the compiler makes kernels of. Of anything else it calls the kernel that is there.
+_FUSED = frozenset({"aten", "prims", "rngprims"})
 _COSTLY = re.compile(r".*(attention|convolution|conv\d)")
 
 
@@ -40,6 +42,14 @@ def is_costly(operator: str) -> bool:
     """
     forward = "backward" not in operator
     return forward and (operator in PRODUCTS or bool(_COSTLY.match(operator)))
+
+
+def has_price(node: PrintedNode) -> bool:
+    """Does a recompute of it cost something: costly work, or an operator of a library or of the
+    project, which the compiler fuses with nothing?
+    """
+    space = node.target.partition(".")[0]
+    return is_costly(node.operator) or ("." in node.target and space not in _FUSED)
 
 
 class Repeats(Struct, frozen=True):
