@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from recompute_scan.compiled.outside import checkpoints_around
 from recompute_scan.compiled.partitions import graph_breaks, read_partitions
 from recompute_scan.compiled.printed_graph import PrintedNode, parse_graph
 from recompute_scan.compiled.repeated import find_repeats, has_price
@@ -192,3 +195,35 @@ def test_only_what_the_compiler_fuses_is_free() -> None:
     assert all(has_price(node(one)) for one in priced)
     free = "aten.gelu.default", "prims.convert_element_type.default"
     assert not any(has_price(node(one)) for one in free)
+
+
+@pytest.mark.parametrize(
+    "reentrant",
+    [
+        [("torch/autograd/function.py", "apply"), ("torch/utils/checkpoint.py", "forward")],
+        # torch 2.14: `apply` is no Python code.
+        [
+            ("torch/utils/checkpoint.py", "_checkpoint_impl"),
+            ("torch/utils/checkpoint.py", "forward"),
+        ],
+    ],
+)
+def test_the_variant_of_a_checkpoint_around_compiled_code_is_on_its_stack(
+    reentrant: list[tuple[str, str]],
+) -> None:
+    called = [
+        ("torch/_compile.py", "inner"),
+        ("torch/_dynamo/eval_frame.py", "_fn"),
+        ("torch/utils/checkpoint.py", "checkpoint"),
+    ]
+    module = ("torch/nn/modules/module.py", "_call_impl")
+    frames = [("train.py", "step"), *called, ("model.py", "forward"), module]
+    frames += [("model.py", "layer"), *called, *reentrant, module, ("model.py", "forward")]
+    stack = [
+        {"filename": file, "name": name, "line": number}
+        for number, (file, name) in enumerate(frames)
+    ]
+    fields = {"dynamo_start": {"stack": stack}, "frame_id": 0, "frame_compile_id": 0}
+    around = checkpoints_around(read_records(write_record(fields, "").split("\n")))["0/0"]
+    assert [one.variant for one in around] == ["non-reentrant", "reentrant"]
+    assert [one.call_site for one in around] == ["train.py:0", "model.py:6"]
