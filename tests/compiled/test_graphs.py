@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from recompute_scan.analysis.compiler_logs import logs_alone
 from recompute_scan.compiled.outside import checkpoints_around
 from recompute_scan.compiled.partitions import graph_breaks, read_partitions
 from recompute_scan.compiled.printed_graph import PrintedNode, parse_graph
 from recompute_scan.compiled.repeated import find_repeats, has_price
 from recompute_scan.compiled.structured import read_records, write_record
 from recompute_scan.compiled.text_log import read_text_log
+from recompute_scan.trace import Limits
 
 _FORWARD = """
 class GraphModule(torch.nn.Module):
@@ -227,3 +231,9 @@ def test_the_variant_of_a_checkpoint_around_compiled_code_is_on_its_stack(
     around = checkpoints_around(read_records(write_record(fields, "").split("\n")))["0/0"]
     assert [one.variant for one in around] == ["non-reentrant", "reentrant"]
     assert [one.call_site for one in around] == ["train.py:0", "model.py:6"]
+
+
+def test_a_log_is_of_the_rank_that_its_name_tells(tmp_path: Path) -> None:
+    for name in ("rank_0_6u3fubwl", "rank_12", "rank_3_a"):
+        (tmp_path / f"dedicated_log_torch_trace_{name}.log").write_text(_log())
+    assert [log.rank for log in logs_alone(tmp_path, Limits())] == [0, 3, 12]
