@@ -7,8 +7,8 @@
 Each row of the table is one version, each column what was run under it: the examples alone and
 in two processes, the order of a widely used recipe (``tests/versions/finetuning.py``),
 ``record()``, the callback for Hugging Face's Trainer, the losses with and without ``run``, those of
-a step that is compiled, too, ``--verify``, and the cases of ``benchmarks/accuracy.py``, marked and
-unmarked. Ends with 1 where one is not right.
+a step that is compiled, too, layers compiled with their checkpoint (``graphs``), ``--verify``, and
+the cases of ``benchmarks/accuracy.py``, marked and unmarked. Ends with 1 where one is not right.
 
 One environment is on the disk at a time: five to seven gigabytes up to torch 2.10, whose wheels
 bring CUDA's libraries and run on a CPU too. What each check said is kept in
@@ -145,6 +145,23 @@ def verified(environment: Environment, folder: str) -> tuple[bool, str]:
     return measured.get("losses_equal") is True, f"{measured.get('outcome')}\n{ran.output}"
 
 
+def graphs(*arguments: str) -> Check:
+    """What the compiler recomputes is told, or before torch 2.10 that it is not, and since when."""
+    expected = "doubled" if arguments else "full"
+
+    def check(environment: Environment, folder: str) -> tuple[bool, str]:
+        major, minor, *_ = _about(environment)["torch"].split(".")
+        if (int(major), int(minor)) >= GRAPHS_NAME_CHECKPOINTS:
+            return recorded(LAYERS, arguments, expected)(environment, folder)
+        command = [environment.python, *TOOL, "-o", "out", str(LAYERS), *arguments]
+        ran = environment.run(command, folder=folder)
+        result = _result(environment.scratch / folder / "out")
+        told = result.get("verdict") == "inconclusive" and "torch 2.10" in ran.output
+        return told and ran.status == 0, f"{result.get('reason')}\n{ran.output}"
+
+    return check
+
+
 def accuracy(evidence: str) -> Check:
     """Every core and distributed case, and each answer right."""
 
@@ -165,6 +182,8 @@ DOUBLED, REPAIRED = (
 )
 PLAIN = ROOT / "examples" / "plain_pytorch.py"
 RECIPE = SCRIPTS / "finetuning.py"
+LAYERS = SCRIPTS / "compiled_layers.py"
+GRAPHS_NAME_CHECKPOINTS = (2, 10)
 # As the loop prints them, and the scripts beside it.
 LOSSES = re.compile(r"loss |-?0x")
 CHECKS: dict[str, Check] = {
@@ -179,6 +198,8 @@ CHECKS: dict[str, Check] = {
     "callback": prints([str(SCRIPTS / "trainer.py"), "out"], "doubled"),
     "losses": same_losses(SCRIPTS / "loop.py"),
     "compiled": same_losses(ROOT / "tests" / "record" / "scripts" / "compiled_steps.py"),
+    "graphs": graphs(),
+    "graphs twice": graphs("--twice"),
     "verify": verified,
     "unmarked": accuracy("autograd"),
     "marked": accuracy("annotated"),

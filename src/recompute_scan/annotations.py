@@ -30,6 +30,8 @@ LONGEST_NAME = 4096
 EARLY_STOP_OFF = "early-stop-off"
 SELECTIVE = "selective"
 COUNTS_RUNS = "counts-runs"
+# Of a checkpoint inside compiled code, which no annotation has: its graph tells.
+COMPILED = "compiled"
 OPTIONS = (EARLY_STOP_OFF, SELECTIVE, COUNTS_RUNS)
 
 

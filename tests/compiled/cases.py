@@ -6,6 +6,7 @@ ran again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -320,6 +321,32 @@ def keeping_nothing_random(call: Any) -> Any:
     return under(call, context_fn=lambda: create_selective_checkpoint_contexts(policy))
 
 
+def as_torchtitan(call: Any) -> Any:
+    """A checkpoint that keeps attention and every second product, to the end of its block."""
+
+    def contexts() -> Any:
+        met: Counter[bool] = Counter()
+
+        def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            keep = "scaled_dot_product" in str(operator)
+            if operator in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+                met[context.is_recompute] += 1
+                keep = met[context.is_recompute] % 2 == 1
+            return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(policy)
+
+    return under(call, context_fn=contexts, early_stop=False)
+
+
+class Dropping(Block):
+    """A layer that ends with a dropout, whose mask is all that gradients ask for there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + functional.dropout(self.down(functional.gelu(self.up(self.norm(x)))))
+        return result
+
+
 class Averaging(torch.autograd.Function):
     """An autograd function of the script's own."""
 
@@ -424,6 +451,25 @@ _FORMS = (
         "partial",
         stacked(keeping_nothing_random, kind=Attending, whole=(COMPILE,)),
         plainly(Attending),
+    ),
+    Case(
+        "as torchtitan, each layer",
+        "partial",
+        stacked(as_torchtitan, COMPILE, kind=Attending),
+        plainly(Attending),
+    ),
+    Case(
+        "as torchtitan, checkpoint around each",
+        "doubled",
+        stacked(as_torchtitan, COMPILE, once, kind=Attending),
+        plainly(Attending),
+    ),
+    Case(
+        "dropout last, checkpoints in the model",
+        "full",
+        stacked(once, kind=Dropping, whole=(COMPILE,)),
+        plainly(Dropping),
+        backend="inductor",
     ),
     Case("attention, model", "none", stacked(kind=Attending, whole=(COMPILE,)), plainly(Attending)),
     Case(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from recompute_scan.analysis.compiler_logs import logs_alone
+from recompute_scan.compiled.outside import checkpoints_around
 from recompute_scan.compiled.partitions import graph_breaks, read_partitions
-from recompute_scan.compiled.printed_graph import parse_graph
-from recompute_scan.compiled.repeated import find_repeats
+from recompute_scan.compiled.printed_graph import PrintedNode, parse_graph
+from recompute_scan.compiled.repeated import find_repeats, has_price
 from recompute_scan.compiled.structured import read_records, write_record
 from recompute_scan.compiled.text_log import read_text_log
+from recompute_scan.trace import Limits
 
 _FORWARD = """
 class GraphModule(torch.nn.Module):
@@ -150,3 +157,83 @@ def test_lines_of_several_ranks_and_processes_are_told_apart() -> None:
         found = read_text_log([line for pair in pairs for line in pair])
         assert len(found) == 2
         assert all(len(read_partitions(records)["0/0"]) == 1 for records in found.values())
+
+
+def test_what_no_gradient_asks_for_comes_last_of_its_checkpoint() -> None:
+    # The mask is drawn again from its seed, so that nobody asks for the product before it.
+    forward = """
+class GraphModule(torch.nn.Module):
+    def forward(self, x: "f32[4, 8]", w: "f32[8, 8]", seed: "i64[]"):
+        # ac_graph_id: 1 - PREFER_RECOMPUTE File: /a.py:6 in f, code: f(x)
+        sin: "f32[4, 8]" = torch.ops.aten.sin.default(x)
+        mm: "f32[4, 8]" = torch.ops.aten.mm.default(sin, w)
+        # ac_graph_id: 1 - PREFER_RECOMPUTE File: /a.py:7 in f, code: f(x)
+        mask: "f32[4, 8]" = torch.ops.prims.inductor_random.default([4, 8], seed, 'rand')
+        mul: "f32[4, 8]" = torch.ops.aten.mul.Tensor(mm, mask)
+        return (mul, x, seed)
+"""
+    backward = """
+class GraphModule(torch.nn.Module):
+    def forward(self, x: "f32[4, 8]", w: "f32[8, 8]", seed: "i64[]", tangents_1: "f32[4, 8]"):
+        sin: "f32[4, 8]" = torch.ops.aten.sin.default(x)
+        mask: "f32[4, 8]" = torch.ops.prims.inductor_random.default([4, 8], seed, 'rand')
+        mul: "f32[4, 8]" = torch.ops.aten.mul.Tensor(tangents_1, mask)
+        mm: "f32[4, 8]" = torch.ops.aten.mm.default(sin, mul)
+        return (mm, None)
+"""
+
+    def order(backward: str) -> list[str]:
+        return [node.name for node in find_repeats(*map(parse_graph, (forward, backward))).nodes]
+
+    assert order(backward) == ["sin", "mask", "mm", "mul"]
+    # A result that is kept for the same checkpoint's own recompute is asked for.
+    keeping = backward.replace('seed: "i64[]"', 'seed: "i64[]", mm: "f32[4, 8]"')
+    assert order(keeping) == ["sin", "mm", "mask", "mul"]
+
+
+def test_only_what_the_compiler_fuses_is_free() -> None:
+    def node(target: str) -> PrintedNode:
+        return PrintedNode("a", target, (), "", "f32[4]", None, None)
+
+    priced = "aten.mm.default", "mine.mix.default", "higher_order.flex_attention"
+    assert all(has_price(node(one)) for one in priced)
+    free = "aten.gelu.default", "prims.convert_element_type.default"
+    assert not any(has_price(node(one)) for one in free)
+
+
+@pytest.mark.parametrize(
+    "reentrant",
+    [
+        [("torch/autograd/function.py", "apply"), ("torch/utils/checkpoint.py", "forward")],
+        # torch 2.14: `apply` is no Python code.
+        [
+            ("torch/utils/checkpoint.py", "_checkpoint_impl"),
+            ("torch/utils/checkpoint.py", "forward"),
+        ],
+    ],
+)
+def test_the_variant_of_a_checkpoint_around_compiled_code_is_on_its_stack(
+    reentrant: list[tuple[str, str]],
+) -> None:
+    called = [
+        ("torch/_compile.py", "inner"),
+        ("torch/_dynamo/eval_frame.py", "_fn"),
+        ("torch/utils/checkpoint.py", "checkpoint"),
+    ]
+    module = ("torch/nn/modules/module.py", "_call_impl")
+    frames = [("train.py", "step"), *called, ("model.py", "forward"), module]
+    frames += [("model.py", "layer"), *called, *reentrant, module, ("model.py", "forward")]
+    stack = [
+        {"filename": file, "name": name, "line": number}
+        for number, (file, name) in enumerate(frames)
+    ]
+    fields = {"dynamo_start": {"stack": stack}, "frame_id": 0, "frame_compile_id": 0}
+    around = checkpoints_around(read_records(write_record(fields, "").split("\n")))["0/0"]
+    assert [one.variant for one in around] == ["non-reentrant", "reentrant"]
+    assert [one.call_site for one in around] == ["train.py:0", "model.py:6"]
+
+
+def test_a_log_is_of_the_rank_that_its_name_tells(tmp_path: Path) -> None:
+    for name in ("rank_0_6u3fubwl", "rank_12", "rank_3_a"):
+        (tmp_path / f"dedicated_log_torch_trace_{name}.log").write_text(_log())
+    assert [log.rank for log in logs_alone(tmp_path, Limits())] == [0, 3, 12]

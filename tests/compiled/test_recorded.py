@@ -13,9 +13,10 @@ import pytest
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.record.compiled_graphs import CompiledGraphs
 from recompute_scan.record.guard import Guard
-from recompute_scan.result import Result
+from recompute_scan.result import Result, from_json
 from recompute_scan.run_info import compiled_name
 
+_LAYERS = Path(__file__).parents[1] / "versions" / "compiled_layers.py"
 _SCRIPT = """
 import torch
 from torch import nn
@@ -41,6 +42,11 @@ def _kept(result: Result) -> tuple[object, ...]:
     return result.verdict, result.recompute_per_backward, regions, result.compiled
 
 
+def _graphs(result: Result) -> list[tuple[object, ...]]:
+    graphs = result.compiled.graphs if result.compiled else ()
+    return [(one.name, one.operators, one.recomputes, one.checkpoints) for one in graphs]
+
+
 @pytest.mark.slow
 def test_a_run_and_torchs_own_log_give_one_answer(tmp_path: Path) -> None:
     script, out, log = tmp_path / "train.py", tmp_path / "out", tmp_path / "log"
@@ -64,6 +70,12 @@ def test_a_run_and_torchs_own_log_give_one_answer(tmp_path: Path) -> None:
     own.rename(out / own.name)
     by_torch = analyse([out])
     assert _kept(by_torch) == _kept(by_run)
+    # The folder alone that ``TORCH_TRACE`` named.
+    log.mkdir(exist_ok=True)
+    (log / own.name).write_bytes((out / own.name).read_bytes())
+    alone = analyse([log])
+    assert _kept(alone)[:2] == _kept(by_run)[:2]
+    assert _graphs(alone) == _graphs(by_run)
     (out / own.name).unlink()
     assert analyse([out]).compiled is None
 
@@ -99,3 +111,21 @@ def test_what_fails_here_stays_here(tmp_path: Path) -> None:
     graphs.write()
     assert guard.failure is None
     assert len(guard.left_out) == 2
+
+
+@pytest.mark.slow
+def test_the_fix_is_tried_before_anything_is_compiled(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "recompute_scan", "run", "--steps", "2", "--timing-steps"]
+    command += ["3", "--warmup", "2", "--verify", "-o", str(tmp_path), str(_LAYERS), "--twice"]
+    subprocess.run(command, capture_output=True, text=True, check=True)
+    result = analyse([tmp_path])
+    assert (result.verdict, result.recompute_per_backward) == ("doubled", 2.0)
+    verified = from_json((tmp_path / "result.json").read_bytes()).verified
+    assert verified is not None
+    assert verified.after is not None
+    assert verified.after.recompute_per_backward == 1.0
+    assert verified.losses_equal
+    assert [one.options for one in verified.removed] == [()]  # the one around compiled code
+    for gradients in (verified.gradients, verified.gradients_with_fix):
+        assert gradients is not None
+        assert gradients.status in ("equal", "rounding")

@@ -62,7 +62,11 @@ class Operators(TorchDispatchMode):
         if name not in VIEWS and not name.endswith("backward"):
             self.counts[self.backward][name] += 1
         if self.backward and name in PRODUCTS:
-            storages = [one.untyped_storage().data_ptr() for one in args if type(one) is Tensor]
+            storages = [
+                one.untyped_storage().data_ptr()
+                for one in args
+                if type(one) in (Tensor, nn.Parameter)
+            ]
             self.modules.update({self._of[one] for one in storages if one in self._of})
         return function(*args, **(kwargs or {}))
 

@@ -528,3 +528,11 @@ def test_fewer_layers_in_the_words_of_the_version(version: str, says: str) -> No
     stack = (checkpoint(0, "hf-gradient-checkpointing"),)
     run = RunFacts({"transformers": version})
     assert says in advise_fewer(stack, "layers.0", False, run).summary
+
+
+def test_the_checkpoint_inside_compiled_code_stays() -> None:
+    outer = Checkpoint(0, "non-reentrant", "torch-checkpoint", "train.py:9")
+    inner = Checkpoint(1, None, "torch-checkpoint", "model.py:4", options=("compiled",))
+    fix = advise_removal((outer, inner), {})
+    assert fix is not None
+    assert fix.removes == outer

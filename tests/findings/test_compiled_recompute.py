@@ -8,11 +8,13 @@ import torch._functorch.config
 from msgspec.structs import replace
 
 from recompute_scan.analysis.confidence import confidence
+from recompute_scan.analysis.without_trace import bare_result
 from recompute_scan.findings.base import NotApplicable
 from recompute_scan.findings.compiled_recompute import check
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.regions import list_regions
+from recompute_scan.report.commands import how_to_record
 from recompute_scan.result import Finding
 from recompute_scan.trace.kineto.parse import parse
 from tests.recompute.attention_traces import Layout, each_layer, recorded
@@ -147,3 +149,23 @@ def test_below_one_the_compiler_draws_another_mask(budget: float, same: bool) ->
     torch._dynamo.reset()
     assert x.grad is not None
     assert torch.equal(x.grad == 0, out == 1) is same  # cos(0) where the mask is off
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"torch_compile": "used", "torch": "2.6.0+cu124"}, "torch 2.10 or newer"),
+        ({"torch_compile": "used", "torch": "2.14.1"}, "logging.disable()"),
+        ({}, "This keeps them"),
+    ],
+)
+def test_what_to_record_says_why_the_graphs_do_not_tell(
+    environment: dict[str, str], said: str
+) -> None:
+    reason = "The backward pass is compiled: nobody knows."
+    result = bare_result(reason, "", environment=environment)
+    advice = how_to_record(result)
+    assert said in advice.why
+    assert ("TORCH_COMPILE_DISABLE" in advice.command) is bool(environment)
+    other = how_to_record(replace(result, reason="The trace holds no backward pass."))
+    assert "TORCH_COMPILE_DISABLE" not in other.command

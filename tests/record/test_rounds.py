@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
+from torch import nn
 
 from recompute_scan.record.run_options import RunOptions
+from recompute_scan.record.verify import gradients
 from recompute_scan.record.verify import rounds as module
 from recompute_scan.result import Result
 from recompute_scan.run_info import write_run_info
@@ -153,3 +156,16 @@ def test_six_rounds_are_the_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert len(started) == 12
     assert result.verified is not None
     assert result.verified.outcome == "unclear"
+
+
+def test_models_of_one_class_have_a_name_each() -> None:
+    class Twin(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+    pair = [Twin(), Twin()]
+    for twin in pair:
+        twin.inner(torch.ones(2)).sum().backward()
+    names = [one.name for one in gradients._sampled() if "Twin.inner.weight" in one.name]
+    assert names == ["Twin.inner.weight", "Twin.inner.weight (2)"]

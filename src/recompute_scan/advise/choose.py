@@ -14,7 +14,7 @@ from recompute_scan.advise.wording import (
     title_of,
     why_no_diff,
 )
-from recompute_scan.annotations import COUNTS_RUNS, EARLY_STOP_OFF
+from recompute_scan.annotations import COMPILED, COUNTS_RUNS, EARLY_STOP_OFF
 from recompute_scan.frameworks.mechanism import Mechanism
 from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.run_info import Source
@@ -35,9 +35,9 @@ def advise_removal(
 ) -> Fix | None:
     """The fix for a block with two or more checkpoints; ``None`` where fewer are known.
 
-    The mechanism that costs least stays; of two of like worth the non-reentrant one, which checks
-    what it recomputes and stops early. Switching one to another variant is never advised:
-    reentrant hides faults, and both still run.
+    One inside compiled code stays, or else the mechanism that costs least; of two of like worth
+    the non-reentrant one, which checks what it recomputes and stops early. Switching one to
+    another variant is never advised: reentrant hides faults, and both still run.
 
     Args:
         checkpoints: All checkpoints around the block, outermost first.
@@ -79,9 +79,10 @@ def keep_and_drop(
 ) -> tuple[Checkpoint, Checkpoint]:
     """Of two or more checkpoints the one to keep, and the first to take out."""
 
-    def preference(checkpoint: Checkpoint) -> tuple[bool, int, bool, int]:
+    def preference(checkpoint: Checkpoint) -> tuple[bool, bool, int, bool, int]:
         return (
             switch_of(checkpoint) in alone,
+            COMPILED in checkpoint.options,
             _worth(checkpoint, checkpoints, sharded),
             checkpoint.variant == "non-reentrant",
             -checkpoint.depth,
@@ -201,6 +202,8 @@ def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) ->
     reasons = []
     if _fits_fsdp(kept, checkpoints, run.sharded):
         reasons.append("inside the FSDP unit its recompute needs no second all-gather")
+    if COMPILED in kept.options:
+        reasons.append("the compiler makes its recompute a part of the backward graph")
     if kept.variant == "non-reentrant" and any(c.variant == "reentrant" for c in checkpoints):
         early = "" if EARLY_STOP_OFF in kept.options else " and stops early"
         reasons.append(f"being non-reentrant it checks the recomputed tensors{early}")

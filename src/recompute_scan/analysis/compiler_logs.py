@@ -23,7 +23,7 @@ from recompute_scan.run_info import compiled_name
 from recompute_scan.trace import Address, Limits
 
 _OWN = re.compile(r"compiled-rank(\d{1,6})\.log$")
-_TORCHS = re.compile(r"dedicated_log_torch_trace_(?:rank_(\d{1,6})_)?\w+\.log$")
+_TORCHS = re.compile(r"dedicated_log_torch_trace_(?:rank_(\d{1,6})(?=[_.]))?\w*\.log$")
 # tlparse copies the log whole; of several ranks each has a folder.
 _TLPARSE = "raw.log"
 _TLPARSE_RANK = re.compile(r"rank_?(\d{1,6})$")

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.annotations import COMPILED
 from recompute_scan.compiled.partitions import CompiledSite, Partition
 from recompute_scan.frameworks.known import recognise
 from recompute_scan.model import Calls
@@ -230,10 +231,10 @@ def checkpoints_in(graphs: Parts, begin: int) -> list[Span]:
 
 def _checkpoint(site: CompiledSite | None) -> Checkpoint:
     """A compiled checkpoint: the compiler makes no difference between the variants."""
+    told = Checkpoint(depth=0, variant=None, options=(COMPILED,))
     if site is None:
-        return Checkpoint(depth=0, variant=None)
-    mechanism = recognise(site.place).name
-    return Checkpoint(depth=0, variant=None, mechanism=mechanism, call_site=site.line)
+        return told
+    return replace(told, mechanism=recognise(site.place).name, call_site=site.line)
 
 
 def _only(sites: tuple[CompiledSite, ...]) -> CompiledSite | None:

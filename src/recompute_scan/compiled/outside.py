@@ -8,7 +8,7 @@ function among them are checkpoints around it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from recompute_scan.compiled.structured import CompileFrame, Record
 from recompute_scan.frameworks.known import recognise
@@ -18,7 +18,9 @@ _CHECKPOINT = ("torch/utils/checkpoint.py", "checkpoint")
 # Its decorator, which keeps the compiler out of it: nothing else that has one calls models.
 _DISABLED = ("torch/_compile.py", "inner")
 _DISABLES = ("torch/_dynamo/eval_frame.py", "_fn")
-_APPLIED = ("torch/autograd/function.py", "apply")
+# What the reentrant variant calls: `apply` is no Python code from torch 2.14 on.
+_REENTRANT = ("torch/autograd/function.py", "apply"), ("torch/utils/checkpoint.py", "forward")
+_FILES = tuple(file for file, _ in _REENTRANT)
 _BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
 
 
@@ -59,11 +61,13 @@ def _around(stack: Sequence[CompileFrame]) -> tuple[Checkpoint, ...]:
         if not _is(frame, _DISABLED) or not place:
             continue
         # The code's own frame is the last; torch leaves frames between out where they are few.
-        inside = [one for one in stack[place + 1 : -1] if not _is(one, _DISABLES)][:2]
+        inside = [one for one in stack[place + 1 : -1] if not _is(one, _DISABLES)]
         if inside and not _is(inside[0], _CHECKPOINT):
             continue
         asked = stack[place - 1]
-        variant: Variant = "reentrant" if any(_is(o, _APPLIED) for o in inside) else "non-reentrant"
+        torchs = takewhile(lambda one: one.file.endswith(_FILES), inside)
+        entered = any(_is(one, where) for one in torchs for where in _REENTRANT)
+        variant: Variant = "reentrant" if entered else "non-reentrant"
         found.append(
             Checkpoint(
                 depth=len(found),

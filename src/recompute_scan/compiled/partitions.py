@@ -11,7 +11,7 @@ from math import prod
 from msgspec import Struct
 
 from recompute_scan.compiled.printed_graph import PrintedNode, bytes_of, parse_graph, shape_of
-from recompute_scan.compiled.repeated import PRODUCTS, Repeats, find_repeats, is_costly
+from recompute_scan.compiled.repeated import PRODUCTS, Repeats, find_repeats, has_price, is_costly
 from recompute_scan.compiled.structured import BREAK, CONFIG, Record
 
 _BUDGET = re.compile(r'"activation_memory_budget": ([\d.]{1,8})')
@@ -83,7 +83,7 @@ class Partition(Struct, frozen=True, dict=True):
     def asked(self) -> tuple[int, ...]:
         """How often each operator runs again for a checkpoint's sake, or at a price."""
         return tuple(
-            times if node.group is not None or is_costly(node.operator) else 0
+            times if node.group is not None or has_price(node) else 0
             for node, times in zip(self.repeats.nodes, self.repeats.times, strict=True)
         )
 

@@ -8,7 +8,7 @@ did already, runs again.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 
 from msgspec import Struct
 
@@ -31,6 +31,8 @@ _TANGENT = "tangents"
 
 # Of these a recompute costs what it cost before; anything else is fused with what needs it.
 PRODUCTS = frozenset("mm addmm bmm baddbmm _scaled_mm _grouped_mm addbmm".split())
+# What the compiler makes kernels of. Of anything else it calls the kernel that is there.
+_FUSED = frozenset({"aten", "prims", "rngprims"})
 _COSTLY = re.compile(r".*(attention|convolution|conv\d)")
 
 
@@ -42,11 +44,20 @@ def is_costly(operator: str) -> bool:
     return forward and (operator in PRODUCTS or bool(_COSTLY.match(operator)))
 
 
+def has_price(node: PrintedNode) -> bool:
+    """Does a recompute of it cost something: costly work, or an operator of a library or of the
+    project, which the compiler fuses with nothing?
+    """
+    space = node.target.partition(".")[0]
+    return is_costly(node.operator) or ("." in node.target and space not in _FUSED)
+
+
 class Repeats(Struct, frozen=True):
     """The operators of a forward graph with what its backward graph makes of them.
 
     Attributes:
-        nodes: The operators that do work, in order; views are none.
+        nodes: The operators that do work, in order; views are none. What a checkpoint's recompute
+            leaves out because no gradient asks for it comes last of that checkpoint's.
         times: For each: how often the backward graph runs it.
         saved_bytes: Bytes that the forward pass keeps for the backward pass, inputs left out.
         gradients: Operators of the backward graph that work with gradients, by name.
@@ -82,10 +93,12 @@ def find_repeats(forward: PrintedGraph, backward: PrintedGraph) -> Repeats:
             again[seen[node.name]] += 1
             if is_costly(node.operator) and seen[node.name] not in known:
                 strange.append(node.operator)
-    nodes = tuple(node for node in forward.nodes if does_work(node))
+    working = [node for node in forward.nodes if does_work(node)]
     # Of the same work done twice in the forward pass one recompute serves both.
-    same = Counter(values[node.name] for node in nodes)
+    same = Counter(values[node.name] for node in working)
     kept = [name for name in backward.inputs if name in values and name not in forward.inputs]
+    ran = {node.name for node in working if again[values[node.name]]}
+    nodes = _unasked_last(working, _asked_for(forward, ran | set(kept), ran))
     return Repeats(
         nodes=nodes,
         times=tuple(-(-again[values[node.name]] // same[values[node.name]]) for node in nodes),
@@ -95,6 +108,37 @@ def find_repeats(forward: PrintedGraph, backward: PrintedGraph) -> Repeats:
         ),
         strange=tuple(strange),
     )
+
+
+def _asked_for(forward: PrintedGraph, wanted: set[str], ran: set[str]) -> set[str]:
+    """What gradients ask for of each checkpoint's operators: what runs again, what is kept of them
+    for that checkpoint's own recompute, and what these need. Its results, which are kept where they
+    are what another checkpoint begins with, are not.
+    """
+    groups = {node.name: node.group for node in forward.nodes}
+    asked = set(ran)
+    inner: set[str] = set()  # what the same checkpoint reads
+    for node in reversed(forward.nodes):
+        if node.name in inner and node.name in wanted:
+            asked.add(node.name)
+        own = {read for read in node.reads if groups.get(read) == node.group}
+        inner |= own
+        if node.name in asked:
+            asked |= own
+    return asked
+
+
+def _unasked_last(nodes: list[PrintedNode], asked: set[str]) -> tuple[PrintedNode, ...]:
+    places: defaultdict[int, list[int]] = defaultdict(list)
+    for place, node in enumerate(nodes):
+        if node.group is not None:
+            places[node.group].append(place)
+    found = list(nodes)
+    for mine in places.values():
+        order = sorted(mine, key=lambda place: nodes[place].name not in asked)
+        for place, source in zip(mine, order, strict=True):
+            found[place] = nodes[source]
+    return tuple(found)
 
 
 def does_work(node: PrintedNode) -> bool:

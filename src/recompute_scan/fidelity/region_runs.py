@@ -32,7 +32,7 @@ from recompute_scan.fidelity.uses import (
     SavedGraph,
     graphs_below,
 )
-from recompute_scan.fidelity.watch import nodes_so_far
+from recompute_scan.fidelity.watch import function_modes, nodes_so_far
 
 
 class Shown(Struct, frozen=True):
@@ -87,7 +87,7 @@ class RegionRun:
     def saved(self, tensor: torch.Tensor, place: int) -> None:
         """A node of this run saves a tensor."""
         try:
-            if is_plain(tensor) and not torch._C._len_torch_function_stack():
+            if is_plain(tensor) and not function_modes():
                 known = self.tape.at_hand(tensor)
                 if known is not None and self._saved_known(known, place):
                     return

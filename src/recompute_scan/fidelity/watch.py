@@ -27,9 +27,12 @@ from recompute_scan.fidelity.tape import Given, OperatorCall, Tape, TapeEntry
 
 # The number that the next autograd node of this thread will have.
 nodes_so_far: Callable[[], int] = torch._C._autograd._get_sequence_nr
-_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-_APPLY = torch.autograd.Function.apply.__code__
+# How many modes are on. Where a torch has no such function, as if others of the script's were.
+_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
+_mode_at: Callable[[int], object] = getattr(torch._C, "_get_dispatch_stack_at", lambda _: None)
+# From torch 2.14 on it is no Python code.
+_APPLY = getattr(torch.autograd.Function.apply, "__code__", None)
 _T = TypeVar("_T")
 NameOf = Callable[[nn.Module], tuple[str, str]]
 
@@ -117,7 +120,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **named)
         here.inside = True
         # Below a dispatch mode autograd is off; without subclasses and other modes nobody looks.
-        alone = not types and not _modes() and not _function_modes()
+        alone = not types and not _modes() and not function_modes()
         seen_by = _directly if alone else unseen
         try:
             before = None
@@ -188,7 +191,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def watched_already() -> bool:
     """Whether a call would come to a :class:`Watch` before any other mode, which could hide it."""
     modes = _modes()
-    return modes > 0 and isinstance(torch._C._get_dispatch_stack_at(modes - 1), Watch)
+    return modes > 0 and isinstance(_mode_at(modes - 1), Watch)
 
 
 def _directly(function: Callable[..., _T], *args: Any) -> _T:
@@ -222,10 +225,18 @@ def _in_own_function() -> bool:
     while frame is not None and _package(frame) == "recompute_scan":
         frame = frame.f_back
     while frame is not None and _package(frame) != "recompute_scan":
-        if frame.f_code is _APPLY:
+        if frame.f_code is _APPLY or (_APPLY is None and _has_context(frame)):
             return True
         frame = frame.f_back
     return False
+
+
+def _has_context(frame: FrameType) -> bool:
+    """Is it a ``forward`` that gets an autograd function's context?"""
+    code = frame.f_code
+    if code.co_name != "forward" or not code.co_argcount:
+        return False
+    return isinstance(frame.f_locals.get(code.co_varnames[0]), torch.autograd.function.FunctionCtx)
 
 
 def _package(frame: FrameType) -> str:

@@ -30,10 +30,17 @@ _GRAPHS = (
     "What compiled code recomputes is in the graphs of torch.compile, not in the trace. This keeps "
     "them, on torch 2.10 and newer."
 )
-_EAGER = (
-    "torch.compile hides the operators, and its graphs do not tell: before torch 2.10 they do not "
-    "name checkpoints. Use torch 2.10 or newer, or record the same script without the compiler: "
-    "checkpoints nest in the same way, and each of them can be counted."
+# Since this version graphs name checkpoints (https://github.com/pytorch/pytorch/pull/167735).
+_NAMED_SINCE = (2, 10)
+_OLD = (
+    "The graphs of torch.compile do not name checkpoints before torch 2.10. Record with torch 2.10 "
+    "or newer. Only where that is no choice, record without the compiler: checkpoints nest in the "
+    "same way, and each of them can be counted."
+)
+_UNREADABLE = (
+    "The graphs of torch.compile are not here, as where the script calls logging.disable(), or do "
+    "not tell. Without the compiler checkpoints nest in the same way, and each of them can be "
+    "counted."
 )
 
 
@@ -58,10 +65,17 @@ def run_command(result: Result, output: str = "") -> str:
 
 def how_to_record(result: Result) -> ToRecord:
     """What gives an answer where this trace has none."""
-    if result.environment.get("torch_compile") == "used":  # recorded by `run`, in vain
-        return ToRecord(_EAGER, f"TORCH_COMPILE_DISABLE=1 {run_command(result)}")
     if "compiled" in (result.reason or ""):
-        return ToRecord(_GRAPHS, run_command(result))
+        if result.environment.get("torch_compile") != "used":  # not recorded by `run`
+            return ToRecord(_GRAPHS, run_command(result))
+        why = _OLD if _before(result.environment.get("torch", ""), _NAMED_SINCE) else _UNREADABLE
+        return ToRecord(why, f"TORCH_COMPILE_DISABLE=1 {run_command(result)}")
     if result.environment.get("profiler", "").startswith("Nsight Systems"):
         return ToRecord(_RANGES, f"{_NSYS} {script_of(result) or _OWN}")
     return ToRecord(_WHOLE_STEP, run_command(result))
+
+
+def _before(version: str, since: tuple[int, int]) -> bool:
+    """Is it an older version? One that is not known is not."""
+    found = re.match(r"(\d{1,4})\.(\d{1,4})", version)
+    return found is not None and (int(found[1]), int(found[2])) < since

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from recompute_scan.annotations import COMPILED
 from recompute_scan.frameworks.known import find_title
 from recompute_scan.result import Checkpoint, Cost, EvidenceLevel, Fix, Result, Verdict
 from recompute_scan.units import UNKNOWN, count, ms, size
@@ -49,11 +50,21 @@ BY_DESIGN_MEANING = (
     f"{NOTHING_TO_CHANGE}"
 )
 
+# What the compiler's graphs alone say, where nothing in them is doubled.
+GRAPHS_MEANING = (
+    "The compiler's graphs say so of compiled code. How often each of them runs, and what runs "
+    "outside of them, they do not tell."
+)
+SURROUNDINGS = (
+    "Nor do these logs tell whether checkpoints are around compiled code, which would run all of "
+    "it once more. A recording by recompute-scan run does."
+)
+
 EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
     "annotated": "the trace has an annotation for every checkpointed call",
     "autograd": "operators and autograd nodes in the trace were matched, without annotations",
     "kernels": "attention was counted by the names of its kernels; operators do not show the model",
-    "graphs": "compiled code was counted from the compiler's own graphs; there is no trace",
+    "graphs": "compiled code was counted from the compiler's own graphs alone",
 }
 
 PART_WORDS = {
@@ -111,7 +122,9 @@ def mechanism_words(checkpoint: Checkpoint) -> str:
 
 
 def variant_words(checkpoint: Checkpoint) -> str:
-    """``reentrant``, ``non-reentrant`` or that it is not known."""
+    """``reentrant``, ``non-reentrant``, ``compiled`` or that it is not known."""
+    if COMPILED in checkpoint.options:
+        return COMPILED
     return checkpoint.variant or "variant not known"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from recompute_scan.faithful import Sampled, write_sampled
@@ -38,6 +39,15 @@ class GradientWatch:
 
 
 def _sampled() -> Iterator[Sampled]:
+    """The samples; of several with one name, as in models of one class, each has its number."""
+    met: Counter[tuple[str, bool]] = Counter()
+    for one in _named():
+        met[one.name, one.is_buffer] += 1
+        number = met[one.name, one.is_buffer]
+        yield one if number == 1 else replace(one, name=f"{one.name} ({number})")
+
+
+def _named() -> Iterator[Sampled]:
     roots = root_modules()
     uses = Counter(
         plain_name(name) for root in roots for name, _ in root.named_parameters(recurse=True)
