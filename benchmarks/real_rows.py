@@ -1,51 +1,106 @@
 """Which scripts ``real_scripts.py`` runs, from where, with what, and what was changed in them.
 
-``source`` is a folder below the sources that the benchmark is given: a checkout of the repository
-at the commit. Without one the script comes from an installed package. Nothing of them is kept here;
-licences are those of the repositories.
+Nothing of them is kept here; licences are those of the repositories.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 
+class Source(NamedTuple):
+    """A public repository at a commit."""
+
+    name: str
+    owner: str
+    commit: str
+    licence: str
+
+
 class Row(NamedTuple):
-    """One training: ``{in}`` in a command stands for the inputs, ``{out}`` for a scratch folder."""
+    """One training.
+
+    Attributes:
+        name: In the table.
+        command: ``{in}`` stands for the inputs, ``{out}`` for a folder of this run's own.
+        source: Without one the script comes from an installed package.
+        paths: What is taken from it.
+        where: The folder below the source that the script runs in.
+        data: Puts data where the script looks for them.
+        change: Changes the script; ``None`` where it runs as it is.
+        ranks: Processes, under torchrun where there are several.
+        packages: Which environment.
+        variables: Set for the script.
+        python_path: Folders below the source to import from.
+    """
 
     name: str
     command: tuple[str, ...]
-    source: str = ""
-    origin: str = ""
+    source: Source | None = None
+    paths: tuple[str, ...] = ()
     where: str = "."
-    change: Callable[[Path], None] | None = None
+    data: Callable[[Path, Path], None] | None = None
+    change: Callable[[Path, Path], None] | None = None
+    ranks: int = 1
+    packages: str = "newest"
+    variables: tuple[tuple[str, str], ...] = ()
+    python_path: tuple[str, ...] = ()
 
 
-_NANO = "karpathy/nanoGPT 3adf61e154c3fe3fca428ad6bc3818b27a3b8291, MIT"
-_MIN = "karpathy/minGPT 37baab71b9abea1b76ab957409a1cc2fbfba8a26, MIT"
-_EXAMPLES = "pytorch/examples 77f55b912142e11fcfdf5b530231fb9c52f181e8, BSD-3-Clause"
-_TRL = "trl from its package, Apache-2.0"
-_PEFT = "huggingface/peft 5d602fdbff04c33c1c4de55cda9d4ae1d7cb7e40, Apache-2.0"
-_TIMM = "huggingface/pytorch-image-models aa4b5850c1543fa488abf260f18390eda46cf85d, Apache-2.0"
-_DIFFUSERS = "huggingface/diffusers 58eb52c0803ea9af3abec60841c2a093bdf1f951, Apache-2.0"
+PYTHON = "3.11"
+PACKAGES = {
+    "newest": (
+        *("torch==2.13.0", "torchvision==0.28.0", "transformers==5.23.0", "accelerate==1.15.0"),
+        *("peft==0.21.2", "trl==1.16.0", "datasets==5.2.0", "diffusers==0.42.1", "timm==1.0.31"),
+        *("evaluate==0.4.6", "scikit-learn==1.9.1", "torchtitan==0.3.0"),
+    ),
+    "older": (
+        *("torch==2.13.0", "torchvision==0.28.0", "transformers==4.57.6", "accelerate==1.11.0"),
+        *("peft==0.18.1", "trl==0.24.0", "datasets==4.0.0"),
+    ),
+}
+
+_NANO = Source("nanoGPT", "karpathy", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291", "MIT")
+_MIN = Source("minGPT", "karpathy", "37baab71b9abea1b76ab957409a1cc2fbfba8a26", "MIT")
+_EXAMPLES = Source(
+    "examples", "pytorch", "77f55b912142e11fcfdf5b530231fb9c52f181e8", "BSD-3-Clause"
+)
+_PEFT = Source("peft", "huggingface", "5d602fdbff04c33c1c4de55cda9d4ae1d7cb7e40", "Apache-2.0")
+_TIMM = Source(
+    "pytorch-image-models", "huggingface", "aa4b5850c1543fa488abf260f18390eda46cf85d", "Apache-2.0"
+)
+_DIFFUSERS = Source(
+    "diffusers", "huggingface", "58eb52c0803ea9af3abec60841c2a093bdf1f951", "Apache-2.0"
+)
+# A fork whose run_clm.py and run_mlm.py are those of transformers 4.57, the first with additions.
+_TRANSFORMERS = Source(
+    "transformers-qwen3", "macorisd", "4a42c1b083066a4ae212edd4bd8d28ff713c0088", "Apache-2.0"
+)
+_ACCELERATE = Source(
+    "accelerate", "huggingface", "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83", "Apache-2.0"
+)
 
 _NANO_ARGS = (
     *("train.py", "config/train_shakespeare_char.py", "--device=cpu", "--compile=False"),
     *("--eval_iters=1", "--eval_interval=1000", "--batch_size=4", "--block_size=64", "--n_layer=4"),
-    *("--n_head=2", "--n_embd=64", "--max_iters=30", "--out_dir={out}/nano"),
+    *("--n_head=2", "--n_embd=64", "--max_iters=30", "--log_interval=1", "--out_dir={out}/nano"),
+)
+_TRAINER_ARGS = (
+    *("--output_dir", "{out}/model", "--max_steps", "12", "--per_device_train_batch_size", "4"),
+    *("--report_to", "none", "--save_strategy", "no", "--use_cpu", "true", "--logging_steps", "1"),
 )
 _TRL_ARGS = (
-    *("--model_name_or_path", "{in}/llama", "--output_dir", "{out}/trl", "--max_steps", "12"),
-    *("--per_device_train_batch_size", "4", "--report_to", "none", "--save_strategy", "no"),
-    *("--eval_strategy", "no", "--use_cpu", "true", "--bf16", "false"),
+    *("--model_name_or_path", "{in}/llama", *_TRAINER_ARGS, "--bf16", "false"),
+    *("--eval_strategy", "no"),
 )
 _SFT = ("-m", "trl.scripts.sft", "--dataset_name", "{in}/lm", *_TRL_ARGS)
 _TIMM_ARGS = (
     *("train.py", "--data-dir", "{in}/pictures", "--model", "vit_tiny_patch16_224", "--device"),
     *("cpu", "--img-size", "32", "--model-kwargs", "patch_size=16", "depth=4", "--num-classes"),
-    *("2", "-b", "4", "-vb", "4", "-j", "1", "--epochs", "4", "--warmup-epochs", "0"),
+    *("2", "-b", "4", "-vb", "4", "-j", "1", "--epochs", "2", "--warmup-epochs", "0"),
     *("--output", "{out}/timm", "--no-prefetcher", "--log-interval", "1"),
 )
 
@@ -57,7 +112,15 @@ def _replace(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def _nano_once(folder: Path) -> None:
+def _shakespeare(folder: Path, inputs: Path) -> None:
+    shutil.copytree(inputs / "shakespeare_char", folder / "data/shakespeare_char", dirs_exist_ok=1)
+
+
+def _text(folder: Path, inputs: Path) -> None:
+    shutil.copy(inputs / "text.txt", folder / "input.txt")
+
+
+def _nano_once(folder: Path, _: Path) -> None:
     """nanoGPT with torch's checkpoint around each block."""
     _replace(folder / "model.py", "            x = block(x)", _NANO_LOOP)
 
@@ -68,9 +131,9 @@ _NANO_LOOP = (
 )
 
 
-def _nano_doubled(folder: Path) -> None:
+def _nano_doubled(folder: Path, inputs: Path) -> None:
     """The same, with torch's wrapper around each block as well."""
-    _nano_once(folder)
+    _nano_once(folder, inputs)
     _replace(
         folder / "train.py",
         "model.to(device)\n",
@@ -82,7 +145,7 @@ def _nano_doubled(folder: Path) -> None:
     )
 
 
-def _peft_doubled(folder: Path) -> None:
+def _peft_doubled(folder: Path, _: Path) -> None:
     """PEFT's SFT script with FSDP's wrapper around the layers, as its plugin puts it there."""
     _replace(
         folder / "train.py",
@@ -102,25 +165,35 @@ _PEFT_ARGS = (
     *("--lora_target_modules", "q_proj,v_proj", "--gradient_checkpointing", "true"),
 )
 _REENTRANT = ("--gradient_checkpointing_kwargs", '{"use_reentrant": true}')
+_LM = "examples/pytorch/language-modeling"
+
+
+def _nano(name: str, change: Callable[[Path, Path], None] | None = None) -> Row:
+    return Row(name, _NANO_ARGS, _NANO, (".",), data=_shakespeare, change=change)
+
+
+def _min(project: str, data: Callable[[Path, Path], None] | None = None) -> Row:
+    arguments = ("--trainer.max_iters=12", "--model.model_type=gpt-nano")
+    given = (f"{project}.py", *arguments, "--system.work_dir={out}/min")
+    where = f"projects/{project}"
+    return Row(f"minGPT {project}", given, _MIN, (where, "mingpt"), where, data, python_path=(".",))
+
+
+def _language_model(name: str, script: str, model: str, *more: str, corpus: str = "text") -> Row:
+    """A script of transformers' examples."""
+    texts = ("--train_file", "{in}/text.txt", "--do_train", "--block_size", "32")
+    if script == "run_mlm":
+        texts = ("--train_file", "{in}/text.txt", "--do_train", "--max_seq_length", "32")
+    given = (f"{script}.py", "--model_name_or_path", f"{{in}}/{model}", *texts, *_TRAINER_ARGS)
+    return Row(name, (*given, *more), _TRANSFORMERS, (_LM,), _LM)
+
 
 ROWS = (
-    Row("nanoGPT", _NANO_ARGS, "nanoGPT", _NANO),
-    Row("nanoGPT, checkpoints", _NANO_ARGS, "nanoGPT", _NANO, change=_nano_once),
-    Row("nanoGPT, doubled", _NANO_ARGS, "nanoGPT", _NANO, change=_nano_doubled),
-    Row(
-        "minGPT adder",
-        ("adder.py", "--trainer.max_iters=12", "--model.model_type=gpt-nano"),
-        "minGPT",
-        _MIN,
-        "projects/adder",
-    ),
-    Row(
-        "minGPT chargpt",
-        ("chargpt.py", "--trainer.max_iters=12", "--model.model_type=gpt-nano"),
-        "minGPT",
-        _MIN,
-        "projects/chargpt",
-    ),
+    _nano("nanoGPT"),
+    _nano("nanoGPT, checkpoints", _nano_once),
+    _nano("nanoGPT, doubled", _nano_doubled),
+    _min("adder"),
+    _min("chargpt", _text),
     *(
         Row(
             f"word_language_model, {kind}",
@@ -128,33 +201,34 @@ ROWS = (
                 *("main.py", "--data", "{in}/corpus", "--model", kind, "--emsize", "32", "--nhid"),
                 *("32", "--nlayers", "2", "--nhead", "2", "--batch_size", "4", "--bptt", "8"),
                 *("--lr", "0.001", "--epochs", "1", "--save", "{out}/lm.pt", "--use-optimizer"),
+                *("--log-interval", "1"),
             ),
-            "examples",
             _EXAMPLES,
+            tuple(f"word_language_model/{name}.py" for name in ("main", "data", "model")),
             "word_language_model",
         )
         for kind in ("LSTM", "Transformer")
     ),
-    Row("TRL SFT", _SFT, origin=_TRL),
-    Row("TRL SFT, off", (*_SFT, "--gradient_checkpointing", "false"), origin=_TRL),
-    Row("TRL SFT, reentrant", (*_SFT, *_REENTRANT), origin=_TRL),
-    Row("TRL SFT, LoRA", (*_SFT, "--use_peft", "true", "--lora_r", "4"), origin=_TRL),
-    Row(
-        "TRL DPO",
-        ("-m", "trl.scripts.dpo", "--dataset_name", "{in}/preferences", *_TRL_ARGS),
-        origin=_TRL,
-    ),
-    Row("PEFT LoRA", _PEFT_ARGS, "peft", _PEFT, "examples/sft"),
+    _language_model("run_clm", "run_clm", "llama"),
+    _language_model("run_clm, checkpoints", "run_clm", "llama", "--gradient_checkpointing", "true"),
+    _language_model("run_mlm", "run_mlm", "bert"),
+    _language_model("run_mlm, checkpoints", "run_mlm", "bert", "--gradient_checkpointing", "true"),
+    Row("TRL SFT", _SFT),
+    Row("TRL SFT, off", (*_SFT, "--gradient_checkpointing", "false")),
+    Row("TRL SFT, reentrant", (*_SFT, *_REENTRANT)),
+    Row("TRL SFT, LoRA", (*_SFT, "--use_peft", "true", "--lora_r", "4")),
+    Row("TRL DPO", ("-m", "trl.scripts.dpo", "--dataset_name", "{in}/preferences", *_TRL_ARGS)),
+    Row("PEFT LoRA", _PEFT_ARGS, _PEFT, ("examples/sft",), "examples/sft"),
     Row(
         "PEFT LoRA, doubled",
         (*_PEFT_ARGS, "--use_reentrant", "true"),
-        "peft",
         _PEFT,
+        ("examples/sft",),
         "examples/sft",
-        _peft_doubled,
+        change=_peft_doubled,
     ),
-    Row("timm", _TIMM_ARGS, "pytorch-image-models", _TIMM),
-    Row("timm, checkpoints", (*_TIMM_ARGS, "--grad-checkpointing"), "pytorch-image-models", _TIMM),
+    Row("timm", _TIMM_ARGS, _TIMM, ("train.py", "timm")),
+    Row("timm, checkpoints", (*_TIMM_ARGS, "--grad-checkpointing"), _TIMM, ("train.py", "timm")),
     Row(
         "diffusers unconditional",
         (
@@ -163,8 +237,8 @@ ROWS = (
             *("--resolution", "16", "--train_batch_size", "4", "--num_epochs", "2"),
             *("--save_images_epochs", "9", "--save_model_epochs", "9", "--mixed_precision", "no"),
         ),
-        "diffusers",
         _DIFFUSERS,
+        ("examples/unconditional_image_generation",),
         "examples/unconditional_image_generation",
     ),
 )
