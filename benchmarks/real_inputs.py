@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,31 @@ UNET = {
 }
 
 
+METRIC = """import datasets, evaluate
+
+
+class Accurate(evaluate.Metric):
+    def _info(self):
+        kind = datasets.Value("int32")
+        return evaluate.MetricInfo(
+            description="", citation="", features=datasets.Features(predictions=kind, references=kind)
+        )
+
+    def _compute(self, predictions, references):
+        return {"accuracy": sum(map(int.__eq__, predictions, references)) / len(references)}
+"""
+
+
 def _lines(count: int) -> list[str]:
     chosen = random.Random(7)
     return [" ".join(chosen.choices(WORDS, k=24)) + " ." for _ in range(count)]
 
 
-def _rows(folder: Path, rows: list[dict[str, object]]) -> None:
+def _rows(
+    folder: Path, rows: list[dict[str, object]], parts: Sequence[str] = ("train", "test")
+) -> None:
     folder.mkdir(parents=True)
-    for part in ("train", "test"):
+    for part in parts:
         (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -75,13 +93,18 @@ def _models(folder: Path, lines: list[str]) -> None:
     for name, model in (("llama", llama), ("bert", BertForMaskedLM(BertConfig(**sizes)))):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+        # As transformers before 5 name it too.
+        described = folder / name / "tokenizer_config.json"
+        kept = {**json.loads(described.read_text()), "tokenizer_class": "PreTrainedTokenizerFast"}
+        described.write_text(json.dumps(kept))
 
 
 def make(folder: Path) -> None:
     """Texts, data sets and models below the folder."""
     folder.mkdir(parents=True)
     lines = _lines(400)
-    (folder / "text.txt").write_text("\n".join(lines) + "\n")
+    # minGPT's character model is asked to go on from "O God, O God!".
+    (folder / "text.txt").write_text("\n".join(lines) + "\nO God, O God!\n")
     _rows(folder / "lm", [{"text": line} for line in lines])
     half = [{"prompt": a, "completion": b} for a, b in zip(lines[::2], lines[1::2], strict=True)]
     _rows(folder / "pairs", [dict(row) for row in half])
@@ -89,9 +112,19 @@ def make(folder: Path) -> None:
         folder / "preferences",
         [{"prompt": r["prompt"], "chosen": r["completion"], "rejected": "no ."} for r in half],
     )
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    judged = [
+        {"sentence1": a, "sentence2": b, "label": number % 2, "idx": number}
+        for number, (a, b) in enumerate(pairs)
+    ]
+    _rows(folder / "sentences", judged[:64], ("train", "validation"))
+    (folder / "metric").mkdir()
+    (folder / "metric" / "accurate.py").write_text(METRIC)
     (folder / "alpaca").mkdir()
     tasks = [{"instruction": r["prompt"], "input": "", "output": r["completion"]} for r in half]
     (folder / "alpaca" / "data.json").write_text(json.dumps(tasks))
+    known = {"tasks": {"file_name": "data.json"}}
+    (folder / "alpaca" / "dataset_info.json").write_text(json.dumps(known))
     corpus = folder / "corpus"
     corpus.mkdir()
     for part, count in (("train", 40), ("valid", 4), ("test", 4)):

@@ -82,6 +82,13 @@ _TRANSFORMERS = Source(
 _ACCELERATE = Source(
     "accelerate", "huggingface", "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83", "Apache-2.0"
 )
+_COOKBOOK = Source(
+    "llama-cookbook", "meta-llama", "0e0033518623d03ac5c1654bf04b7e480f7d5e5a", "MIT"
+)
+_FACTORY = Source(
+    "LLaMA-Factory", "hiyouga", "ff6d4d12eeb035d6ce06805a5733dd7b29f2ac30", "Apache-2.0"
+)
+_LITGPT = Source("litgpt", "Lightning-AI", "26857050fe3ff627cd714fe92f5838f51a3d5efa", "Apache-2.0")
 
 _NANO_ARGS = (
     *("train.py", "config/train_shakespeare_char.py", "--device=cpu", "--compile=False"),
@@ -113,7 +120,9 @@ def _replace(path: Path, old: str, new: str) -> None:
 
 
 def _shakespeare(folder: Path, inputs: Path) -> None:
-    shutil.copytree(inputs / "shakespeare_char", folder / "data/shakespeare_char", dirs_exist_ok=1)
+    shutil.copytree(
+        inputs / "shakespeare_char", folder / "data/shakespeare_char", dirs_exist_ok=True
+    )
 
 
 def _text(folder: Path, inputs: Path) -> None:
@@ -174,7 +183,7 @@ def _nano(name: str, change: Callable[[Path, Path], None] | None = None) -> Row:
 
 def _min(project: str, data: Callable[[Path, Path], None] | None = None) -> Row:
     arguments = ("--trainer.max_iters=12", "--model.model_type=gpt-nano")
-    given = (f"{project}.py", *arguments, "--system.work_dir={out}/min")
+    given = (f"{project}.py", *arguments, "--system.work_dir='{out}/min'")
     where = f"projects/{project}"
     return Row(f"minGPT {project}", given, _MIN, (where, "mingpt"), where, data, python_path=(".",))
 
@@ -186,6 +195,77 @@ def _language_model(name: str, script: str, model: str, *more: str, corpus: str 
         texts = ("--train_file", "{in}/text.txt", "--do_train", "--max_seq_length", "32")
     given = (f"{script}.py", "--model_name_or_path", f"{{in}}/{model}", *texts, *_TRAINER_ARGS)
     return Row(name, (*given, *more), _TRANSFORMERS, (_LM,), _LM)
+
+
+_COOKBOOK_ARGS = (
+    *("-m", "llama_cookbook.finetuning", "--model_name", "{in}/llama", "--dataset"),
+    *("alpaca_dataset", "--data_path", "{in}/alpaca/data.json", "--context_length", "64"),
+    *("--num_epochs", "1", "--batch_size_training", "4", "--max_train_step", "10"),
+    *("--run_validation", "False", "--save_model", "False", "--output_dir", "{out}/model"),
+)
+_FSDP_ARGS = (
+    *("--enable_fsdp", "True", "--fsdp_activation_checkpointing", "True"),
+    *("--mixed_precision", "False", "--num_workers_dataloader", "0"),
+)
+_FACTORY_ARGS = (
+    *("src/train.py", "--stage", "sft", "--do_train", "true", "--model_name_or_path"),
+    *("{in}/llama", "--dataset_dir", "{in}/alpaca", "--dataset", "tasks", "--template", "default"),
+    *("--cutoff_len", "64", "--overwrite_output_dir", "true", *_TRAINER_ARGS),
+)
+
+
+def _on_cpu(folder: Path, _: Path) -> None:
+    """FSDP over gloo on the processor instead of over NCCL on GPUs."""
+    tool = folder / "src/llama_cookbook"
+    _replace(tool / "utils/train_utils.py", '"nccl"', '"gloo"')
+    _replace(tool / "finetuning.py", "        device_id = 0\n", "        device_id = None\n")
+
+
+def _cookbook(name: str, *more: str, ranks: int = 1) -> Row:
+    return Row(
+        name,
+        (*_COOKBOOK_ARGS, *more),
+        _COOKBOOK,
+        ("src/llama_cookbook",),
+        change=_on_cpu if ranks > 1 else None,
+        ranks=ranks,
+        packages="older",
+        python_path=("src",),
+    )
+
+
+def _factory(name: str, *more: str) -> Row:
+    given = (*_FACTORY_ARGS, *more)
+    return Row(name, given, _FACTORY, ("src",), packages="older", python_path=("src",))
+
+
+def _names_of_accelerate(script: str) -> Callable[[Path, Path], None]:
+    """The model, the data set and the metric are local folders instead of names in a hub."""
+
+    def change(folder: Path, inputs: Path) -> None:
+        path = folder / script
+        for old, new in (
+            ('"bert-base-cased"', f'"{inputs}/bert"'),
+            ('"nyu-mll/glue", "mrpc"', f'"{inputs}/sentences"'),
+            ('"glue", "mrpc"', f'"{inputs}/metric/accurate.py"'),
+        ):
+            if old in path.read_text():
+                path.write_text(path.read_text().replace(old, new))
+
+    return change
+
+
+def _accelerate(script: str, *more: str, where: str = "by_feature", ranks: int = 1) -> Row:
+    folder = f"examples/{where}".rstrip("/")
+    return Row(
+        f"accelerate {script.removesuffix('.py')}{', checkpoints' * bool(more[2:])}",
+        (script, *more),
+        _ACCELERATE,
+        (f"{folder}/{script}",),
+        folder,
+        change=_names_of_accelerate(script),
+        ranks=ranks,
+    )
 
 
 ROWS = (
@@ -241,4 +321,15 @@ ROWS = (
         ("examples/unconditional_image_generation",),
         "examples/unconditional_image_generation",
     ),
+    _accelerate("nlp_example.py", "--cpu", where=""),
+    _accelerate("gradient_accumulation.py", "--cpu", "--gradient_accumulation_steps=2"),
+    _cookbook("llama-cookbook"),
+    _cookbook("llama-cookbook, FSDP and its checkpoints", *_FSDP_ARGS, ranks=2),
+    _factory("LLaMA-Factory", "--finetuning_type", "full"),
+    _factory(
+        "LLaMA-Factory, off",
+        *("--finetuning_type", "full", "--disable_gradient_checkpointing"),
+        "true",
+    ),
+    _factory("LLaMA-Factory, LoRA", "--finetuning_type", "lora", "--lora_rank", "4"),
 )

@@ -3,11 +3,11 @@
     python benchmarks/real_scripts.py SOURCES                    every row
     python benchmarks/real_scripts.py SOURCES nanoGPT TRL        those whose name begins so
     python benchmarks/real_scripts.py SOURCES --write TABLE.md   the table goes there as well
-    python benchmarks/real_scripts.py SOURCES --environments DIR
+    python benchmarks/real_scripts.py SOURCES --environments DIR --keep FOLDER
 
 SOURCES holds clones, bare or not, under the names of the repositories; what runs is taken from the
 commit that ``real_rows.py`` pins. DIR holds the environments; one that is not there is made with
-the packages pinned here. Nothing is fetched from a hub.
+the packages pinned there. FOLDER gets what the tool wrote. Nothing is fetched from a hub.
 
 Each script runs three times: as it is; as it is with ``counting_main.py`` counting; and whole
 under ``recompute-scan run --keep-going``, where it has to end with the same status and print the
@@ -42,7 +42,9 @@ HERE = Path(__file__).resolve().parent
 COUNTER = str(HERE / "counting_main.py")
 TIMEOUT_S = 420
 FEWEST = 14
-_LOSS = re.compile(r"\bloss['\"]?\s*[:=|]?\s*['\"]?(-?\d+\.\d+(?:e-?\d+)?|nan)", re.IGNORECASE)
+_LOSS = re.compile(
+    r"(?:loss|accuracy)['\"]?\s*[:=|]?\s*['\"]?(-?\d+\.\d+(?:e-?\d+)?|nan)", re.IGNORECASE
+)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -91,7 +93,9 @@ class Work:
             archive = ["git", "-C", str(self._clone), "archive", self.row.source.commit]
             packed = self.scratch / "tree.tar"
             with packed.open("wb") as into:
-                subprocess.run([*archive, *self.row.paths], check=True, stdout=into)
+                subprocess.run(
+                    [*archive, *self.row.paths], check=True, stdout=into, stderr=subprocess.DEVNULL
+                )
             subprocess.run(["tar", "xf", str(packed)], cwd=self.tree, check=True)
         for change in (self.row.data, self.row.change):
             if change is not None:
@@ -203,7 +207,7 @@ def _agrees(found: dict[str, Any], counted: dict[str, Any]) -> bool:
 
 
 def _found(result: dict[str, Any]) -> list[str]:
-    return [one["code"] for one in result.get("findings", ()) if one.get("status") == "found"]
+    return [one["code"] for one in result["findings"]]
 
 
 def _mended(work: Work, result: dict[str, Any], counted: dict[str, Any]) -> tuple[str, bool]:
@@ -212,7 +216,8 @@ def _mended(work: Work, result: dict[str, Any], counted: dict[str, Any]) -> tupl
     text = f"verify {verified.get('outcome')}"
     if verified.get("saving_pct") is not None:
         text += f" {verified['saving_pct']:.0f} %"
-    diffs = [one["diff"] for one in result["findings"] if one.get("diff")]
+    fixes = [one["fix"] for one in result["findings"] if one["fix"]]
+    diffs = [fix["diff"] for fix in fixes if fix["diff"]]
     if not diffs:
         return f"{text}; no diff", verified.get("outcome") in ("helps", "no-gain", "unclear")
     shutil.rmtree(work.tree)
@@ -241,6 +246,7 @@ def main() -> int:
     parser.add_argument("rows", nargs="*")
     parser.add_argument("--environments", type=Path, default=Path("/tmp/real-environments"))
     parser.add_argument("--write", type=Path)
+    parser.add_argument("--keep", type=Path, help="a folder for what the tool wrote")
     given = parser.parse_intermixed_args()
     rows = [row for row in ROWS if not given.rows or row.name.startswith(tuple(given.rows))]
     folder = given.environments.resolve()
@@ -260,6 +266,8 @@ def main() -> int:
         for row in rows:
             with tempfile.TemporaryDirectory(prefix="row") as scratch:
                 outcome = attempt(Work(row, given.sources.resolve(), folder, inputs, Path(scratch)))
+                if given.keep and Path(scratch, "scan").exists():
+                    shutil.copytree(Path(scratch, "scan"), given.keep / row.name.replace("/", "_"))
             ran += bool(outcome.truth)
             wrong += bool(outcome.wrong)
             changed = "yes" if row.change is not None else "no"
