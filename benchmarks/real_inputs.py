@@ -44,9 +44,8 @@ METRIC = """import datasets, evaluate
 class Accurate(evaluate.Metric):
     def _info(self):
         kind = datasets.Value("int32")
-        return evaluate.MetricInfo(
-            description="", citation="", features=datasets.Features(predictions=kind, references=kind)
-        )
+        features = datasets.Features(predictions=kind, references=kind)
+        return evaluate.MetricInfo(description="", citation="", features=features)
 
     def _compute(self, predictions, references):
         return {"accuracy": sum(map(int.__eq__, predictions, references)) / len(references)}

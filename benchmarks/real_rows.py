@@ -83,7 +83,7 @@ _ACCELERATE = Source(
     "accelerate", "huggingface", "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83", "Apache-2.0"
 )
 _COOKBOOK = Source(
-    "llama-cookbook", "meta-llama", "0e0033518623d03ac5c1654bf04b7e480f7d5e5a", "MIT"
+    "llama-cookbook", "meta-llama", "0e0033518623d03ac5c1654bf04b7e480f7d5e5a", "Llama 2"
 )
 _FACTORY = Source(
     "LLaMA-Factory", "hiyouga", "ff6d4d12eeb035d6ce06805a5733dd7b29f2ac30", "Apache-2.0"
@@ -106,7 +106,7 @@ _TRL_ARGS = (
 _SFT = ("-m", "trl.scripts.sft", "--dataset_name", "{in}/lm", *_TRL_ARGS)
 _TIMM_ARGS = (
     *("train.py", "--data-dir", "{in}/pictures", "--model", "vit_tiny_patch16_224", "--device"),
-    *("cpu", "--img-size", "32", "--model-kwargs", "patch_size=16", "depth=4", "--num-classes"),
+    *("cpu", "--img-size", "32", "--model-kwargs", "img_size=32", "depth=4", "--num-classes"),
     *("2", "-b", "4", "-vb", "4", "-j", "1", "--epochs", "2", "--warmup-epochs", "0"),
     *("--output", "{out}/timm", "--no-prefetcher", "--log-interval", "1"),
 )
@@ -299,13 +299,17 @@ ROWS = (
     Row("TRL SFT, LoRA", (*_SFT, "--use_peft", "true", "--lora_r", "4")),
     Row("TRL DPO", ("-m", "trl.scripts.dpo", "--dataset_name", "{in}/preferences", *_TRL_ARGS)),
     Row("PEFT LoRA", _PEFT_ARGS, _PEFT, ("examples/sft",), "examples/sft"),
-    Row(
-        "PEFT LoRA, doubled",
-        (*_PEFT_ARGS, "--use_reentrant", "true"),
-        _PEFT,
-        ("examples/sft",),
-        "examples/sft",
-        change=_peft_doubled,
+    *(
+        Row(
+            f"PEFT LoRA, wrapped by FSDP's too, {packages} packages",
+            (*_PEFT_ARGS, "--use_reentrant", "true"),
+            _PEFT,
+            ("examples/sft",),
+            "examples/sft",
+            change=_peft_doubled,
+            packages=packages,
+        )
+        for packages in ("newest", "older")
     ),
     Row("timm", _TIMM_ARGS, _TIMM, ("train.py", "timm")),
     Row("timm, checkpoints", (*_TIMM_ARGS, "--grad-checkpointing"), _TIMM, ("train.py", "timm")),
