@@ -20,10 +20,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as Fast
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.real_models import litgpt, torchtune
+
 WORDS = (
     "the layer runs its forward pass again while a backward step waits for what was not kept and "
     "each model learns from few words of one small text"
 ).split()
+TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 
 UNET = {
     "_class_name": "UNet2DModel",
@@ -38,7 +43,8 @@ UNET = {
 }
 
 
-METRIC = """import datasets, evaluate
+METRIC = """import datasets
+import evaluate
 
 
 class Accurate(evaluate.Metric):
@@ -78,7 +84,7 @@ def _models(folder: Path, lines: list[str]) -> None:
         pad_token="<pad>",
         mask_token="<mask>",
         model_max_length=64,
-        chat_template="{% for m in messages %}{{ m['content'] }} {% endfor %}",
+        chat_template=TEMPLATE,
     )
     sizes: dict[str, Any] = {
         "vocab_size": len(tokenizer),
@@ -94,7 +100,8 @@ def _models(folder: Path, lines: list[str]) -> None:
         tokenizer.save_pretrained(folder / name)
         # As transformers before 5 name it too.
         described = folder / name / "tokenizer_config.json"
-        kept = {**json.loads(described.read_text()), "tokenizer_class": "PreTrainedTokenizerFast"}
+        kept = json.loads(described.read_text())
+        kept |= {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
         described.write_text(json.dumps(kept))
 
 
@@ -143,6 +150,8 @@ def make(folder: Path) -> None:
                 pixels = noise.integers(0, 255, (32, 32, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(pictures / f"{number}.png")
     _models(folder, lines)
+    litgpt(folder / "llama", folder / "litgpt")
+    torchtune(folder / "llama", folder / "lm" / "train.jsonl", folder / "tune.yaml")
     (folder / "unet").mkdir()
     (folder / "unet" / "config.json").write_text(json.dumps(UNET))
 

@@ -89,6 +89,9 @@ _FACTORY = Source(
     "LLaMA-Factory", "hiyouga", "ff6d4d12eeb035d6ce06805a5733dd7b29f2ac30", "Apache-2.0"
 )
 _LITGPT = Source("litgpt", "Lightning-AI", "26857050fe3ff627cd714fe92f5838f51a3d5efa", "Apache-2.0")
+_TORCHTUNE = Source(
+    "torchtune", "pytorch", "bd2a0fc7c31430972728494fa01aaeeb0ebf1ba1", "BSD-3-Clause"
+)
 
 _NANO_ARGS = (
     *("train.py", "config/train_shakespeare_char.py", "--device=cpu", "--compile=False"),
@@ -196,6 +199,20 @@ def _language_model(name: str, script: str, model: str, *more: str, corpus: str 
     given = (f"{script}.py", "--model_name_or_path", f"{{in}}/{model}", *texts, *_TRAINER_ARGS)
     return Row(name, (*given, *more), _TRANSFORMERS, (_LM,), _LM)
 
+
+_TUNE_ARGS = (
+    *("recipes/full_finetune_single_device.py", "--config", "{in}/tune.yaml"),
+    "output_dir={out}/tune",
+)
+_LITGPT_ARGS = (
+    *("-m", "litgpt", "finetune_full", "{in}/litgpt", "--out_dir", "{out}/litgpt", "--devices"),
+    *("1", "--precision", "32-true", "--data", "JSON", "--data.json_path"),
+    *("{in}/alpaca/data.json", "--data.val_split_fraction", "0.1", "--data.num_workers", "0"),
+    *("--train.max_steps", "12", "--train.global_batch_size", "4", "--train.micro_batch_size"),
+    *("4", "--train.log_interval", "1", "--train.lr_warmup_steps", "1"),
+    *("--train.max_seq_length", "64", "--eval.initial_validation", "false"),
+    *("--eval.final_validation", "false", "--eval.interval", "1000", "--eval.max_iters", "1"),
+)
 
 _COOKBOOK_ARGS = (
     *("-m", "llama_cookbook.finetuning", "--model_name", "{in}/llama", "--dataset"),
@@ -336,4 +353,29 @@ ROWS = (
         "true",
     ),
     _factory("LLaMA-Factory, LoRA", "--finetuning_type", "lora", "--lora_rank", "4"),
+    Row(
+        "litgpt",
+        _LITGPT_ARGS,
+        _LITGPT,
+        ("litgpt", "pyproject.toml"),
+        packages="older",
+    ),
+    *(
+        Row(
+            f"torchtune{name}",
+            (*_TUNE_ARGS, *more),
+            _TORCHTUNE,
+            ("recipes", "torchtune"),
+            packages="older",
+            python_path=(".",),
+        )
+        for name, more in (
+            ("", ()),
+            (", checkpoints", ("enable_activation_checkpointing=True",)),
+            (
+                ", checkpoints and offloading",
+                ("enable_activation_checkpointing=True", "enable_activation_offloading=True"),
+            ),
+        )
+    ),
 )

@@ -43,7 +43,8 @@ COUNTER = str(HERE / "counting_main.py")
 TIMEOUT_S = 420
 FEWEST = 14
 _LOSS = re.compile(
-    r"(?:loss|accuracy)['\"]?\s*[:=|]?\s*['\"]?(-?\d+\.\d+(?:e-?\d+)?|nan)", re.IGNORECASE
+    r"(?:loss|accuracy)(?: train)?['\"]?\s*[:=|]?\s*['\"]?(-?\d+\.\d+(?:e-?\d+)?|nan)",
+    re.IGNORECASE,
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
