@@ -151,7 +151,7 @@ def make(folder: Path) -> None:
                 Image.fromarray(pixels).save(pictures / f"{number}.png")
     _models(folder, lines)
     litgpt(folder / "llama", folder / "litgpt")
-    torchtune(folder / "llama", folder / "lm" / "train.jsonl", folder / "tune.yaml")
+    torchtune(folder / "llama", folder / "lm" / "train.jsonl", lines, folder / "tune.yaml")
     (folder / "unet").mkdir()
     (folder / "unet" / "config.json").write_text(json.dumps(UNET))
 

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import sentencepiece
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -62,9 +63,19 @@ def litgpt(llama: Path, folder: Path) -> None:
     (folder / "model_config.yaml").write_text(json.dumps(described))
 
 
-def torchtune(llama: Path, texts: Path, file: Path) -> None:
-    """A configuration of torchtune's full finetuning on one device, for this model."""
+def torchtune(llama: Path, texts: Path, lines: list[str], file: Path) -> None:
+    """A configuration of torchtune's full finetuning on one device, for this model, with a
+    tokenizer of SentencePiece's.
+    """
     config: Any = LlamaConfig.from_pretrained(llama)
+    pieces = file.with_name("pieces")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_prefix=str(pieces),
+        vocab_size=config.vocab_size,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
     recipe = {
         "model": {
             "_component_": "torchtune.models.llama2.llama2",
@@ -77,11 +88,9 @@ def torchtune(llama: Path, texts: Path, file: Path) -> None:
             "intermediate_dim": config.intermediate_size,
         },
         "tokenizer": {
-            "_component_": "torchtune.modules.transforms.tokenizers.HuggingFaceModelTokenizer",
-            "tokenizer_json_path": str(llama / "tokenizer.json"),
-            "tokenizer_config_json_path": str(llama / "tokenizer_config.json"),
+            "_component_": "torchtune.models.llama2.llama2_tokenizer",
+            "path": str(pieces.with_suffix(".model")),
             "max_seq_len": config.max_position_embeddings,
-            "truncation_type": "right",
         },
         "checkpointer": {
             "_component_": "torchtune.training.FullModelHFCheckpointer",
@@ -97,7 +106,7 @@ def torchtune(llama: Path, texts: Path, file: Path) -> None:
             "data_files": str(texts),
             "column": "text",
             "split": "train",
-            "packed": True,
+            "packed": False,
         },
         "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-3},
         "optimizer_in_bwd": False,

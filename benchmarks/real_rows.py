@@ -35,6 +35,7 @@ class Row(NamedTuple):
         packages: Which environment.
         variables: Set for the script.
         python_path: Folders below the source to import from.
+        copied: An installed package that is copied beside the script, to be changed there.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Row(NamedTuple):
     packages: str = "newest"
     variables: tuple[tuple[str, str], ...] = ()
     python_path: tuple[str, ...] = ()
+    copied: str = ""
 
 
 PYTHON = "3.11"
@@ -55,7 +57,13 @@ PACKAGES = {
     "newest": (
         *("torch==2.13.0", "torchvision==0.28.0", "transformers==5.23.0", "accelerate==1.15.0"),
         *("peft==0.21.2", "trl==1.16.0", "datasets==5.2.0", "diffusers==0.42.1", "timm==1.0.31"),
-        *("evaluate==0.4.6", "scikit-learn==1.9.1", "torchtitan==0.3.0"),
+        *(
+            "evaluate==0.4.6",
+            "scikit-learn==1.9.1",
+            "sentencepiece",
+            "torchtitan==0.2.2",
+            "hydra-core",
+        ),
     ),
     "older": (
         *("torch==2.13.0", "torchvision==0.28.0", "transformers==4.57.6", "accelerate==1.11.0"),
@@ -92,7 +100,6 @@ _LITGPT = Source("litgpt", "Lightning-AI", "26857050fe3ff627cd714fe92f5838f51a3d
 _TORCHTUNE = Source(
     "torchtune", "pytorch", "bd2a0fc7c31430972728494fa01aaeeb0ebf1ba1", "BSD-3-Clause"
 )
-
 _NANO_ARGS = (
     *("train.py", "config/train_shakespeare_char.py", "--device=cpu", "--compile=False"),
     *("--eval_iters=1", "--eval_interval=1000", "--batch_size=4", "--block_size=64", "--n_layer=4"),
@@ -235,7 +242,73 @@ def _on_cpu(folder: Path, _: Path) -> None:
     """FSDP over gloo on the processor instead of over NCCL on GPUs."""
     tool = folder / "src/llama_cookbook"
     _replace(tool / "utils/train_utils.py", '"nccl"', '"gloo"')
-    _replace(tool / "finetuning.py", "        device_id = 0\n", "        device_id = None\n")
+    _replace(tool / "finetuning.py", "        device_id = 0\n", _CPU)
+    for _step in range(2):
+        _replace(tool / "utils/train_utils.py", ".to(local_rank)", '.to("cpu")')
+
+
+_CPU = '        device_id = torch.device("cpu")\n'
+
+
+def _ddp_on_cpu(folder: Path, _: Path) -> None:
+    """DDP over gloo on the processor, which the script refuses to run on."""
+    main, trainer = folder / "main.py", folder / "trainer.py"
+    _replace(main, "    if not verify_min_gpu_count(", "    if 0 and verify_min_gpu_count(")
+    _replace(main, "    acc = torch.accelerator.current_accelerator()\n", "    acc = 'cpu'\n")
+    _replace(main, "    torch.accelerator.set_device_index(rank)\n", "")
+    _replace(trainer, "torch.accelerator.current_accelerator()", "'cpu'")
+    _replace(trainer, ", device_ids=[self.local_rank]", "")
+    for _step in range(3):
+        _replace(trainer, ".to(self.local_rank)", ".to('cpu')")
+
+
+_TITAN_AC = ("--activation_checkpoint.selective_ac_option", "op", "--activation_checkpoint.mode")
+_TITAN_TOML = """[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "tokenizer"
+
+[optimizer]
+lr = 8e-4
+
+[training]
+local_batch_size = 2
+seq_len = 64
+steps = 8
+dataset = "c4_test"
+
+[metrics]
+log_freq = 1
+"""
+_TITAN_DEVICE = """class _Processor:
+    def __getattr__(self, name):
+        from collections import Counter
+        from types import SimpleNamespace
+        known = {"get_device_name": "cpu", "memory_stats": Counter(), "device_count": 1}
+        known["get_device_properties"] = SimpleNamespace(total_memory=1, name="cpu")
+        return lambda *_, **__: known.get(name)
+
+
+def get_device_info("""
+
+
+def _titan_data(folder: Path, inputs: Path) -> None:
+    """Where the debug model's own configuration has them."""
+    (folder / "debug.toml").write_text(_TITAN_TOML)
+    shutil.copytree(inputs / "llama", folder / "tokenizer")
+    texts = folder / "tests/assets/c4_test"
+    texts.mkdir(parents=True)
+    shutil.copy(inputs / "lm/train.jsonl", texts / "data.json")
+
+
+def _titan_on_cpu(folder: Path, _: Path) -> None:
+    """It asks its device for names and memory, which a processor does not tell."""
+    tools = folder / "torchtitan/tools/utils.py"
+    _replace(tools, "def get_device_info(", _TITAN_DEVICE)
+    _replace(tools, '_get_available_device_type() or "cuda"', '"cpu"')
+    _replace(tools, "_get_device_module(device_type)", "_Processor()")
+    barrier = "barrier(device_ids=[device_module.current_device()])"
+    _replace(folder / "torchtitan/distributed/utils.py", barrier, "barrier()")
 
 
 def _cookbook(name: str, *more: str, ranks: int = 1) -> Row:
@@ -366,7 +439,6 @@ ROWS = (
             (*_TUNE_ARGS, *more),
             _TORCHTUNE,
             ("recipes", "torchtune"),
-            packages="older",
             python_path=(".",),
         )
         for name, more in (
@@ -377,5 +449,34 @@ ROWS = (
                 ("enable_activation_checkpointing=True", "enable_activation_offloading=True"),
             ),
         )
+    ),
+    Row(
+        "minGPT-ddp",
+        (
+            *("main.py", "data_config.path={in}/text.txt", "data_config.truncate=1"),
+            *("gpt_config.n_layer=3", "gpt_config.n_head=2", "gpt_config.n_embd=32"),
+            *("data_config.block_size=32", "trainer_config.max_epochs=1"),
+            *("trainer_config.batch_size=256", "trainer_config.data_loader_workers=0"),
+            *("trainer_config.use_amp=false", "trainer_config.snapshot_path={out}/snapshot.pt"),
+        ),
+        _EXAMPLES,
+        ("distributed/minGPT-ddp/mingpt",),
+        "distributed/minGPT-ddp/mingpt",
+        change=_ddp_on_cpu,
+        ranks=2,
+    ),
+    *(
+        Row(
+            f"torchtitan debug model, {mode}",
+            ("-m", "torchtitan.train", "--job.config_file", "debug.toml", *_TITAN_AC, mode),
+            copied="torchtitan",
+            data=_titan_data,
+            change=_titan_on_cpu,
+            variables=(
+                *(("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")),
+                *(("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29771")),
+            ),
+        )
+        for mode in ("none", "selective", "full")
     ),
 )

@@ -98,6 +98,9 @@ class Work:
                     [*archive, *self.row.paths], check=True, stdout=into, stderr=subprocess.DEVNULL
                 )
             subprocess.run(["tar", "xf", str(packed)], cwd=self.tree, check=True)
+        if self.row.copied:
+            packages = Path(self._environment.python).parent.parent.glob("lib/*/site-packages")
+            shutil.copytree(next(packages) / self.row.copied, self.tree / self.row.copied)
         for change in (self.row.data, self.row.change):
             if change is not None:
                 change(self.tree / self.row.where, self.inputs)
@@ -123,6 +126,8 @@ class Work:
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(self.scratch / "hub"),
             "WANDB_MODE": "disabled",
+            # A progress bar shows every step.
+            "TQDM_MININTERVAL": "0",
             "PYTHONPATH": ":".join(map(str, paths)),
             "CUDA_VISIBLE_DEVICES": "",
             "PATH": f"{Path(python).parent}:/usr/local/bin:/usr/bin:/bin",
@@ -177,7 +182,10 @@ def attempt(work: Work) -> Outcome:
 
 def _last_line(ran: Ran) -> str:
     lines = [line.strip() for line in ran.output.splitlines() if line.strip()]
+    lines = [re.sub(r"^\[rank\d+\]: ", "", line) for line in lines]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
+    # What torchrun says of its processes' errors comes last, and says less.
+    errors = [line for line in errors if "ChildFailedError" not in line] or errors
     return _COLOURS.sub("", (errors or lines or ["no output"])[-1])[:200]
 
 
@@ -188,11 +196,12 @@ def _losses(plain: Ran, counting: Ran, ours: Ran) -> tuple[str, bool]:
     )
     if not first:
         return "none printed", True
-    if first != second:
+    if first[-1:] != second[-1:]:
         return "differ from run to run without us", True
-    # Under --verify the output of further runs is not shown, and that of the first comes first.
-    if third[: len(first)] == first:
-        return f"same {len(first)}, last {first[-1]}", True
+    # Ours prints its report behind those of the script; a progress bar shows some or others.
+    compared = first if first == second else first[-1:]
+    if third[: len(compared)] == compared or (len(compared) == 1 and first[-1] in third):
+        return f"same {len(compared)}, last {first[-1]}", True
     return f"{first[-1]} without us, {third[-1:]} with us", False
 
 
