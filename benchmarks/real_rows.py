@@ -410,6 +410,7 @@ ROWS = (
             *("--model_config_name_or_path", "{in}/unet", "--output_dir", "{out}/unet"),
             *("--resolution", "16", "--train_batch_size", "4", "--num_epochs", "2"),
             *("--save_images_epochs", "9", "--save_model_epochs", "9", "--mixed_precision", "no"),
+            *("--ddpm_num_inference_steps", "2"),
         ),
         _DIFFUSERS,
         ("examples/unconditional_image_generation",),

@@ -154,10 +154,10 @@ def attempt(work: Work) -> Outcome:
         return Outcome("", str(error).splitlines()[0])
     plain = work.run("plain", ())
     if plain.status:
-        return Outcome("", f"status {plain.status}: {_last_line(plain)}")
+        return Outcome("", f"status {plain.status}: {last_line(plain)}")
     counting, counted = work.count("counted")
     if counting.status or not counted or not counted["modules"]:
-        return Outcome("", f"not counted, status {counting.status}: {_last_line(counting)}")
+        return Outcome("", f"not counted, status {counting.status}: {last_line(counting)}")
     truth = f"{counted['most']:.2g} in {counted['share']:.0%} of {counted['modules']}"
     doubled = counted["most"] >= 1.5
     scan = work.scratch / "scan"
@@ -166,11 +166,11 @@ def attempt(work: Work) -> Outcome:
     ours = work.run("ours", [*tool, *options, "-o", str(scan)])
     result = scan / "result.json"
     if ours.status != plain.status or not result.exists():
-        said = f"status {ours.status}: {_last_line(ours)}"
+        said = f"status {ours.status}: {last_line(ours)}"
         return Outcome(truth, said, wrong="fails with us")
     found = json.loads(result.read_text())
-    losses, same = _losses(plain, counting, ours)
-    wrong = [] if _agrees(found, counted) else ["verdict"]
+    losses, same = same_losses(plain, counting, ours)
+    wrong = [] if agrees(found, counted) else ["verdict"]
     wrong += [] if same else ["losses"]
     fix = ",".join(_found(found))
     if doubled:
@@ -180,7 +180,8 @@ def attempt(work: Work) -> Outcome:
     return Outcome(truth, said, losses, fix, ", ".join(wrong))
 
 
-def _last_line(ran: Ran) -> str:
+def last_line(ran: Ran) -> str:
+    """The last error of a program, or the last that it said."""
     lines = [line.strip() for line in ran.output.splitlines() if line.strip()]
     lines = [re.sub(r"^\[rank\d+\]: ", "", line) for line in lines]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
@@ -189,7 +190,7 @@ def _last_line(ran: Ran) -> str:
     return _COLOURS.sub("", (errors or lines or ["no output"])[-1])[:200]
 
 
-def _losses(plain: Ran, counting: Ran, ours: Ran) -> tuple[str, bool]:
+def same_losses(plain: Ran, counting: Ran, ours: Ran) -> tuple[str, bool]:
     """What the losses say, and whether nothing speaks against us."""
     first, second, third = (
         _LOSS.findall(_COLOURS.sub("", ran.output)) for ran in (plain, counting, ours)
@@ -205,7 +206,7 @@ def _losses(plain: Ran, counting: Ran, ours: Ran) -> tuple[str, bool]:
     return f"{first[-1]} without us, {third[-1:]} with us", False
 
 
-def _agrees(found: dict[str, Any], counted: dict[str, Any]) -> bool:
+def agrees(found: dict[str, Any], counted: dict[str, Any]) -> bool:
     """Whether the verdict is the one that the count asks for, and its number too."""
     most = counted["most"]
     if most == 0:
@@ -243,7 +244,7 @@ def _mended(work: Work, result: dict[str, Any], counted: dict[str, Any]) -> tupl
         return f"{text}; the diff does not apply: {tried.stdout[-200:]}", False
     ran, again = work.count("mended")
     if ran.status or not again:
-        return f"{text}; mended: status {ran.status}, {_last_line(ran)}", False
+        return f"{text}; mended: status {ran.status}, {last_line(ran)}", False
     before, after = (statistics.median(one["step_s"][1:]) for one in (counted, again))
     text += f"; mended: {again['most']:.2g} in {again['share']:.0%}, {after / before:.2f} of a step"
     return text, again["most"] < 1.5 and after < before
@@ -270,7 +271,7 @@ def main() -> int:
             if not Path(environment.python).exists():
                 made = environment.make(PACKAGES[name], PYTHON)
                 if made.status:
-                    print(f"No environment {name}: {_last_line(made)}", file=sys.stderr)
+                    print(f"No environment {name}: {last_line(made)}", file=sys.stderr)
             if not inputs.exists():
                 environment.run([environment.python, str(HERE / "real_inputs.py"), str(inputs)])
         for row in rows:
