@@ -57,17 +57,30 @@ PACKAGES = {
     "newest": (
         *("torch==2.13.0", "torchvision==0.28.0", "transformers==5.23.0", "accelerate==1.15.0"),
         *("peft==0.21.2", "trl==1.16.0", "datasets==5.2.0", "diffusers==0.42.1", "timm==1.0.31"),
+        *("evaluate==0.4.6", "scikit-learn==1.9.1", "sentencepiece==0.2.3", "torchtitan==0.2.2"),
         *(
-            "evaluate==0.4.6",
-            "scikit-learn==1.9.1",
-            "sentencepiece",
-            "torchtitan==0.2.2",
-            "hydra-core",
+            "hydra-core==1.3.8",
+            "torchao==0.18.0",
+            "boto3",
+            "triton==3.9.0",
+            "torchdata==0.11.0",
+            "tiktoken",
         ),
+        *("blobfile", "kagglehub", "tyro", "einops==0.8.2", "protobuf"),
     ),
     "older": (
-        *("torch==2.13.0", "torchvision==0.28.0", "transformers==4.57.6", "accelerate==1.11.0"),
-        *("peft==0.18.1", "trl==0.24.0", "datasets==4.0.0"),
+        *("torch==2.13.0", "torchvision==0.28.0", "torchaudio==2.11.0", "transformers==4.57.6"),
+        *(
+            "accelerate==1.11.0",
+            "peft==0.18.1",
+            "trl==0.24.0",
+            "datasets==4.0.0",
+            "lightning==2.6.6",
+        ),
+        *("jsonargparse[signatures]==4.41.0", "fire==0.7.1", "termcolor", "loralib==0.1.2"),
+        *("einops==0.8.2", "av==18.1.0", "modelscope==1.40.2", "omegaconf==2.3.0", "tyro==0.8.14"),
+        *("matplotlib", "scipy", "pandas", "sentencepiece==0.2.3", "tiktoken", "rouge-chinese"),
+        *("jieba", "nltk"),
     ),
 }
 
@@ -445,10 +458,6 @@ ROWS = (
         for name, more in (
             ("", ()),
             (", checkpoints", ("enable_activation_checkpointing=True",)),
-            (
-                ", checkpoints and offloading",
-                ("enable_activation_checkpointing=True", "enable_activation_offloading=True"),
-            ),
         )
     ),
     Row(
