@@ -290,6 +290,9 @@ seq_len = 64
 steps = 8
 dataset = "c4_test"
 
+[debug]
+seed = 7
+
 [metrics]
 log_freq = 1
 """
