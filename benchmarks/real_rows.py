@@ -35,6 +35,7 @@ class Row(NamedTuple):
         packages: Which environment.
         variables: Set for the script.
         python_path: Folders below the source to import from.
+        mended: The command with the fix, where that is one to the command line: no diff says it.
         copied: An installed package that is copied beside the script, to be changed there.
     """
 
@@ -50,6 +51,7 @@ class Row(NamedTuple):
     variables: tuple[tuple[str, str], ...] = ()
     python_path: tuple[str, ...] = ()
     copied: str = ""
+    mended: tuple[str, ...] = ()
 
 
 PYTHON = "3.11"
@@ -414,6 +416,7 @@ ROWS = (
             "examples/sft",
             change=_peft_doubled,
             packages=packages,
+            mended=(*_PEFT_ARGS, "--use_reentrant", "true", "--gradient_checkpointing", "false"),
         )
         for packages in ("newest", "older")
     ),

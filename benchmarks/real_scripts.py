@@ -229,25 +229,33 @@ def _mended(work: Work, result: dict[str, Any], counted: dict[str, Any]) -> tupl
         text += f" {verified['saving_pct']:.0f} %"
     fixes = [one["fix"] for one in result["findings"] if one["fix"]]
     diffs = [fix["diff"] for fix in fixes if fix["diff"]]
-    if not diffs:
-        return f"{text}; no diff", verified.get("outcome") in ("helps", "no-gain", "unclear")
+    if not diffs and not work.row.mended:
+        return f"{text}; no diff", False
     shutil.rmtree(work.tree)
     work.prepare()
-    patch = work.scratch / "fix.diff"
-    patch.write_text(diffs[0])
-    apply = ["patch", "-p1", "--batch", "-i", str(patch)]
-    for folder in (work.tree / work.row.where, work.tree):
-        tried = subprocess.run(apply, cwd=folder, capture_output=True, text=True, check=False)
-        if not tried.returncode:
-            break
-    else:
-        return f"{text}; the diff does not apply: {tried.stdout[-200:]}", False
+    if not diffs:
+        text += f"; {fixes[0]['summary']}"
+        work.row = work.row._replace(command=work.row.mended)
+    elif not _applied(diffs[0], work):
+        return f"{text}; the diff does not apply", False
     ran, again = work.count("mended")
     if ran.status or not again:
         return f"{text}; mended: status {ran.status}, {last_line(ran)}", False
     before, after = (statistics.median(one["step_s"][1:]) for one in (counted, again))
     text += f"; mended: {again['most']:.2g} in {again['share']:.0%}, {after / before:.2f} of a step"
     return text, again["most"] < 1.5 and after < before
+
+
+def _applied(diff: str, work: Work) -> bool:
+    """Whether the diff fits the files as they are, below the script's folder or the source's."""
+    patch = work.scratch / "fix.diff"
+    patch.write_text(diff)
+    command = ["patch", "-p1", "--batch", "-i", str(patch)]
+    folders = (work.tree / work.row.where, work.tree)
+    return any(
+        not subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode
+        for folder in folders
+    )
 
 
 def main() -> int:
