@@ -114,12 +114,8 @@ launchers: $(DEV) ## A small job under every launcher: the verdict beside the jo
 lint-cases: $(DEV) ## What lint says of scripts and configurations whose truth is known
 	$(BIN)/python benchmarks/lint_cases.py
 
-# What the scripts need beside this project, without the CUDA that some of it asks for.
-REAL := trl==1.16.0 datasets==5.2.0 pyarrow dill multiprocess xxhash timm==1.0.31 diffusers==0.42.1 torchvision peft accelerate transformers
-
-real-scripts: $(DEV) ## Scripts that people train with, SOURCES=their checkouts: verdict and count
-	$(BIN)/python -m pip install --quiet --no-deps $(REAL)
-	$(BIN)/python benchmarks/real_scripts.py $(SOURCES)
+real-scripts: $(DEV) ## Scripts that people train with, SOURCES=clones of them: verdict, count, losses, fix
+	$(BIN)/python benchmarks/real_scripts.py $(SOURCES) $(BENCH)
 
 fidelity: $(DEV) ## Gradients with and without checkpoints, beside what comparing a step says
 	$(BIN)/python benchmarks/fidelity.py

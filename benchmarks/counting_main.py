@@ -4,26 +4,34 @@
 
 Knows nothing of this project: a hook on every module counts its calls, and autograd itself tells
 whether a backward pass is under way. OUT gets the most recomputes per forward of any module with
-parameters of its own, and the share of those modules that were recomputed at all.
+parameters of its own, the share of those modules that were recomputed at all, and the processor
+time of each step, from one step of an optimizer to the next. Under torchrun each rank writes
+OUT.jsonRANK.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import os
 import runpy
 import sys
+import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 forwards: Counter[int] = Counter()
 again: Counter[int] = Counter()
 names: dict[int, str] = {}
+kept: list[torch.nn.Module] = []
+stepped: list[float] = []
 
 
 def _checkpointed() -> bool:
@@ -38,13 +46,21 @@ def _checkpointed() -> bool:
 
 def count(module: torch.nn.Module, _: Any) -> None:
     """One call of one module: in a backward pass, or in a forward that one will follow."""
-    if not next(iter(module._parameters), None):
+    if all(parameter is None for parameter in module._parameters.values()):
         return
+    if id(module) not in names:
+        names[id(module)] = type(module).__name__
+        # No other module gets its number.
+        kept.append(module)
     if torch._C._current_graph_task_id() != -1:
         again[id(module)] += 1
-        names[id(module)] = type(module).__name__
     elif module.training and (torch.is_grad_enabled() or _checkpointed()):
         forwards[id(module)] += 1
+
+
+def step(*_: Any) -> None:
+    """An optimizer made a step."""
+    stepped.append(time.process_time())
 
 
 def write(path: str) -> None:
@@ -56,15 +72,17 @@ def write(path: str) -> None:
         "most": most,
         "share": some,
         "modules": len(ratios),
-        "kinds": sorted({*names.values()}),
+        "kinds": sorted({names[key] for key in again}),
+        "step_s": [late - early for early, late in pairwise(stepped)],
     }
-    Path(path).write_text(json.dumps(found))
+    Path(path + os.environ.get("RANK", "")).write_text(json.dumps(found))
 
 
 def main() -> None:
     """Count, and run what is named as the main program."""
     _, out, *rest = sys.argv
     register_module_forward_pre_hook(count)
+    register_optimizer_step_post_hook(step)
     atexit.register(write, str(Path(out).absolute()))
     if rest[0] == "-m":
         sys.argv = rest[1:]

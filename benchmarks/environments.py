@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,13 +86,19 @@ class Environment:
         return self.run([*install, *packages, f"{ROOT}[torch]", *pins], timeout_s=3600)
 
     def run(
-        self, command: Sequence[str], *, folder: str = ".", timeout_s: float = TIMEOUT_S
+        self,
+        command: Sequence[str],
+        *,
+        folder: str = ".",
+        timeout_s: float = TIMEOUT_S,
+        variables: Mapping[str, str] | None = None,
     ) -> Ran:
         """Run a program in a folder of its own, with one thread a process."""
         began = time.monotonic()
         where = self.scratch / folder
         where.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+        environment |= variables or {}
         try:
             done = subprocess.run(
                 list(command),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as Fast
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.real_models import litgpt, torchtune
+
 WORDS = (
     "the layer runs its forward pass again while a backward step waits for what was not kept and "
     "each model learns from few words of one small text"
 ).split()
+TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 
 UNET = {
     "_class_name": "UNet2DModel",
@@ -37,14 +43,31 @@ UNET = {
 }
 
 
+METRIC = """import datasets
+import evaluate
+
+
+class Accurate(evaluate.Metric):
+    def _info(self):
+        kind = datasets.Value("int32")
+        features = datasets.Features(predictions=kind, references=kind)
+        return evaluate.MetricInfo(description="", citation="", features=features)
+
+    def _compute(self, predictions, references):
+        return {"accuracy": sum(map(int.__eq__, predictions, references)) / len(references)}
+"""
+
+
 def _lines(count: int) -> list[str]:
     chosen = random.Random(7)
     return [" ".join(chosen.choices(WORDS, k=24)) + " ." for _ in range(count)]
 
 
-def _rows(folder: Path, rows: list[dict[str, object]]) -> None:
+def _rows(
+    folder: Path, rows: list[dict[str, object]], parts: Sequence[str] = ("train", "test")
+) -> None:
     folder.mkdir(parents=True)
-    for part in ("train", "test"):
+    for part in parts:
         (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -61,7 +84,7 @@ def _models(folder: Path, lines: list[str]) -> None:
         pad_token="<pad>",
         mask_token="<mask>",
         model_max_length=64,
-        chat_template="{% for m in messages %}{{ m['content'] }} {% endfor %}",
+        chat_template=TEMPLATE,
     )
     sizes: dict[str, Any] = {
         "vocab_size": len(tokenizer),
@@ -75,13 +98,19 @@ def _models(folder: Path, lines: list[str]) -> None:
     for name, model in (("llama", llama), ("bert", BertForMaskedLM(BertConfig(**sizes)))):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+        # As transformers before 5 name it too.
+        described = folder / name / "tokenizer_config.json"
+        kept = json.loads(described.read_text())
+        kept |= {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+        described.write_text(json.dumps(kept))
 
 
 def make(folder: Path) -> None:
     """Texts, data sets and models below the folder."""
     folder.mkdir(parents=True)
     lines = _lines(400)
-    (folder / "text.txt").write_text("\n".join(lines) + "\n")
+    # minGPT's character model is asked to go on from "O God, O God!".
+    (folder / "text.txt").write_text("\n".join(lines) + "\nO God, O God!\n")
     _rows(folder / "lm", [{"text": line} for line in lines])
     half = [{"prompt": a, "completion": b} for a, b in zip(lines[::2], lines[1::2], strict=True)]
     _rows(folder / "pairs", [dict(row) for row in half])
@@ -89,9 +118,19 @@ def make(folder: Path) -> None:
         folder / "preferences",
         [{"prompt": r["prompt"], "chosen": r["completion"], "rejected": "no ."} for r in half],
     )
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    judged = [
+        {"sentence1": a, "sentence2": b, "label": number % 2, "idx": number}
+        for number, (a, b) in enumerate(pairs)
+    ]
+    _rows(folder / "sentences", judged[:64], ("train", "validation"))
+    (folder / "metric").mkdir()
+    (folder / "metric" / "accurate.py").write_text(METRIC)
     (folder / "alpaca").mkdir()
     tasks = [{"instruction": r["prompt"], "input": "", "output": r["completion"]} for r in half]
     (folder / "alpaca" / "data.json").write_text(json.dumps(tasks))
+    known = {"tasks": {"file_name": "data.json"}}
+    (folder / "alpaca" / "dataset_info.json").write_text(json.dumps(known))
     corpus = folder / "corpus"
     corpus.mkdir()
     for part, count in (("train", 40), ("valid", 4), ("test", 4)):
@@ -111,6 +150,8 @@ def make(folder: Path) -> None:
                 pixels = noise.integers(0, 255, (32, 32, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(pictures / f"{number}.png")
     _models(folder, lines)
+    litgpt(folder / "llama", folder / "litgpt")
+    torchtune(folder / "llama", folder / "lm" / "train.jsonl", lines, folder / "tune.yaml")
     (folder / "unet").mkdir()
     (folder / "unet" / "config.json").write_text(json.dumps(UNET))
 

@@ -504,6 +504,24 @@ def test_why_there_is_no_diff(site: str | None, source: Source | None, why: str)
         assert "was not found" not in (fix.reason or "")
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "site", "says"),
+    [
+        # With TRL 0.24 layers run 2 times more with the flag left out, and once with it false.
+        ("trl-trainer", "--gradient_checkpointing", "pass --gradient_checkpointing false"),
+        ("trl-trainer", "sft.gradient_checkpointing", "pass sft.gradient_checkpointing=false"),
+        ("hf-gradient-checkpointing", "--gradient_checkpointing", "leave --gradient_checkpointing"),
+        ("trl-trainer", "FSDP_CHECKPOINTS", "unset FSDP_CHECKPOINTS"),
+    ],
+)
+def test_what_is_on_by_default_is_passed_as_false(mechanism: str, site: str, says: str) -> None:
+    fix = advise_removal(
+        (checkpoint(0, "fsdp-wrapper"), Checkpoint(1, "reentrant", mechanism, site)), {}
+    )
+    assert fix is not None
+    assert says in fix.summary
+
+
 @pytest.mark.parametrize("sites", [("a.py:1", "a.py:2"), ("a.py:1", "a.py:1")])
 def test_what_is_applied_twice_is_to_be_applied_once(sites: tuple[str, str]) -> None:
     stack = tuple(

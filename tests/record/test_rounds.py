@@ -124,6 +124,28 @@ def test_the_fix_is_switched_while_the_times_leave_it_open(
     assert section.before.runs == 2
 
 
+def test_slower_with_fewer_recomputes_is_measured_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on a machine that was busy whenever the fix ran."""
+    switching = with_fix(*SAVES_A_FIFTH, *SAVES_A_FIFTH)
+    started, result = ran(monkeypatch, tmp_path, (2.5, 3.0), switching=switching)
+    assert started[3:] == [(SWITCHING, 1), (SWITCHING, 2)]
+    assert result.verified is not None
+    assert (result.verified.outcome, result.verified.pairs) == ("helps", 8)
+
+
+@pytest.mark.parametrize("runs", [1, 6])
+def test_slower_is_said_where_side_by_side_or_every_round_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runs: int
+) -> None:
+    slower = with_fix(*(100.0, 140.0, 141.0, 101.0) * 2) if runs == 1 else with_fix(100.0)
+    _, result = ran(monkeypatch, tmp_path, (1.4,) * 6, switching=slower)
+    assert result.verified is not None
+    assert result.verified.outcome == "slower"
+    assert (result.verified.pairs > 0) == (runs == 1)
+
+
 def test_switching_four_times_is_the_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     switching = with_fix(100.0, 50.0, 150.0, 100.0, 100.0, 60.0, 120.0, 100.0)
     started, result = ran(monkeypatch, tmp_path, (0.95, 0.7), switching=switching)

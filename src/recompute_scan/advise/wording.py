@@ -69,7 +69,12 @@ def place(site: str | None) -> str:
 def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: RunFacts) -> str:
     """What to do to take it out, with the place, one sentence without the full stop."""
     if site and not _LINE.fullmatch(site):
-        return f"unset {site}" if _is_variable(site) else f"leave {site} out of the command line"
+        if _is_variable(site):
+            return f"unset {site}"
+        if mechanism.on_by_default:
+            given = f"{site} false" if site.startswith("-") else f"{site}=false"
+            return f"pass {given} on the command line: left out, it is on"
+        return f"leave {site} out of the command line"
     statement = source.statement if source else ""
     keyword = next((name for name in _settings(mechanism) if _names(statement, name)), None)
     if keyword is not None:

@@ -86,6 +86,7 @@ class Mechanism(Struct, frozen=True):
         switches: Entry points that switch it on for the module they are called on, or given;
             ``package:*.method`` for the method of any class in a package.
         settings: Entry points of the objects that hold its setting.
+        on_by_default: Whether it is on where nothing sets it.
         variables: Variables of the environment that set it too.
         edits: Changes to the statement at the call site, the first that fits is taken.
         fewer: How to leave out single layers: words with ``{layers}`` and ``{title}``.
@@ -118,6 +119,7 @@ class Mechanism(Struct, frozen=True):
     packages: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    on_by_default: bool = False
     variables: tuple[str, ...] = ()
     keep_sharded: int = 0
     renames: tuple[Rename, ...] = ()

@@ -27,4 +27,5 @@ MECHANISM = replace(
         "SFT with PEFT and ZeRO-3: reentrant, forced",
     ),
     switched_by=("trl/*:*",),
+    on_by_default=True,
 )
