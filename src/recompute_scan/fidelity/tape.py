@@ -152,7 +152,8 @@ class Tape(Struct):
 
         Nobody sees this if the tensor is no subclass, and no function mode is on.
         """
-        memory = self._memory.get(tensor.untyped_storage()._cdata)
+        storage = storage_of(tensor)
+        memory = self._memory.get(storage._cdata) if storage is not None else None
         if memory is None or memory.open:
             return None
         known = memory.prints.get(_within(tensor))
