@@ -14,6 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.fidelity.fingerprint import Fingerprint, _weighted_sums, fingerprint, unseen
+from recompute_scan.fidelity.region_runs import ForwardRun
+from recompute_scan.fidelity.state import ModuleState
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
 
@@ -152,6 +154,24 @@ def test_no_mode_of_the_script_sees_one_being_taken() -> None:
     assert functions.seen == []
     assert sums is not None
     assert len(sums.values) == 32
+
+
+@pytest.mark.parametrize(
+    "saved", [torch.ones(3), torch.eye(3).to_sparse()], ids=["dense", "sparse"]
+)
+def test_no_mode_of_the_script_sees_what_is_saved_being_looked_at(saved: torch.Tensor) -> None:
+    failures: list[str] = []
+    run = ForwardRun(failures.append, None, ModuleState({}, {}), {})
+    with Dispatches() as dispatches, Functions() as functions:
+        run.saved(saved, 0)
+    with Dispatches() as alone:
+        run.saved(saved, 1)
+    assert dispatches.seen == functions.seen == alone.seen == []
+    assert failures == []
+    first, second = run.prints
+    assert first is not None
+    assert second is not None
+    assert first.same_bits(second)
 
 
 def test_the_distance_is_worked_out_later_and_holds_no_tensor_behind() -> None:

@@ -189,7 +189,8 @@ class RegionCall:
         runs = self._thread.runs
         runs.append(run)
         try:
-            with nullcontext() if watched_already() else Watch(self._thread, self._name_of):
+            watched = watched_already(self._thread)
+            with nullcontext() if watched else Watch(self._thread, self._name_of):
                 yield
         finally:
             runs.remove(run)

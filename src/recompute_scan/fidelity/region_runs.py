@@ -87,7 +87,7 @@ class RegionRun:
     def saved(self, tensor: torch.Tensor, place: int) -> None:
         """A node of this run saves a tensor."""
         try:
-            if is_plain(tensor) and not function_modes():
+            if not function_modes() and is_plain(tensor) and tensor.layout == torch.strided:
                 known = self.tape.at_hand(tensor)
                 if known is not None and self._saved_known(known, place):
                     return

@@ -150,10 +150,9 @@ class Tape(Struct):
     def at_hand(self, tensor: torch.Tensor) -> Fingerprint | None:
         """The same, without a look at its elements; ``None`` where it takes one.
 
-        Nobody sees this if the tensor is no subclass, and no function mode is on.
+        Nobody sees this if the tensor is dense and no subclass, and no function mode is on.
         """
-        storage = storage_of(tensor)
-        memory = self._memory.get(storage._cdata) if storage is not None else None
+        memory = self._memory_of(tensor)
         if memory is None or memory.open:
             return None
         known = memory.prints.get(_within(tensor))

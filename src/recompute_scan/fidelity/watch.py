@@ -188,10 +188,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             run.failed(error)
 
 
-def watched_already() -> bool:
-    """Whether a call would come to a :class:`Watch` before any other mode, which could hide it."""
+def watched_already(thread: Thread) -> bool:
+    """Whether a call would come to a :class:`Watch` of these runs before any other mode, which
+    could hide it.
+    """
     modes = _modes()
-    return modes > 0 and isinstance(_mode_at(modes - 1), Watch)
+    first = _mode_at(modes - 1) if modes else None
+    return isinstance(first, Watch) and first._here is thread
 
 
 def _directly(function: Callable[..., _T], *args: Any) -> _T:
