@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,6 +32,44 @@ def test_a_copy_has_the_same_bits_whatever_its_strides(dtype: torch.dtype) -> No
     one = (torch.randn(40, 33) * 3).to(dtype)
     assert taken(one).same_bits(taken(one.t().contiguous().t()))
     assert taken(one).distance(taken(one.clone())) == 0
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(40, 33), (2, 3, 1, 8), (600, 700)], ids=str)
+def test_tensors_looked_at_as_they_lie_are_compared_in_one_order(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    one = (torch.randn(shape) * 3).to(dtype)
+    lying = one.transpose(0, -1).contiguous().transpose(0, -1)
+    assert lying.stride() != one.stride()
+    changed = lying.clone()
+    changed[(0,) * len(shape)] = 1 - changed[(0,) * len(shape)].to(torch.float32)
+    prints = [unseen(partial(fingerprint, as_it_lies=True), t) for t in (one, lying, changed)]
+    straight, across, other = (print_ for print_ in prints if print_ is not None)
+    assert across.order == lying.stride()
+    assert straight.same_bits(across)
+    assert across.same_bits(straight)
+    assert straight.distance(across) == 0
+    assert across.same_bits(taken(one))
+    assert not straight.same_bits(other)
+    assert not other.same_bits(straight)
+    straight.let_go(keep=True)
+    assert straight.same_bits(across)
+    apart = straight.distance(other)
+    assert apart is not None
+    assert apart > 0
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.randn(4, 6)[:, ::2], torch.randn(4, 1).expand(4, 6), torch.randn(9).unfold(0, 3, 2)],
+    ids=["gaps", "one for many", "overlaps"],
+)
+def test_what_does_not_lie_in_one_piece_is_looked_at_as_it_counts(tensor: torch.Tensor) -> None:
+    lying = unseen(partial(fingerprint, as_it_lies=True), tensor)
+    assert lying is not None
+    assert lying.order == ()
+    assert lying.same_bits(taken(tensor.contiguous()))
 
 
 @settings(deadline=None)

@@ -80,8 +80,10 @@ def apart_by(before: Prints, now: Prints) -> str | None:
     """``None`` for the same bits, ``rounding``, or ``altogether``."""
     if len(before) != len(now):
         return "altogether"
-    pairs = list(zip(before, now, strict=True))
-    if any(differ(*pair) for pair in pairs):
-        return "altogether"
-    known = [(one, other) for one, other in pairs if one is not None and other is not None]
-    return None if all(one.same_bits(other) for one, other in known) else "rounding"
+    apart: str | None = None
+    for one, other in zip(before, now, strict=True):
+        if one is not None and other is not None and not one.same_bits(other):
+            if differ(one, other):
+                return "altogether"
+            apart = "rounding"
+    return apart

@@ -95,8 +95,10 @@ class Checker:
         self._next = place + 1
         self.compared += 1
         self.random += entry.drawing is not None
-        self._see_gradients(twin, entry, where)
-        changed = changed_inputs(twin, entry)
+        changed: list[Fingerprint] = []
+        if twin.outside:
+            self._see_gradients(twin, entry, where)
+            changed = changed_inputs(twin, entry)
         if not entry.prints:
             if self._written is None and changed:
                 self._written = Difference("input", where())
@@ -113,7 +115,7 @@ class Checker:
             return
         self._unmatched = None  # what lay between changed nothing
         self._strays.clear()
-        if apart_by(twin.others, entry.others) == "altogether":
+        if (twin.others or entry.others) and apart_by(twin.others, entry.others) == "altogether":
             kind, facts = cause_between(twin, entry)
             self._aside[entry.place] = Difference(kind, where(), **facts)
         if apart == "rounding":
@@ -127,8 +129,11 @@ class Checker:
         return self._cause_in(entry.sources) or next(aside, None)
 
     def _cause_in(self, places: Collection[int]) -> Difference | None:
-        known = (self._suspected[one] for one in sorted(places) if one in self._suspected)
-        return next((suspect.cause for suspect in known), None)
+        suspected = self._suspected
+        first = (
+            min((one for one in places if one in suspected), default=None) if suspected else None
+        )
+        return suspected[first].cause if first is not None else None
 
     @property
     def differing(self) -> int:

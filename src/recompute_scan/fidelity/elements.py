@@ -50,21 +50,38 @@ def plain_parts(value: torch.Tensor) -> list[torch.Tensor] | None:
     return parts
 
 
-def lies_ready(value: torch.Tensor) -> bool:
-    """Whether the tensor is its memory on the CPU, byte by byte, as most are."""
-    return (
+def order_in_memory(value: torch.Tensor) -> tuple[int, ...] | None:
+    """How the elements lie of a tensor that is its memory on the CPU, byte by byte, as most are.
+
+    ``()`` where they lie in order, else the strides; ``None`` of one with gaps or overlaps.
+    """
+    if not (
         is_plain(value)
         and value.layout == torch.strided
         and value.is_cpu
         and value.dtype in _REAL
-        and value.is_contiguous()
         and not value.is_neg()
-    )
+    ):
+        return None
+    if value.is_contiguous():
+        return ()
+    strides, expected = value.stride(), 1
+    for stride, size in sorted(zip(strides, value.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return None
+            expected *= size
+    return strides
+
+
+def in_memory(value: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """The elements as they lie: the tensor, or a flat one on its memory."""
+    return value.as_strided((value.numel(),), (1,)) if order else value
 
 
 def in_one_piece(value: torch.Tensor) -> bool:
     """Whether all is looked at together, whatever the shape."""
-    return value.numel() <= _TOGETHER and lies_ready(value)
+    return value.numel() <= _TOGETHER and order_in_memory(value) == ()
 
 
 def flat_pieces(part: torch.Tensor) -> Iterator[torch.Tensor]:

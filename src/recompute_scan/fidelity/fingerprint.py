@@ -15,7 +15,12 @@ import torch
 from isal import isal_zlib
 from msgspec import Struct
 
-from recompute_scan.fidelity.elements import flat_pieces, lies_ready, plain_parts
+from recompute_scan.fidelity.elements import (
+    flat_pieces,
+    in_memory,
+    order_in_memory,
+    plain_parts,
+)
 from recompute_scan.fidelity.sums import Sums, sums_of
 
 _T = TypeVar("_T")
@@ -30,17 +35,26 @@ class Fingerprint(Struct, eq=False):
         dtype: Its type.
         shape: Its shape; -1 for a ragged size.
         bits: A number that depends on every bit and its place.
+        order: Strides of a tensor that was looked at as it lies in memory, where its elements do
+            not lie in order.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     bits: int
+    order: tuple[int, ...] = ()
     _tensor: torch.Tensor | None = None
     _sums: Sums | None = None
 
     def same_bits(self, other: Fingerprint) -> bool:
         """Whether both tensors were the same, to the last bit."""
-        return self.bits == other.bits and self.dtype == other.dtype and self.shape == other.shape
+        if self.order != other.order:
+            both = self._in_one_order(other)
+            return both is not None and both[0].same_bits(both[1])
+        same = self.bits == other.bits and self.dtype == other.dtype and self.shape == other.shape
+        if same and other._sums is None:
+            other._sums = self._sums
+        return same
 
     @property
     def sums(self) -> Sums | None:
@@ -52,14 +66,16 @@ class Fingerprint(Struct, eq=False):
     def held(self, tensor: torch.Tensor) -> Fingerprint:
         """This, or this in another shape: the same elements are there again, and as they were."""
         found = self.in_shape(tensor.shape)
-        found._tensor = tensor
+        found._tensor = in_memory(tensor, self.order)
         return found
 
     def in_shape(self, shape: tuple[int, ...]) -> Fingerprint:
         """This, or that of the same elements in another shape."""
         if shape == self.shape:
             return self
-        return Fingerprint(self.dtype, tuple(shape), self.bits, self._tensor, self._sums)
+        return Fingerprint(
+            self.dtype, tuple(shape), self.bits, self.order, self._tensor, self._sums
+        )
 
     def let_go(self, *, keep: bool) -> None:
         """The tensor may change from here on; to be called unseen. Comparisons of bits need
@@ -75,10 +91,23 @@ class Fingerprint(Struct, eq=False):
         ``None`` for other shapes, or where it is not known any more; infinite where other elements
         are finite. What is infinite, or no number, in both counts as the same.
         """
-        mine, others = self.sums, other.sums
-        if mine is None or others is None or self.shape != other.shape:
+        if self.shape != other.shape:
             return None
-        return mine.distance(others)
+        both = (self, other) if self.order == other.order else self._in_one_order(other)
+        mine, others = (one.sums for one in both) if both is not None else (None, None)
+        return mine.distance(others) if mine is not None and others is not None else None
+
+    def _in_one_order(self, other: Fingerprint) -> tuple[Fingerprint, Fingerprint] | None:
+        """Both, one of which is taken once more, of its elements in the order of the other's.
+
+        ``None`` where both have let go of their tensors.
+        """
+        if other._tensor is not None:
+            again = unseen(_reordered, other._tensor, other, self.order)
+            return (self, again)
+        if self._tensor is not None:
+            return unseen(_reordered, self._tensor, self, other.order), other
+        return None
 
     def rounding(self) -> float:
         """The largest distance that another order of summation explains: 1e-4 in float32, a
@@ -106,13 +135,30 @@ def unseen(function: Callable[..., _T], *args: Any) -> _T:
                 torch._C._set_grad_enabled(True)
 
 
-def fingerprint(value: torch.Tensor) -> Fingerprint | None:
+def _reordered(held: torch.Tensor, print_: Fingerprint, order: tuple[int, ...]) -> Fingerprint:
+    """The fingerprint of what is held, with elements that lie in another order."""
+    tensor = held.as_strided(print_.shape, print_.order) if print_.order else held
+    other = torch.empty_strided(tensor.shape, order, dtype=tensor.dtype) if order else tensor
+    other = other.copy_(tensor) if order else tensor.contiguous()
+    bits = _bits_here(other, 0)
+    return Fingerprint(print_.dtype, print_.shape, bits, order, in_memory(other, order))
+
+
+def fingerprint(value: torch.Tensor, *, as_it_lies: bool = False) -> Fingerprint | None:
     """The tensor's fingerprint, to be taken :func:`unseen`, which holds it until it lets go of it.
 
     ``None`` of one whose elements are nowhere, or not to be had.
+
+    Args:
+        value: The tensor.
+        as_it_lies: Whether elements that lie in memory in another order than they count in may be
+            taken in that order, without a copy. Compared with another of the kind, they are put
+            in order where they have to be.
     """
-    if lies_ready(value):
-        return Fingerprint(value.dtype, tuple(value.shape), _bits_here(value, 0), value)
+    order = order_in_memory(value)
+    if order == () or (order and as_it_lies):
+        held = in_memory(value, order)
+        return Fingerprint(value.dtype, tuple(value.shape), _bits_here(value, 0), order, held)
     parts = plain_parts(value)
     if not parts or any(part.is_quantized or part.is_meta for part in parts):
         return None
@@ -122,7 +168,7 @@ def fingerprint(value: torch.Tensor) -> Fingerprint | None:
             bits = _bits(flat, bits)
     # A ragged size has a name of its own in each tensor.
     shape = tuple(size if type(size) is int else -1 for size in value.shape)
-    return Fingerprint(value.dtype, shape, bits, parts[0])
+    return Fingerprint(value.dtype, shape, bits, (), parts[0])
 
 
 def _bits(flat: torch.Tensor, so_far: int) -> int:

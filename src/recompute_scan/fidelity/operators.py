@@ -46,6 +46,11 @@ class OperatorKind(Struct, frozen=True):
     derives: bool = True
     written: tuple[int, ...] = ()
 
+    @property
+    def changes(self) -> bool:
+        """Whether it may change what it gets, or a random state."""
+        return self.writes or self.may_draw
+
 
 @functools.lru_cache(maxsize=4096)
 def kind_of(operator: Any) -> OperatorKind:

@@ -27,7 +27,7 @@ class Prints:
 
     def __init__(self, runs: Sequence[Keeping]) -> None:
         """Args: the runs under way, some of which may have to keep what other runs compare with."""
-        self._keep = any(run.keeps for run in runs)
+        self._keep = True in [run.keeps for run in runs]
         self._made: dict[int, Fingerprint | None] = {}
 
     def of(self, tensor: torch.Tensor, known: Fingerprint | None = None) -> Fingerprint | None:
@@ -40,7 +40,7 @@ class Prints:
         key = id(tensor)
         if key in self._made:
             return self._made[key]
-        print_ = known.held(tensor) if known is not None else fingerprint(tensor)
+        print_ = known.held(tensor) if known is not None else fingerprint(tensor, as_it_lies=True)
         self._made[key] = print_
         return print_
 

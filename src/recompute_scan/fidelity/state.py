@@ -74,7 +74,7 @@ def _look_at(
         seen = None if buffer is None or buffer.numel() > _LARGEST else _Buffer.of(buffer)
         if seen is not None:
             buffers[f"{name}.{key}" if name else key] = seen
-    if type(module).__module__.partition(".")[0] == "torch":
+    if _is_torchs(module):
         return
     for key, value in own.items():
         if key not in _TORCHS and isinstance(value, _PLAIN):
@@ -82,10 +82,15 @@ def _look_at(
 
 
 def parts_of(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, nn.Module]]:
-    """These modules, and all in them, with qualified names."""
+    """Of these modules and all in them those that may keep something, with qualified names."""
     for name, module in modules:
         for inner, part in module.named_modules():
-            yield ".".join(filter(None, (name, inner))), part
+            if not _is_torchs(part) or any(True for _ in part.buffers(recurse=False)):
+                yield ".".join(filter(None, (name, inner))), part
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] == "torch"
 
 
 def changed_again(

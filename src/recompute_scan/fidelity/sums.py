@@ -9,10 +9,12 @@ than 256 (a twentieth): what is kept of a tensor is small beside it.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
-from array import array
+from typing import Any
 
+import numpy as np
 import torch
 from msgspec import Struct
 
@@ -23,6 +25,11 @@ _FEW = 64
 _FEWEST, MOST, _FOR_EACH = 32, 256, 1024
 
 
+_Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
+# Types of which numpy, which begins sooner, sums what lies in this machine's memory.
+_NUMPYS = {torch.float32: np.float32, torch.float64: np.float64}
+
+
 class Sums(Struct, eq=False):
     """What is kept of a tensor's elements.
 
@@ -31,21 +38,19 @@ class Sums(Struct, eq=False):
         not_finite: How many elements are infinite or no number, and count as 0 in the sums.
     """
 
-    values: array[float]
+    values: _Floats
     not_finite: int = 0
 
     def distance(self, other: Sums) -> float | None:
         """Norm of the difference over this one's norm; ``None`` for tensors of other sizes."""
         if len(self.values) != len(other.values):
             return None
-        pairs = list(zip(self.values, other.values, strict=True))
-        finite = [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
-        if self.not_finite != other.not_finite or any(
-            math.isfinite(a) != math.isfinite(b) for a, b in pairs
-        ):
+        mine, others = self.values.astype(np.float64), other.values.astype(np.float64)
+        finite = np.isfinite(mine)
+        if self.not_finite != other.not_finite or (finite != np.isfinite(others)).any():
             return float("inf")
-        norm = math.hypot(*(a for a, _ in finite))
-        apart = math.hypot(*(a - b for a, b in finite))
+        norm = math.hypot(*mine[finite])
+        apart = math.hypot(*(mine[finite] - others[finite]))
         return apart / norm if norm else (float("inf") if apart else 0.0)
 
 
@@ -55,44 +60,78 @@ def sums_of(part: torch.Tensor, fewest: int = _FEWEST) -> Sums:
     whole = in_one_piece(part)
     if size <= max(_FEW, fewest):
         flat = part.view(-1) if whole else next(flat_pieces(part))
-        return Sums(array("d", flat.tolist()))
+        return Sums(np.array(flat.tolist(), np.float64))
     number = min(MOST, max(fewest, size // _FOR_EACH))
     if whole:
-        return Sums(*_signed_sums(part.view(-1), number))
-    values, not_finite = array("d", bytes(8 * number)), 0
+        return Sums(*_signed_sums(part, number))
+    values: _Floats = np.zeros(number)
+    not_finite = 0
     for flat in flat_pieces(part):
         some, others = _signed_sums(flat, number)
-        values = array("d", (a + b for a, b in zip(values, some, strict=True)))
+        values += some
         not_finite += others
     return Sums(values, not_finite)
 
 
-def _signed_sums(flat: torch.Tensor, number: int) -> tuple[array[float], int]:
-    """Sums of elements, each with a sign of its own, and how many elements are not finite."""
+def _signed_sums(piece: torch.Tensor, number: int) -> tuple[_Floats, int]:
+    """Sums of elements that lie in order, each with a sign of its own, and how many elements are
+    not finite.
+    """
+    known = _NUMPYS.get(piece.dtype) if piece.is_cpu else None
+    if known is not None:
+        return _sums_here(piece, number, known)
+    flat = piece.view(-1)
     if flat.is_floating_point() and flat.element_size() == 1:
         flat = flat.float()
     sums = _sum_with_signs(flat, number)
-    if math.isfinite(sum(sums)):
-        return array("d", sums), 0
+    if math.isfinite(sums.sum()):
+        return sums, 0
     finite = flat.isfinite()
-    return array("d", _sum_with_signs(flat.where(finite, 0), number)), int((~finite).sum())
+    return _sum_with_signs(flat.where(finite, 0), number), int((~finite).sum())
 
 
-def _sum_with_signs(flat: torch.Tensor, number: int) -> list[float]:
+def _sums_here(piece: torch.Tensor, number: int, known: type[Any]) -> tuple[_Floats, int]:
+    """The same, of memory that numpy reads for as long as this takes."""
+    size = piece.numel() * piece.element_size()
+    # Not by `Tensor.numpy`: torch never again resizes memory that numpy has asked it for.
+    memory: Any = (ctypes.c_char * size).from_address(piece.data_ptr())
+    elements = np.frombuffer(memory, known)
+    sums = _sum_rows(elements, number)
+    if math.isfinite(sums.dot(sums)):
+        return sums, 0
+    finite = np.isfinite(elements)
+    return _sum_rows(np.where(finite, elements, 0), number), int((~finite).sum())
+
+
+def _sum_rows(elements: _Floats, number: int) -> _Floats:
+    if len(elements) < number:
+        elements = np.pad(elements, (0, number - len(elements)))
+    rows, more = divmod(len(elements), number)
+    # `dot` gives no warning of elements that are not finite.
+    sums: _Floats = _signs_here(rows, elements.dtype).dot(
+        elements[: rows * number].reshape(rows, number)
+    )
+    if more:
+        sums[:more] += elements[-more:]
+    return sums
+
+
+def _sum_with_signs(flat: torch.Tensor, number: int) -> _Floats:
     size = flat.numel()
     if size < number:
         flat = torch.nn.functional.pad(flat, (0, number - size))
     rows, more = divmod(flat.numel(), number)
-    signs = _signs(rows, flat.device)
-    table = flat.as_strided((number, rows), (1, number))
-    if flat.dtype == torch.float32 and flat.is_cpu:
-        sums = torch.mv(table, signs)
-    else:  # on a GPU a product may be refused where only deterministic kernels are allowed
-        sums = (table * signs).sum(1)
+    table = flat.as_strided((rows, number), (number, 1))
+    # On a GPU a matrix product may be refused where only deterministic kernels are allowed.
+    sums = (table * _signs(rows, flat.device)[:, None]).sum(0)
     if more:
         sums[:more] += flat[-more:]
-    found: list[float] = sums.tolist()
-    return found
+    return np.array(sums.tolist(), np.float64)
+
+
+@functools.lru_cache(maxsize=64)
+def _signs_here(rows: int, known: np.dtype[Any]) -> _Floats:
+    return np.array(_signs(rows, torch.device("cpu")).tolist(), known)
 
 
 @functools.lru_cache(maxsize=64)

@@ -60,7 +60,7 @@ class TapeEntry(Struct, frozen=True):
     sources: frozenset[int]
 
 
-class _Memory(Struct):
+class _Memory(Struct, eq=False):
     """Memory that a run has seen.
 
     Attributes:
@@ -79,11 +79,12 @@ class _Memory(Struct):
 
 
 class Given(Struct, frozen=True):
-    """What an operator got, as one tape knows it."""
+    """What an operator got, as one tape knows it: its tensors, their memory, and who made that."""
 
     tensors: Sequence[torch.Tensor]
     memories: Sequence[_Memory | None]
-    outside: tuple[Outside, ...] = ()
+    outside: tuple[Outside, ...]
+    sources: frozenset[int]
 
 
 class OperatorCall(Struct, frozen=True):
@@ -125,17 +126,19 @@ class Tape(Struct):
             arguments: Its tensors.
             prints: ``None`` for one that computes nothing.
         """
-        outside = []
-        given = self._memories(arguments)
-        if prints is None:
-            return Given(arguments, given)
-        for place, (tensor, memory) in enumerate(zip(arguments, given, strict=True)):
-            if memory is None or memory.made:
+        memories, outside, sources = [], [], set()
+        for place, tensor in enumerate(arguments):
+            memory = self._memory_of(tensor)
+            memories.append(memory)
+            if memory is None:
                 continue
-            base = tensor._base if tensor._is_view() else tensor
-            print_ = _print_in(memory, tensor, prints)
-            outside.append(Outside(place, print_, tensor.requires_grad, id(base)))
-        return Given(arguments, given, tuple(outside))
+            if memory.maker is not None:
+                sources.add(memory.maker)
+            if prints is not None and not memory.made:
+                base = tensor._base if tensor._is_view() else tensor
+                print_ = _print_in(memory, tensor, prints)
+                outside.append(Outside(place, print_, tensor.requires_grad, id(base)))
+        return Given(arguments, memories, tuple(outside), frozenset(sources))
 
     def maker_of(self, tensor: torch.Tensor) -> int | None:
         """Number of the call that made a tensor or wrote it last."""
@@ -166,25 +169,24 @@ class Tape(Struct):
     def add(self, call: OperatorCall, given: Given, prints: Prints) -> TapeEntry | None:
         """Note a call that has returned. ``None`` of one that computes nothing to compare."""
         kind = call.kind
+        came = tensors((call.result,))
+        memories = {id(one): self._memory_of(one) for one in came}
+        # Memory of the results that is none of the arguments'.
+        made = [one for one in memories.values() if one is not None and one not in given.memories]
         if kind.leaves_open or not kind.computes:
-            for one in self._made_by(call, given):
+            for one in made:
                 one.made, one.maker, one.open = True, None, kind.leaves_open
                 one.prints.clear()
             return None
         computed, others = results(kind, call.result, call.args)
         place = len(self.entries)
-        made = self._made_by(call, given)
         written = []
         if kind.writes:
-            written = [
-                one for one in self._memories(computed) if one is not None and not _in(one, made)
-            ]
-        if any(not one.made for one in written):
-            # A buffer or an input of the region: from here on it is what the region made of it.
-            computed = []
-        sources = frozenset(
-            one.maker for one in given.memories if one is not None and one.maker is not None
-        )
+            all_written = [self._memory_of(one) for one in computed]
+            written = [one for one in all_written if one is not None and one not in made]
+            if False in [one.made for one in written]:
+                # A buffer or an input of the region: from here on it is what the region made of it.
+                computed = []
         for one in (*made, *written):
             one.made, one.maker = True, place
             one.prints.clear()
@@ -192,7 +194,7 @@ class Tape(Struct):
             one.open = False
         prints_of: list[Fingerprint | None] = []
         for result in computed:
-            memory = self._memory_of(result)
+            memory = memories[id(result)] if id(result) in memories else self._memory_of(result)
             if memory is not None and memory.open:
                 others.append(result)
                 prints_of.append(None)
@@ -210,22 +212,14 @@ class Tape(Struct):
             call.drawing,
             call.grad_mode
             and kind.derives
-            and any(one.requires_grad for one in given.tensors)
-            and (not computed or any(_has_gradient(one) for one in computed)),
+            and True in [one.requires_grad for one in given.tensors]
+            and (not computed or True in [_has_gradient(one) for one in computed]),
             call.node,
             place,
-            sources,
+            given.sources,
         )
         self.entries.append(entry)
         return entry
-
-    def _made_by(self, call: OperatorCall, given: Given) -> list[_Memory]:
-        """Memory of the results that is none of the arguments'."""
-        return [
-            one
-            for one in self._memories(tensors((call.result,)))
-            if one is not None and not _in(one, given.memories)
-        ]
 
     def _memory_of(self, tensor: torch.Tensor) -> _Memory | None:
         storage = storage_of(tensor)
@@ -237,13 +231,6 @@ class Tape(Struct):
                 StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             )
         return known
-
-    def _memories(self, given: Sequence[torch.Tensor]) -> list[_Memory | None]:
-        return [self._memory_of(one) for one in given]
-
-
-def _in(memory: _Memory, others: Sequence[_Memory | None]) -> bool:
-    return any(memory is one for one in others)
 
 
 def _within(tensor: torch.Tensor) -> object:

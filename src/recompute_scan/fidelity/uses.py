@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from msgspec import Struct, field
@@ -48,7 +47,7 @@ class HandedTensors(Struct):
     run: Saving | None = None
     count: int = 0
     used: set[int] = field(default_factory=set)
-    _places: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
+    _places: dict[int, int] = field(default_factory=dict)
 
     def pack(self, call: Pack, tensor: torch.Tensor) -> Any:
         """Around the checkpoint's own hook, which may end the recompute by an exception."""
@@ -58,13 +57,13 @@ class HandedTensors(Struct):
             self.run.saved(tensor, place)
         packed = call(tensor)
         if not isinstance(packed, torch.Tensor):  # a forward's: what backward asks with
-            self._places[packed] = place
+            self._places[id(packed)] = place  # each is noted, so an older one's is overwritten
         return packed
 
     def unpack(self, call: Unpack, packed: Any) -> torch.Tensor:
         """Around the checkpoint's other hook."""
-        if not isinstance(packed, torch.Tensor) and packed in self._places:
-            self.used.add(self._places[packed])
+        if not isinstance(packed, torch.Tensor) and id(packed) in self._places:
+            self.used.add(self._places[id(packed)])
         return call(packed)
 
 
@@ -102,52 +101,60 @@ class SavedGraph(Struct, frozen=True):
 
 def graphs_below(outputs: Sequence[torch.Tensor], first: int, around: Around) -> list[SavedGraph]:
     """The graph below each output, of nodes with this number or a later one."""
-    known: dict[Any, list[torch.Tensor] | None] = {}
-    return [_graph_below(output.grad_fn, first, known, around) for output in outputs]
+    seeing = _Seeing(around)
+    return [_graph_below(output.grad_fn, first, seeing) for output in outputs]
 
 
-def _graph_below(
-    root: Any, first: int, known: dict[Any, list[torch.Tensor] | None], around: Around
-) -> SavedGraph:
-    nodes: set[Any] = set()
+def _graph_below(root: Any, first: int, seeing: _Seeing) -> SavedGraph:
+    nodes: dict[Any, int] = {}
+    saved: list[torch.Tensor] = []
+    unknown = False
     waiting = [root]
     while waiting:
         node = waiting.pop()
-        if node is None or node in nodes or node._sequence_nr() < first:
+        if node is None or node in nodes or (number := node._sequence_nr()) < first:
             continue
-        nodes.add(node)
-        if node not in known:
-            known[node] = _saved_by(node, around)
+        nodes[node] = number
+        found = seeing.saved_by(node)
+        unknown = unknown or found is None
+        saved += found or ()
         waiting += [following for following, _ in node.next_functions]
-    saved = [known[node] for node in nodes]
-    return SavedGraph(
-        frozenset(node._sequence_nr() for node in nodes),
-        tuple(tensor for some in saved for tensor in some or ()),
-        unknown=None in saved,
-    )
+    return SavedGraph(frozenset(nodes.values()), tuple(saved), unknown)
 
 
-def _saved_by(node: Any, around: Around) -> list[torch.Tensor] | None:
-    """What a node has saved; ``None`` where it does not let that be seen."""
-    if node.name() == "CopySlices":  # around another node, which nobody can ask for
-        return None
-    found = tensors(tuple(getattr(node, "__dict__", {}).values()))
+class _Seeing:
+    """Sees what nodes have saved, each once."""
 
-    def see(call: Pack, tensor: torch.Tensor) -> Any:
-        found.append(tensor)
+    def __init__(self, around: Around) -> None:
+        self._found: list[torch.Tensor] = []
+        self._see = around(_AS_IT_IS, self._pack, named=False)
+        self._known: dict[Any, list[torch.Tensor] | None] = {}
+
+    def saved_by(self, node: Any) -> list[torch.Tensor] | None:
+        """What a node has saved; ``None`` where it does not let that be seen."""
+        if node not in self._known:
+            self._known[node] = self._look(node)
+        return self._known[node]
+
+    def _look(self, node: Any) -> list[torch.Tensor] | None:
+        if node.name() == "CopySlices":  # around another node, which nobody can ask for
+            return None
+        self._found = found = tensors(tuple(getattr(node, "__dict__", {}).values()))
+        kind: Any = type(node)
+        for name in _slots(kind):
+            held = getattr(node, name)
+            for one in held if isinstance(held, (list, tuple)) else (held,):
+                try:
+                    one.register_hooks(self._see, _AS_IT_IS)
+                except RuntimeError as error:
+                    # Either there is none, or hooks of the script's, or of a checkpoint, have it.
+                    if "already been set" in str(error):
+                        return None
+        return found
+
+    def _pack(self, call: Pack, tensor: torch.Tensor) -> Any:
+        self._found.append(tensor)
         return call(tensor)
-
-    kind: Any = type(node)
-    for name in _slots(kind):
-        held = getattr(node, name)
-        for one in held if isinstance(held, (list, tuple)) else (held,):
-            try:
-                one.register_hooks(around(_AS_IT_IS, see, named=False), _AS_IT_IS)
-            except RuntimeError as error:
-                # Either there is none, or hooks of the script's, or of a checkpoint, have it.
-                if "already been set" in str(error):
-                    return None
-    return found
 
 
 class Arrives:

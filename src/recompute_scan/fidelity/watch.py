@@ -74,21 +74,15 @@ class Thread(threading.local):
         self.handed: Any = None
 
 
-class _Before(Struct, frozen=True):
-    """What was seen of a call before it was made.
+class _Arguments(Struct, frozen=True):
+    """What was seen of what a call gets.
 
     Attributes:
-        kind: The operator.
-        grad_mode: Whether autograd is on.
-        node: Number of the autograd node that was made last.
-        given: What it gets, as each tape knows it.
-        prints: Fingerprints of that.
+        given: As each tape knows it.
+        prints: Fingerprints of what it still gets as it was, and of what it gives.
         drawn: Sees whether it draws random numbers, where it may.
     """
 
-    kind: OperatorKind
-    grad_mode: bool
-    node: int
     given: list[Given]
     prints: Prints
     drawn: Drawn | None
@@ -123,45 +117,50 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         alone = not types and not _modes() and not function_modes()
         seen_by = _directly if alone else unseen
         try:
+            grad_mode, node = torch.is_grad_enabled(), nodes_so_far() - 1
             before = None
-            try:
-                before = seen_by(self._look, kind, args, named, torch.is_grad_enabled())
-            except Exception as error:
-                self._fail(error)
+            if kind.changes:
+                try:
+                    before = seen_by(self._look, kind, args, named)
+                except Exception as error:
+                    self._fail(error)
             result = func(*args, **named)
             try:
-                if before is not None:
-                    seen_by(self._note, func, before, args, named, result)
+                seen_by(self._note, func, kind, before, args, named, result, grad_mode, node)
             except Exception as error:
                 self._fail(error)
         finally:
             here.inside = False
         return result
 
-    def _look(
-        self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any], grad_mode: bool
-    ) -> _Before:
+    def _look(self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]) -> _Arguments:
+        """At what a call gets: before it where it may change that, else behind it."""
         runs = self._here.runs
         arguments = tensors((*args, *named.values()))
         prints = Prints(runs)
         given = [run.tape.look(arguments, prints if kind.computes else None) for run in runs]
         if kind.writes:  # its arguments will not be what they are
             prints.let_go()
+            prints = Prints(runs)
         drawn = Drawn(arguments, named) if kind.may_draw else None
-        # Where a run began without autograd, nothing in it is differentiated.
-        if not grad_mode and any(run.grad_mode for run in runs):
-            grad_mode = _in_own_function()
-        return _Before(kind, grad_mode, nodes_so_far() - 1, given, prints, drawn)
+        return _Arguments(given, prints, drawn)
 
     def _note(
         self,
         func: Any,
-        before: _Before,
+        kind: OperatorKind,
+        before: _Arguments | None,
         args: tuple[Any, ...],
         named: dict[str, Any],
         result: Any,
+        grad_mode: bool,
+        node: int,
     ) -> None:
-        kind = before.kind
+        """A call that has returned, on the tape of each run."""
+        if before is None:
+            if kind.changes:  # to look at it has failed
+                return
+            before = self._look(kind, args, named)
 
         def where() -> Operation:
             return called_at(kind.name, self._name_of)
@@ -169,17 +168,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def repeat() -> Fingerprint | None:
             return _repeat(func, kind, args, named)
 
-        runs = self._here.runs
-        prints = Prints(runs)
+        runs, prints = self._here.runs, before.prints
+        # Where a run began without autograd, nothing in it is differentiated.
+        if not grad_mode and True in [run.grad_mode for run in runs]:
+            grad_mode = _in_own_function()
         drawing = before.drawn.outcome() if before.drawn is not None else None
-        call = OperatorCall(
-            kind, args, numbers(args, named), result, drawing, before.grad_mode, before.node
-        )
+        call = OperatorCall(kind, args, numbers(args, named), result, drawing, grad_mode, node)
         for run, given in zip(runs, before.given, strict=True):
             entry = run.tape.add(call, given, prints)
             if entry is not None:
                 run.made(entry, where, repeat)
-        before.prints.let_go()
         prints.let_go()
 
     def _fail(self, error: Exception) -> None:

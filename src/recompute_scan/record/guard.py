@@ -41,7 +41,15 @@ class Call:
         self.error: BaseException | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.instead(self._function, *args, **kwargs)
+        if self._compiler is not None:
+            return self.instead(self._function, *args, **kwargs)
+        self.made = True  # the same, sooner
+        try:
+            self.result = self._function(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        return self.result
 
     def instead(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call another function of the script's in its place."""

@@ -73,5 +73,5 @@ def _one(name: str, tensor: torch.Tensor | None, *, is_buffer: bool = False) -> 
     parts = plain_parts(tensor) if tensor is not None else None
     if seen is None or not parts:
         return Sampled(name, is_buffer)
-    values = tuple(sums_of(parts[0], fewest=MOST).values)
+    values = tuple(sums_of(parts[0], fewest=MOST).values.tolist())
     return Sampled(name, is_buffer, seen.bits, values, seen.rounding())
