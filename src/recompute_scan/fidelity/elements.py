@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from msgspec import Struct
 
 # Elements that are looked at together, so that little memory is needed: on the CPU what its cache
 # holds, elsewhere what keeps it busy.
-_TOGETHER, _TOGETHER_ELSEWHERE = 2**18, 2**24
+TOGETHER, _TOGETHER_ELSEWHERE = 2**18, 2**24
 _REAL = {
     torch.float32,
     torch.float64,
@@ -74,14 +75,36 @@ def order_in_memory(value: torch.Tensor) -> tuple[int, ...] | None:
     return strides
 
 
+class Part(Struct, frozen=True, gc=False):
+    """Which part of its memory a tensor is.
+
+    Attributes:
+        key: Which, and as what; another shape of the same elements in the same order is the same.
+            ``None`` where that cannot be said.
+        order: See :func:`order_in_memory`.
+    """
+
+    key: object
+    order: tuple[int, ...] | None
+
+
+def part_of_memory(tensor: torch.Tensor) -> Part:
+    """Which part of its memory a tensor is."""
+    order = order_in_memory(tensor)
+    if order:
+        return Part((tensor.dtype, tensor.storage_offset(), tensor.shape, order), order)
+    if order is not None and tensor.numel() <= TOGETHER:
+        return Part((tensor.dtype, tensor.storage_offset(), tensor.numel()), order)
+    if not is_plain(tensor) or tensor.layout != torch.strided:
+        return Part(None, order)
+    bits = tensor.is_conj(), tensor.is_neg()
+    key = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride(), bits
+    return Part(key, order)
+
+
 def in_memory(value: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     """The elements as they lie: the tensor, or a flat one on its memory."""
     return value.as_strided((value.numel(),), (1,)) if order else value
-
-
-def in_one_piece(value: torch.Tensor) -> bool:
-    """Whether all is looked at together, whatever the shape."""
-    return value.numel() <= _TOGETHER and order_in_memory(value) == ()
 
 
 def flat_pieces(part: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -91,7 +114,7 @@ def flat_pieces(part: torch.Tensor) -> Iterator[torch.Tensor]:
         part = torch.view_as_real(part.resolve_conj())
     elif part.is_neg():
         part = part.resolve_neg()
-    return _pieces(part, _TOGETHER if part.device.type == "cpu" else _TOGETHER_ELSEWHERE)
+    return _pieces(part, TOGETHER if part.device.type == "cpu" else _TOGETHER_ELSEWHERE)
 
 
 def _pieces(part: torch.Tensor, most: int) -> Iterator[torch.Tensor]:

@@ -28,7 +28,7 @@ _COLUMNS = 1024
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Fingerprint(Struct, eq=False):
+class Fingerprint(Struct, eq=False, gc=False):
     """A tensor's type and shape, its bits as a number, and what tells how far away another is.
 
     Attributes:
@@ -45,6 +45,7 @@ class Fingerprint(Struct, eq=False):
     order: tuple[int, ...] = ()
     _tensor: torch.Tensor | None = None
     _sums: Sums | None = None
+    _ready: bool = False
 
     def same_bits(self, other: Fingerprint) -> bool:
         """Whether both tensors were the same, to the last bit."""
@@ -60,13 +61,13 @@ class Fingerprint(Struct, eq=False):
     def sums(self) -> Sums | None:
         """What tells how far away another is; ``None`` behind :meth:`let_go`."""
         if self._sums is None and self._tensor is not None:
-            self._sums = unseen(sums_of, self._tensor)
+            self._sums = unseen(self._sum_up, self._tensor)
         return self._sums
 
     def held(self, tensor: torch.Tensor) -> Fingerprint:
         """This, or this in another shape: the same elements are there again, and as they were."""
         found = self.in_shape(tensor.shape)
-        found._tensor = in_memory(tensor, self.order)
+        found._tensor = tensor
         return found
 
     def in_shape(self, shape: tuple[int, ...]) -> Fingerprint:
@@ -74,7 +75,7 @@ class Fingerprint(Struct, eq=False):
         if shape == self.shape:
             return self
         return Fingerprint(
-            self.dtype, tuple(shape), self.bits, self.order, self._tensor, self._sums
+            self.dtype, tuple(shape), self.bits, self.order, self._tensor, self._sums, self._ready
         )
 
     def let_go(self, *, keep: bool) -> None:
@@ -82,8 +83,11 @@ class Fingerprint(Struct, eq=False):
         nothing else; with ``keep`` one can be asked for its distance from others still.
         """
         if keep and self._sums is None and self._tensor is not None:
-            self._sums = sums_of(self._tensor)
+            self._sums = self._sum_up(self._tensor)
         self._tensor = None
+
+    def _sum_up(self, tensor: torch.Tensor) -> Sums:
+        return sums_of(in_memory(tensor, self.order), ready=self._ready)
 
     def distance(self, other: Fingerprint) -> float | None:
         """Norm of the difference over this one's norm, of all elements; 0 or more.
@@ -124,7 +128,13 @@ def unseen(function: Callable[..., _T], *args: Any) -> _T:
     Not a context manager of ours: one that failed between its beginning and the body would leave
     autograd off.
     """
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+    with torch._C.DisableTorchFunction():
+        return unseen_below(function, *args)
+
+
+def unseen_below(function: Callable[..., _T], *args: Any) -> _T:
+    """The same, where there are plain tensors only and no function modes."""
+    with torch._C._DisableTorchDispatch():
         on = torch.is_grad_enabled()
         try:
             if on:  # by torch's function itself: its context manager takes twice as long
@@ -137,28 +147,34 @@ def unseen(function: Callable[..., _T], *args: Any) -> _T:
 
 def _reordered(held: torch.Tensor, print_: Fingerprint, order: tuple[int, ...]) -> Fingerprint:
     """The fingerprint of what is held, with elements that lie in another order."""
-    tensor = held.as_strided(print_.shape, print_.order) if print_.order else held
-    other = torch.empty_strided(tensor.shape, order, dtype=tensor.dtype) if order else tensor
-    other = other.copy_(tensor) if order else tensor.contiguous()
-    bits = _bits_here(other, 0)
-    return Fingerprint(print_.dtype, print_.shape, bits, order, in_memory(other, order))
+    other = held.contiguous()
+    if order:
+        other = torch.empty_strided(held.shape, order, dtype=held.dtype).copy_(held)
+    return Fingerprint(print_.dtype, print_.shape, _bits_here(other, 0), order, other)
 
 
-def fingerprint(value: torch.Tensor, *, as_it_lies: bool = False) -> Fingerprint | None:
+def fingerprint(value: torch.Tensor) -> Fingerprint | None:
     """The tensor's fingerprint, to be taken :func:`unseen`, which holds it until it lets go of it.
 
     ``None`` of one whose elements are nowhere, or not to be had.
+    """
+    return fingerprint_as_it_lies(value, () if order_in_memory(value) == () else None)
+
+
+def fingerprint_as_it_lies(
+    value: torch.Tensor, order: tuple[int, ...] | None
+) -> Fingerprint | None:
+    """The same, without a copy of elements that lie in memory in another order than they count in.
+
+    Compared with another of the kind, they are put in order where they have to be.
 
     Args:
         value: The tensor.
-        as_it_lies: Whether elements that lie in memory in another order than they count in may be
-            taken in that order, without a copy. Compared with another of the kind, they are put
-            in order where they have to be.
+        order: Its order in memory.
     """
-    order = order_in_memory(value)
-    if order == () or (order and as_it_lies):
-        held = in_memory(value, order)
-        return Fingerprint(value.dtype, tuple(value.shape), _bits_here(value, 0), order, held)
+    if order is not None:
+        bits = _bits_here(value, 0)
+        return Fingerprint(value.dtype, tuple(value.shape), bits, order, value, None, True)
     parts = plain_parts(value)
     if not parts or any(part.is_quantized or part.is_meta for part in parts):
         return None

@@ -17,6 +17,7 @@ from recompute_scan.fidelity.fingerprint import unseen
 OWN = "a generator of the script's own"
 # Of a Mersenne Twister, and how many of them are looked at.
 _WORDS, _SOME = 624, 8
+_Words = ctypes.c_uint32 * (_WORDS + 1)
 
 
 def generator_of(operator_kwargs: dict[str, Any], device: torch.device | None) -> tuple[Any, str]:
@@ -64,20 +65,38 @@ class Drawn:
         return RandomDraw(self._name, self._before)
 
 
+def _words_of_python() -> Any:
+    """Place and words of ``random``'s generator where they lie; ``None`` if an interpreter has them
+    elsewhere. To ask for them takes 15 times as long.
+    """
+    own, size = random._inst, ctypes.sizeof(_Words)
+    if type(own).__basicsize__ < object.__basicsize__ + size:
+        return None
+    held = _Words.from_address(id(own) + object.__basicsize__)
+    return held if (*held[1:], held[0]) == own.getstate()[1] else None
+
+
+_PYTHONS = _words_of_python()
+
+
 def python_states() -> dict[str, int]:
     """A number for the state of ``random`` and, where the script uses it, of ``numpy.random``.
 
     Both are Mersenne Twisters: 624 words that are drawn from one after the other and then all made
     anew, so that the place and some words tell two states apart.
     """
-    _, words, normal = random.getstate()
-    found = {"random": hash((words[_WORDS], words[:_SOME], normal))}
+    own: Any = random._inst
+    if _PYTHONS is not None:
+        found = {"random": hash((_PYTHONS[0], tuple(_PYTHONS[1 : 1 + _SOME]), own.gauss_next))}
+    else:
+        _, words, normal = own.getstate()
+        found = {"random": hash((words[_WORDS], words[:_SOME], normal))}
     numpy = sys.modules.get("numpy.random.mtrand")
     if numpy is not None:
         generator = numpy._rand._bit_generator
         if type(generator).__name__ == "MT19937":
             # In its place: to ask for the state takes 50 times as long.
-            held = (ctypes.c_uint32 * (_WORDS + 1)).from_address(generator.ctypes.state_address)
+            held = _Words.from_address(generator.ctypes.state_address)
             found["numpy.random"] = hash((held[_WORDS], tuple(held[:_SOME])))
         else:
             found["numpy.random"] = hash(str(generator.state))

@@ -124,15 +124,21 @@ def tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     return found
 
 
-def numbers(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[object, ...]:
-    """The arguments that are numbers, flags or types, in order."""
-    found: list[object] = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, _NUMBERS):
-            found.append(value)
+def arguments(
+    args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[torch.Tensor], tuple[object, ...]]:
+    """A call's tensors; and its numbers, flags and types; each in order."""
+    given, numbers = [], []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, torch.Tensor):
+            given.append(value)
+        elif isinstance(value, _NUMBERS):
+            numbers.append(value)
         elif isinstance(value, (list, tuple, dict)) and value:
-            found += [one for one in _leaves(value) if isinstance(one, _NUMBERS)]
-    return tuple(found)
+            leaves = _leaves(value)
+            given += [one for one in leaves if isinstance(one, torch.Tensor)]
+            numbers += [one for one in leaves if isinstance(one, _NUMBERS)]
+    return given, tuple(numbers)
 
 
 def _leaves(value: Any) -> Sequence[Any]:

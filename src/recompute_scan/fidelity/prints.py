@@ -7,7 +7,8 @@ from typing import Protocol
 
 import torch
 
-from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint
+from recompute_scan.fidelity.elements import Part, part_of_memory
+from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint_as_it_lies
 
 
 class Keeping(Protocol):
@@ -29,6 +30,14 @@ class Prints:
         """Args: the runs under way, some of which may have to keep what other runs compare with."""
         self._keep = True in [run.keeps for run in runs]
         self._made: dict[int, Fingerprint | None] = {}
+        self._parts: dict[int, Part] = {}
+
+    def part(self, tensor: torch.Tensor) -> Part:
+        """See :func:`recompute_scan.fidelity.elements.part_of_memory`."""
+        known = self._parts.get(id(tensor))
+        if known is None:
+            known = self._parts[id(tensor)] = part_of_memory(tensor)
+        return known
 
     def of(self, tensor: torch.Tensor, known: Fingerprint | None = None) -> Fingerprint | None:
         """The fingerprint of a tensor, which stays as it is until :meth:`let_go`.
@@ -40,7 +49,10 @@ class Prints:
         key = id(tensor)
         if key in self._made:
             return self._made[key]
-        print_ = known.held(tensor) if known is not None else fingerprint(tensor, as_it_lies=True)
+        if known is not None:
+            print_: Fingerprint | None = known.held(tensor)
+        else:
+            print_ = fingerprint_as_it_lies(tensor, self.part(tensor).order)
         self._made[key] = print_
         return print_
 

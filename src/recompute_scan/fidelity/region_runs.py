@@ -19,7 +19,7 @@ from recompute_scan.faithful import (
 from recompute_scan.fidelity.calls_apart import differ
 from recompute_scan.fidelity.checker import Checker
 from recompute_scan.fidelity.elements import is_plain
-from recompute_scan.fidelity.fingerprint import Fingerprint, unseen
+from recompute_scan.fidelity.fingerprint import Fingerprint, unseen, unseen_below
 from recompute_scan.fidelity.generators import python_states
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.prints import Prints
@@ -87,11 +87,13 @@ class RegionRun:
     def saved(self, tensor: torch.Tensor, place: int) -> None:
         """A node of this run saves a tensor."""
         try:
+            hide = unseen
             if not function_modes() and is_plain(tensor) and tensor.layout == torch.strided:
                 known = self.tape.at_hand(tensor)
                 if known is not None and self._saved_known(known, place):
                     return
-            unseen(self._see_saved, tensor, place, Prints((self,)))
+                hide = unseen_below
+            hide(self._see_saved, tensor, place, Prints((self,)))
         except Exception as error:
             self.failed(error)
 
@@ -197,7 +199,7 @@ class RecomputeRun(RegionRun):
             outputs = [one for one in tensors((result,)) if one.grad_fn is not None]
             # A subclass is to see its tensors pass, or it would be lost from the graph.
             with torch.no_grad(), _disable_current_modes():
-                graphs = graphs_below(outputs, self._first_node, self._around)
+                graphs = graphs_below(outputs, self._first_node)
             unseen(self._see_graphs, outputs, graphs)
         except Exception as error:
             self.failed(error)

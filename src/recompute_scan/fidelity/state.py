@@ -45,10 +45,10 @@ class _Buffer(Struct, frozen=True):
 
 
 class ModuleState(Struct, frozen=True):
-    """The state of a region's modules at one moment, by qualified name."""
+    """The state of a region's modules at one moment, by their names and those of its own."""
 
-    buffers: dict[str, _Buffer]
-    attributes: dict[str, object]
+    buffers: dict[tuple[str, str], _Buffer]
+    attributes: dict[tuple[str, str], object]
 
 
 def look_at_state(parts: Sequence[tuple[str, nn.Module]]) -> ModuleState:
@@ -66,19 +66,19 @@ def _look_at_all(parts: Sequence[tuple[str, nn.Module]], found: ModuleState) -> 
 def _look_at(
     name: str,
     module: nn.Module,
-    buffers: dict[str, _Buffer],
-    attributes: dict[str, object],
+    buffers: dict[tuple[str, str], _Buffer],
+    attributes: dict[tuple[str, str], object],
 ) -> None:
     own = vars(module)
     for key, buffer in own.get("_buffers", {}).items():
         seen = None if buffer is None or buffer.numel() > _LARGEST else _Buffer.of(buffer)
         if seen is not None:
-            buffers[f"{name}.{key}" if name else key] = seen
+            buffers[name, key] = seen
     if _is_torchs(module):
         return
     for key, value in own.items():
         if key not in _TORCHS and isinstance(value, _PLAIN):
-            attributes[f"{name}.{key}" if name else key] = value
+            attributes[name, key] = value
 
 
 def parts_of(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, nn.Module]]:
@@ -86,7 +86,7 @@ def parts_of(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, nn
     for name, module in modules:
         for inner, part in module.named_modules():
             if not _is_torchs(part) or any(True for _ in part.buffers(recurse=False)):
-                yield ".".join(filter(None, (name, inner))), part
+                yield _joined(name, inner), part
 
 
 def _is_torchs(module: nn.Module) -> bool:
@@ -104,10 +104,14 @@ def changed_again(
             continue
         if was.moved(made) and began.moved(last):
             shown = unseen(lambda some: [str(one) for one in some], (was, made, last))
-            found.append(KeptState(name, True, *shown))
+            found.append(KeptState(_joined(*name), True, *shown))
     for name, value in recompute.attributes.items():
         absent: Any = object()
         old, new, first = (one.attributes.get(name, absent) for one in (before, forward, start))
         if absent not in (old, new, first) and old != new and first != value:
-            found.append(KeptState(name, False, str(old), str(new), str(value)))
+            found.append(KeptState(_joined(*name), False, str(old), str(new), str(value)))
     return found
+
+
+def _joined(*names: str) -> str:
+    return ".".join(filter(None, names))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from recompute_scan.fidelity.elements import flat_pieces, in_one_piece
+from recompute_scan.fidelity.elements import TOGETHER, flat_pieces, order_in_memory
 
 # Of so many elements or fewer, the elements.
 _FEW = 64
@@ -30,7 +30,7 @@ _Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 _NUMPYS = {torch.float32: np.float32, torch.float64: np.float64}
 
 
-class Sums(Struct, eq=False):
+class Sums(Struct, eq=False, gc=False):
     """What is kept of a tensor's elements.
 
     Attributes:
@@ -54,10 +54,13 @@ class Sums(Struct, eq=False):
         return apart / norm if norm else (float("inf") if apart else 0.0)
 
 
-def sums_of(part: torch.Tensor, fewest: int = _FEWEST) -> Sums:
-    """The sums of a plain tensor, to be taken unseen; never fewer than ``fewest``."""
+def sums_of(part: torch.Tensor, fewest: int = _FEWEST, *, ready: bool = False) -> Sums:
+    """The sums of a plain tensor, to be taken unseen; never fewer than ``fewest``.
+
+    With ``ready`` it is known to be its memory on the CPU, in order.
+    """
     size = part.numel() * (2 if part.is_complex() else 1)
-    whole = in_one_piece(part)
+    whole = part.numel() <= TOGETHER and (ready or order_in_memory(part) == ())
     if size <= max(_FEW, fewest):
         flat = part.view(-1) if whole else next(flat_pieces(part))
         return Sums(np.array(flat.tolist(), np.float64))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from msgspec import Struct, field
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from recompute_scan.fidelity.elements import in_one_piece, is_plain
+from recompute_scan.fidelity.elements import part_of_memory
 from recompute_scan.fidelity.fingerprint import Fingerprint
 from recompute_scan.fidelity.generators import RandomDraw
-from recompute_scan.fidelity.operators import OperatorKind, results, storage_of, tensors
+from recompute_scan.fidelity.operators import OperatorKind, storage_of
 from recompute_scan.fidelity.prints import Prints
 
 
-class Outside(Struct, frozen=True):
+class Outside(Struct, frozen=True, gc=False):
     """A tensor that an operator got and that no operator of the run has made.
 
     Attributes:
@@ -32,7 +31,7 @@ class Outside(Struct, frozen=True):
     tensor_id: int
 
 
-class TapeEntry(Struct, frozen=True):
+class TapeEntry(Struct, frozen=True, gc=False):
     """One call of an operator that computes something.
 
     Attributes:
@@ -64,49 +63,72 @@ class _Memory(Struct, eq=False):
     """Memory that a run has seen.
 
     Attributes:
-        alive: Keeps its number from being given to another, and not what it holds.
         made: Whether an operator of the run has made or written it.
         maker: The call that made or last wrote it, where that is on the tape.
         open: Whether part of it may be what it held before.
         prints: Of the tensors in it, by type and place, as long as nothing is written.
     """
 
-    alive: StorageWeakRef
     made: bool = False
     maker: int | None = None
     open: bool = False
     prints: dict[object, Fingerprint | None] = field(default_factory=dict)
 
 
-class Given(Struct, frozen=True):
-    """What an operator got, as one tape knows it: its tensors, their memory, and who made that."""
+# A tensor, and where it lies; ``None`` of one without memory.
+InMemory = tuple[torch.Tensor, torch.UntypedStorage | None]
 
-    tensors: Sequence[torch.Tensor]
+
+class Given(Struct, frozen=True, gc=False):
+    """What an operator got, as one tape knows it: memory, what is from outside, and who made it."""
+
     memories: Sequence[_Memory | None]
     outside: tuple[Outside, ...]
     sources: frozenset[int]
 
 
-class OperatorCall(Struct, frozen=True):
+class OperatorCall(Struct, frozen=True, gc=False):
     """One call of an operator that has returned.
 
     Attributes:
         kind: The operator.
-        args: Its arguments by position.
-        numbers: Those that are no tensors.
-        result: What it returned.
+        numbers: Its arguments that are no tensors.
+        returned: The tensors that it returned.
+        computed: Those that it has computed, to be compared.
+        others: What else it has computed.
         drawing: Where it drew random numbers.
-        grad_mode: Whether autograd is on.
+        differentiable: Whether an argument needs a gradient, with autograd on.
         node: Number of the autograd node that was made last before it ran.
     """
 
     kind: OperatorKind
-    args: Sequence[Any]
     numbers: tuple[object, ...]
-    result: Any
+    returned: Sequence[InMemory]
+    computed: Sequence[torch.Tensor]
+    others: Sequence[torch.Tensor]
     drawing: RandomDraw | None
-    grad_mode: bool
+    differentiable: bool
     node: int
+
+
+class StorageNumbers:
+    """Keeps the numbers of storages from being given to others, and not what they hold.
+
+    As ``torch.multiprocessing.reductions.StorageWeakRef`` does, of many at once.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+        # The class may be gone before this is, when the interpreter ends.
+        self._free: Callable[[Any], object] = torch.UntypedStorage._free_weak_ref
+
+    def keep(self, storage: torch.UntypedStorage) -> None:
+        """Keep this one's too."""
+        self._kept.append(storage._weak_ref())
+
+    def __del__(self) -> None:
+        for one in self._kept:
+            self._free(one)
 
 
 class Tape(Struct):
@@ -118,8 +140,9 @@ class Tape(Struct):
 
     entries: list[TapeEntry] = field(default_factory=list)
     _memory: dict[int, _Memory] = field(default_factory=dict)
+    _numbers: StorageNumbers = field(default_factory=StorageNumbers)
 
-    def look(self, arguments: Sequence[torch.Tensor], prints: Prints | None) -> Given:
+    def look(self, arguments: Sequence[InMemory], prints: Prints | None) -> Given:
         """What an operator that is about to be called gets.
 
         Args:
@@ -127,8 +150,8 @@ class Tape(Struct):
             prints: ``None`` for one that computes nothing.
         """
         memories, outside, sources = [], [], set()
-        for place, tensor in enumerate(arguments):
-            memory = self._memory_of(tensor)
+        for place, (tensor, storage) in enumerate(arguments):
+            memory = self._memory_in(storage)
             memories.append(memory)
             if memory is None:
                 continue
@@ -138,7 +161,7 @@ class Tape(Struct):
                 base = tensor._base if tensor._is_view() else tensor
                 print_ = _print_in(memory, tensor, prints)
                 outside.append(Outside(place, print_, tensor.requires_grad, id(base)))
-        return Given(arguments, memories, tuple(outside), frozenset(sources))
+        return Given(memories, tuple(outside), frozenset(sources))
 
     def maker_of(self, tensor: torch.Tensor) -> int | None:
         """Number of the call that made a tensor or wrote it last."""
@@ -158,7 +181,7 @@ class Tape(Struct):
         memory = self._memory_of(tensor)
         if memory is None or memory.open:
             return None
-        known = memory.prints.get(_within(tensor))
+        known = memory.prints.get(part_of_memory(tensor).key)
         return known.in_shape(tensor.shape) if known is not None else None
 
     def is_outside(self, tensor: torch.Tensor) -> bool:
@@ -169,8 +192,7 @@ class Tape(Struct):
     def add(self, call: OperatorCall, given: Given, prints: Prints) -> TapeEntry | None:
         """Note a call that has returned. ``None`` of one that computes nothing to compare."""
         kind = call.kind
-        came = tensors((call.result,))
-        memories = {id(one): self._memory_of(one) for one in came}
+        memories = {id(one): self._memory_in(storage) for one, storage in call.returned}
         # Memory of the results that is none of the arguments'.
         made = [one for one in memories.values() if one is not None and one not in given.memories]
         if kind.leaves_open or not kind.computes:
@@ -178,7 +200,7 @@ class Tape(Struct):
                 one.made, one.maker, one.open = True, None, kind.leaves_open
                 one.prints.clear()
             return None
-        computed, others = results(kind, call.result, call.args)
+        computed, others = call.computed, [*call.others]
         place = len(self.entries)
         written = []
         if kind.writes:
@@ -201,8 +223,8 @@ class Tape(Struct):
                 continue
             print_ = prints.of(result)
             prints_of.append(print_)
-            if memory is not None and (within := _within(result)) is not None:
-                memory.prints[within] = print_
+            if memory is not None and (key := prints.part(result).key) is not None:
+                memory.prints[key] = print_
         entry = TapeEntry(
             kind,
             tuple(prints_of),
@@ -210,9 +232,7 @@ class Tape(Struct):
             given.outside,
             call.numbers,
             call.drawing,
-            call.grad_mode
-            and kind.derives
-            and True in [one.requires_grad for one in given.tensors]
+            call.differentiable
             and (not computed or True in [_has_gradient(one) for one in computed]),
             call.node,
             place,
@@ -222,32 +242,20 @@ class Tape(Struct):
         return entry
 
     def _memory_of(self, tensor: torch.Tensor) -> _Memory | None:
-        storage = storage_of(tensor)
+        return self._memory_in(storage_of(tensor))
+
+    def _memory_in(self, storage: torch.UntypedStorage | None) -> _Memory | None:
         if storage is None:
             return None
         known = self._memory.get(storage._cdata)
         if known is None:
-            known = self._memory[storage._cdata] = _Memory(
-                StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-            )
+            known = self._memory[storage._cdata] = _Memory()
+            self._numbers.keep(storage)
         return known
 
 
-def _within(tensor: torch.Tensor) -> object:
-    """Which part of its memory a tensor is, and as what; ``None`` where that cannot be said.
-
-    Another shape of the same elements in the same order is the same part.
-    """
-    if in_one_piece(tensor):
-        return tensor.dtype, tensor.storage_offset(), tensor.numel()
-    if not is_plain(tensor) or tensor.layout != torch.strided:
-        return None
-    bits = tensor.is_conj(), tensor.is_neg()
-    return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride(), bits
-
-
 def _print_in(memory: _Memory, tensor: torch.Tensor, prints: Prints) -> Fingerprint | None:
-    key = _within(tensor)
+    key = prints.part(tensor).key
     if key is None:
         return prints.of(tensor)
     print_ = memory.prints[key] = prints.of(tensor, memory.prints.get(key))

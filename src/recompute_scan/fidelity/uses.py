@@ -99,10 +99,13 @@ class SavedGraph(Struct, frozen=True):
     unknown: bool
 
 
-def graphs_below(outputs: Sequence[torch.Tensor], first: int, around: Around) -> list[SavedGraph]:
+def graphs_below(outputs: Sequence[torch.Tensor], first: int) -> list[SavedGraph]:
     """The graph below each output, of nodes with this number or a later one."""
-    seeing = _Seeing(around)
-    return [_graph_below(output.grad_fn, first, seeing) for output in outputs]
+    seeing = _Seeing()
+    try:
+        return [_graph_below(output.grad_fn, first, seeing) for output in outputs]
+    finally:
+        seeing.forget()
 
 
 def _graph_below(root: Any, first: int, seeing: _Seeing) -> SavedGraph:
@@ -125,9 +128,8 @@ def _graph_below(root: Any, first: int, seeing: _Seeing) -> SavedGraph:
 class _Seeing:
     """Sees what nodes have saved, each once."""
 
-    def __init__(self, around: Around) -> None:
+    def __init__(self) -> None:
         self._found: list[torch.Tensor] = []
-        self._see = around(_AS_IT_IS, self._pack, named=False)
         self._known: dict[Any, list[torch.Tensor] | None] = {}
 
     def saved_by(self, node: Any) -> list[torch.Tensor] | None:
@@ -136,25 +138,35 @@ class _Seeing:
             self._known[node] = self._look(node)
         return self._known[node]
 
+    def forget(self) -> None:
+        """Hold no node and no tensor any more: what a node has saved holds this."""
+        self._found = []
+        self._known.clear()
+
     def _look(self, node: Any) -> list[torch.Tensor] | None:
         if node.name() == "CopySlices":  # around another node, which nobody can ask for
             return None
-        self._found = found = tensors(tuple(getattr(node, "__dict__", {}).values()))
         kind: Any = type(node)
+        own = isinstance(node, torch.autograd.function.BackwardCFunction)
+        self._found = found = tensors(tuple(vars(node).values())) if own else []
         for name in _slots(kind):
             held = getattr(node, name)
             for one in held if isinstance(held, (list, tuple)) else (held,):
+                # An older torch says by an error that nothing is saved. Hooks may save nothing.
+                if getattr(one, "data", one) is None and one.unpack_hook is None:
+                    continue
                 try:
-                    one.register_hooks(self._see, _AS_IT_IS)
+                    one.register_hooks(self._pack, _AS_IT_IS)
                 except RuntimeError as error:
                     # Either there is none, or hooks of the script's, or of a checkpoint, have it.
                     if "already been set" in str(error):
                         return None
         return found
 
-    def _pack(self, call: Pack, tensor: torch.Tensor) -> Any:
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Called at once, and never again."""
         self._found.append(tensor)
-        return call(tensor)
+        return tensor
 
 
 class Arrives:

@@ -21,7 +21,14 @@ from recompute_scan.faithful import Operation
 from recompute_scan.fidelity.elements import is_plain
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
 from recompute_scan.fidelity.generators import Drawn
-from recompute_scan.fidelity.operators import OperatorKind, kind_of, numbers, results, tensors
+from recompute_scan.fidelity.operators import (
+    OperatorKind,
+    arguments,
+    kind_of,
+    results,
+    storage_of,
+    tensors,
+)
 from recompute_scan.fidelity.prints import Keeping, Prints
 from recompute_scan.fidelity.tape import Given, OperatorCall, Tape, TapeEntry
 
@@ -74,16 +81,20 @@ class Thread(threading.local):
         self.handed: Any = None
 
 
-class _Arguments(Struct, frozen=True):
+class _Arguments(Struct, frozen=True, gc=False):
     """What was seen of what a call gets.
 
     Attributes:
-        given: As each tape knows it.
+        tensors: Its tensors.
+        given: The same, as each tape knows them.
+        numbers: What of it is no tensor.
         prints: Fingerprints of what it still gets as it was, and of what it gives.
         drawn: Sees whether it draws random numbers, where it may.
     """
 
+    tensors: list[torch.Tensor]
     given: list[Given]
+    numbers: tuple[object, ...]
     prints: Prints
     drawn: Drawn | None
 
@@ -115,18 +126,20 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         here.inside = True
         # Below a dispatch mode autograd is off; without subclasses and other modes nobody looks.
         alone = not types and not _modes() and not function_modes()
-        seen_by = _directly if alone else unseen
         try:
             grad_mode, node = torch.is_grad_enabled(), nodes_so_far() - 1
             before = None
             if kind.changes:
                 try:
-                    before = seen_by(self._look, kind, args, named)
+                    before = unseen(self._look, kind, args, named)
                 except Exception as error:
                     self._fail(error)
             result = func(*args, **named)
             try:
-                seen_by(self._note, func, kind, before, args, named, result, grad_mode, node)
+                if alone:
+                    self._note(func, kind, before, args, named, result, grad_mode, node)
+                else:
+                    unseen(self._note, func, kind, before, args, named, result, grad_mode, node)
             except Exception as error:
                 self._fail(error)
         finally:
@@ -136,14 +149,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _look(self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]) -> _Arguments:
         """At what a call gets: before it where it may change that, else behind it."""
         runs = self._here.runs
-        arguments = tensors((*args, *named.values()))
+        given, numbers = arguments(args, named)
         prints = Prints(runs)
-        given = [run.tape.look(arguments, prints if kind.computes else None) for run in runs]
+        lying = [(one, storage_of(one)) for one in given]
+        known = [run.tape.look(lying, prints if kind.computes else None) for run in runs]
         if kind.writes:  # its arguments will not be what they are
             prints.let_go()
             prints = Prints(runs)
-        drawn = Drawn(arguments, named) if kind.may_draw else None
-        return _Arguments(given, prints, drawn)
+        drawn = Drawn(given, named) if kind.may_draw else None
+        return _Arguments(given, known, numbers, prints, drawn)
 
     def _note(
         self,
@@ -173,7 +187,17 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not grad_mode and True in [run.grad_mode for run in runs]:
             grad_mode = _in_own_function()
         drawing = before.drawn.outcome() if before.drawn is not None else None
-        call = OperatorCall(kind, args, numbers(args, named), result, drawing, grad_mode, node)
+        computed, others = results(kind, result, args)
+        call = OperatorCall(
+            kind,
+            before.numbers,
+            [(one, storage_of(one)) for one in tensors((result,))],
+            computed,
+            others,
+            drawing,
+            grad_mode and kind.derives and True in [one.requires_grad for one in before.tensors],
+            node,
+        )
         for run, given in zip(runs, before.given, strict=True):
             entry = run.tape.add(call, given, prints)
             if entry is not None:
@@ -193,10 +217,6 @@ def watched_already(thread: Thread) -> bool:
     modes = _modes()
     first = _mode_at(modes - 1) if modes else None
     return isinstance(first, Watch) and first._here is thread
-
-
-def _directly(function: Callable[..., _T], *args: Any) -> _T:
-    return function(*args)
 
 
 def called_at(operator: str, name_of: NameOf) -> Operation:

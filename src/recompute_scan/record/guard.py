@@ -95,6 +95,7 @@ class Guard:
         self.on_failure: Callable[[], None] = lambda: None
         self.settle: Callable[[], None] = lambda: None
         self.left_out: list[str] = []
+        self._uncompiled: object = None
 
     def around(
         self,
@@ -137,7 +138,9 @@ class Guard:
             # Behind the `except`, so that what the script raises now has no context of ours.
             return call.outcome(*args, **kwargs)
 
-        run_uncompiled(around)
+        if around.__code__ is not self._uncompiled:  # which all that this makes have in common
+            run_uncompiled(around)
+            self._uncompiled = around.__code__
         return functools.wraps(original)(around) if named else around
 
     def aside(self, ours: Callable[..., object]) -> Callable[..., None]:
