@@ -1,4 +1,4 @@
-"""Puts the findings' pages into the wheel as one file, half as large as one for each."""
+"""Puts the pages of findings and messages into the wheel as one file, half as large as many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         root = Path(self.root)
         pages = sorted((root / "docs" / "findings").glob("RS*.md"))
-        target = root / "build" / "finding_pages.md"
+        pages.append(root / "docs" / "messages.md")
+        target = root / "build" / "pages.md"
         target.parent.mkdir(exist_ok=True)
         target.write_text("\n".join(one.read_text(encoding="utf-8") for one in pages), "utf-8")
-        build_data["force_include"][str(target)] = "recompute_scan/finding_pages.md"
+        build_data["force_include"][str(target)] = "recompute_scan/pages.md"

@@ -7,9 +7,10 @@ from functools import cache
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-# In a checkout, where they are written; a wheel has them as one file each beside this one.
+# In a checkout, where they are written; a wheel has them as one file beside this one.
 _DOCS = _HERE.parents[1] / "docs"
-_PAGE = re.compile(r"^(?=# RS\d{3} )", re.MULTILINE)
+# Their headings; in code blocks a comment looks like one.
+_PAGE = re.compile(r"^(?=# (?:RS\d{3} |Messages$))", re.MULTILINE)
 
 
 def page(code: str) -> str | None:
@@ -26,13 +27,8 @@ def titles() -> dict[str, str]:
 
 @cache
 def _pages() -> dict[str, str]:
-    together = _HERE / "finding_pages.md"
-    if together.is_file():
-        found = _PAGE.split(together.read_text(encoding="utf-8"))
-    else:
-        files = sorted((_DOCS / "findings").glob("RS*.md"))
-        found = [one.read_text(encoding="utf-8") for one in files]
-    return {text[2:7]: text.rstrip("\n") + "\n" for text in found if text.startswith("# RS")}
+    pages = _PAGE.split(_text())
+    return {text[2:7]: text.rstrip("\n") + "\n" for text in pages if text.startswith("# RS")}
 
 
 def message(code: str) -> str | None:
@@ -42,9 +38,14 @@ def message(code: str) -> str | None:
 
 def messages() -> dict[str, str]:
     """What the documentation says of every error, by its code, heading first."""
-    for folder in (_HERE, _DOCS):
-        path = folder / "messages.md"
-        if path.is_file():
-            parts = re.split(r"^(?=#{2,3} )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-            return {part[4:8]: part for part in parts if part.startswith("### E")}
-    return {}
+    text = _PAGE.split(_text())[-1]
+    parts = re.split(r"^(?=#{2,3} )", text, flags=re.MULTILINE)
+    return {part[4:8]: part for part in parts if part.startswith("### E")}
+
+
+@cache
+def _text() -> str:
+    together = _HERE / "pages.md"
+    files = [*sorted((_DOCS / "findings").glob("RS*.md")), _DOCS / "messages.md"]
+    found = [together] if together.is_file() else [one for one in files if one.is_file()]
+    return "\n".join(one.read_text(encoding="utf-8") for one in found)

@@ -23,9 +23,8 @@ from recompute_scan.annotations import (
     recompute_name,
     region_name,
 )
+from recompute_scan.bundle.known_names import RANGES, is_torchs_own, is_vendors_own
 from recompute_scan.bundle.paths import Places
-from recompute_scan.bundle.runtime_calls import is_vendors_own
-from recompute_scan.bundle.torchs_own import RANGES, is_torchs_own
 from recompute_scan.frameworks.known import MECHANISMS
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.attention.kernel_evidence import NAMED_STEP

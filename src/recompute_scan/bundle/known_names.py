@@ -1,4 +1,5 @@
-"""Which names of runtime calls are certainly CUDA's, HIP's or NCCL's own.
+"""Names that are nobody's secret: torch's own operators, nodes and ranges, by torch's own list, and
+runtime calls that are certainly CUDA's, HIP's or NCCL's.
 
 A library can name a call of its own ``cudaSomethingOfOurs``. A name is the vendor's where every
 word of it is in the headers of `CUDA's runtime and driver
@@ -8,6 +9,57 @@ word of it is in the headers of `CUDA's runtime and driver
 from __future__ import annotations
 
 import re
+from functools import cache
+from importlib.resources import files
+
+from recompute_scan.recompute import vocabulary as words
+
+
+def is_torchs_own(name: str) -> bool:
+    """Whether torch itself gives this name to an operator, a node or a range."""
+    operators, nodes = _torchs_own()
+    if "::" not in name or name.startswith("torch::autograd::"):
+        stem = re.sub(r"\d{1,3}$", "", name.removeprefix("torch::autograd::"))
+        return (
+            stem in nodes
+            or name in words.CHECKPOINT_FUNCTIONS
+            or name in words.CHECKPOINT_NODES
+            or name in RANGES
+            or bool(words.COMPILED_REGION.fullmatch(name))
+        )
+    return name.partition(".")[0] in operators
+
+
+# Ranges and nodes that are named unlike operators.
+RANGES = frozenset(
+    "Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|<forward op>|<backward op>"
+    "|AOTDispatcher Runtime Wrapper Prologue|AOTDispatcher Runtime Wrapper Epilogue"
+    "|enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    "|enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    "|record_param_comms|PythonDispatchMode|_NoopSaveInputs|GraphRoot|detach|detach_"
+    "|CompiledFunction|NoopSaveInputs".split("|")
+)
+_NODES = (
+    "AccumulateGrad CopySlices CopyBackwards Error Identity DelayedError UndefinedGrad Scatter "
+    "Gather CompiledFunctionBackward CheckpointHookBackward _NoopSaveInputsBackward "
+    "NoopSaveInputsBackward"
+)
+
+
+@cache
+def _torchs_own() -> tuple[frozenset[str], frozenset[str]]:
+    """Operators that torch defines, and the nodes named after them."""
+    text = files("recompute_scan.bundle").joinpath("operators.txt").read_text(encoding="ascii")
+    lines = (line.split() for line in text.splitlines() if not line.startswith("#"))
+    operators = frozenset(library + name for library, *names in lines for name in names)
+    nodes = {_camel(name.partition("::")[2]) + "Backward" for name in operators}
+    return operators, frozenset(nodes) | frozenset(_NODES.split())
+
+
+def _camel(name: str) -> str:
+    # As torch's code generator does, so that `pool2d` gives `Pool2D`.
+    return "".join(part.title() for part in name.split("_"))
+
 
 _PREFIX = re.compile(r"(cuda|cu|hip|hsa|nccl|rccl)_?(?=[A-Z])")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[a-z]+|\d+|_")
