@@ -16,6 +16,7 @@ QUICK = ["--steps", "1", "--timing-steps", "1", "--warmup", "1"]
 
 
 def run(folder: Path, *options: str) -> Result:
+    """What ``run`` says of ``train.py`` in a folder."""
     command = [sys.executable, "-m", "recompute_scan", "run", *QUICK, "-o", "out", *options]
     done = subprocess.run(
         [*command, "train.py"], cwd=folder, capture_output=True, text=True, timeout=500
@@ -47,6 +48,24 @@ def test_the_fault_is_named_measured_and_repaired_by_the_diff(tmp_path: Path) ->
     assert right.verified.gradients.status == "equal"
     assert right.fidelity is not None
     assert all(not one.differences for one in right.fidelity.regions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "example",
+    ["plain_pytorch.py", "doubled_llama_fsdp.py", "repaired_llama_fsdp.py", "compiled_fsdp2.py"],
+)
+def test_every_other_example_of_ours_is_faithful_or_was_not_compared(
+    tmp_path: Path, example: str
+) -> None:
+    shutil.copy(EXAMPLE.parent / example, tmp_path / "train.py")
+    found = run(tmp_path)
+    assert [one.code for one in found.findings if one.code.startswith("RS4")] == []
+    assert found.fidelity is not None
+    assert not any(one.differences or one.states or one.lost for one in found.fidelity.regions)
+    compared = sum(one.recomputes for one in found.fidelity.regions)
+    assert bool(found.fidelity.untold) == (example == "compiled_fsdp2.py")
+    assert (compared > 0) != bool(found.fidelity.untold)
 
 
 @pytest.mark.slow
