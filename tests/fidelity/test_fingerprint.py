@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -103,8 +104,10 @@ def test_another_order_of_summation_is_rounding_and_another_mask_is_not() -> Non
     torch.manual_seed(0)
     x, w = torch.randn(64, 512), torch.randn(512, 64)
     whole = x @ w
-    halves = x[:, :256] @ w[:256] + x[:, 256:] @ w[256:]
-    apart = taken(whole).distance(taken(halves))
+    # No whole number of any kernel's blocks, which would be summed in the same order.
+    uneven = (101, 411)
+    parts = zip(x.split(uneven, dim=1), w.split(uneven), strict=True)
+    apart = taken(whole).distance(taken(sum((a @ b for a, b in parts), torch.zeros(64, 64))))
     assert apart is not None
     assert 0 < apart < taken(whole).rounding()
     masked = taken(whole * (torch.rand_like(whole) > 0.1)).distance(taken(whole))
@@ -125,6 +128,19 @@ def test_tensors_without_elements_and_with_infinite_ones(rows: int) -> None:
     assert taken(empty).same_bits(taken(torch.empty(rows, 0)))
     mask = torch.full((rows + 1, 3), float("-inf"))
     assert taken(mask).distance(taken(mask.clone())) == 0
+
+
+@pytest.mark.parametrize("dtype", TYPES[:4], ids=str)
+def test_numpy_says_nothing_of_infinities_however_strict_the_script_set_it(
+    dtype: torch.dtype,
+) -> None:
+    one = torch.rand(70, 80, dtype=torch.float64).mul_(torch.finfo(dtype).max).to(dtype)
+    one[::7], one[1::7] = float("inf"), float("-inf")
+    other = one.clone()
+    other[2] = float("nan")
+    with np.errstate(all="raise"):
+        assert taken(one).distance(taken(other)) == float("inf")
+        assert taken(one).distance(taken(one.clone())) == 0
 
 
 def test_what_has_no_elements_to_look_at_has_no_fingerprint() -> None:

@@ -50,7 +50,8 @@ class Sums(Struct, eq=False, gc=False):
         if self.not_finite != other.not_finite or (finite != np.isfinite(others)).any():
             return float("inf")
         norm = math.hypot(*mine[finite])
-        apart = math.hypot(*(mine[finite] - others[finite]))
+        with np.errstate(all="ignore"):
+            apart = math.hypot(*(mine[finite] - others[finite]))
         return apart / norm if norm else (float("inf") if apart else 0.0)
 
 
@@ -65,15 +66,17 @@ def sums_of(part: torch.Tensor, fewest: int = _FEWEST, *, ready: bool = False) -
         flat = part.view(-1) if whole else next(flat_pieces(part))
         return Sums(np.array(flat.tolist(), np.float64))
     number = min(MOST, max(fewest, size // _FOR_EACH))
-    if whole:
-        return Sums(*_signed_sums(part, number))
-    values: _Floats = np.zeros(number)
-    not_finite = 0
-    for flat in flat_pieces(part):
-        some, others = _signed_sums(flat, number)
-        values += some
-        not_finite += others
-    return Sums(values, not_finite)
+    # A warning of infinities, which are counted, would stand among what the script prints.
+    with np.errstate(all="ignore"):
+        if whole:
+            return Sums(*_signed_sums(part, number))
+        values: _Floats = np.zeros(number)
+        not_finite = 0
+        for flat in flat_pieces(part):
+            some, others = _signed_sums(flat, number)
+            values += some
+            not_finite += others
+        return Sums(values, not_finite)
 
 
 def _signed_sums(piece: torch.Tensor, number: int) -> tuple[_Floats, int]:
@@ -110,7 +113,6 @@ def _sum_rows(elements: _Floats, number: int) -> _Floats:
     if len(elements) < number:
         elements = np.pad(elements, (0, number - len(elements)))
     rows, more = divmod(len(elements), number)
-    # `dot` gives no warning of elements that are not finite.
     sums: _Floats = _signs_here(rows, elements.dtype).dot(
         elements[: rows * number].reshape(rows, number)
     )
