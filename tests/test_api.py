@@ -88,8 +88,10 @@ def test_renderings(trace: Path) -> None:
 
 def test_figures(trace: Path) -> None:
     scan = rs.analyze(trace)
-    assert len(scan.timeline().data) > 0
-    assert len(scan.cost_figure().data) > 0
+    figures = [name for name in dir(scan) if name.endswith("_figure")]
+    assert figures == ["cost_figure", "regions_figure", "timeline_figure"]
+    for name in figures:
+        assert len(getattr(scan, name)().data) > 0, name
 
 
 def test_a_result_is_read_back(trace: Path, tmp_path: Path) -> None:
