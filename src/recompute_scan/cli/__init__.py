@@ -14,6 +14,7 @@ import click
 
 from recompute_scan._version import __version__
 from recompute_scan.cli.output import tell
+from recompute_scan.cli.progress import clear
 from recompute_scan.errors import ScanError
 
 _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
@@ -70,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.exceptions.Abort:
         return 130
     except click.ClickException as error:
+        clear()
         error.show()
         return error.exit_code
     except ScanError as error:

@@ -12,7 +12,13 @@ import click
 from recompute_scan.cli.again import commands_after
 from recompute_scan.cli.early import set_early
 from recompute_scan.cli.machine import machine_options
-from recompute_scan.cli.output import debug_option, open_option, print_report, progress, tell
+from recompute_scan.cli.output import (
+    debug_option,
+    open_option,
+    print_report,
+    tell,
+)
+from recompute_scan.cli.progress import announce, progress
 from recompute_scan.cli.recording_options import recording_options
 from recompute_scan.cli.target import check_script, default_folder, launcher_in
 from recompute_scan.errors import UsageError
@@ -59,7 +65,7 @@ def run(
     if launcher is None and not is_module:
         check_script(whole, script, args)
     if handed_on is None:
-        progress(f"starting {script}")  # before torch is imported, which takes seconds
+        announce(f"starting {script}")  # before torch is imported, which takes seconds
     if launcher is None and nproc_per_node is None and not is_module:
         set_early(Path(script))
     if guard:

@@ -40,8 +40,8 @@ def label(name: str, limit: int = 60) -> str:
 def timeline_figure(result: Result) -> go.Figure:
     """One block, run by run: its operators in the forward pass, each recompute and the backward.
 
-    Every lane starts at 0 on one scale in ms; redundant ones are hatched in red. An empty figure that says so where the result
-    holds no proof.
+    Every lane starts at 0 on one scale in ms; redundant ones are hatched in red. An empty figure
+    that says so where the result holds no proof.
     """
     proof = result.proof
     if proof is None or not proof.lanes:
