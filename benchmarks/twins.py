@@ -6,7 +6,8 @@
 One round is one recording of each, as those in ``traces`` were made, the first of the two changing
 from round to round. A line says what the doubled recording predicts and what ``compare`` finds in
 the twin. Of the rounds, the one to keep is that whose timed steps spread least: chosen without a
-look at whether it agrees. The exit status is 1 where that one's twin is outside the prediction, or
+look at whether it agrees. Rounds that FOLDER holds already are not recorded again, so that more
+can be added. The exit status is 1 where that one's twin is outside the prediction, or
 where its steps spread so much (their middle half by a tenth) that they should be recorded again.
 With ``--keep`` and 0 that round goes into ``traces``, without the host's name, the paths of the
 recording and the step with stacks; without it nothing is written there.
@@ -65,7 +66,8 @@ def record(number: int, folder: Path) -> tuple[float, bool, str]:
     for name in TWINS if number % 2 == 0 else TWINS[::-1]:
         command = (sys.executable, "-m", "recompute_scan", "run", "--steps", "2")
         output = ("-o", str(folder / name), f"examples/{name}.py")
-        subprocess.run((*command, *output), check=True, cwd=ROOT, capture_output=True)
+        if not (folder / name / "result.json").exists():
+            subprocess.run((*command, *output), check=True, cwd=ROOT, capture_output=True)
     doubled = rs.analyze(folder / TWINS[0]).result.cost
     repaired = rs.analyze(folder / TWINS[1]).result.cost
     assert doubled is not None and repaired is not None
