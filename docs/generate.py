@@ -128,19 +128,19 @@ They take the arguments of `rs.record` and have a `scan` when the training is ov
 imported only when its class is used.
 
 ```python
-from recompute_scan.callbacks import HuggingFaceCallback
+from recompute_scan.callbacks import RecomputeScanCallback
 from transformers import Trainer
 
-callback = HuggingFaceCallback(steps=2, warmup=2, timing_steps=0)
+callback = RecomputeScanCallback(steps=2, warmup=2, timing_steps=0)
 Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
 print(callback.scan.verdict)
 ```
 
 ```python
 from lightning.pytorch import Trainer
-from recompute_scan.callbacks import LightningCallback
+from recompute_scan.callbacks import RecomputeScanLightningCallback
 
-callback = LightningCallback(steps=2, warmup=2, timing_steps=0, folder="out/lightning")
+callback = RecomputeScanLightningCallback(steps=2, warmup=2, timing_steps=0, folder="out/lightning")
 Trainer(max_steps=6, callbacks=[callback], **quiet).fit(module, loader)
 print(callback.scan.verdict)
 ```
@@ -149,9 +149,9 @@ With accelerate, use a tracker and log once per step, at its end.
 
 ```python
 from accelerate import Accelerator
-from recompute_scan.callbacks import AccelerateTracker
+from recompute_scan.callbacks import RecomputeScanTracker
 
-tracker = AccelerateTracker(steps=2, warmup=2, timing_steps=0)
+tracker = RecomputeScanTracker(steps=2, warmup=2, timing_steps=0)
 accelerator = Accelerator(log_with=[tracker])
 accelerator.init_trackers("training")
 for step in range(6):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import base64
+import inspect
 import json
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 import recompute_scan as rs
 from recompute_scan.analysis import tables
 from recompute_scan.errors import InputError
+from recompute_scan.record.recording import record
 from recompute_scan.report.picture import FAMILY_FILLS, PART_FILLS
 from recompute_scan.result import Result, to_json
 from tests.recompute.training import checkpointed_step, marked_step
@@ -111,6 +114,29 @@ def test_errors_are_raised(tmp_path: Path) -> None:
         rs.load_result(tmp_path / "result.json")
     with pytest.raises(OSError, match="missing"):
         rs.load_result(tmp_path / "missing.json")
+
+
+def test_callbacks_take_what_record_takes() -> None:
+    """Read from the source: the frameworks that they are for take long to import."""
+    wanted = inspect.signature(record).parameters
+    for name in ("huggingface_callback", "lightning_callback", "accelerate_tracker"):
+        source = files("recompute_scan.callbacks").joinpath(f"{name}.py").read_text("utf-8")
+        (begun,) = (
+            one
+            for one in ast.walk(ast.parse(source))
+            if isinstance(one, ast.FunctionDef) and one.name == "__init__"
+        )
+        taken = {
+            one.arg: (ast.unparse(one.annotation), ast.unparse(default))
+            for one, default in zip(begun.args.kwonlyargs, begun.args.kw_defaults, strict=True)
+            if one.annotation and default
+        }
+        assert taken.pop("trackers") == ("bool", "True")
+        assert begun.args.kwarg is None
+        assert taken == {
+            one.name: (ast.unparse(ast.parse(str(one.annotation))), repr(one.default))
+            for one in wanted.values()
+        }
 
 
 @pytest.mark.parametrize("case", [doubled, full, inconclusive])
