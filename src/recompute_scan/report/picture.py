@@ -25,8 +25,8 @@ PART_FILLS = {
     "recompute": "#fbe6b0",
     "redundant": "#f7c3bd",
     "backward": "#c6cfda",
-    "optimizer": "#e8ecf1",
-    "other": "#f7f8fa",
+    "optimizer": "#e2e7ed",
+    "other": "#eef1f4",
 }
 FAMILY_FILLS = ("#bcd5f7", "#a9e0e0", "#e8d2bf", "#dccff0", "#e4e8b4", "#e1e4e8")
 _WORDS = {"forward": "forward pass", "recompute": "recompute", "redundant": "redundant recompute"}
