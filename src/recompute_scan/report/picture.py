@@ -18,7 +18,7 @@ MOST_LANES = 4
 # Boxes thinner than this are not drawn here, per cent; the proof has them all.
 _THINNEST = 0.25
 # A character of a label is taken for so much of the width, per cent.
-_CHARACTER = 1.1
+_CHARACTER = 1.05
 # The colours of the page's style sheet in its light theme, for a drawing that has none.
 PART_FILLS = {
     "forward": "#dbe2ea",
