@@ -6,6 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
+
+from recompute_scan.errors import UsageError
+
+# What has no meaning where a step is compared and none is timed or profiled.
+_NOT_ALONE = ("steps", "timing_steps", "verify", "guard")
 
 _OPTIONS = (
     click.option("--steps", default=5, show_default=True, help="Steps to profile."),
@@ -48,9 +54,9 @@ _OPTIONS = (
     ),
     click.option(
         "--fidelity/--no-fidelity",
-        default=True,
-        show_default=True,
-        help="Compare the recomputes of one more step with their forward.",
+        default=None,
+        help="Only compare one step's recomputes with their forward, or leave that step out.  "
+        "[default: compare it after the profiled ones]",
     ),
     click.option(
         "--guard",
@@ -70,6 +76,29 @@ _OPTIONS = (
     # From the process that started this one's launcher: it has read all the others.
     click.option("--handed-on", hidden=True),
 )
+
+
+def compares_only(context: click.Context) -> bool:
+    """Does the command line ask for the compared step alone?
+
+    Raises:
+        UsageError: It asks for something else too (``E235``).
+    """
+    if not context.params["fidelity"]:
+        return False
+    others = [name for name in _NOT_ALONE if _given(context, name)]
+    if others:
+        raise UsageError(
+            "E235",
+            f"--fidelity compares one step and does nothing else: --{others[0].replace('_', '-')} "
+            "does not go with it.",
+            hint="leave --fidelity out: the step is compared after the profiled ones anyway",
+        )
+    return True
+
+
+def _given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def recording_options(command: Callable[..., int]) -> Callable[..., int]:

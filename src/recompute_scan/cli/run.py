@@ -13,7 +13,7 @@ from recompute_scan.cli.again import commands_after
 from recompute_scan.cli.early import set_early
 from recompute_scan.cli.machine import machine_options
 from recompute_scan.cli.output import debug_option, open_option, print_report, progress, tell
-from recompute_scan.cli.recording_options import recording_options
+from recompute_scan.cli.recording_options import compares_only, recording_options
 from recompute_scan.cli.target import check_script, default_folder, launcher_in
 from recompute_scan.errors import UsageError
 
@@ -58,6 +58,7 @@ def run(
     launcher = launcher_in(whole, script, args)
     if launcher is None and not is_module:
         check_script(whole, script, args)
+    only_compares = compares_only(click.get_current_context())
     if handed_on is None:
         progress(f"starting {script}")  # before torch is imported, which takes seconds
     if launcher is None and nproc_per_node is None and not is_module:
@@ -86,8 +87,12 @@ def run(
     else:
         folder = output or default_folder(script, args, launched=launcher is not None)
         folder = folder.absolute()  # the script may change the current directory
+        recorded["fidelity"] = recorded["fidelity"] is not False
         may_verify = launcher is None and not verify and "RANK" not in os.environ
         after = commands_after(whole, output, folder, verify=may_verify)
+        if only_compares:
+            recorded |= {"steps": 0, "timing_steps": 0}
+            after = ()
         options = RunOptions(script, is_module, args, folder, measure=verify, **recorded)
     way = Way(launcher, nproc_per_node, verify, without_checkpointing)
     way.check(options)

@@ -126,8 +126,8 @@ class Reporting(Struct, frozen=True):
             RunError: There is no trace although the script ended well (``E309``).
         """
         ends = self._ends()
-        traced = info.trace or any(record.trace for record in ends.records)
-        if not traced and not ends.failed:
+        seen = any(one.trace or one.fidelity for one in (info, *ends.records))
+        if not seen and not ends.failed:
             error = RunError("E309", "The run gave no trace.", why=info.message)
             # A bug of ours is no failure of the script.
             if info.exit_status == 0 and info.bug is None:
