@@ -21,7 +21,7 @@ def cost_of_keeping() -> float:
     Python comes on top.
     """
     generators = [torch.Generator()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         generators.append(torch.Generator(f"cuda:{torch.cuda.current_device()}"))
     return 1e6 * min(_once(generators) for _ in range(_ROUNDS))
 
