@@ -10,8 +10,8 @@ the thread knows the cause and the excerpt does not show it.
 were new to whoever wrote the rules, which those of the half kept aside were not. So was
 ``newest.txt``, by somebody who had not written them: six of its logs got a wrong cause then (at
 medium confidence), and the rules were changed. ``recent.txt`` came after that, one half of it built
-on: none of its logs got a wrong cause, and host memory that ran out got its code then. ``fresh.txt``
-came after that, with one half built on likewise.
+on: none of its logs got a wrong cause, and host memory that ran out got its code then.
+``fresh.txt`` followed, split in the same way, and is of the same two parts.
 
 ``corpus/written`` holds logs that were written after public ones of the same kind, with a name of
 their own for the thread, and labelled by what the text proves before the program saw them. The
@@ -47,8 +47,6 @@ Half = Literal[
     "newest",
     "recent",
     "recent, aside",
-    "fresh",
-    "fresh, aside",
     "written",
     "written, aside",
 ]
@@ -90,11 +88,8 @@ class PublicLog:
     def half(self) -> Half:
         """Which part it is of."""
         even = hashlib.sha256(self.thread.encode()).digest()[0] % 2 == 0
-        match self.file:
-            case "recent":
-                return "recent" if even else "recent, aside"
-            case "fresh":
-                return "fresh" if even else "fresh, aside"
+        if self.file in {"recent", "fresh"}:
+            return "recent" if even else "recent, aside"
         return _PARTS.get(self.file, "built on" if even else "kept aside")
 
     def found(self) -> Findings:
