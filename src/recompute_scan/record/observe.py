@@ -30,6 +30,7 @@ from recompute_scan.record.leaving import (
     leave_groups,
     leave_hanging,
     leave_now,
+    tell_of_exec,
 )
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.postmortem import end_of
@@ -219,6 +220,7 @@ def observe(
     installs += [gauges.install] if gauges is not None else []
     installs += [recorder.others.install, hooks.install]
     installs += [lambda: patches.replace(os, "_exit", leave), watchdog.start]
+    installs.append(lambda: tell_of_exec(patches, guard, folder, so_far))
     if rank_facts().world_size > 1:
         installs.append(so_far)  # of a rank that is killed before its first trace, too
     for install in installs:
