@@ -33,6 +33,7 @@ from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES, names
 from recompute_scan.diagnose.classify import how_checked
 from recompute_scan.diagnose.logs import lines_of, read_log
 from recompute_scan.diagnose.signature import Signature
+from recompute_scan.events import event_schema
 from recompute_scan.record.recording import Recording, record
 from recompute_scan.report.html import render_html
 from recompute_scan.result import from_json, json_schema
@@ -535,7 +536,11 @@ PAGES |= {
 
 
 if __name__ == "__main__":
-    for kind, schema in {"result": json_schema, "comparison": comparison_schema}.items():
+    for kind, schema in {
+        "result": json_schema,
+        "comparison": comparison_schema,
+        "event": event_schema,
+    }.items():
         path = DOCS / "schemas" / f"{kind}.json"
         path.write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
     for page, write in PAGES.items():

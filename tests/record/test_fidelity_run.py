@@ -117,5 +117,5 @@ def test_alone_it_does_nothing_else(tmp_path: Path) -> None:
             text=True,
         )
         assert done.returncode == 2
-        assert f"{option[0]} does not go with it. [E235]" in done.stderr
+        assert f"{option[0]} does not go with it. [E236]" in done.stderr
     assert [one.name for one in tmp_path.iterdir()] == ["train.py"]

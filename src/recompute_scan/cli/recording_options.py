@@ -82,14 +82,14 @@ def compares_only(context: click.Context) -> bool:
     """Does the command line ask for the compared step alone?
 
     Raises:
-        UsageError: It asks for something else too (``E235``).
+        UsageError: It asks for something else too (``E236``).
     """
     if not context.params["fidelity"]:
         return False
     others = [name for name in _NOT_ALONE if _given(context, name)]
     if others:
         raise UsageError(
-            "E235",
+            "E236",
             f"--fidelity compares one step and does nothing else: --{others[0].replace('_', '-')} "
             "does not go with it.",
             hint="leave --fidelity out: the step is compared after the profiled ones anyway",

@@ -11,6 +11,15 @@ import click
 
 from recompute_scan.cli.again import commands_after
 from recompute_scan.cli.early import set_early
+from recompute_scan.cli.followed import (
+    ended,
+    events_option,
+    follow,
+    followed_at,
+    progressing,
+    showing,
+    telling,
+)
 from recompute_scan.cli.machine import machine_options
 from recompute_scan.cli.output import debug_option, open_option, print_report, progress, tell
 from recompute_scan.cli.recording_options import compares_only, recording_options
@@ -26,6 +35,7 @@ if TYPE_CHECKING:
     short_help="Run a training script for a few steps and report on it.",
 )
 @recording_options
+@events_option
 @machine_options
 @open_option
 @debug_option
@@ -41,6 +51,7 @@ def run(
     guard: bool,
     without_checkpointing: bool,
     handed_on: str | None,
+    events: str,
     machine: Machine,
     open_page: bool,
     debug: bool,
@@ -56,6 +67,8 @@ def run(
     """
     whole: list[str] = click.get_current_context().obj
     launcher = launcher_in(whole, script, args)
+    folder = output or default_folder(script, args, launched=launcher is not None)
+    follow(events, command="run", folder=folder)
     if launcher is None and not is_module:
         check_script(whole, script, args)
     only_compares = compares_only(click.get_current_context())
@@ -66,7 +79,6 @@ def run(
     if guard:
         from recompute_scan.cli.guarded import run_guarded_script
 
-        folder = output or default_folder(script, args, launched=launcher is not None)
         if launcher is not None or verify:
             raise UsageError(
                 "E233",
@@ -84,8 +96,8 @@ def run(
         handed = decode(handed_on, Handed)
         options = replace(handed.options, target=script, args=args, is_module=is_module)
         machine, after = handed.machine, handed.after
+        follow(options.events)
     else:
-        folder = output or default_folder(script, args, launched=launcher is not None)
         folder = folder.absolute()  # the script may change the current directory
         recorded["fidelity"] = recorded["fidelity"] is not False
         may_verify = launcher is None and not verify and "RANK" not in os.environ
@@ -94,6 +106,7 @@ def run(
             recorded |= {"steps": 0, "timing_steps": 0}
             after = ()
         options = RunOptions(script, is_module, args, folder, measure=verify, **recorded)
+        options = replace(options, events=followed_at())
     way = Way(launcher, nproc_per_node, verify, without_checkpointing)
     way.check(options)
     reporting = Reporting(
@@ -101,8 +114,9 @@ def run(
         machine,
         after,
         launched=handed_on is not None,
-        show=partial(print_report, options.output, open_page=open_page),
-        tell=tell,
-        progress=progress,
+        show=showing(options.output, partial(print_report, options.output, open_page=open_page)),
+        tell=telling(tell),
+        progress=progressing(progress),
+        leaving=ended,
     )
     return run_and_report(way, options, reporting, ["--debug"] * debug)

@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from os import _exit  # scripts get another
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from recompute_scan.record.arrange.arranging import Arranging
 from recompute_scan.record.arrange.rehearsing import Rehearsing
 from recompute_scan.record.compiled_graphs import CompiledGraphs
 from recompute_scan.record.execute import Exit
+from recompute_scan.record.following import TrainingEvents
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.collect import receive, send
 from recompute_scan.record.launch.forks import in_forked_processes
@@ -97,6 +99,8 @@ def observe(
     probe = Probe(Path.cwd(), guard)
     counter = StepCounter()
     gauges = Gauges(guard) if options.measure else None
+    events = guard.run(partial(TrainingEvents, options.events), otherwise=None)
+    events = events or TrainingEvents("")
 
     target = f"-m {options.target}" if options.is_module else options.target
 
@@ -126,6 +130,7 @@ def observe(
         recording_ranks=options.ranks,
         on_kept=so_far,
         guard=guard,
+        follow=events.boundary,
     )
     graphs = CompiledGraphs(folder, lambda: recorder.ranks.rank, guard)
     guard.on_failure, guard.settle = recorder.give_up, recorder.settle
@@ -154,7 +159,9 @@ def observe(
     def hung(end: RankEnd) -> None:
         recorder.abandon()
         end = replace(end, regions=dict(probe.entered))
-        info = run_record(Exit("hung", HUNG), end)
+        outcome = Exit("hung", HUNG)
+        info = run_record(outcome, end)
+        guard.run(lambda: events.ended(outcome, info, counter.steps), otherwise=None)
         leave_hanging(folder, info, watchdog.patience_s, on_hang)
 
     def close() -> None:
@@ -185,6 +192,7 @@ def observe(
             info = _bring_together(folder, recorder.store, info)
         if info.rank == 0:
             (folder / WORD).unlink(missing_ok=True)
+        guard.run(lambda: events.ended(outcome, info, counter.steps), otherwise=None)
         if keep(info):
             try:
                 write_run_info(folder, info)
@@ -212,6 +220,7 @@ def observe(
     active = process, [*takes_out, watchdog.forget, removes]
     _ACTIVE.append(active)
     installs = [
+        lambda: events.boundary(recorder.kept.phase, 0, recorder.ranks.rank),
         unstepped.install,
         graphs.install,
         lambda: selftest.install(probe),

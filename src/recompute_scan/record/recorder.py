@@ -66,7 +66,9 @@ class Recorder:
         recording_ranks: str = DEFAULT,
         on_kept: Callable[[], None] = lambda: None,
         guard: Guard | None = None,
+        follow: Callable[[Phase, int, int], None] = lambda *_: None,
     ) -> None:
+        self._follow = follow
         self._guard = guard or Guard()
         self._thread = threading.get_ident()
         self._plan = plan
@@ -317,5 +319,6 @@ class Recorder:
         self._tracing.drop()
 
     def _report(self) -> None:
+        self._follow(self.kept.phase, self._counter.steps, self.ranks.rank)
         if text := self.kept.phase.described(self._plan):
             self._progress.show(text)
