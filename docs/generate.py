@@ -129,19 +129,19 @@ They take the arguments of `rs.record` and have a `scan` when the training is ov
 imported only when its class is used.
 
 ```python
-from recompute_scan.callbacks import HuggingFaceCallback
+from recompute_scan.callbacks import RecomputeScanCallback
 from transformers import Trainer
 
-callback = HuggingFaceCallback(steps=2, warmup=2, timing_steps=0)
+callback = RecomputeScanCallback(steps=2, warmup=2, timing_steps=0)
 Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
 print(callback.scan.verdict)
 ```
 
 ```python
 from lightning.pytorch import Trainer
-from recompute_scan.callbacks import LightningCallback
+from recompute_scan.callbacks import RecomputeScanLightningCallback
 
-callback = LightningCallback(steps=2, warmup=2, timing_steps=0, folder="out/lightning")
+callback = RecomputeScanLightningCallback(steps=2, warmup=2, timing_steps=0, folder="out/lightning")
 Trainer(max_steps=6, callbacks=[callback], **quiet).fit(module, loader)
 print(callback.scan.verdict)
 ```
@@ -150,9 +150,9 @@ With accelerate, use a tracker and log once per step, at its end.
 
 ```python
 from accelerate import Accelerator
-from recompute_scan.callbacks import AccelerateTracker
+from recompute_scan.callbacks import RecomputeScanTracker
 
-tracker = AccelerateTracker(steps=2, warmup=2, timing_steps=0)
+tracker = RecomputeScanTracker(steps=2, warmup=2, timing_steps=0)
 accelerator = Accelerator(log_with=[tracker])
 accelerator.init_trackers("training")
 for step in range(6):
@@ -446,21 +446,31 @@ def _failure_page(causes: list[Signature]) -> str:
 
 
 def _cause(one: Signature) -> str:
-    parts = [f"## {one.title}"]
-    if (shown := _example(one)) is not None:
+    shown = _example(one)
+    symptom = (
+        "The log says:" if shown else f"{one.title}, as the log or the place of the ranks shows."
+    )
+    parts = [f"## {one.title}", "### Symptom", _wrapped(symptom)]
+    if shown is not None:
         parts.append(f"```text\n{shown}\n```")
-    parts += [_wrapped(one.cause), _wrapped(f"**What to change.** {one.fix}")]
-    if one.gradients:
-        parts.append(_wrapped(f"**Gradients.** {one.gradients}"))
-    if one.keep:
-        parts.append(_wrapped(f"**Keep** {one.keep}. **Remove** {one.remove}."))
+    parts += ["### Cause", _wrapped(one.cause), "### Fix", _wrapped(one.fix)]
     if one.more:
         parts.append(one.more.strip())
+    parts += ["### Before and after", *map(_wrapped, _before_and_after(one)), "### Sources"]
     parts.append(_wrapped(f"**Versions.** {one.versions}"))
     parts.append(_wrapped(f"**How it was checked.** {how_checked(one)}"))
-    links = [f"<{address}>" for address in one.sources]
-    parts.append("**Read more.**\n\n" + "\n".join(f"- {link}" for link in links))
+    parts.append("\n".join(f"- <{address}>" for address in one.sources))
     return "\n\n".join(parts)
+
+
+def _before_and_after(one: Signature) -> list[str]:
+    """What goes and what stays, and what that does to gradients."""
+    changed = "**Before.** The run fails as above." if one.severity == "error" else ""
+    found = [f"**Remove** {one.remove}. **Keep** {one.keep}."] if one.keep else []
+    gradients = one.gradients or (
+        "The fix touches no checkpoint's variant, random state, check or buffers."
+    )
+    return [*([changed] if changed else []), *found, f"**After.** {gradients}"]
 
 
 def _example(one: Signature) -> str | None:

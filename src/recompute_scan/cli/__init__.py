@@ -15,6 +15,7 @@ import click
 from recompute_scan._version import __version__
 from recompute_scan.cli.followed import ended, failed
 from recompute_scan.cli.output import tell
+from recompute_scan.cli.progress import clear
 from recompute_scan.errors import ScanError
 
 _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
@@ -77,6 +78,7 @@ def _status(arguments: list[str]) -> int:
     except click.exceptions.Abort:
         return 130
     except click.ClickException as error:
+        clear()
         failed(error)
         error.show()
         return error.exit_code

@@ -17,9 +17,9 @@ from recompute_scan.cli.output import (
     force_option,
     output_option,
     print_text,
-    progress,
     rendered,
 )
+from recompute_scan.cli.progress import clear, progress
 from recompute_scan.collecting import paused
 from recompute_scan.files import refuse_existing, write
 
@@ -112,6 +112,7 @@ def analyze(
             refuse_existing(target, force=force)
     where = AUTOMATIC if workers is None and dask is None else Workers(workers or 1, dask)
     result = analyse(traces, progressing(progress), lifted(limits), machine, hta=hta, workers=where)
+    clear()
     if perfetto is not None:
         from recompute_scan.analysis.tracks import add_tracks
 

@@ -17,7 +17,12 @@ from recompute_scan.cli.followed import (
     showing,
     telling,
 )
-from recompute_scan.cli.output import debug_option, print_plan, progress, tell
+from recompute_scan.cli.output import (
+    debug_option,
+    print_plan,
+    tell,
+)
+from recompute_scan.cli.progress import announce, progress
 from recompute_scan.cli.target import check_script, default_folder
 
 
@@ -93,7 +98,7 @@ def plan(
     wish = read_wish(memory, step_time_ms)
     if not is_module:
         check_script(click.get_current_context().obj, script, args)
-    progress(f"starting {script}")
+    announce(f"starting {script}")
     if nproc_per_node is None and not is_module:
         set_early(Path(script))
     from recompute_scan.record.arrange.proving import Asked

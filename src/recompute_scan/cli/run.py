@@ -21,7 +21,13 @@ from recompute_scan.cli.followed import (
     telling,
 )
 from recompute_scan.cli.machine import machine_options
-from recompute_scan.cli.output import debug_option, open_option, print_report, progress, tell
+from recompute_scan.cli.output import (
+    debug_option,
+    open_option,
+    print_report,
+    tell,
+)
+from recompute_scan.cli.progress import announce, progress
 from recompute_scan.cli.recording_options import compares_only, recording_options
 from recompute_scan.cli.target import check_script, default_folder, launcher_in
 from recompute_scan.errors import UsageError
@@ -73,7 +79,7 @@ def run(
         check_script(whole, script, args)
     only_compares = compares_only(click.get_current_context())
     if handed_on is None:
-        progress(f"starting {script}")  # before torch is imported, which takes seconds
+        announce(f"starting {script}")  # before torch is imported, which takes seconds
     if launcher is None and nproc_per_node is None and not is_module:
         set_early(Path(script))
     if guard:

@@ -15,6 +15,7 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
 from recompute_scan.faithful import read_sampled
 from recompute_scan.findings.rules import recommends_plan
+from recompute_scan.how_far import telling
 from recompute_scan.record.run_options import RemovalOptions, RunOptions
 from recompute_scan.record.verify.parts import named_regions, without_in_parts
 from recompute_scan.record.verify.trial import run_trial
@@ -78,13 +79,16 @@ def verify(
     ways[_BARE] = replace(short, without_checkpointing=True)
     runs = _Runs(result, removed, planned, ways, nproc_per_node, on_progress)
     in_turn = [name for name in (_UNCHANGED, _FIX, _PLAN, _WITHOUT) if name in ways]
-    for name in (_AGAIN, _BARE):
-        runs.add(name, 1, "for its gradients")
-    runs.bare_in_parts(short)
-    for number in range(1, _ROUNDS + 1) if len(in_turn) > 1 else ():
-        # The other way around every second time, for machines that get slower and slower.
-        for name in in_turn[1:] if number == 1 else reversed(in_turn):
-            runs.add(name, number, f"of {_ROUNDS}")
+    rounds = _ROUNDS if len(in_turn) > 1 else 0
+    planned_runs = 2 + max(0, rounds * len(in_turn) - 1)  # the first of them has been made
+    with telling(lambda: runs.made / max(planned_runs, runs.made + 1)):
+        for name in (_AGAIN, _BARE):
+            runs.add(name, 1, "for its gradients")
+        runs.bare_in_parts(short)
+        for number in range(1, rounds + 1):
+            # The other way around every second time, for machines that get slower and slower.
+            for name in in_turn[1:] if number == 1 else reversed(in_turn):
+                runs.add(name, number, f"of {_ROUNDS}")
     number = 0
     while runs.open and number < _MOST_SWITCHING and not runs.unpaired:
         number += 1
@@ -120,6 +124,7 @@ class _Runs:
         first = Trial(run_records_in(output), result=result, gradients=read_sampled(output))
         self._trials[_UNCHANGED].append(first)
         self._in_parts: int | None = None
+        self.made = 0
         self.so_far = self._together()
 
     @property
@@ -157,6 +162,7 @@ class _Runs:
         what = "run" if name == _SWITCHING else "round"
         self._on_progress(f"measuring {name.replace('-', ' ')}, {what} {number} {of}")
         self._trials[name].append(_run(name, number, self._ways[name], self._nproc_per_node))
+        self.made += 1
         self.so_far = self._together()
 
     def bare_in_parts(self, options: RunOptions) -> None:
