@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -78,14 +79,14 @@ _OPTIONS = (
 )
 
 
-def compares_only(context: click.Context) -> bool:
-    """Does the command line ask for the compared step alone?
+def with_fidelity(context: click.Context, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for the recording, with what ``--fidelity`` or its absence means for them.
 
     Raises:
-        UsageError: It asks for something else too (``E236``).
+        UsageError: The compared step alone is asked for, and something else too (``E236``).
     """
-    if not context.params["fidelity"]:
-        return False
+    if not recorded["fidelity"]:
+        return {**recorded, "fidelity": recorded["fidelity"] is None}
     others = [name for name in _NOT_ALONE if _given(context, name)]
     if others:
         raise UsageError(
@@ -94,7 +95,7 @@ def compares_only(context: click.Context) -> bool:
             "does not go with it.",
             hint="leave --fidelity out: the step is compared after the profiled ones anyway",
         )
-    return True
+    return {**recorded, "steps": 0, "timing_steps": 0}
 
 
 def _given(context: click.Context, name: str) -> bool:

@@ -21,14 +21,9 @@ from recompute_scan.cli.followed import (
     telling,
 )
 from recompute_scan.cli.machine import machine_options
-from recompute_scan.cli.output import (
-    debug_option,
-    open_option,
-    print_report,
-    tell,
-)
+from recompute_scan.cli.output import debug_option, open_option, print_report, tell
 from recompute_scan.cli.progress import announce, progress
-from recompute_scan.cli.recording_options import compares_only, recording_options
+from recompute_scan.cli.recording_options import with_fidelity, recording_options
 from recompute_scan.cli.target import check_script, default_folder, launcher_in
 from recompute_scan.errors import UsageError
 
@@ -77,7 +72,7 @@ def run(
     follow(events, command="run", folder=folder)
     if launcher is None and not is_module:
         check_script(whole, script, args)
-    only_compares = compares_only(click.get_current_context())
+    recorded = with_fidelity(click.get_current_context(), recorded)
     if handed_on is None:
         announce(f"starting {script}")  # before torch is imported, which takes seconds
     if launcher is None and nproc_per_node is None and not is_module:
@@ -105,14 +100,12 @@ def run(
         follow(options.events)
     else:
         folder = folder.absolute()  # the script may change the current directory
-        recorded["fidelity"] = recorded["fidelity"] is not False
         may_verify = launcher is None and not verify and "RANK" not in os.environ
-        after = commands_after(whole, output, folder, verify=may_verify)
-        if only_compares:
-            recorded |= {"steps": 0, "timing_steps": 0}
-            after = ()
-        options = RunOptions(script, is_module, args, folder, measure=verify, **recorded)
-        options = replace(options, events=followed_at())
+        timed = recorded["steps"] or recorded["timing_steps"]
+        after = commands_after(whole, output, folder, verify=may_verify) if timed else ()
+        options = RunOptions(
+            script, is_module, args, folder, measure=verify, events=followed_at(), **recorded
+        )
     way = Way(launcher, nproc_per_node, verify, without_checkpointing)
     way.check(options)
     reporting = Reporting(
