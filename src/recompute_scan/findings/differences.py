@@ -82,4 +82,6 @@ def name_blocks(regions: Collection[ComparedRegion]) -> tuple[str, ...]:
 def _percent(share: float) -> str:
     if share > 10:
         return "by more than ten times its norm"
+    if share >= 1:
+        return f"by {share:.1f} times its norm"
     return f"by {share * 100:.2g} % of its norm"
