@@ -13,6 +13,7 @@ from importlib import import_module
 import click
 
 from recompute_scan._version import __version__
+from recompute_scan.cli.followed import ended, failed
 from recompute_scan.cli.output import tell
 from recompute_scan.cli.progress import clear
 from recompute_scan.errors import ScanError
@@ -64,6 +65,12 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; see the table in ``docs/messages.md``."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    status = _status(arguments)
+    ended(status)
+    return status
+
+
+def _status(arguments: list[str]) -> int:
     try:
         status = cli.main(
             arguments, prog_name="recompute-scan", standalone_mode=False, obj=arguments
@@ -72,9 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except click.ClickException as error:
         clear()
+        failed(error)
         error.show()
         return error.exit_code
     except ScanError as error:
+        failed(error)
         tell(f"recompute-scan: {error}")
         return error.exit_status
     except KeyboardInterrupt:
@@ -84,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        failed(error)
         if "--debug" in arguments:
             raise
         tell(
