@@ -91,7 +91,7 @@ def test_the_state_of_the_model_is_told(ran: Ran) -> None:
         True,
         False,
     )
-    assert model.checkpoints == ("2 x checkpoint wrapper round DecoderLayer, non-reentrant",)
+    assert model.checkpoints == ("2 x checkpoint wrapper around DecoderLayer, non-reentrant",)
     assert rank.regions == {"non-reentrant": 2}
     assert (rank.memory or {})["host_peak"] > 0
     assert rank.place is not None

@@ -181,7 +181,7 @@ def _state(root: nn.Module) -> ModelState:
             parallel["FSDP2"] = parallel.get("FSDP2", 0) + 1
         if kind == "CheckpointWrapper":
             wrapped = True
-            _count(ways, f"checkpoint wrapper round {_inner_class(module)}, {_variant(module)}")
+            _count(ways, f"checkpoint wrapper around {_inner_class(module)}, {_variant(module)}")
         if vars(module).get("gradient_checkpointing") is True:
             switched = True
             _count(ways, f"gradient_checkpointing on in {real_class_name(module)}")

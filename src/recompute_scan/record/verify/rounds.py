@@ -89,16 +89,16 @@ def verify(
         for number in range(1, rounds + 1):
             # The other way around every second time, for machines that get slower and slower.
             for name in in_turn[1:] if number == 1 else reversed(in_turn):
-                runs.add(name, number, f"of {_ROUNDS}")
+                runs.add(name, number, f"round {number} of {_ROUNDS}")
     number = 0
     while runs.open and number < _MOST_SWITCHING and not runs.unpaired:
         number += 1
-        runs.add(_SWITCHING, number, f"of up to {_MOST_SWITCHING} (the times vary)")
+        runs.add(_SWITCHING, number, f"run {number} of up to {_MOST_SWITCHING} (the times vary)")
     number = _ROUNDS
     while runs.open and number < _MOST_ROUNDS and not runs.paired:
         number += 1
         for name in in_turn[:2] if number % 2 else reversed(in_turn[:2]):
-            runs.add(name, number, "(the times vary)")
+            runs.add(name, number, f"round {number} (the times vary)")
     return runs.so_far
 
 
@@ -156,12 +156,11 @@ class _Runs:
         """Whether the last run of this way did not run to its end."""
         return any(trial.exit_status for trial in self._trials[name][-1:])
 
-    def add(self, name: str, number: int, of: str) -> None:
+    def add(self, name: str, number: int, which: str) -> None:
         """Run the script this way; what failed once is not tried again."""
         if self.failed(name):
             return
-        what = "run" if name == _SWITCHING else "round"
-        self._on_progress(f"measuring {name.replace('-', ' ')}, {what} {number} {of}")
+        self._on_progress(f"measuring {name.replace('-', ' ')}, {which}")
         self._trials[name].append(_run(name, number, self._ways[name], self._nproc_per_node))
         self.pieces.done()
         self.so_far = self._together()
