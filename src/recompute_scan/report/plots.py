@@ -15,8 +15,8 @@ from recompute_scan.report import summary, words
 from recompute_scan.report.bars import PARTS, cost_bars
 from recompute_scan.report.escape import visible
 from recompute_scan.report.groups import block_label
-from recompute_scan.report.side_by_side import COLOURS, family_colours
-from recompute_scan.result import Result
+from recompute_scan.report.side_by_side import COLOURS, family_colours, short_name
+from recompute_scan.result import ProofOp, Result
 
 PART_COLOURS = {
     "forward": "#8a97a6",
@@ -29,12 +29,19 @@ PART_COLOURS = {
 FAMILY_COLOURS = ("#2c62bd", "#12868d", "#a86b34", "#6a4ea5", "#8a941f", "#9aa2ad")
 _HEIGHT_OF_ROW = 26
 _REDUNDANT = ", redundant"
+_LONGEST_IN_A_BOX = 14
 
 
 def label(name: str, limit: int = 60) -> str:
     """A name as plotly text: shortened, unseen characters spelled out, no markup, no LaTeX."""
     quoted = visible(name, limit).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return quoted.replace("$", "&#36;")
+
+
+def _in_a_box(op: ProofOp) -> str:
+    """What is written on an operator: its name, or its family where that is long."""
+    name = short_name(op)
+    return label(name if len(name) <= _LONGEST_IN_A_BOX else words.family_words(op.family), 30)
 
 
 def timeline_figure(result: Result) -> go.Figure:
@@ -65,8 +72,9 @@ def timeline_figure(result: Result) -> go.Figure:
             y=[lanes[place] for place, _, _ in found],
             base=[at for _, at, _ in found],
             x=[op.duration_us / 1000 for _, _, op in found],
-            text=[label(op.name.rpartition("::")[2], 30) for _, _, op in found],
+            text=[_in_a_box(op) for _, _, op in found],
             textposition="inside",
+            textangle=0,
             insidetextanchor="middle",
             customdata=[
                 [
