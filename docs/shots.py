@@ -35,13 +35,17 @@ KINDS = ("once", "partial", "ranks", "verified", "inconclusive", "crashed", "hun
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture: from the top of the page to the end of the section ``until``, or one screen."""
+    """One picture: from the top of the page to the end of the section ``until``, or one screen; or
+    the ``part`` of that selector alone. ``touched`` is under the mouse.
+    """
 
     name: str
     until: str | None
     width: int
     options: dict[str, Any]
     paper: bool = False
+    part: str = ""
+    touched: str = ""
 
 
 SHOTS = (
@@ -51,6 +55,14 @@ SHOTS = (
     Shot("report-phone", "proof", 360, {"color_scheme": "light", "device_scale_factor": 1.5}),
     # A4 less its margins, in CSS pixels.
     Shot("report-print", "findings", 688, {"color_scheme": "light"}, paper=True),
+    Shot(
+        "tour-proof",
+        None,
+        1280,
+        {"color_scheme": "light"},
+        part="#proof figure",
+        touched="#proof [data-name='scaled_dot_product_attention']",
+    ),
 )
 
 
@@ -92,14 +104,19 @@ def take(browser: Any, address: str, shot: Shot) -> int:
     opened.goto(address)
     if shot.paper:
         opened.emulate_media(media="print")
+    if shot.touched:
+        opened.locator(shot.touched).first.hover()
     height = HEIGHT
     if shot.until is not None:
         height = opened.locator(f"#{shot.until}").evaluate(
             "section => Math.ceil(section.getBoundingClientRect().bottom + scrollY) + 12"
         )
-    picture = opened.screenshot(
-        full_page=True, clip={"x": 0, "y": 0, "width": shot.width, "height": height}
-    )
+    if shot.part:
+        picture = opened.locator(shot.part).first.screenshot()
+    else:
+        picture = opened.screenshot(
+            full_page=True, clip={"x": 0, "y": 0, "width": shot.width, "height": height}
+        )
     context.close()
     path = IMAGES / f"{shot.name}.png"
     # A palette takes a third of the bytes; the page has few colours.

@@ -40,6 +40,11 @@ _SEEDS = {
     "archive": seeds.archives,
     "log": seeds.logs,
     "snapshot": seeds.snapshots,
+    "guard": seeds.guards,
+    "rehearsal": seeds.rehearsals,
+    "lint": seeds.lint_inputs,
+    "compiled": seeds.compiler_logs,
+    "nsys": seeds.nsys_exports,
 }
 # Larger ones are not changed further: they are slow, and small ones lead to the same.
 _LARGEST = 3_000

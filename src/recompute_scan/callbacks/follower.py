@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+import os
+from typing import Literal
 
 from recompute_scan import trackers
 from recompute_scan.api import Scan
@@ -13,7 +14,7 @@ _log = logging.getLogger("recompute_scan.trackers")
 
 
 class Follower:
-    """Records each training that it is told of; ``options`` are those of :func:`record`.
+    """Records each training that it is told of.
 
     Frameworks do not always say that a training has failed, and a trainer may be made that never
     trains. The next recording, a callback's or another, ends what is left of it.
@@ -22,12 +23,27 @@ class Follower:
     any: most frameworks close theirs before they say that the training has ended.
 
     Args:
+        steps: As those of :func:`record`, like what follows.
+        warmup: Steps before anything is recorded.
+        timing_steps: Steps to time without the profiler.
+        folder: Where traces, result and page go; ``None`` for a temporary one.
+        device: What to record.
         trackers: Whether trackers in use are told.
-        options: Those of :func:`record`.
     """
 
-    def __init__(self, *, trackers: bool = True, **options: Any) -> None:
-        self._recording: Recording = record(**options)
+    def __init__(
+        self,
+        *,
+        steps: int,
+        warmup: int,
+        timing_steps: int,
+        folder: str | os.PathLike[str] | None,
+        device: Literal["auto", "cpu", "cuda"],
+        trackers: bool,
+    ) -> None:
+        self._recording: Recording = record(
+            steps, warmup=warmup, timing_steps=timing_steps, folder=folder, device=device
+        )
         self._trackers = trackers
         self._told = False
         self._steps = 0

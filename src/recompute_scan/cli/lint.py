@@ -11,9 +11,9 @@ from recompute_scan.cli.output import (
     debug_option,
     force_option,
     output_option,
-    progress,
     put,
 )
+from recompute_scan.cli.progress import announce
 from recompute_scan.files import refuse_existing
 
 
@@ -49,6 +49,6 @@ def lint(
     report = read(paths, lint_settings(Path.cwd()))
     rendered = diff(report.found) if as_diff else RENDERINGS[style](report)
     if as_diff:
-        progress(closing(report))
+        announce(closing(report))
     put(rendered, output, force=force)
     return report.status

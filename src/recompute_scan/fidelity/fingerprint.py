@@ -180,9 +180,7 @@ def fingerprint_as_it_lies(
         bits = _bits_here(value, 0)
         return Fingerprint(value.dtype, tuple(value.shape), bits, order, value, None, True)
     parts = plain_parts(value)
-    if not parts or any(
-        part.is_quantized or part.is_meta or not is_there(part) for part in parts
-    ):
+    if not parts or any(part.is_quantized or part.is_meta or not is_there(part) for part in parts):
         return None
     bits = 0
     for part in parts:

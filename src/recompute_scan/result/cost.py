@@ -248,12 +248,15 @@ class Gradients(Struct, frozen=True):
 
     ``status`` is ``equal`` where all bits are, ``rounding`` where no more than that lies between,
     ``not-repeatable`` where the script itself gives others each time, ``not-seen`` where there
-    were none. ``worst`` names those that are furthest off, at most ten.
+    were none. ``worst`` names those that are furthest off, at most ten. ``in_parts`` is set where
+    memory did not suffice for a run without any checkpoint: of so many blocks they were taken out,
+    in several runs that had some of them each.
     """
 
     status: Literal["equal", "rounding", "different", "not-repeatable", "not-seen"]
     compared: int = 0
     worst: tuple[GradientDistance, ...] = ()
+    in_parts: int | None = None
 
 
 class Verified(Struct, frozen=True):
