@@ -68,7 +68,7 @@ def _pairs(
         for model in switches:
             if (wrapper.kind, model.kind) != ("wrapper", "model") or model.line in told:
                 continue
-            if not _meet(script, wrapper, model) or _exclusive(wrapper, model):
+            if not _meet(script, wrapper, model) or _exclusive(script, wrapper, model):
                 continue
             if model.subject in script.disabled or _replaced(script, wrapper, model):
                 continue
@@ -97,7 +97,12 @@ def _pair(
             _ONE,
             "delete",
         )
-    if variants == ("non-reentrant", "non-reentrant") and not script.early_stop_off:
+    around_layers = wrapper.certain or wrapper.layers is not None
+    if (
+        variants == ("non-reentrant", "non-reentrant")
+        and not script.early_stop_off
+        and around_layers
+    ):
         return Found(
             file,
             model.line,
@@ -114,6 +119,8 @@ def _pair(
         doubt = "where early stop is off"
     elif own == "default" and wrapper.variant == "non-reentrant":
         doubt = "if transformers is older than 5, whose default is reentrant"
+    elif variants == ("non-reentrant", "non-reentrant"):
+        doubt = "if what the wrapper is around lies inside a layer, where it runs for both"
     else:
         doubt = "if either is reentrant"
     return Found(
@@ -165,9 +172,25 @@ def _replaced(script: Script, wrapper: CheckpointSwitch, model: CheckpointSwitch
     )
 
 
-def _exclusive(one: CheckpointSwitch, other: CheckpointSwitch) -> bool:
-    """Whether they are in different arms of one condition."""
+def _exclusive(script: Script, one: CheckpointSwitch, other: CheckpointSwitch) -> bool:
+    """Whether the script sees to it that not both run: by the arms of one condition, or by leaving
+    where the conditions of both are true.
+    """
+    if one.scope != other.scope:
+        return False
     arms = dict(one.branch)
-    return one.scope == other.scope and any(
-        arms.get(node, arm) != arm for node, arm in other.branch
+    if any(arms.get(node, arm) != arm for node, arm in other.branch):
+        return True
+    own, others = _conditions(script, one), _conditions(script, other)
+    return any(
+        scope == one.scope and line < max(one.line, other.line) and refused <= own | others
+        for line, scope, refused in script.refused
+        if refused & own and refused & others
     )
+
+
+def _conditions(script: Script, switch: CheckpointSwitch) -> set[str]:
+    """What is true where the switch is reached, as written."""
+    return {
+        script.tests[node] for node, arm in switch.branch if arm == "body" and node in script.tests
+    }
