@@ -65,7 +65,7 @@ def only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_tracker_is_imported() -> None:
     code = (
         "import sys; from recompute_scan import trackers as t\n"
-        "assert t.tell(t.Note(step=1, text='', scalars={}, alert='x', files={'a': ''})) == ()\n"
+        "assert t.tell(t.Note(step=1, text='', scalars={}, alert='x', files={'a': b''})) == ()\n"
         "assert not {'wandb', 'mlflow', 'tensorboard', 'trackio', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
