@@ -42,7 +42,7 @@ class Artifact:
         self.pages: list[str] = []
 
     def add_file(self, path: str) -> None:
-        self.pages.append(Path(path).read_text(encoding="utf-8"))
+        self.pages.append(Path(path).read_bytes().decode(errors="replace"))
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_scan_is_told_while_the_training_goes_on(run: Run) -> None:
     assert values["recompute_scan/saving_pct"] > 0
     assert run.summary["recompute_scan/verdict"] == "doubled"
     assert run.alerts == ["Activation checkpointing is doubled"]
-    page, result = run.artifacts
+    page, result, _ = run.artifacts
     assert "<html" in page
     assert from_json(result.encode()).verdict == "doubled"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from recompute_scan.lint.configurations import ONE_SETTING, REFUSES, RUN, lightning_refuses
 from recompute_scan.lint.python import Script
-from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned, Variant
+from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned
 
 _ONE = "Keep one of the two: delete the model's own switch, or the wrapper."
 
@@ -21,7 +21,7 @@ def script_findings(
     file: str, script: Script, pinned: Pinned, wrappers: Sequence[CheckpointSwitch] = ()
 ) -> Iterator[Found]:
     """What a script alone shows; ``wrappers`` are those that come from elsewhere."""
-    yield from _pairs(file, script, pinned.default, (*script.switches, *wrappers))
+    yield from _pairs(file, script, pinned, (*script.switches, *wrappers))
     for line in script.no_rng:
         yield Found(
             file,
@@ -61,7 +61,7 @@ def asks(keywords: dict[str, Any]) -> bool:
 
 
 def _pairs(
-    file: str, script: Script, model_default: Variant, switches: Sequence[CheckpointSwitch]
+    file: str, script: Script, pinned: Pinned, switches: Sequence[CheckpointSwitch]
 ) -> Iterator[Found]:
     told: set[int] = set()
     for wrapper in switches:
@@ -73,7 +73,7 @@ def _pairs(
             if model.subject in script.disabled or _replaced(script, wrapper, model):
                 continue
             told.add(model.line)
-            yield _pair(file, script, wrapper, model, model_default)
+            yield _pair(file, script, wrapper, model, pinned)
 
 
 def _pair(
@@ -81,9 +81,10 @@ def _pair(
     script: Script,
     wrapper: CheckpointSwitch,
     model: CheckpointSwitch,
-    model_default: Variant,
+    pinned: Pinned,
 ) -> Found:
-    own = model_default if model.variant == "default" else model.variant
+    own = pinned.default if model.variant == "default" else model.variant
+    by = f" ({pinned.source})" if model.variant == "default" and pinned.source else ""
     variants = (wrapper.variant, own)
     where = wrapper.where or f"line {wrapper.line} wraps the layers of {wrapper.subject}"
     together = _together(script, wrapper, model)
@@ -93,7 +94,8 @@ def _pair(
             model.line,
             "RS601",
             f"checkpointed twice: here, and {where}",
-            "One of the two is reentrant, so each layer's forward runs twice in the backward pass.",
+            f"One of the two is reentrant{by}, so each layer's forward runs twice in the backward "
+            "pass.",
             _ONE,
             "delete",
         )
@@ -108,7 +110,8 @@ def _pair(
             model.line,
             "RS603",
             f"two switches for one recompute: here, and {where}",
-            "Both are non-reentrant, and the inner one finds its work done: one recompute today. "
+            f"Both are non-reentrant{by}, and the inner one finds its work done: one recompute "
+            "today. "
             "It doubles as soon as either becomes reentrant.",
             _ONE,
             "delete",
