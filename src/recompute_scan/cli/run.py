@@ -23,7 +23,7 @@ from recompute_scan.cli.followed import (
 from recompute_scan.cli.machine import machine_options
 from recompute_scan.cli.output import debug_option, open_option, print_report, tell
 from recompute_scan.cli.progress import announce, progress
-from recompute_scan.cli.recording_options import with_fidelity, recording_options
+from recompute_scan.cli.recording_options import recording_options, with_fidelity
 from recompute_scan.cli.target import check_script, default_folder, launcher_in
 from recompute_scan.errors import UsageError
 
