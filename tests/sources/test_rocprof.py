@@ -51,7 +51,7 @@ def test_threads_tell_the_passes(path: Path, step: str, verdict: str, runs: int 
     result = analyse([path])
     assert (result.verdict, result.recompute_per_backward) == (verdict, runs)
     assert result.environment["profiler"] == "rocprofv3"
-    assert result.environment["device"] == "AMD Instinct MI350X"
+    assert result.environment["gpu"] == "1 x AMD Instinct MI350X"
 
 
 def test_a_launch_for_each_kernel(path: Path) -> None:
@@ -62,9 +62,9 @@ def test_a_launch_for_each_kernel(path: Path) -> None:
     assert trace.dur.tolist() == [0] * 3 + [8_000] * 3
     assert trace.correlation.tolist() == [0, 1, 2] * 2
     threads = [trace.threads[code] for code in trace.thread]
-    assert threads == [("908", "908"), ("908", "1229"), ("908", "1229")] + [
-        ("37946", "stream 18")
-    ] * 3
+    assert (
+        threads == [("908", "908"), ("908", "1229"), ("908", "1229")] + [("37946", "stream 18")] * 3
+    )
     assert [trace.names[code] for code in trace.name[3:]] == [FORWARD, FORWARD, BACKWARD]
 
 
