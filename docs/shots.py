@@ -36,7 +36,8 @@ KINDS = ("once", "partial", "ranks", "verified", "inconclusive", "crashed", "hun
 @dataclass(frozen=True)
 class Shot:
     """One picture: from the top of the page to the end of the section ``until``, or one screen; or
-    the ``part`` of that selector alone. ``touched`` is under the mouse.
+    from the top of the ``part`` with the first selector to the end of that with the second.
+    ``touched`` is under the mouse.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Shot:
     width: int
     options: dict[str, Any]
     paper: bool = False
-    part: str = ""
+    part: tuple[str, str] = ("", "")
     touched: str = ""
 
 
@@ -60,7 +61,7 @@ SHOTS = (
         None,
         1280,
         {"color_scheme": "light"},
-        part="#proof figure",
+        part=("#proof figure", "#proof .op-line"),
         touched="#proof [data-name='scaled_dot_product_attention']",
     ),
 )
@@ -111,16 +112,23 @@ def take(browser: Any, address: str, shot: Shot) -> int:
         height = opened.locator(f"#{shot.until}").evaluate(
             "section => Math.ceil(section.getBoundingClientRect().bottom + scrollY) + 12"
         )
-    if shot.part:
-        picture = opened.locator(shot.part).first.screenshot()
-    else:
-        picture = opened.screenshot(
-            full_page=True, clip={"x": 0, "y": 0, "width": shot.width, "height": height}
+    clip = {"x": 0, "y": 0, "width": shot.width, "height": height}
+    if shot.part != ("", ""):
+        first, last = (
+            opened.locator(one).first.evaluate(
+                "part => { const box = part.getBoundingClientRect();"
+                " return [box.top + scrollY - 8, box.bottom + scrollY + 8]; }"
+            )
+            for one in shot.part
         )
+        clip |= {"y": first[0], "height": last[1] - first[0]}
+    picture = opened.screenshot(full_page=True, clip=clip)
     context.close()
     path = IMAGES / f"{shot.name}.png"
     # A palette takes a third of the bytes; the page has few colours.
-    Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS).save(path, optimize=True)
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS, kmeans=2).save(
+        path, optimize=True
+    )
     return path.stat().st_size
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.cli import progress
-from recompute_scan.how_far import how_far, reading, telling
+from recompute_scan.how_far import Pieces, how_far, reading, telling
 from recompute_scan.trace import load
 from recompute_scan.trace.kineto.reader import Reader
 from tests.record.test_terminal import shown
@@ -106,7 +106,7 @@ def test_a_file_that_is_read_says_how_far(tmp_path: Path) -> None:
         assert how_far() == 0
         file.read(250)
         assert how_far() == 0.25
-    with path.open("rb") as file, reading(file):
+    with path.open("rb", buffering=0) as file, reading(file):
         file.close()
         assert how_far() is None
     assert how_far() is None
@@ -130,3 +130,20 @@ def test_reading_a_trace_says_how_far(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first < 1
     assert last == 1
     assert how_far() is None
+
+
+def test_pieces_go_on_by_how_long_the_others_took() -> None:
+    clock = Clock()
+    pieces = Pieces(4, clock)
+    clock.now += 7
+    assert pieces.share() == 0
+    pieces.done()
+    assert pieces.share() == pytest.approx(1 / 4)
+    clock.now += 3.5
+    assert pieces.share() == pytest.approx(1.5 / 4)
+    clock.now += 100
+    assert pieces.share() == pytest.approx(1.95 / 4)
+    for _ in range(3):
+        pieces.done()
+    clock.now += 1000
+    assert 4 / 5 <= pieces.share() < 1

@@ -7,11 +7,37 @@ called in between, so that the work itself gets no slower.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
 
 _shares: list[Callable[[], float]] = []
+
+
+class Pieces:
+    """Pieces of work that take about as long as each other.
+
+    Args:
+        planned: How many there will be, as far as is known before.
+        clock: Seconds.
+    """
+
+    def __init__(self, planned: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._planned = planned
+        self._clock = clock
+        self._ends = [clock()]
+
+    def done(self) -> None:
+        """One more is done."""
+        self._ends.append(self._clock())
+
+    def share(self) -> float:
+        """How much is done, the one that goes on by how long the others took; below 1."""
+        made = len(self._ends) - 1
+        usual = (self._ends[-1] - self._ends[0]) / made if made else 0.0
+        part = min(0.95, (self._clock() - self._ends[-1]) / usual) if usual > 0 else 0.0
+        return (made + part) / max(self._planned, made + 1)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from tests.record.residue import left_behind
 # What the frameworks warn of is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PLAN = {"steps": 1, "warmup": 2, "timing_steps": 0}
+PLAN: dict[str, Any] = {"steps": 1, "warmup": 2, "timing_steps": 0}
 
 
 class Model(pl.LightningModule):

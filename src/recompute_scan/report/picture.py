@@ -18,15 +18,15 @@ MOST_LANES = 4
 # Boxes thinner than this are not drawn here, per cent; the proof has them all.
 _THINNEST = 0.25
 # A character of a label is taken for so much of the width, per cent.
-_CHARACTER = 1.25
+_CHARACTER = 1.05
 # The colours of the page's style sheet in its light theme, for a drawing that has none.
 PART_FILLS = {
     "forward": "#dbe2ea",
     "recompute": "#fbe6b0",
     "redundant": "#f7c3bd",
     "backward": "#c6cfda",
-    "optimizer": "#e8ecf1",
-    "other": "#f7f8fa",
+    "optimizer": "#e2e7ed",
+    "other": "#eef1f4",
 }
 FAMILY_FILLS = ("#bcd5f7", "#a9e0e0", "#e8d2bf", "#dccff0", "#e4e8b4", "#e1e4e8")
 _WORDS = {"forward": "forward pass", "recompute": "recompute", "redundant": "redundant recompute"}

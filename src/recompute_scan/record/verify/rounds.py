@@ -15,7 +15,7 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
 from recompute_scan.faithful import read_sampled
 from recompute_scan.findings.rules import recommends_plan
-from recompute_scan.how_far import telling
+from recompute_scan.how_far import Pieces, telling
 from recompute_scan.record.run_options import RemovalOptions, RunOptions
 from recompute_scan.record.verify.parts import named_regions, without_in_parts
 from recompute_scan.record.verify.trial import run_trial
@@ -80,8 +80,9 @@ def verify(
     runs = _Runs(result, removed, planned, ways, nproc_per_node, on_progress)
     in_turn = [name for name in (_UNCHANGED, _FIX, _PLAN, _WITHOUT) if name in ways]
     rounds = _ROUNDS if len(in_turn) > 1 else 0
-    planned_runs = 2 + max(0, rounds * len(in_turn) - 1)  # the first of them has been made
-    with telling(lambda: runs.made / max(planned_runs, runs.made + 1)):
+    # the first of the rounds has been made
+    runs.pieces = Pieces(2 + max(0, rounds * len(in_turn) - 1))
+    with telling(runs.pieces.share):
         for name in (_AGAIN, _BARE):
             runs.add(name, 1, "for its gradients")
         runs.bare_in_parts(short)
@@ -123,8 +124,8 @@ class _Runs:
         output = ways[_UNCHANGED].output
         first = Trial(run_records_in(output), result=result, gradients=read_sampled(output))
         self._trials[_UNCHANGED].append(first)
+        self.pieces = Pieces(1)
         self._in_parts: int | None = None
-        self.made = 0
         self.so_far = self._together()
 
     @property
@@ -162,7 +163,7 @@ class _Runs:
         what = "run" if name == _SWITCHING else "round"
         self._on_progress(f"measuring {name.replace('-', ' ')}, {what} {number} {of}")
         self._trials[name].append(_run(name, number, self._ways[name], self._nproc_per_node))
-        self.made += 1
+        self.pieces.done()
         self.so_far = self._together()
 
     def bare_in_parts(self, options: RunOptions) -> None:
