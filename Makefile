@@ -30,7 +30,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases real-scripts fuzz house bench-load bench-page share-check licenses release-check lock live-failures policies plan guard trackers agent-eval
+.PHONY: help demo test tests test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases real-scripts fuzz house bench-load bench-page share-check licenses release-check lock live-failures policies plan guard trackers agent-eval
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,7 +43,9 @@ demo: $(RUN) ## Find the doubled checkpointing in an example, predict what the f
 
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test: check ## check, then all quick tests and a sample of the slow ones
+test: check tests ## check, then all quick tests and a sample of the slow ones
+
+tests: $(DEV) ## The same tests, without check
 	$(PYTEST) -m "not slow or sample"
 
 test-all: export RECOMPUTE_SCAN_THOROUGH := 1

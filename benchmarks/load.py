@@ -158,7 +158,7 @@ def _measure(path: Path, ways: Sequence[tuple[str, str]], options: argparse.Name
     runs: dict[str, list[Run]] = {way: [] for way, _ in ways}
     failures: dict[str, str] = {}
     _say(f"warming up on {path.name}")
-    _one("reading", path, sys.executable, options.timeout)
+    _one(WHOLE, path, sys.executable, options.timeout)
     for turn in range(options.runs):
         for way, interpreter in ways:
             theirs = way.startswith("hta-") or way == "orjson"
@@ -178,10 +178,13 @@ def _measure(path: Path, ways: Sequence[tuple[str, str]], options: argparse.Name
 
 def _one(way: str, path: Path, interpreter: str, timeout: float) -> Run | str:
     """One measurement in a process of its own, or why it failed."""
+    # As people run it: without bytecode on disk, every start would compile the package anew.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     began = time.perf_counter()
     try:
         done = subprocess.run(
             [interpreter, str(HERE / "load_one.py"), way, str(path)],
+            env=environment,
             capture_output=True,
             check=False,
             text=True,

@@ -37,10 +37,12 @@ from tests.cases.moved import moved
 from tests.cases.shaped import SHAPES, Event, Shape, as_bytes, shaped
 from tests.cases.truth import Truth
 from tests.sources.nsys_builder import from_trace
+from tests.sources.rocprof_builder import rocprof
 
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.result import Result
+from recompute_scan.trace import load
 from recompute_scan.trace.kineto.parse import parse
 from recompute_scan.trace.nsys.export import load_nsys
 
@@ -160,7 +162,11 @@ def answer(recording: Event, shape: Shape) -> Result:
             for rank in range(shape.ranks):
                 (folder / f"rank{rank}.json").write_bytes(as_bytes(shaped(recording, shape, rank)))
             return analyse([folder])
-        trace = parse(as_bytes(shaped(recording, shape)), shape.name)
+        made = shaped(recording, shape)
+        if shape.written == "rocprof":
+            (folder / "results.json").write_bytes(rocprof(made.document))
+            return result_of(load(folder / "results.json"))
+        trace = parse(as_bytes(made), shape.name)
         if shape.written == "nsight":
             trace = load_nsys(from_trace(trace, folder / "report.sqlite", by_id=True))
         return result_of(trace)

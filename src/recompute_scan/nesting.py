@@ -120,7 +120,8 @@ def _cut_to_nest(start: Int64, end: Int64) -> int:
 
 def _depths(start: Int64, end: Int64) -> Int16:
     rows = np.arange(len(start))
-    closed = np.searchsorted(np.sort(end), start, side="right")
+    # Ends are almost in order, which a stable sort takes an eighth of the time for.
+    closed = np.searchsorted(np.sort(end, kind="stable"), start, side="right")
     empty = end == start
     if empty.any():
         # A call without duration holds nothing, and closes after calls of the same instant before

@@ -41,7 +41,7 @@ class Shape:
         library: Whose norms and activations run.
         kept: What the recording holds: all, or no operators, or kernels alone; or one launch a
             step, of a CUDA graph that replays it.
-        written: As Kineto writes it, or as an export of Nsight Systems.
+        written: As Kineto writes it, as an export of Nsight Systems, or as rocprofv3's JSON.
         synchronised: Whether the host waits for the device after each step.
         communication: Whether gradients are reduced on a stream of their own.
         streams: Compute streams that the kernels of backward passes take turns on.
@@ -56,7 +56,7 @@ class Shape:
     attention: str = "flash_2"
     library: Library = "torch"
     kept: Literal["all", "launches", "kernels", "graph"] = "all"
-    written: Literal["kineto", "nsight"] = "kineto"
+    written: Literal["kineto", "nsight", "rocprof"] = "kineto"
     synchronised: bool = True
     communication: bool = False
     streams: int = 1
@@ -85,6 +85,7 @@ SHAPES = (
     Shape("nsight", written="nsight"),
     Shape("launches", kept="launches"),
     Shape("nsight-cuda", kept="launches", written="nsight", marked=False),
+    Shape("rocprofv3", vendor="rocm", attention="aotriton", written="rocprof"),
     Shape("graph", kept="graph"),
     Shape("kernels", kept="kernels"),
     Shape("kernels-unsynced", kept="kernels", synchronised=False, attention="flash_3"),
@@ -151,12 +152,13 @@ def shaped(recording: Event, shape: Shape, rank: int = 0) -> Shaped:
     count = max(1, len(marks))
     busy = sum(k["dur"] for k in device.kernels if k["tid"] != NCCL) / count
     took = sum(event["dur"] for event in marks) / count
-    kept = {
-        "all": written + launches,
-        "launches": (marks if shape.marked else []) + launches,
-        "kernels": [],
-        "graph": marks + list(_replays(marks, launches, device.kernels)),
-    }[shape.kept]
+    kept = written + launches
+    if shape.kept == "launches":
+        kept = (marks if shape.marked else []) + launches
+    elif shape.kept == "kernels":
+        kept = []
+    elif shape.kept == "graph":
+        kept = marks + list(_replays(marks, launches, device.kernels))
     _number_anew(kept)
     cuda = shape.vendor == "cuda"
     about = {"id": 0, "name": "NVIDIA H100 80GB HBM3" if cuda else "AMD Instinct MI300X"}

@@ -9,6 +9,7 @@ import io
 import json
 import re
 import sqlite3
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -40,6 +41,12 @@ _ODD: tuple[Any, ...] = (
     *([[4, 4]], [[]], {"a": 1}),
 )
 
+# What comes of archives and databases that were changed before.
+_BROKEN = (
+    *(OSError, ValueError, IndexError, EOFError, RuntimeError, MemoryError),
+    *(zlib.error, zipfile.BadZipFile, sqlite3.Error, struct.error),
+    AttributeError,  # before Python 3.11 no database is made of bytes
+)
 _FACTORS = (-1, 0, 2, 0.5, 1e6, 1e-9)
 _CELLS: tuple[Any, ...] = (None, -1, 0, 1, 2**40, 2**62, -(2**63), 1.5, 1e300, "", "7", b"\xff\0")
 _WITHOUT = 'ALTER TABLE "{}" DROP COLUMN "{}"'
@@ -122,7 +129,7 @@ def _member_changed(data: bytes, others: Sequence[bytes], chance: Random) -> byt
             files = {name: archive.read(name) for name in archive.namelist()}
         name = chance.choice(list(files))
         plain = gzip.decompress(files[name]) if name.endswith(".gz") else files[name]
-    except (OSError, ValueError, IndexError, EOFError, NotImplementedError, zlib.error):
+    except _BROKEN:
         return None
     changed = mutated(plain, [plain], chance)
     files[name] = gzip.compress(changed, 1, mtime=0) if name.endswith(".gz") else changed
@@ -135,7 +142,8 @@ def _member_changed(data: bytes, others: Sequence[bytes], chance: Random) -> byt
 
 def _cell_changed(data: bytes, _: Sequence[bytes], chance: Random) -> bytes | None:
     """The database with some cells changed, or a table or a column less."""
-    with closing(sqlite3.connect(":memory:")) as database:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        database: Any = connection  # Python 3.11 has what is used here
         try:
             database.deserialize(data)
             find = "SELECT name FROM sqlite_master WHERE type = 'table'"
@@ -152,9 +160,10 @@ def _cell_changed(data: bytes, _: Sequence[bytes], chance: Random) -> bytes | No
                     (value, chance.choice((1, 2, 20))),
                 )
             database.commit()
-            return database.serialize()
-        except (sqlite3.Error, IndexError, MemoryError):
+            changed: bytes = database.serialize()
+        except _BROKEN:
             return None
+    return changed
 
 
 def _event_changed(events: list[Any], chance: Random) -> bytes:

@@ -128,9 +128,9 @@ def linted(data: bytes) -> str:
         for suffix in (".py", ".sh", ".yaml", ".json", ".toml"):
             Path(folder, f"train{suffix}").write_bytes(data)
         report = lint([Path(folder)])
+        diff(report.found)
     for rendered in RENDERINGS.values():
         rendered(report)
-    diff(report.found)
     return f"{sorted({one.code for one in report.found})} {len(report.suppressed)}"
 
 

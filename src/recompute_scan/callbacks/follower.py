@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
+from pathlib import Path
 from typing import Literal
 
 from recompute_scan import trackers
 from recompute_scan.api import Scan
+from recompute_scan.bundle import pack
 from recompute_scan.record.recording import Recording, record
 
 _log = logging.getLogger("recompute_scan.trackers")
@@ -100,11 +103,29 @@ def note_of(scan: Scan, step: int) -> trackers.Note:
         "recompute_per_backward": scan.recompute_per_backward,
         "saving_pct": None if scan.cost is None else scan.cost.saving_pct,
     }
+    files = {
+        "report.html": scan.to_html().encode(),
+        "result.json": scan.to_json().encode(),
+    }
     return trackers.Note(
         step=step,
         text=scan.headline,
         scalars={name: value for name, value in known.items() if value is not None},
         alert=alert,
         verdict=scan.verdict,
-        files={"report.html": scan.to_html(), "result.json": scan.to_json()},
+        files=files | _bundled(scan),
     )
+
+
+def _bundled(scan: Scan) -> dict[str, bytes]:
+    """The cleaned archive of its traces, which every command reads, as a file by its name."""
+    if not scan.traces:
+        return {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="recompute-scan") as folder:
+            archive = Path(folder, "bundle.zip")
+            pack(scan.traces, archive)
+            return {archive.name: archive.read_bytes()}
+    except Exception:  # what is there otherwise is kept all the same
+        _log.warning("The traces could not be packed", exc_info=True)
+        return {}

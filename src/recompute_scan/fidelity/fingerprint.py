@@ -159,7 +159,10 @@ def fingerprint(value: torch.Tensor) -> Fingerprint | None:
 
     ``None`` of one whose elements are nowhere, or not to be had.
     """
-    return fingerprint_as_it_lies(value, () if order_in_memory(value) == () else None)
+    order = () if order_in_memory(value) == () else None
+    if order is not None and not is_there(value, dense=True):
+        return None
+    return fingerprint_as_it_lies(value, order)
 
 
 def fingerprint_as_it_lies(
@@ -170,12 +173,10 @@ def fingerprint_as_it_lies(
     Compared with another of the kind, they are put in order where they have to be.
 
     Args:
-        value: The tensor.
+        value: The tensor, whose memory is there.
         order: Its order in memory.
     """
     if order is not None:
-        if not is_there(value, dense=True):
-            return None
         bits = _bits_here(value, 0)
         return Fingerprint(value.dtype, tuple(value.shape), bits, order, value, None, True)
     parts = plain_parts(value)

@@ -106,28 +106,27 @@ def python_states() -> dict[str, int]:
         if type(generator).__name__ == "MT19937":
             # In its place: to ask for the state takes 50 times as long.
             held = _Words.from_address(generator.ctypes.state_address)
-            normal = _normal_of_numpy(type(drawn))
-            lies = bytes(normal.from_address(id(drawn))) if normal is not None else b""
-            found["numpy.random"] = hash((held[_WORDS], tuple(held[:_SOME]), lies[-16:]))
+            place = _normal_of_numpy(type(drawn))
+            normal = ctypes.string_at(id(drawn) + place, 16) if place else b""
+            found["numpy.random"] = hash((held[_WORDS], tuple(held[:_SOME]), normal))
         else:
             found["numpy.random"] = hash(str(generator.state))
     return found
 
 
 @functools.lru_cache(maxsize=4)
-def _normal_of_numpy(kind: Any) -> Any:
-    """The beginning of a ``RandomState``, up to whether it keeps a normal number, and that number.
-
-    Sought in one of our own, as no version of numpy says where they are; ``None`` if not found.
+def _normal_of_numpy(kind: Any) -> int:
+    """Where in a ``RandomState`` it lies whether it keeps a normal number, and behind that the
+    number. Sought in one of our own, as no version of numpy says so; 0 if not found.
     """
     if kind.__module__ != "numpy.random.mtrand":
-        return None
+        return 0
     one = kind(0)
     own = (ctypes.c_char * kind.__basicsize__).from_address(id(one))
     seen = []
     for kept in (0, 1):
         one.set_state((*one.get_state()[:3], kept, _MARK))
         seen.append(bytes(own))
-    place = seen[1].find(struct.pack("d", _MARK))
-    flags = [struct.unpack_from("i", lies, place - 8)[0] for lies in seen] if place > 8 else []
-    return ctypes.c_char * (place + 8) if flags == [0, 1] else None
+    place = seen[1].find(struct.pack("d", _MARK)) - 8
+    flags = [struct.unpack_from("i", lies, place)[0] for lies in seen] if place > 0 else []
+    return place if flags == [0, 1] else 0

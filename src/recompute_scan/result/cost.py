@@ -128,6 +128,11 @@ class Memory(Struct, frozen=True):
     chosen: int | None = None
     reason: str | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a result, which others may have written, whose plan is not there."""
+        if self.chosen is not None and not 0 <= self.chosen < len(self.plans):
+            raise ValueError(f"there is no plan {self.chosen}")
+
 
 class DeviceTime(Struct, frozen=True):
     """How a device spent its time, as recompute-scan counts it; percentages as in :class:`Hta`.

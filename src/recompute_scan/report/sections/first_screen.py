@@ -67,6 +67,8 @@ def _meaning(result: Result) -> str:
     said = words.VERDICT_MEANING[result.verdict]
     if result.verdict == "partial" and result.by_design:
         said = words.BY_DESIGN_MEANING
+    if result.verdict == "none" and result.evidence_level == "kernels":
+        return words.NO_ATTENTION_MEANING
     if result.evidence_level == "graphs" and result.verdict not in ("doubled", "inconclusive"):
         unsure = result.confidence == "low"
         return f"{words.GRAPHS_MEANING} {words.SURROUNDINGS}" if unsure else words.GRAPHS_MEANING
