@@ -59,7 +59,6 @@ class Box(Struct, frozen=True):
     colour: int
     name: str
     label: str
-    tooltip: str
     op: int
     time: str
 
@@ -219,8 +218,6 @@ def _box(
     family = visible(family_words(op.family), 40)
     fitting = (text for text in (short, family) if len(text) <= room)
     label = next(fitting, f"{family[: room - 1]}…" if room >= 5 else "")
-    at = (op.start_us - lane.start_us) / 1000
-    tooltip = f"{visible(op.name)} ({family}): {ms(op.duration_us / 1000)}"
     return Box(
         x=round(x, 3),
         width=round(width, 3),
@@ -228,7 +225,6 @@ def _box(
         colour=colours[op.family],
         name=short,
         label=label,
-        tooltip=f"{tooltip}, at {ms(at)}",
         op=number,
         time=ms(op.duration_us / 1000),
     )

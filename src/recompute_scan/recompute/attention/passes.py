@@ -11,7 +11,7 @@ forward and the backward pass stand the originals. So a pass through four layers
 
 What ran in the forward pass is told from recomputes by the launching thread where it can be: on a
 GPU, autograd launches from threads of its own. Without that, by the period, and by where the
-backward pass begins: kernels that are named after it stand between the two (``|``)::
+backward pass begins: kernels that are named after it come between the two (``|``)::
 
     F F F F | F F F F F B F B F B F B   m = 2, a checkpoint a layer and one around all
     F F F F F F F F | B B B B           evaluation, or another model: not told
