@@ -302,3 +302,17 @@ def test_results_are_taken_as_they_stand(tmp_path: Path) -> None:
 def test_a_path_that_is_not_there(capsys: Output) -> None:
     assert main(["compare", "missing", "missing"]) == 3
     assert "E301" in capsys.readouterr().err
+
+
+def test_the_shipped_twins_agree_with_the_prediction() -> None:
+    """They were recorded in turn, so that one may be held against the other."""
+    doubled, repaired = (
+        rs.analyze(Path(__file__).parents[1] / "traces" / name).result
+        for name in ("doubled_llama_fsdp", "repaired_llama_fsdp")
+    )
+    assert doubled.cost is not None
+    found = compare(doubled, repaired, ("doubled", "repaired"))
+    assert found.after.step_ms is not None
+    assert doubled.cost.predicted_low_ms <= found.after.step_ms <= doubled.cost.predicted_high_ms
+    assert found.difference == "sure"
+    assert not found.obstacles
