@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from benchmarks.accuracy import GROUPS
+
 from tests.cases import device
 from tests.cases.shaped import SHAPES
 from tests.recompute.test_device_thread import run
