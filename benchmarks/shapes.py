@@ -12,8 +12,8 @@ moved to another thread (``tests/cases/moved.py``); with ``--from cpu`` that is 
 
 The truth is counted by the model while it is recorded. A dot is the truth, ``?`` is `inconclusive`,
 and anything else is what was said instead. Known to be wrong are kernels alone of hooks that run a
-layer in the backward pass: they are those of its recompute. Below the table: how many of each, how many doubled
-cases got a cost, and why the rest is `inconclusive`.
+layer in the backward pass: they are those of its recompute. Below the table: how many of each, how
+many doubled cases got a cost, and why the rest is `inconclusive`.
 """
 
 from __future__ import annotations
