@@ -26,6 +26,11 @@ _NO_KERNEL = re.compile(
     r"resize_?|set_|item|is_nonzero|_local_scalar_dense|to|result_type|lift_fresh|scalar_tensor|"
     r"contiguous|record_stream|zeros\w*|ones\w*|full\w*|unflatten|flatten|mT|adjoint|movedim)$"
 )
+# One kernel on a device, whatever else the CPU calls inside.
+_WHOLE = re.compile(
+    r"aten::(_scaled_dot_product_flash\w*|native_\w+|mkldnn_convolution|convolution_backward|"
+    r"_softmax\w*|_log_softmax\w*|embedding_dense_backward|nll_loss_(forward|backward))$"
+)
 # What gloo does on threads of its own; NCCL has none.
 _GLOO = re.compile(r"gloo:|ProcessGroupGloo")
 
@@ -83,6 +88,8 @@ def _launches(events: list[Event]) -> list[Event]:
         while stack and event["ts"] >= stack[-1]["ts"] + stack[-1]["dur"]:
             stack.pop()
         if event.get("cat") != "cpu_op" or not event["name"].startswith(("aten::", "c10d::")):
+            continue
+        if any(_WHOLE.match(outer["name"]) for outer in stack):
             continue
         for outer in stack:
             if not _NO_KERNEL.match(event["name"]):

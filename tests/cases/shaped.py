@@ -67,7 +67,7 @@ class Shape:
     @property
     def tells_operators(self) -> bool:
         """Whether operators are in the recording."""
-        return self.kept == "all"
+        return self.kept == "all" and self.written != "rocprof"
 
 
 SHAPES = (

@@ -49,7 +49,9 @@ def test_checkpoints_round_each_layer(layers: int, levels: int, times: int) -> N
 def test_other_groups_by_thread(
     layers: int, groups: list[Group], highest: int, whole: bool
 ) -> None:
-    (found,) = passes_by_thread(by_thread(layers, groups))
+    passes = passes_by_thread(by_thread(layers, groups))
+    assert passes is not None
+    (found,) = passes
     truth = multiplicity(layers, groups)
     assert max(truth) == highest == found.highest
     assert found.again == sum(truth)
