@@ -72,7 +72,7 @@ def verify(
     short = replace(options, steps=0, warmup=1, timing_steps=1)
     ways[_AGAIN] = short
     ways[_BARE] = replace(short, without_checkpointing=True)
-    runs = _Runs(result, removed, planned, ways, nproc_per_node, on_progress)
+    runs = _RoundsSoFar(result, removed, planned, ways, nproc_per_node, on_progress)
     in_turn = [name for name in (_UNCHANGED, _FIX, _PLAN, _WITHOUT) if name in ways]
     for name in (_AGAIN, _BARE):
         runs.add(name, 1, "for its gradients")
@@ -92,7 +92,7 @@ def verify(
     return runs.so_far
 
 
-class _Runs:
+class _RoundsSoFar:
     """The runs of one verification, and what they say so far."""
 
     def __init__(
