@@ -14,11 +14,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.lint.cases import CASES, Case
+from tests.lint.found_cases import FOUND
 from tests.lint.framework_cases import FRAMEWORKS, HELD_OUT
 
 from recompute_scan.lint import lint
 
-ALL = {"pairs": CASES, "frameworks": FRAMEWORKS, "held out": HELD_OUT}
+ALL = {"pairs": CASES, "frameworks": FRAMEWORKS, "held out": HELD_OUT, "found": FOUND}
 
 
 def answer(case: Case, folder: Path) -> tuple[str, ...]:
@@ -51,7 +52,7 @@ def _score(title: str, cases: tuple[Case, ...]) -> int:
 
 
 def main() -> int:
-    """Print three tables: 1 where an answer of any differs."""
+    """Print four tables: 1 where an answer of any differs."""
     return int(sum([_score(title, cases) for title, cases in ALL.items()]) > 0)
 
 

@@ -113,7 +113,10 @@ def main(words: Sequence[str]) -> int:
 def answer(case: Case, first: Path | None) -> tuple[str, int]:
     """The code of the first finding, if any, and the status."""
     with tempfile.TemporaryDirectory() as folder:
-        ended: Ended = run_case(case, Path(folder), first=first)
+        try:
+            ended: Ended = run_case(case, Path(folder), first=first)
+        except subprocess.TimeoutExpired:
+            return "did not end", -1
         return ended.code or "", ended.status
 
 

@@ -39,6 +39,7 @@ from benchmarks.plan_cases import CASES, PlanCase
 from recompute_scan.cost.activation_plan import Planner
 from recompute_scan.cost.arrangement import WAYS, Arrangements, Bool
 from recompute_scan.cost.wish import Wish
+from recompute_scan.how_far import Pieces
 from recompute_scan.record.arrange.proving import Rehearsals
 from recompute_scan.record.run_options import RunOptions
 from recompute_scan.rehearsal import ArmWanted
@@ -104,7 +105,7 @@ def rows_of(name: str, steps: int, folder: Path) -> list[Row]:
         timeout_s=300,
     )
     number = case.ranks if case.ranks > 1 else None
-    rehearsal = Rehearsals(options, number).run("case", tuple(map(ArmWanted, WAYS)))
+    rehearsal = Rehearsals(options, number, Pieces(1)).run("case", tuple(map(ArmWanted, WAYS)))
     planner = Planner(rehearsal, Wish("bytes", 0, ""))
     model = planner.arrangements
     least, most = model.peak(model.everything), model.peak(model.nothing)

@@ -1,12 +1,18 @@
-"""Record every core case on the ``rig``, and ask for the answer in the shapes that GPUs leave.
+"""Record every case on the ``rig``, and ask for the answer in the shapes that GPUs leave.
 
-    python benchmarks/shapes.py                     all cases, a column per shape
+    python benchmarks/shapes.py                     every case, a column per shape
     python benchmarks/shapes.py r_in_n --cost       and what the fix saves, beside the repaired twin
+    python benchmarks/shapes.py --group core --from cpu
+    python benchmarks/shapes.py --shapes kernels launches
 
 The rig is a device of torch's own kind without a device (``tests/cases/device.py``): autograd runs
 its backward pass on a thread of its own. To its recordings kernels are added
-(``tests/cases/shaped.py``). The truth is counted by the model while it is recorded. A dot is the
-truth, ``?`` is `inconclusive`, and anything else is what was said instead.
+(``tests/cases/shaped.py``). What cannot run there is recorded on the CPU, and its backward pass is
+moved to another thread (``tests/cases/moved.py``); with ``--from cpu`` that is done to all.
+
+The truth is counted by the model while it is recorded. A dot is the truth, ``?`` is `inconclusive`,
+and anything else is what was said instead. Below the table: how many of each, how many doubled
+cases got a cost, and why the rest is `inconclusive`.
 """
 
 from __future__ import annotations
@@ -22,15 +28,23 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.accuracy import GROUPS, HIDDEN
 from tests.cases import device
 from tests.cases.case import Case, record
-from tests.cases.nesting import CASES
+from tests.cases.compiled import COMPILED
+from tests.cases.distributed import DISTRIBUTED
+from tests.cases.moved import moved
 from tests.cases.shaped import SHAPES, Event, Shape, as_bytes, shaped
 from tests.cases.truth import Truth
+from tests.sources.nsys_builder import from_trace
+from tests.sources.rocprof_builder import rocprof
 
 from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.result import Result
+from recompute_scan.trace import load
 from recompute_scan.trace.kineto.parse import parse
+from recompute_scan.trace.nsys.export import load_nsys
 
 # What each doubled case is after the repair that the tool proposes.
 REPAIRED = {
@@ -46,6 +60,8 @@ REPAIRED = {
     "accumulation_doubled": "accumulation_once",
 }
 
+# Collectives and compilers know the CPU alone.
+_NOT_ON_RIG = frozenset(case.name for case in (*DISTRIBUTED, *COMPILED)) | device.UNABLE
 # The host limits these.
 _BY_HOST = ("launch-bound", "two-streams")
 
@@ -53,72 +69,119 @@ _BY_HOST = ("launch-bound", "two-streams")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; the status is 1 when an answer is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="CASE", help="cases; all of core by default")
+    parser.add_argument("names", nargs="*", metavar="CASE", help="cases; all by default")
+    parser.add_argument("--group", nargs="*", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--shapes", nargs="*", default=[shape.name for shape in SHAPES])
+    parser.add_argument("--from", dest="source", choices=(device.NAME, "cpu"), default=device.NAME)
     parser.add_argument("--cost", action="store_true", help="what the fix saves, for doubled ones")
     options = parser.parse_args(arguments)
     device.install(launches=True)
-    chosen = [case for case in CASES if not options.names or case.name in options.names]
+    shapes = [shape for shape in SHAPES if shape.name in options.shapes]
+    chosen = {
+        case.name: case
+        for group in options.group
+        for case in GROUPS[group]
+        if not options.names or case.name in options.names
+    }
+    wrong = print_table(list(chosen.values()), shapes, options.source == "cpu")
+    if options.cost:
+        print_costs([chosen[name] for name in chosen if name in REPAIRED], shapes)
+    return int(wrong)
+
+
+def print_table(cases: Sequence[Case], shapes: Sequence[Shape], on_cpu: bool = False) -> bool:
+    """Print a line per case, and what was counted; whether an answer is wrong."""
     said: Counter[tuple[str, str]] = Counter()
-    print(f"{'case':32} {'truth':12} " + " ".join(f"{shape.name:>16}" for shape in SHAPES))
-    for case in chosen:
-        truth, recording = recorded(case)
+    why: Counter[tuple[str, str]] = Counter()
+    priced: Counter[tuple[str, bool]] = Counter()
+    print(f"{'case':34} {'truth':12} " + " ".join(f"{shape.name:>16}" for shape in shapes))
+    for case in cases:
+        truth, recording = recorded(case, on_cpu)
         row = []
-        for shape in SHAPES:
+        for shape in shapes:
             result = answer(recording, shape)
             how = judge(truth, result)
             said[shape.name, how] += 1
             row.append("." if how == "right" else "?" if how == "inconclusive" else told(result))
-        expected = f"{truth.verdict or 'open'} {highest(truth):g}"
-        print(f"{case.name:32} {expected:12} " + " ".join(f"{one:>16}" for one in row), flush=True)
+            if how == "inconclusive":
+                why[result.reason or "", shape.name] += 1
+            if truth.verdict == "doubled":
+                priced[shape.name, result.cost is not None and result.verdict == "doubled"] += 1
+        print(f"{case.name:34} {_expected(truth):12} " + " ".join(f"{one:>16}" for one in row),
+              flush=True)  # fmt: skip
     for how in ("right", "inconclusive", "wrong"):
-        print(f"{how:45} " + " ".join(f"{said[shape.name, how]:16}" for shape in SHAPES))
-    if options.cost:
-        print_costs([case for case in chosen if case.name in REPAIRED])
-    return int(any(how == "wrong" and number for (_, how), number in said.items()))
+        print(f"{how:47} " + " ".join(f"{said[shape.name, how]:16}" for shape in shapes))
+    for name, which in (("doubled, with a cost", True), ("doubled, without", False)):
+        print(f"{name:47} " + " ".join(f"{priced[shape.name, which]:16}" for shape in shapes))
+    for (reason, name), number in sorted(why.items()):
+        print(f"inconclusive, {name}: {number}: {reason}")
+    return any(how == "wrong" and number for (_, how), number in said.items())
 
 
-def print_costs(cases: Sequence[Case]) -> None:
-    """Step now and after the fix, in ms: what the tool says, and the repaired twin's kernels."""
-    print(f"\n{'case':24} {'shape':18} {'step':>8} {'predicted':>9} {'twin':>8} {'of step':>8}")
+def print_costs(cases: Sequence[Case], shapes: Sequence[Shape]) -> None:
+    """Print what the fix is predicted to save, beside the repaired case in the same shape."""
+    print(f"\n{'case':24} {'shape':18} {'step':>8} {'predicted':>9} {'twin':>8} {'of step':>8} "
+          f"{'of saving':>9}")  # fmt: skip
+    every = {case.name: case for group in GROUPS.values() for case in group}
     for case in cases:
-        twin = next(each for each in CASES if each.name == REPAIRED[case.name])
-        recording, repaired = recorded(case)[1], recorded(twin)[1]
-        for shape in SHAPES:
+        recording, repaired = recorded(case)[1], recorded(every[REPAIRED[case.name]])[1]
+        for shape in shapes:
             cost = answer(recording, shape).cost
             if cost is None:
                 print(f"{case.name:24} {shape.name:18} {'-':>8} {'-':>9}")
                 continue
             made, after = shaped(recording, shape), shaped(repaired, shape)
             # Where kernels limit the step they are all that counts; else the twin's own step is.
-            by_kernels = cost.step_ms - (made.busy_us - after.busy_us) / 1000
-            twin_ms = after.step_us / 1000 if shape.name in _BY_HOST else by_kernels
-            off = 100 * (cost.predicted_step_ms - twin_ms) / cost.step_ms
+            saved = (made.busy_us - after.busy_us) / 1000
+            if shape.name in _BY_HOST:
+                saved = cost.step_ms - after.step_us / 1000
+            twin_ms = cost.step_ms - saved
+            off = cost.predicted_step_ms - twin_ms
             print(
                 f"{case.name:24} {shape.name:18} {cost.step_ms:8.1f} "
-                f"{cost.predicted_step_ms:9.1f} {twin_ms:8.1f} {off:+7.1f}%"
+                f"{cost.predicted_step_ms:9.1f} {twin_ms:8.1f} {100 * off / cost.step_ms:+7.1f}% "
+                f"{-100 * off / saved:+8.1f}%"
             )
 
 
-def recorded(case: Case) -> tuple[Truth, Event]:
+def recorded(case: Case, on_cpu: bool = False) -> tuple[Truth, Event]:
     """The case's truth and its recording, with its launches."""
+    by_cpu = on_cpu or case.name in _NOT_ON_RIG
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json.gz"
-        truth = record(case, trace, device.NAME)
+        truth = record(case, trace, "cpu" if by_cpu else device.NAME)
         found: Event = json.loads(gzip.decompress(trace.read_bytes()))
-    return truth, found
+    return truth, moved(found) if by_cpu else found
 
 
 def answer(recording: Event, shape: Shape) -> Result:
     """What the tool says of the recording in that shape."""
-    return result_of(parse(as_bytes(shaped(recording, shape)), shape.name))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if shape.ranks > 1:
+            for rank in range(shape.ranks):
+                (folder / f"rank{rank}.json").write_bytes(as_bytes(shaped(recording, shape, rank)))
+            return analyse([folder])
+        made = shaped(recording, shape)
+        if shape.written == "rocprof":
+            (folder / "results.json").write_bytes(rocprof(made.document))
+            return result_of(load(folder / "results.json"))
+        trace = parse(as_bytes(made), shape.name)
+        if shape.written == "nsight":
+            trace = load_nsys(from_trace(trace, folder / "report.sqlite", by_id=True))
+        return result_of(trace)
 
 
 def judge(truth: Truth, result: Result) -> str:
     """``right``, ``inconclusive`` or ``wrong``."""
     if result.verdict == "inconclusive":
-        return "inconclusive"
+        hidden = truth.name in HIDDEN and "compiled" in (result.reason or "")
+        return "right" if hidden else "inconclusive"
     same = truth.verdict in (None, result.verdict)
-    return "right" if same and result.recompute_per_backward == highest(truth) else "wrong"
+    right = same and result.recompute_per_backward == highest(truth)
+    if len(result.ranks) > 1:
+        right = right and {rank.verdict for rank in result.ranks} == {result.verdict}
+    return "right" if right else "wrong"
 
 
 def highest(truth: Truth) -> float:
@@ -129,6 +192,10 @@ def highest(truth: Truth) -> float:
 def told(result: Result) -> str:
     """The verdict with its number."""
     return f"{result.verdict} {result.recompute_per_backward:g}"
+
+
+def _expected(truth: Truth) -> str:
+    return f"{truth.verdict or 'open'} {highest(truth):g}"
 
 
 if __name__ == "__main__":

@@ -1,20 +1,25 @@
 """Record the doubled example and its repaired twin in turn, and say whether they agree.
 
     python benchmarks/twins.py FOLDER                 three rounds
-    python benchmarks/twins.py FOLDER --rounds 5
+    python benchmarks/twins.py FOLDER --rounds 5 --keep
 
 One round is one recording of each, as those in ``traces`` were made, the first of the two changing
 from round to round. A line says what the doubled recording predicts and what ``compare`` finds in
 the twin. Of the rounds, the one to keep is that whose timed steps spread least: chosen without a
-look at whether it agrees. The exit status is 1 where that one's twin is outside the prediction, or
+look at whether it agrees. Rounds that FOLDER holds already are not recorded again, so that more
+can be added. The exit status is 1 where that one's twin is outside the prediction, or
 where its steps spread so much (their middle half by a tenth) that they should be recorded again.
-Nothing is written into ``traces``.
+With ``--keep`` and 0 that round goes into ``traces``, without the host's name, the paths of the
+recording and the step with stacks; without it nothing is written there.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +35,7 @@ from benchmarks.machine import processor, versions
 
 ROOT = Path(__file__).resolve().parents[1]
 TWINS = ("doubled_llama_fsdp", "repaired_llama_fsdp")
+TRACE = "trace-rank0.json.gz"
 TOO_WIDE = 0.1
 
 
@@ -37,6 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--keep", action="store_true", help="put that round into traces")
     asked = parser.parse_args()
     print(f"{processor()}, {os.cpu_count()} cores, {versions(('torch', 'transformers'))}")
     print("round   load     before         predicted (interval)      twin  inside  spread")
@@ -45,7 +52,12 @@ def main() -> int:
     print(f"least spread: {kept}, the twin {'inside' if inside else 'outside'} the prediction")
     if spread > TOO_WIDE:
         print("The steps spread too much to say so: record again while nothing else runs.")
-    return int(spread > TOO_WIDE or not inside)
+    if spread > TOO_WIDE or not inside:
+        return 1
+    if asked.keep:
+        for name in TWINS:
+            keep(Path(kept) / name, ROOT / "traces" / name)
+    return 0
 
 
 def record(number: int, folder: Path) -> tuple[float, bool, str]:
@@ -54,7 +66,8 @@ def record(number: int, folder: Path) -> tuple[float, bool, str]:
     for name in TWINS if number % 2 == 0 else TWINS[::-1]:
         command = (sys.executable, "-m", "recompute_scan", "run", "--steps", "2")
         output = ("-o", str(folder / name), f"examples/{name}.py")
-        subprocess.run((*command, *output), check=True, cwd=ROOT, capture_output=True)
+        if not (folder / name / "result.json").exists():
+            subprocess.run((*command, *output), check=True, cwd=ROOT, capture_output=True)
     doubled = rs.analyze(folder / TWINS[0]).result.cost
     repaired = rs.analyze(folder / TWINS[1]).result.cost
     assert doubled is not None and repaired is not None
@@ -68,6 +81,17 @@ def record(number: int, folder: Path) -> tuple[float, bool, str]:
         flush=True,
     )
     return spread, inside, str(folder)
+
+
+def keep(recorded: Path, shipped: Path) -> None:
+    """The trace and its run record, as they are shipped."""
+    shutil.copyfile(recorded / "run-rank0.json", shipped / "run-rank0.json")
+    trace = gzip.decompress((recorded / TRACE).read_bytes()).decode()
+    for name, value in (("host_name", "host"), ("traceName", TRACE.removesuffix(".gz"))):
+        trace, found = re.subn(rf'("{name}": )"[^"]*"', rf'\1"{value}"', trace)
+        if found != 1:
+            raise ValueError(f"{found} times {name} in {recorded / TRACE}")
+    (shipped / TRACE).write_bytes(gzip.compress(trace.encode(), mtime=0))
 
 
 def spread_of(path: Path) -> float:

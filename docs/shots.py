@@ -35,13 +35,18 @@ KINDS = ("once", "partial", "ranks", "verified", "inconclusive", "crashed", "hun
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture: from the top of the page to the end of the section ``until``, or one screen."""
+    """One picture: from the top of the page to the end of the section ``until``, or one screen; or
+    from the top of the ``part`` with the first selector to the end of that with the second.
+    ``touched`` is under the mouse.
+    """
 
     name: str
     until: str | None
     width: int
     options: dict[str, Any]
     paper: bool = False
+    part: tuple[str, str] = ("", "")
+    touched: str = ""
 
 
 SHOTS = (
@@ -51,6 +56,14 @@ SHOTS = (
     Shot("report-phone", "proof", 360, {"color_scheme": "light", "device_scale_factor": 1.5}),
     # A4 less its margins, in CSS pixels.
     Shot("report-print", "findings", 688, {"color_scheme": "light"}, paper=True),
+    Shot(
+        "tour-proof",
+        None,
+        1280,
+        {"color_scheme": "light"},
+        part=("#proof figure", "#proof .op-line"),
+        touched="#proof [data-name='scaled_dot_product_attention']",
+    ),
 )
 
 
@@ -92,18 +105,30 @@ def take(browser: Any, address: str, shot: Shot) -> int:
     opened.goto(address)
     if shot.paper:
         opened.emulate_media(media="print")
+    if shot.touched:
+        opened.locator(shot.touched).first.hover()
     height = HEIGHT
     if shot.until is not None:
         height = opened.locator(f"#{shot.until}").evaluate(
             "section => Math.ceil(section.getBoundingClientRect().bottom + scrollY) + 12"
         )
-    picture = opened.screenshot(
-        full_page=True, clip={"x": 0, "y": 0, "width": shot.width, "height": height}
-    )
+    clip = {"x": 0, "y": 0, "width": shot.width, "height": height}
+    if shot.part != ("", ""):
+        first, last = (
+            opened.locator(one).first.evaluate(
+                "part => { const box = part.getBoundingClientRect();"
+                " return [box.top + scrollY - 8, box.bottom + scrollY + 8]; }"
+            )
+            for one in shot.part
+        )
+        clip |= {"y": first[0], "height": last[1] - first[0]}
+    picture = opened.screenshot(full_page=True, clip=clip)
     context.close()
     path = IMAGES / f"{shot.name}.png"
     # A palette takes a third of the bytes; the page has few colours.
-    Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS).save(path, optimize=True)
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS, kmeans=2).save(
+        path, optimize=True
+    )
     return path.stat().st_size
 
 

@@ -35,6 +35,11 @@ TRANSCRIPTS = (
         "Compare two runs",
         "recompute-scan compare traces/doubled_llama_fsdp traces/repaired_llama_fsdp",
     ),
+    Transcript(
+        "Plan checkpoints for a limit",
+        "recompute-scan plan --memory 22MB train.py",
+        recorded=True,
+    ),
     Transcript("Refuse it in CI", "recompute-scan check traces/doubled_llama_fsdp"),
     Transcript("Explain a log", "recompute-scan explain crash.log"),
     Transcript("Explain a code", "recompute-scan explain E202"),

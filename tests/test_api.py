@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import base64
+import inspect
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -15,6 +19,7 @@ import pytest
 import recompute_scan as rs
 from recompute_scan.analysis import tables
 from recompute_scan.errors import InputError
+from recompute_scan.record.recording import record
 from recompute_scan.report.picture import FAMILY_FILLS, PART_FILLS
 from recompute_scan.result import Result, to_json
 from tests.recompute.training import checkpointed_step, marked_step
@@ -88,8 +93,10 @@ def test_renderings(trace: Path) -> None:
 
 def test_figures(trace: Path) -> None:
     scan = rs.analyze(trace)
-    assert len(scan.timeline().data) > 0
-    assert len(scan.cost_figure().data) > 0
+    figures = [name for name in dir(scan) if name.endswith("_figure")]
+    assert figures == ["cost_figure", "regions_figure", "timeline_figure"]
+    for name in figures:
+        assert len(getattr(scan, name)().data) > 0, name
 
 
 def test_a_result_is_read_back(trace: Path, tmp_path: Path) -> None:
@@ -109,6 +116,29 @@ def test_errors_are_raised(tmp_path: Path) -> None:
         rs.load_result(tmp_path / "missing.json")
 
 
+def test_callbacks_take_what_record_takes() -> None:
+    """Read from the source: the frameworks that they are for take long to import."""
+    wanted = inspect.signature(record).parameters
+    for name in ("huggingface_callback", "lightning_callback", "accelerate_tracker"):
+        source = files("recompute_scan.callbacks").joinpath(f"{name}.py").read_text("utf-8")
+        (begun,) = (
+            one
+            for one in ast.walk(ast.parse(source))
+            if isinstance(one, ast.FunctionDef) and one.name == "__init__"
+        )
+        taken = {
+            one.arg: (ast.unparse(one.annotation), ast.unparse(default))
+            for one, default in zip(begun.args.kwonlyargs, begun.args.kw_defaults, strict=True)
+            if one.annotation and default
+        }
+        assert taken.pop("trackers") == ("bool", "True")
+        assert begun.args.kwarg is None
+        assert taken == {
+            one.name: (ast.unparse(ast.parse(str(one.annotation))), repr(one.default))
+            for one in wanted.values()
+        }
+
+
 @pytest.mark.parametrize("case", [doubled, full, inconclusive])
 def test_a_notebook_shows_text_and_tables(case: Callable[[], Result]) -> None:
     shown = rs.Scan(case())._repr_html_()
@@ -117,18 +147,32 @@ def test_a_notebook_shows_text_and_tables(case: Callable[[], Result]) -> None:
     assert not page.unclosed
     assert case().headline in page.elements[0].text
     tags = {"div", "p", "strong", "br", "table", "tr", "th", "td", "ol", "ul", "li", "code", "pre"}
-    drawn = {"svg", "title", "desc", "defs", "pattern", "g", "rect", "line", "circle", "text"}
-    assert {item.tag for item in page.elements} <= tags | drawn
+    assert {item.tag for item in page.elements} <= tags | {"img"}
     assert not {"class", "style", "href"} & {n for item in page.elements for n in item.attributes}
-    assert len(page.all("svg")) == (case() != inconclusive())
-    assert len(shown) < 40_000
+    assert len(page.all("img")) == (case() != inconclusive())
+    assert len(shown) < 50_000
+
+
+def drawing(shown: str) -> str:
+    """The image in what a notebook shows, which is a file of its own: well-formed SVG."""
+    (image,) = Page(shown).all("img")
+    kind, _, data = (image.attributes["src"] or "").partition(";base64,")
+    assert kind == "data:image/svg+xml"
+    svg = base64.b64decode(data, validate=True).decode()
+    tags = {one.tag for one in ElementTree.fromstring(svg).iter()}
+    known = {"svg", "title", "desc", "defs", "pattern", "g", "rect", "line", "circle", "text"}
+    assert tags <= {f"{{http://www.w3.org/2000/svg}}{name}" for name in known}
+    return svg
 
 
 def test_a_notebooks_drawing_has_the_redundant_lane_the_pair_of_numbers_and_the_diff() -> None:
     shown = rs.Scan(doubled())._repr_html_()
     assert "16.3 % less time, 19.5 % more throughput" in shown
-    assert "Redundant recompute: 6.41 ms" in shown
-    assert "With the fix: about 247.7 ms (240.5 to 257.3 ms)" in shown
+    svg = drawing(shown)
+    assert "Redundant recompute: 6.41 ms" in svg
+    assert "With the fix: about 247.7 ms (240.5 to 257.3 ms)" in svg
+    said = Page(shown).all("img")[0].attributes["alt"] or ""
+    assert "Redundant recompute: 6.41 ms" in said
     assert "-model.gradient_checkpointing_enable(" in shown
     style = (files("recompute_scan.report") / "templates" / "style.css").read_text()
     for name, colour in {**PART_FILLS, **{f"f{n}": c for n, c in enumerate(FAMILY_FILLS)}}.items():
@@ -150,8 +194,10 @@ def test_hostile_names_are_text_in_a_notebook(name: str) -> None:
     ours = Page(rs.Scan(hostile("a plain name that is long enough"))._repr_html_())
     attributes = {(item.tag, n) for item in page.elements for n in item.attributes}
     assert attributes <= {(item.tag, n) for item in ours.elements for n in item.attributes}
-    assert not {"script", "img", "a", "b"} & {item.tag for item in page.elements}
-    assert "\u202e" not in shown
+    assert not {"script", "a", "b"} & {item.tag for item in page.elements}
+    assert len(page.all("img")) == len(ours.all("img")) == 1
+    svg = drawing(shown)
+    assert "\u202e" not in shown + svg
 
 
 def test_events_are_those_of_the_file(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    return _module("generate")
+    return module_at(DOCS / "generate.py")
 
 
-def _module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tests.docs_{name}", DOCS / f"{name}.py")
+def module_at(path: Path) -> ModuleType:
+    """A program of the documentation, as a module."""
+    spec = importlib.util.spec_from_file_location(f"tests.docs_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -28,7 +29,7 @@ def _module(name: str) -> ModuleType:
 
 
 def test_the_transcripts_are_what_is_printed(tmp_path: Path) -> None:
-    transcripts = _module("transcripts")
+    transcripts = module_at(DOCS / "transcripts.py")
     page = transcripts.PAGE.read_text(encoding="utf-8")
     transcripts.prepare(tmp_path)
     for one in transcripts.TRANSCRIPTS:

@@ -29,10 +29,12 @@ LONGEST_NAME = 4096
 # What a recorded run notes of a checkpoint call beside its variant.
 EARLY_STOP_OFF = "early-stop-off"
 SELECTIVE = "selective"
+CHECK_OFF = "determinism-check-off"
+RANDOM_STATE_LEFT = "random-state-not-kept"
 COUNTS_RUNS = "counts-runs"
 # Of a checkpoint inside compiled code, which no annotation has: its graph tells.
 COMPILED = "compiled"
-OPTIONS = (EARLY_STOP_OFF, SELECTIVE, COUNTS_RUNS)
+OPTIONS = (EARLY_STOP_OFF, SELECTIVE, CHECK_OFF, RANDOM_STATE_LEFT, COUNTS_RUNS)
 
 
 class RegionAnnotation(Struct, frozen=True):

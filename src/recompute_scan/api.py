@@ -183,7 +183,7 @@ class Scan:
                 return Events(one.rank, one.trace)
         raise failures[0] if failures else InputError("E308", f"There is no trace of rank {rank}.")
 
-    def timeline(self) -> go.Figure:
+    def timeline_figure(self) -> go.Figure:
         """One layer's operators in the forward pass and in each recompute, one above the other."""
         from recompute_scan.report.plots import timeline_figure  # noqa: PLC0415
 
@@ -194,6 +194,12 @@ class Scan:
         from recompute_scan.report.plots import cost_figure  # noqa: PLC0415
 
         return cost_figure(self.result)
+
+    def regions_figure(self) -> go.Figure:
+        """How often each layer was recomputed, in forward order, with what is redundant of it."""
+        from recompute_scan.report.plots import regions_figure  # noqa: PLC0415
+
+        return regions_figure(self.result)
 
     def to_hta(self) -> Any:
         """The traces as an ``hta.common.trace.Trace``, by rank, for Holistic Trace Analysis.

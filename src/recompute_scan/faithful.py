@@ -9,6 +9,10 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from recompute_scan.units import plural
+
+# The question that comparing a step answers.
+SAME = "Is the recomputed forward the same?"
 # What a recompute did otherwise than its forward, by the first operator whose result shows it.
 DifferenceKind = Literal[
     "random", "type", "input", "argument", "shape", "operators", "value", "atomics"
@@ -130,6 +134,21 @@ class ComparedRegion(Struct, frozen=True):
     states: tuple[KeptState, ...] = ()
     lost: tuple[LostGradient, ...] = ()
 
+    @property
+    def differs(self) -> bool:
+        """Whether a recompute was another computation than its forward."""
+        return bool(self.lost) or any(one.kind != "atomics" for one in self.differences)
+
+    @property
+    def updates(self) -> bool:
+        """Whether a recompute updated buffers once more."""
+        return any(state.is_buffer for state in self.states)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether that could not be told of all its recomputes."""
+        return bool(self.untold) or any(one.kind == "atomics" for one in self.differences)
+
 
 class Fidelity(Struct, frozen=True):
     """One compared step.
@@ -138,16 +157,28 @@ class Fidelity(Struct, frozen=True):
         regions: In the order in which they were first entered.
         step_ms: How long the compared step took, with the comparison.
         untold: Why the step was not compared, one sentence; then there are no regions.
+        keeping_us: Time of the host, in µs, that keeping the random state takes for one
+            checkpointed call and its recompute here; ``None`` where nothing was compared.
     """
 
     regions: tuple[ComparedRegion, ...] = ()
     step_ms: float | None = None
     untold: str | None = None
+    keeping_us: float | None = None
 
     @property
     def compared(self) -> tuple[ComparedRegion, ...]:
         """The regions of which a recompute was compared."""
         return tuple(region for region in self.regions if region.recomputes)
+
+    @property
+    def keeping_ms(self) -> float | None:
+        """What keeping the random state takes in the compared step, in ms of the host; ``None``
+        where that is unknown.
+        """
+        if self.keeping_us is None:
+            return None
+        return self.keeping_us / 1e3 * sum(region.recomputes for region in self.regions)
 
     @property
     def why_not_compared(self) -> str | None:
@@ -158,6 +189,36 @@ class Fidelity(Struct, frozen=True):
             return None
         why = next((why for region in self.regions for why in region.untold), None)
         return why or "No recompute ran in the step that was compared."
+
+
+def in_words(fidelity: Fidelity) -> str:
+    """Whether recomputes are the computation of their forward, in one or two sentences."""
+    blocks = fidelity.compared
+    if not blocks:
+        return f"Not compared: {fidelity.why_not_compared}"
+    differing = [region for region in blocks if region.differs]
+    updating = [region for region in blocks if region.updates and not region.differs]
+    of = f"of {plural(len(blocks), 'block')}"
+    if differing:
+        return (
+            f"No: the recomputes of {len(differing)} {of} are another computation than their "
+            "forward, so that gradients are wrong. The findings say where."
+        )
+    if updating:
+        return (
+            f"Their results are, and yet the recomputes of {len(updating)} {of} update buffers "
+            "that the forward has updated already."
+        )
+    undecided = [region for region in blocks if region.undecided]
+    if undecided:
+        return (
+            f"That could not be told of {len(undecided)} {of}: the same call gives another result "
+            "each time on this device, or the block could not be looked at."
+        )
+    compared = plural(sum(region.operators for region in blocks), "result")
+    if any(region.rounding for region in blocks):
+        return f"Yes, up to rounding: {compared} {of} were compared."
+    return f"Yes, to the last bit: {compared} {of} were compared."
 
 
 class Sampled(Struct, frozen=True):

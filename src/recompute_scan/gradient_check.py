@@ -55,3 +55,24 @@ def compare_gradients(
             if d
         ),
     )
+
+
+def worst_of(several: Sequence[Gradients]) -> Gradients:
+    """One answer for several runs that each had other checkpoints taken out: the worst, with the
+    largest distance of each gradient.
+    """
+    order = ("not-seen", "equal", "rounding", "not-repeatable", "different")
+    distances: dict[tuple[str, bool], GradientDistance] = {}
+    for one in (one for each in several for one in each.worst):
+        known = distances.get((one.name, one.is_buffer))
+        if known is None or _far(one) > _far(known):
+            distances[one.name, one.is_buffer] = one
+    return Gradients(
+        max((each.status for each in several), key=order.index),
+        compared=max(each.compared for each in several),
+        worst=tuple(sorted(distances.values(), key=_far, reverse=True)[:_WORST]),
+    )
+
+
+def _far(one: GradientDistance) -> float:
+    return math.inf if one.distance is None else one.distance

@@ -19,10 +19,10 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.deciding import Policies
@@ -31,6 +31,8 @@ from recompute_scan.faithful import Fidelity
 from recompute_scan.files import encodable, write_whole
 
 RUN_SCHEMA = "recompute-scan-run/1"
+# Of a step: no more than some thirty years, so that sums and squares stay finite.
+Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
 # Made by the one rank that reports on a failed run.
 CLAIM = ".reported"
 # Made by rank 0, for others to see whether they share the folder.
@@ -150,7 +152,7 @@ class RunInfo(Struct, frozen=True):
     exit_status: int
     device: Literal["cpu", "cuda"]
     warmup_steps: int
-    timed_steps_ms: tuple[float, ...]
+    timed_steps_ms: tuple[Milliseconds, ...]
     profiled_steps: int
     trace: str | None
     stacks: str | None

@@ -34,7 +34,7 @@ class Note(Struct, frozen=True):
         scalars: Numbers by name; what is not known is not among them.
         alert: The title of an alert; ``None`` where nobody need be woken.
         verdict: That of a scan; ``None`` where there was none.
-        files: Texts that are kept with the run, by file name.
+        files: What is kept with the run, by file name.
     """
 
     step: int
@@ -42,7 +42,7 @@ class Note(Struct, frozen=True):
     scalars: Mapping[str, float]
     alert: str | None = None
     verdict: str | None = None
-    files: Mapping[str, str] = {}
+    files: Mapping[str, bytes] = {}
 
 
 def in_use() -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def tell(note: Note) -> tuple[str, ...]:
             with tempfile.TemporaryDirectory(prefix=_ARTIFACT) as folder:
                 files = [Path(folder, file) for file in note.files]
                 for file in files:
-                    file.write_text(note.files[file.name], encoding="utf-8")
+                    file.write_bytes(note.files[file.name])
                 for name, one, how in in_turn:
                     try:
                         how(one, note, scalars, files)

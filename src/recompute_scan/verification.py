@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from recompute_scan.analysis.confidence import headline
-from recompute_scan.gradient_check import compare_gradients
+from recompute_scan.gradient_check import compare_gradients, worst_of
 from recompute_scan.intervals import median_interval, pair_interval, ratio_interval
 from recompute_scan.result import (
     Arm,
@@ -50,6 +50,7 @@ def verified(
     planned: tuple[str, ...] = (),
     again: Sequence[Trial] = (),
     bare: Sequence[Trial] = (),
+    in_parts: int | None = None,
 ) -> Result:
     """The result with its measured section, and the headline that follows from it.
 
@@ -64,7 +65,9 @@ def verified(
         plan: Runs with the plan of RS301; none where there was none to try.
         planned: The modules that lose their checkpoints there.
         again: A second run of the unchanged script, for its gradients.
-        bare: A run without any checkpoint, for its gradients.
+        bare: A run without any checkpoint, for its gradients; or several that each had some
+            taken out.
+        in_parts: Of how many regions they had them taken out; ``None`` of a run without any.
     """
     runs = _paired(switching)
     pairs = [pair for run in runs for pair in run]
@@ -95,8 +98,8 @@ def verified(
         switching_runs=len(runs),
         pairs=len(pairs),
         with_plan=_with_plan(before, plan, planned) if plan else None,
-        gradients=_gradients(before, bare, again),
-        gradients_with_fix=_gradients(before, after, again),
+        gradients=_gradients(before, bare, again, in_parts),
+        gradients_with_fix=_gradients(before, after[:1], again),
     )
     if section.before_step_ms is not None and section.after_step_ms is not None:
         rounds = [(b.timed_ms, a.timed_ms) for b, a in zip(before, after, strict=False)]
@@ -110,13 +113,18 @@ def verified(
 
 
 def _gradients(
-    before: Sequence[Trial], others: Sequence[Trial], again: Sequence[Trial]
+    before: Sequence[Trial],
+    others: Sequence[Trial],
+    again: Sequence[Trial],
+    in_parts: int | None = None,
 ) -> Gradients | None:
-    """The unchanged script's gradients beside those of the others' first run, if it was run."""
+    """The unchanged script's gradients beside those of others; ``None`` where there are none."""
     if not others:
         return None
     twice = again[0].gradients if again else ()
-    return compare_gradients(before[0].gradients, others[0].gradients, twice)
+    mine = before[0].gradients
+    found = worst_of([compare_gradients(mine, one.gradients, twice) for one in others])
+    return replace(found, in_parts=in_parts)
 
 
 def _paired(switching: Sequence[Trial]) -> list[list[tuple[float, float]]]:

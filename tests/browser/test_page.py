@@ -92,10 +92,18 @@ def test_a_failed_run_says_first_what_was_measured(name: str, show: Open) -> Non
     assert "torch 2.13.0" in page.locator("#crash .measured").inner_text()
 
 
-def test_a_plan_does_not_stand_under_nothing_to_change(show: Open) -> None:
-    page = show("planned").page
-    assert "checkpoint 2 of 4 layers" in page.locator("main").inner_text()
+def test_a_plan_comes_first_with_its_curve_and_its_setting(show: Open) -> None:
+    page = show("planned", viewport={"width": 1280, "height": 800}).page
+    assert page.get_by_role("heading", level=1).inner_text().startswith("Checkpoint 2 of 4 layers")
     assert "nothing to change" not in page.locator("#verdict").inner_text()
+    parts = ("h1", ".pair", ".mark-plan", ".mark-today", "table", "#plan-code")
+    ends = {
+        part: page.locator(f"#plan {part}").first.evaluate(
+            "part => part.getBoundingClientRect().bottom"
+        )
+        for part in parts
+    }
+    assert all(0 < end <= 800 for end in ends.values()), ends
 
 
 def test_an_operator_is_shown_in_every_lane(show: Open) -> None:
@@ -112,6 +120,24 @@ def test_an_operator_is_shown_in_every_lane(show: Open) -> None:
     page.keyboard.press("Enter")
     assert not said.inner_text().startswith("linear: ")
     assert page.locator("#proof .same").count() == 3
+
+
+def test_the_first_screens_lanes_show_it_too_by_mouse_touch_and_keys(show: Open) -> None:
+    page = show("doubled", has_touch=True).page
+    said = page.locator(".picture .op-said")
+    lanes = page.locator(".picture .lanes")
+    for name, how in (("scaled_dot_product_attention", "hover"), ("linear", "tap")):
+        getattr(lanes.locator(f"[data-name='{name}']").first, how)()
+        line = said.inner_text()
+        assert line.startswith(f"{name}: forward pass ")
+        assert ", redundant recompute " in line
+        assert line.count(" ms") == lanes.locator(".same").count() == 3
+    assert page.locator("#proof .same").count() == 0
+    lanes.focus()
+    page.keyboard.press("ArrowRight")
+    assert said.inner_text() != line
+    page.keyboard.press("ArrowLeft")
+    assert said.inner_text() == line
 
 
 def test_the_way_to_every_section_stays_in_sight(show: Open) -> None:
@@ -203,7 +229,10 @@ def test_without_script_the_answer_is_there(name: str, show: Open) -> None:
         assert page.locator("#figures table").is_visible()
         return
     result = RESULTS[name]()
-    assert title == (result.crash.headline if result.crash else result.headline)
+    if result.plan is not None:
+        assert title.startswith("Checkpoint 2 of 4 layers: ")
+    else:
+        assert title == (result.crash.headline if result.crash else result.headline)
     if result.cost is not None:
         assert page.locator("#cost").is_visible()
     if result.regions:

@@ -10,14 +10,14 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.callbacks import AccelerateTracker
+from recompute_scan.callbacks import RecomputeScanTracker
 from tests.callbacks.counted import Counter
 from tests.record.residue import left_behind
 
 # What the frameworks warn of is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PLAN = {"steps": 1, "warmup": 2, "timing_steps": 0}
+PLAN: dict[str, Any] = {"steps": 1, "warmup": 2, "timing_steps": 0}
 
 
 def run(layer: nn.Module, x: Any, checkpoints: int) -> Any:
@@ -30,7 +30,7 @@ def run(layer: nn.Module, x: Any, checkpoints: int) -> Any:
     ("checkpoints", "verdict", "numbered"), [(2, "doubled", True), (1, "full", False)]
 )
 def test_a_loop_is_recorded(checkpoints: int, verdict: str, numbered: bool) -> None:
-    tracker = AccelerateTracker(**PLAN)
+    tracker = RecomputeScanTracker(**PLAN)
     accelerator = Accelerator(cpu=True, log_with=[tracker])
     accelerator.init_trackers("any", config={"lr": 0.1})
     layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3))

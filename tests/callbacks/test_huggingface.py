@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 import recompute_scan as rs
-from recompute_scan.callbacks import HuggingFaceCallback
+from recompute_scan.callbacks import RecomputeScanCallback
 from tests.callbacks.counted import Counter
 from tests.record.residue import left_behind
 
@@ -61,7 +61,7 @@ def data() -> Any:
 
 
 def trainer(
-    folder: Path, callback: HuggingFaceCallback, made: Any, **options: Any
+    folder: Path, callback: RecomputeScanCallback, made: Any, **options: Any
 ) -> transformers.Trainer:
     return transformers.Trainer(
         made, arguments(folder, **options), train_dataset=data(), callbacks=[callback]
@@ -81,7 +81,7 @@ def checkpointing() -> dict[str, Any]:
     [(True, "doubled"), pytest.param(False, "full", marks=pytest.mark.slow)],
 )
 def test_a_trainer_is_recorded(tmp_path: Path, twice: bool, verdict: str) -> None:
-    callback = HuggingFaceCallback(**PLAN, folder=tmp_path / "scan")
+    callback = RecomputeScanCallback(**PLAN, folder=tmp_path / "scan")
     made = model()
     counters = [Counter(layer.mlp) for layer in made.model.layers]
     training = trainer(tmp_path, callback, made, **checkpointing())
@@ -106,7 +106,7 @@ def test_a_trainer_is_recorded(tmp_path: Path, twice: bool, verdict: str) -> Non
 
 
 def test_steps_are_optimizer_steps_and_a_second_training_is_recorded_too(tmp_path: Path) -> None:
-    callback = HuggingFaceCallback(**PLAN)
+    callback = RecomputeScanCallback(**PLAN)
     made = model()
     training = trainer(tmp_path, callback, made, gradient_accumulation_steps=2)
     training.train()
@@ -127,7 +127,7 @@ def test_a_training_that_fails_is_followed_by_another(tmp_path: Path) -> None:
             if state.global_step == 1:
                 raise ZeroDivisionError("theirs")
 
-    failing, callback = HuggingFaceCallback(**PLAN), HuggingFaceCallback(**PLAN)
+    failing, callback = RecomputeScanCallback(**PLAN), RecomputeScanCallback(**PLAN)
     training = trainer(tmp_path, failing, model())
     training.add_callback(Stop())
     with pytest.raises(ZeroDivisionError):
@@ -139,7 +139,7 @@ def test_a_training_that_fails_is_followed_by_another(tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_never_trains_is_in_nobodys_way(tmp_path: Path) -> None:
-    idle = HuggingFaceCallback(**PLAN)
+    idle = RecomputeScanCallback(**PLAN)
     trainer(tmp_path, idle, model())
     assert left_behind()  # it watches for the lines that switch checkpointing on
     with rs.record(**PLAN) as recording:
@@ -157,12 +157,12 @@ def test_a_trainer_that_never_trains_is_in_nobodys_way(tmp_path: Path) -> None:
 
 
 def test_the_weights_are_the_same_with_it(tmp_path: Path) -> None:
-    def weights(*callbacks: HuggingFaceCallback) -> list[torch.Tensor]:
+    def weights(*callbacks: RecomputeScanCallback) -> list[torch.Tensor]:
         made = model()
         transformers.Trainer(
             made, arguments(tmp_path), train_dataset=data(), callbacks=list(callbacks)
         ).train()
         return list(made.parameters())
 
-    watched, plain = weights(HuggingFaceCallback(**PLAN)), weights()
+    watched, plain = weights(RecomputeScanCallback(**PLAN)), weights()
     assert all(torch.equal(one, other) for one, other in zip(watched, plain, strict=True))

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.callbacks import LightningCallback
+from recompute_scan.callbacks import RecomputeScanLightningCallback
 from tests.callbacks.counted import Counter
 from tests.record.residue import left_behind
 
 # What the frameworks warn of is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PLAN = {"steps": 1, "warmup": 2, "timing_steps": 0}
+PLAN: dict[str, Any] = {"steps": 1, "warmup": 2, "timing_steps": 0}
 
 
 class Model(pl.LightningModule):
@@ -59,7 +59,9 @@ def loader() -> Any:
     return torch.utils.data.DataLoader(rows, batch_size=2)
 
 
-def fit(folder: Path, model: Model, callback: LightningCallback, **options: Any) -> None:
+def fit(
+    folder: Path, model: Model, callback: RecomputeScanLightningCallback, **options: Any
+) -> None:
     trainer = pl.Trainer(
         max_epochs=1, callbacks=[callback], default_root_dir=folder, **QUIET, **options
     )
@@ -70,7 +72,10 @@ def fit(folder: Path, model: Model, callback: LightningCallback, **options: Any)
     ("checkpoints", "verdict"), [(2, "doubled"), pytest.param(1, "full", marks=pytest.mark.slow)]
 )
 def test_a_fit_is_recorded(tmp_path: Path, checkpoints: int, verdict: str) -> None:
-    callback, model = LightningCallback(**PLAN, folder=tmp_path / "scan"), Model(checkpoints)
+    callback, model = (
+        RecomputeScanLightningCallback(**PLAN, folder=tmp_path / "scan"),
+        Model(checkpoints),
+    )
     counters = [Counter(layer) for layer in model.layers]
     fit(tmp_path, model, callback)
     assert {counter.recomputes for counter in counters} == {checkpoints}
@@ -85,13 +90,13 @@ def test_a_fit_is_recorded(tmp_path: Path, checkpoints: int, verdict: str) -> No
 
 
 def test_steps_are_optimizer_steps(tmp_path: Path) -> None:
-    callback = LightningCallback(**PLAN)
+    callback = RecomputeScanLightningCallback(**PLAN)
     fit(tmp_path, Model(1), callback, accumulate_grad_batches=4)
     assert [step.micro_batches for step in callback.scan.result.steps if step.complete] == [4]
 
 
 def test_a_fit_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    callback = LightningCallback(**PLAN)
+    callback = RecomputeScanLightningCallback(**PLAN)
     with pytest.raises(ZeroDivisionError):
         fit(tmp_path, Model(2, fails_at=3), callback)
     assert left_behind() == set()

@@ -1,9 +1,10 @@
 """The trace that a GPU would have left of a recorded step, made from a recording of the ``rig``.
 
 Operators, nodes, threads, their numbers and where each kernel was launched are real
-(``tests/cases/device.py``). Kernels are added: names as GPUs have them, grids and blocks, one or
-more streams, the device's clock behind the host's. Times of kernels depend on the operator's shapes
-alone, so that a recompute takes as long as the first run.
+(``tests/cases/device.py``); what cannot run there is recorded on the CPU, and its backward pass
+moved to a thread of its own (``tests/cases/moved.py``). Kernels are added: names as GPUs have them,
+grids and blocks, one or more streams, the device's clock behind the host's. Times of kernels depend
+on the operator's shapes alone, so that a recompute takes as long as the first run.
 
 Knows nothing of the analyser. What the step is worth without the redundant work is known from the
 twin: the recording of the repaired case in the same shape.
@@ -12,20 +13,20 @@ twin: the recording of the repaired case in the same shape.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from .device import LAUNCH
-
-Event = dict[str, Any]
+from .kernel_names import Event, Library, Vendor, kernels_of
 
 US_LAUNCH = 3.0
 LAG = 4.0
 GAP = 0.8
 # From the end of the last kernel to that of the call that waits for it.
 NOTICED = 5.0
+COMPUTE, NCCL = 7, 20
+_STEP = "ProfilerStep#"
 
 
 @dataclass(frozen=True)
@@ -37,22 +38,36 @@ class Shape:
         kernel_us: What an ordinary kernel takes; much makes the device the limit, little the host.
         vendor: Whose names runtime calls and kernels bear.
         attention: Which attention kernels run.
-        kept: What the recording holds: all, or no operators, or kernels alone.
+        library: Whose norms and activations run.
+        kept: What the recording holds: all, or no operators, or kernels alone; or one launch a
+            step, of a CUDA graph that replays it.
+        written: As Kineto writes it, as an export of Nsight Systems, or as rocprofv3's JSON.
         synchronised: Whether the host waits for the device after each step.
         communication: Whether gradients are reduced on a stream of their own.
         streams: Compute streams that the kernels of backward passes take turns on.
         marked: Whether steps have ranges.
+        early: The part of a kernel that is left when the next one of its stream begins.
+        ranks: GPUs, each with a trace of its own.
     """
 
     name: str
     kernel_us: float = 400.0
-    vendor: Literal["cuda", "rocm"] = "cuda"
+    vendor: Vendor = "cuda"
     attention: str = "flash_2"
-    kept: Literal["all", "launches", "kernels"] = "all"
+    library: Library = "torch"
+    kept: Literal["all", "launches", "kernels", "graph"] = "all"
+    written: Literal["kineto", "nsight", "rocprof"] = "kineto"
     synchronised: bool = True
     communication: bool = False
     streams: int = 1
     marked: bool = True
+    early: float = 0.0
+    ranks: int = 1
+
+    @property
+    def tells_operators(self) -> bool:
+        """Whether operators are in the recording."""
+        return self.kept == "all"
 
 
 SHAPES = (
@@ -60,98 +75,22 @@ SHAPES = (
     Shape("mixed"),
     Shape("launch-bound", kernel_us=4.0),
     Shape("steps-overlap", synchronised=False, attention="flash_3"),
+    Shape("overlapping", early=0.2),
     Shape("nccl", communication=True, attention="cudnn"),
+    Shape("ranks", communication=True, ranks=2),
     Shape("two-streams", streams=2, attention="efficient"),
-    Shape("rocm", vendor="rocm", attention="triton"),
+    Shape("nvte", attention="transformer_engine", library="transformer_engine"),
+    Shape("triton", attention="triton", library="triton"),
+    Shape("rocm", vendor="rocm", attention="aotriton"),
+    Shape("nsight", written="nsight"),
     Shape("launches", kept="launches"),
+    Shape("nsight-cuda", kept="launches", written="nsight", marked=False),
+    Shape("rocprofv3", vendor="rocm", attention="aotriton", written="rocprof"),
+    Shape("graph", kept="graph"),
     Shape("kernels", kept="kernels"),
     Shape("kernels-unsynced", kept="kernels", synchronised=False, attention="flash_3"),
+    Shape("kernels-ck", kept="kernels", vendor="rocm", attention="composable_kernel"),
 )
-
-# Main kernel forward, and all kernels of a backward call, as public profiles have them.
-ATTENTION: dict[str, tuple[str, tuple[str, ...]]] = {
-    "flash_2": (
-        "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, "
-        "4, false, false, cutlass::bfloat16_t>, false, true>(pytorch_flash::Flash_fwd_params)",
-        (
-            "void pytorch_flash::flash_bwd_dot_do_o_kernel<true>(pytorch_flash::Flash_bwd_params)",
-            "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<pytorch_flash::"
-            "Flash_bwd_kernel_traits<64, 128, 128, 8>, false>(pytorch_flash::Flash_bwd_params)",
-            "void pytorch_flash::flash_bwd_convert_dq_kernel<true>(pytorch_flash::Flash_bwd_params,"
-            " int)",
-        ),
-    ),
-    "flash_3": (
-        "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<"
-        "flash::CollectiveMainloopFwdSm90<2> > > >()",
-        (
-            "void cutlass::device_kernel<flash::FlashAttnBwdPreprocess<cute::C<64> > >()",
-            "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnBwdSm90<"
-            "flash::CollectiveMainloopBwdSm90<2, 2, 2> > > >()",
-            "void cutlass::device_kernel<flash::FlashAttnBwdPostprocessConvertdQ<cute::C<64> > >()",
-        ),
-    ),
-    "cudnn": (
-        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1",
-        (
-            "void cudnn::fusion::compute_dot_do_o_specialized<true, 128>()",
-            "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x4x1",
-            "void cudnn::fusion::convert_dq_to_16bits<true>()",
-        ),
-    ),
-    "efficient": (
-        "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<"
-        "cutlass::bfloat16_t, cutlass::arch::Sm80, true, 64, 128, 128, true, true>::Params)",
-        (
-            "fmha_cutlassB_bf16_aligned_128x64_k65536_sm80(PyTorchMemEffAttention::"
-            "AttentionBackwardKernel<cutlass::arch::Sm80, cutlass::bfloat16_t, true>::Params)",
-        ),
-    ),
-    "triton": ("attn_fwd.kd", ("bwd_preprocess.kd", "bwd_kernel_dk_dv.kd", "bwd_kernel_dq.kd")),
-}
-
-_ELEMENTWISE = (
-    "void at::native::vectorized_elementwise_kernel<4, at::native::{}, "
-    "std::array<char*, 2ul> >(int, at::native::{}, std::array<char*, 2ul>)"
-)
-_FUNCTORS = {
-    "add": "CUDAFunctor_add<float>",
-    "add_": "CUDAFunctor_add<float>",
-    "mul": "BinaryFunctor<float, float, float, binary_internal::MulFunctor<float> >",
-    "mul_": "BinaryFunctor<float, float, float, binary_internal::MulFunctor<float> >",
-    "div": "BinaryFunctor<float, float, float, binary_internal::DivFunctor<float> >",
-    "fill_": "FillFunctor<float>",
-    "zero_": "FillFunctor<float>",
-    "copy_": "float_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}",
-    "gelu": "GeluCUDAKernelImpl(at::TensorIteratorBase&)::{lambda(float)#1}",
-    "gelu_backward": "GeluBackwardCUDAKernelImpl(at::TensorIteratorBase&)::{lambda(float)#1}",
-}
-_NAMED: dict[str, tuple[str, ...]] = {
-    "native_layer_norm": (
-        "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>(int)",
-    ),
-    "native_layer_norm_backward": (
-        "void at::native::(anonymous namespace)::layer_norm_grad_input_kernel_vectorized<float>()",
-        "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float>()",
-    ),
-    "_log_softmax": (
-        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, float>()",
-    ),
-    "_log_softmax_backward_data": (
-        "void at::native::(anonymous namespace)::cunn_SoftMaxBackward<4, float, float, float>()",
-    ),
-    "_softmax": ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 6>()",),
-    "_softmax_backward_data": (
-        "void (anonymous namespace)::softmax_warp_backward<float, float, float, 6>()",
-    ),
-    "nll_loss_forward": ("void at::native::nll_loss_forward_reduce_cuda_kernel_2d<float>()",),
-    "nll_loss_backward": ("void at::native::nll_loss_backward_reduce_cuda_kernel_2d<float>()",),
-    "index_select": ("void at::native::(anonymous namespace)::indexSelectLargeIndex<float>()",),
-    "embedding_dense_backward": ("void at::native::embedding_backward_feature_kernel<float>()",),
-    "cat": ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 4>()",),
-    "sum": ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, sum> >()",),
-}
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
 @dataclass
@@ -171,112 +110,167 @@ class Shaped:
 
 @dataclass
 class _Device:
+    """The kernels of one device, each on the first moment at which its stream is free."""
+
     shape: Shape
     free: dict[int, float] = field(default_factory=dict)
     kernels: list[Event] = field(default_factory=list)
     turn: int = 0
+    correlation: int = 100
 
-    def run(self, name: str, us: float, at: float, stream: int, args: Event) -> None:
+    @property
+    def done(self) -> float:
+        """When the last kernel ends."""
+        return max((k["ts"] + k["dur"] for k in self.kernels), default=0.0)
+
+    def stream(self, backward: bool) -> int:
+        """The stream of the next operator's kernels."""
+        self.turn += backward
+        streams = self.shape.streams if backward else 1
+        base = COMPUTE if self.shape.vendor == "cuda" else 0
+        return base if streams == 1 else base + self.turn % streams
+
+    def launch(self, name: str, us: float, at: float, stream: int, args: Event) -> Event:
+        """A kernel launched at ``at``; what links the launch to it."""
+        self.correlation += 1
+        linked = {"correlation": self.correlation}
         start = max(at + LAG, self.free.get(stream, 0.0) + GAP)
-        self.free[stream] = start + us
+        self.free[stream] = start + us * (1 - self.shape.early)
         self.kernels.append(
             {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start}
-            | {"dur": us, "args": {"device": 0, "stream": stream, **args}}
+            | {"dur": us, "args": {"device": 0, "stream": stream, **args, **linked}}
         )
+        return linked
 
 
-def shaped(recording: Event, shape: Shape) -> Shaped:
-    """The recording of a case on the ``rig``, launches among it, as on such a device."""
-    given = [e for e in recording["traceEvents"] if e.get("ph") == "X"]
-    events = [dict(e) for e in given if e.get("cat") in ("cpu_op", "user_annotation")]
-    events.sort(key=lambda e: (e["ts"], -e["dur"]))
-    steps = [e for e in events if e["name"].startswith("ProfilerStep#")]
-    device = _Device(shape)
-    written: list[Event] = []
-    launches: list[Event] = []
-    shift, correlation = 0.0, 100
-    stacks: dict[Any, list[Event]] = {}
-    edges = [e["ts"] + e["dur"] for e in steps]
-    for event in events:
-        while edges and event["ts"] >= edges[0]:
-            # What follows a step waits for the device, where its end does.
-            if shape.synchronised:
-                wait = max(device.free.values(), default=0.0) + NOTICED - (edges[0] + shift)
-                if wait > 0:
-                    written.append(_runtime("cudaDeviceSynchronize", shape, steps[0],
-                                            edges[0] + shift - 1.0, wait + 0.5, {}))  # fmt: skip
-                    steps[0]["dur"] += wait
-                    shift += wait
-            edges.pop(0)
-            steps.pop(0)
-        stack = stacks.setdefault(event["tid"], [])
-        while stack and event["ts"] >= stack[-1]["until"]:
-            stack.pop()
-        if event["name"] == LAUNCH:
-            operator = next((e for e in reversed(stack) if e["cat"] == "cpu_op"), None)
-            inside = any("evaluate_function" in e["name"] for e in stack)
-            kernels = list(_kernels_of(operator, shape))
-            for at, (name, us, args) in enumerate(kernels):
-                correlation += 1
-                took = min(US_LAUNCH, event["dur"] / (len(kernels) + 1))
-                when = event["ts"] + shift + at * took
-                linked = {"correlation": correlation}
-                launches.append(
-                    _runtime("cudaLaunchKernel", shape, event, when, 0.9 * took, linked)
-                )
-                device.turn += inside
-                stream = 7 if not inside or shape.streams == 1 else 7 + device.turn % shape.streams
-                stream = stream if shape.vendor == "cuda" else stream - 7
-                device.run(name, us, when, stream, args | linked)
-            if shape.communication and operator and _reduces(stack):
-                correlation += 1
-                linked = {"correlation": correlation}
-                when = event["ts"] + shift + 0.8 * event["dur"]
-                launches.append(_runtime("cudaLaunchKernelExC", shape, event, when, 1.0, linked))
-                name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-                device.run(name, shape.kernel_us, when, 20, linked)
-            continue
-        stack.append({**event, "until": event["ts"] + event["dur"]})
-        moved = {**event, "ts": event["ts"] + shift}
-        moved["name"] = _renamed(event["name"])
-        if event["name"].startswith("ProfilerStep#"):
-            event["ts"] += 0.0
-            steps = [moved if e is event else e for e in steps]
-        written.append(moved)
-    if shape.synchronised and steps:
-        end = _end(steps[-1])
-        wait = max(device.free.values(), default=0.0) + NOTICED - end
-        if wait > 0:
-            name, begun = "cudaDeviceSynchronize", end - 1.0
-            written.append(_runtime(name, shape, steps[-1], begun, wait + 0.5, {}))
-            steps[-1]["dur"] += wait
-    marks = [e for e in written if e["name"].startswith("ProfilerStep#")]
+def shaped(recording: Event, shape: Shape, rank: int = 0) -> Shaped:
+    """The recording of a case with its launches, as a GPU of that rank leaves it."""
+    slower = replace(shape, kernel_us=shape.kernel_us * (1 + 0.05 * rank))
+    device = _Device(slower)
+    written, launches = _run(recording, slower, device)
+    marks = [event for event in written if event["name"].startswith(_STEP)]
     count = max(1, len(marks))
-    busy = sum(k["dur"] for k in device.kernels if k["tid"] != 20) / count
-    took = sum(e["dur"] for e in marks) / count
-    if shape.kept != "all":
-        written = marks if shape.marked and shape.kept == "launches" else []
-        written += [] if shape.kept == "kernels" else launches
-    else:
-        written += launches
-    properties = [{"id": 0, "name": "NVIDIA H100 80GB HBM3" if shape.vendor == "cuda"
-                   else "AMD Instinct MI300X", "numSms": 132}]  # fmt: skip
-    document = {"schemaVersion": 1, "deviceProperties": properties}
-    numbered = sorted((e for e in written if "Ev Idx" in e.get("args", {})),
-                      key=lambda e: int(e["args"]["Ev Idx"]))  # fmt: skip
-    for number, event in enumerate(numbered):
-        event["args"] = {**event["args"], "Ev Idx": number}
-    return Shaped(document | {"traceEvents": written + device.kernels}, took, busy)
-
-
-def _end(event: Event) -> float:
-    end: float = event["ts"] + event["dur"]
-    return end
+    busy = sum(k["dur"] for k in device.kernels if k["tid"] != NCCL) / count
+    took = sum(event["dur"] for event in marks) / count
+    kept = written + launches
+    if shape.kept == "launches":
+        kept = (marks if shape.marked else []) + launches
+    elif shape.kept == "kernels":
+        kept = []
+    elif shape.kept == "graph":
+        kept = marks + list(_replays(marks, launches, device.kernels))
+    _number_anew(kept)
+    cuda = shape.vendor == "cuda"
+    about = {"id": 0, "name": "NVIDIA H100 80GB HBM3" if cuda else "AMD Instinct MI300X"}
+    document = {"schemaVersion": 1, "deviceProperties": [about | {"numSms": 132}]}
+    if shape.ranks > 1:
+        group = {"backend": "nccl", "rank": rank, "world_size": shape.ranks}
+        document["distributedInfo"] = group
+    return Shaped(document | {"traceEvents": kept + device.kernels}, took, busy)
 
 
 def as_bytes(made: Shaped) -> bytes:
     """The document as a file holds it."""
     return json.dumps(made.document).encode()
+
+
+def _run(recording: Event, shape: Shape, device: _Device) -> tuple[list[Event], list[Event]]:
+    """What the host did, moved by what it waited, and its launches; the device has the kernels."""
+    written: list[Event] = []
+    launches: list[Event] = []
+    shift = 0.0
+    stacks: dict[object, list[Event]] = {}
+    running: list[tuple[float, Event]] = []
+    for event in _of_the_host(recording):
+        # What follows a step waits for the device, where its end does.
+        while running and event["ts"] >= running[0][0]:
+            end, step = running.pop(0)
+            wait = _waited(step, end + shift, shape, device, written)
+            step["dur"] += wait
+            shift += wait
+        stack = stacks.setdefault(event["tid"], [])
+        while stack and event["ts"] >= _end(stack[-1]):
+            stack.pop()
+        if event["name"] == LAUNCH:
+            launches += _launched(event, stack, shift, shape, device)
+            continue
+        stack.append(event)
+        moved = {**event, "ts": event["ts"] + shift, "name": _renamed(event["name"])}
+        if event["name"].startswith(_STEP):
+            running.append((_end(event), moved))
+        written.append(moved)
+    for end, step in running:
+        step["dur"] += _waited(step, end + shift, shape, device, written)
+    return written, launches
+
+
+def _of_the_host(recording: Event) -> list[Event]:
+    given = [event for event in recording["traceEvents"] if event.get("ph") == "X"]
+    events = [event for event in given if event.get("cat") in ("cpu_op", "user_annotation")]
+    return sorted(events, key=lambda event: (event["ts"], -event["dur"]))
+
+
+def _launched(
+    event: Event, stack: Sequence[Event], shift: float, shape: Shape, device: _Device
+) -> Iterator[Event]:
+    """The launches of the operator that is running."""
+    operator = next((each for each in reversed(stack) if each["cat"] == "cpu_op"), None)
+    backward = any("evaluate_function" in each["name"] for each in stack)
+    begun = event["ts"] + shift
+    kernels = list(
+        kernels_of(operator, shape.kernel_us, shape.vendor, shape.attention, shape.library)
+    )
+    took = min(US_LAUNCH, event["dur"] / (len(kernels) + 1))
+    for place, (name, us, args) in enumerate(kernels):
+        at = begun + place * took
+        linked = device.launch(name, us, at, device.stream(backward), args)
+        yield _runtime("cudaLaunchKernel", shape, event, at, 0.9 * took, linked)
+    if shape.communication and any("AccumulateGrad" in each["name"] for each in stack):
+        at = begun + 0.8 * event["dur"]
+        name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+        linked = device.launch(name, shape.kernel_us, at, NCCL, {})
+        took = min(1.0, 0.1 * event["dur"])
+        yield _runtime("cudaLaunchKernelExC", shape, event, at, took, linked)
+
+
+def _waited(step: Event, end: float, shape: Shape, device: _Device, written: list[Event]) -> float:
+    """How long the host waits for the device at the end of a step, µs."""
+    wait = device.done + NOTICED - end
+    if not shape.synchronised or wait <= 0:
+        return 0.0
+    written.append(_runtime("cudaDeviceSynchronize", shape, step, end - 1.0, wait + 0.5, {}))
+    return wait
+
+
+def _replays(
+    steps: Sequence[Event], launches: Sequence[Event], kernels: Sequence[Event]
+) -> Iterator[Event]:
+    """One launch a step, which all kernels of the step come from."""
+    at = {launch["args"]["correlation"]: launch["ts"] for launch in launches}
+    for number, step in enumerate(steps):
+        graph = {"correlation": number + 1}
+        yield {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "pid": step["pid"],
+               "tid": step["tid"], "ts": step["ts"] + 1.0, "dur": 20.0,
+               "args": {"cbid": 311, **graph}}  # fmt: skip
+        nodes = (
+            k for k in kernels if step["ts"] <= at.get(k["args"]["correlation"], 0) < _end(step)
+        )
+        for node, kernel in enumerate(list(nodes)):
+            del at[kernel["args"]["correlation"]]
+            kernel["args"] |= {"graph id": 1, "graph node id": node} | graph
+
+
+def _number_anew(events: Sequence[Event]) -> None:
+    numbered = [event for event in events if "Ev Idx" in event.get("args", {})]
+    for number, event in enumerate(
+        sorted(numbered, key=lambda event: int(event["args"]["Ev Idx"]))
+    ):
+        event["args"] = {**event["args"], "Ev Idx": number}
+
+
+def _end(event: Event) -> float:
+    end: float = event["ts"] + event["dur"]
+    return end
 
 
 def _runtime(name: str, shape: Shape, where: Event, ts: float, dur: float, args: Event) -> Event:
@@ -289,50 +283,13 @@ def _runtime(name: str, shape: Shape, where: Event, ts: float, dur: float, args:
 
 
 def _renamed(name: str) -> str:
-    return name.replace("_flash_attention_for_cpu", "_flash_attention").replace(
-        "FlashAttentionForCpu", "FlashAttention"
-    )
-
-
-def _reduces(stack: Sequence[Event]) -> bool:
-    return any("AccumulateGrad" in event["name"] for event in stack)
-
-
-def _kernels_of(operator: Event | None, shape: Shape) -> Iterator[tuple[str, float, Event]]:
-    """Name, time and place of each kernel that an operator launches."""
-    if operator is None:
-        return
-    plain = operator["name"].removeprefix("aten::")
-    dims = operator["args"].get("Input Dims", [])
-    numbers = [n for one in dims if isinstance(one, list) for n in one if isinstance(n, int)]
-    size = 1
-    for one in dims:
-        count = 1
-        for n in one if isinstance(one, list) else ():
-            count *= n if isinstance(n, int) else 1
-        size = max(size, count)
-    place = {"grid": [max(1, size // 128), 1, 1], "block": [128, 1, 1]}
-    us = shape.kernel_us * (1 + (size.bit_length() % 7) / 8)
-    forward, backward = ATTENTION[shape.attention]
-    if "scaled_dot_product" in plain and "backward" in plain:
-        for name in backward:
-            main = name == max(backward, key=len) or len(backward) == 1
-            yield name, us * (3.5 if main else 0.3), place
-        return
-    if "scaled_dot_product" in plain:
-        yield forward, us * 2, place
-        return
-    if plain in _PRODUCTS:
-        strides = str(operator["args"].get("Input Strides"))
-        kind = zlib.crc32(strides.encode()) % 3
-        name = f"nvjet_tst_{64 << kind}x{numbers[-1] if numbers else 64}_64x4_2x1_v_bz_TNT"
-        if shape.vendor == "rocm":
-            name = f"Cijk_Ailk_Bljk_SB_MT{64 << kind}x{numbers[-1] if numbers else 64}x32"
-        yield name, us * 2, place
-        return
-    if plain in _NAMED:
-        for name in _NAMED[plain]:
-            yield name, us * 0.5, place
-        return
-    functor = _FUNCTORS.get(plain, f"{plain}_kernel_cuda(at::TensorIteratorBase&)")
-    yield _ELEMENTWISE.format(functor, functor), us * 0.3, place
+    """Operators that only CPUs have, as a GPU's are called."""
+    for ours, theirs in (
+        ("_flash_attention_for_cpu", "_flash_attention"),
+        ("FlashAttentionForCpu", "FlashAttention"),
+        ("mkldnn_convolution", "cudnn_convolution"),
+        ("convolution_overrideable", "cudnn_convolution"),
+        ("ConvolutionOverrideable", "Convolution"),
+    ):
+        name = name.replace(ours, theirs)
+    return name

@@ -150,6 +150,6 @@ def run_case(case: Case, folder: Path, *launcher: str, first: Path | None = None
     if first is not None:
         environment["PYTHONPATH"] = f"{first}{os.pathsep}{environment['PYTHONPATH']}"
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=180, env=environment
+        command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment
     )
     return Ended(done.returncode, done.stdout, done.stderr, folder / "out")

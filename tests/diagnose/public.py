@@ -11,6 +11,7 @@ were new to whoever wrote the rules, which those of the half kept aside were not
 ``newest.txt``, by somebody who had not written them: six of its logs got a wrong cause then (at
 medium confidence), and the rules were changed. ``recent.txt`` came after that, one half of it built
 on: none of its logs got a wrong cause, and host memory that ran out got its code then.
+``fresh.txt`` followed, split in the same way, and is of the same two parts.
 
 ``corpus/written`` holds logs that were written after public ones of the same kind, with a name of
 their own for the thread, and labelled by what the text proves before the program saw them. The
@@ -87,7 +88,7 @@ class PublicLog:
     def half(self) -> Half:
         """Which part it is of."""
         even = hashlib.sha256(self.thread.encode()).digest()[0] % 2 == 0
-        if self.file == "recent":
+        if self.file in {"recent", "fresh"}:
             return "recent" if even else "recent, aside"
         return _PARTS.get(self.file, "built on" if even else "kept aside")
 

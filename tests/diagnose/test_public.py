@@ -23,9 +23,8 @@ def test_no_log_gets_a_wrong_cause(log: PublicLog) -> None:
 @pytest.mark.parametrize("half", HALVES)
 def test_nine_of_ten_that_show_their_cause_are_recognised(half: str) -> None:
     (score,) = (one for one in scores(LOGS) if (one.half, one.group) == (half, "ours"))
-    assert score.logs >= (50 if half in ("built on", "kept aside") else 8)
-    # Of fewer than ten, one is more than a tenth.
-    assert score.outcomes["right"] >= min(0.9 * score.logs, score.logs - 1), score
+    assert score.logs >= (50 if half in ("built on", "kept aside") else 20)
+    assert score.outcomes["right"] >= 0.9 * score.logs, score
 
 
 def test_there_are_enough_and_each_once() -> None:

@@ -152,6 +152,11 @@ for variant, reentrant in BOTH.items():
         net(lambda: Mlp(behind=nn.BatchNorm1d(D).eval()), use_reentrant=reentrant),
     )
 case(
+    "dropout, check off, state kept",
+    False,
+    net(lambda: Mlp(behind=nn.Dropout(0.5)), determinism_check="none"),
+)
+case(
     "dropout between, state dropped: later layers differ too",
     True,
     net(lambda: Mlp(between=nn.Dropout(0.3)), preserve_rng_state=False),

@@ -18,7 +18,7 @@ TOUCHES = re.compile(
 SOURCE = Path(recompute_scan.__file__).parent
 # Failures have fixes, and pages made from them, of their own; see tests/diagnose/test_gradients.py.
 ELSEWHERE = {"diagnose"}
-HEADING = "\n## Use instead\n"
+HEADING = "\n## Fix\n"
 PAGES = [
     page
     for page in sorted((Path(__file__).parents[2] / "docs" / "findings").glob("RS*.md"))
@@ -27,7 +27,7 @@ PAGES = [
 
 
 def _recommended(page: Path) -> str:
-    """What stands under "Use instead"."""
+    """What stands under "Fix"."""
     _, _, behind = page.read_text(encoding="utf-8").partition(HEADING)
     return behind.partition("\n## ")[0]
 

@@ -40,9 +40,16 @@ _SEEDS = {
     "archive": seeds.archives,
     "log": seeds.logs,
     "snapshot": seeds.snapshots,
+    "guard": seeds.guards,
+    "rehearsal": seeds.rehearsals,
+    "lint": seeds.lint_inputs,
+    "compiled": seeds.compiler_logs,
+    "nsys": seeds.nsys_exports,
 }
-# Larger ones are not changed further: they are slow, and small ones lead to the same.
+# Larger ones are not changed further: they are slow, and small ones lead to the same. Of some
+# kinds none is small.
 _LARGEST = 3_000
+_LARGER = {"result": 30_000, "run_record": 10_000, "nsys": 60_000}
 # An input may take so long for each of its bytes, and so long at all.
 _SLOW_S, _SLOW_S_PER_BYTE = 2.0, 1e-3
 # The process may grow by so much for one target, whatever it is given.
@@ -176,7 +183,7 @@ def fuzz(
         if failure is not None and failure not in tally.failures:
             tally.failures.append(failure)
             _keep(target, failure, data, keep)
-        elif word not in words and len(data) <= _LARGEST:
+        elif word not in words and len(data) <= _LARGER.get(target, _LARGEST):
             words.add(word)
             pool.append(data)
         tally.busy_s, tally.endings = time.process_time() - busy, len(words)

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import pickle
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from typing import Any
 import msgspec
 
 from recompute_scan.analysis.answer import result_of
-from recompute_scan.check.baseline import baseline_json
+from recompute_scan.check.baseline import Baseline
 from recompute_scan.faithful import Sampled
-from recompute_scan.result import to_json
+from recompute_scan.guarding.stored import Stored
+from recompute_scan.rehearsal import Rehearsal
+from recompute_scan.result import Result, to_json
 from recompute_scan.run_info import RunInfo, encode_run_info
 from recompute_scan.trace.kineto.parse import parse
-from tests.sources import pftrace_builder
+from tests.fuzz.filled import filled
+from tests.sources import nsys_builder, pftrace_builder
 from tests.sources.test_snapshots import generated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,20 +99,66 @@ def perfetto_traces() -> list[bytes]:
 
 
 def results() -> list[bytes]:
-    """Results as `analyze` prints them."""
-    return [to_json(result_of(parse(data, "seed"))).encode() for data in traces()[:3]]
+    """Results as `analyze` prints them, and one with everything that can be in it."""
+    printed = [to_json(result_of(parse(data, "seed"))).encode() for data in traces()[:3]]
+    return [*printed, filled(Result)]
 
 
 def baselines() -> list[bytes]:
-    """Baselines as `check` writes them."""
-    return [baseline_json(result_of(parse(data, "seed"))).encode() for data in traces()[:3]]
+    """A baseline as `check` writes it."""
+    return [filled(Baseline)]
 
 
 def run_records() -> list[bytes]:
-    """Run records, with the settings that were found."""
+    """Run records, with the settings that were found, and one with everything."""
     recorded = sorted((ROOT / "traces").glob("*/run-rank0.json"))
     bare = RunInfo(0, 1, "complete", 0, "cpu", 1, (1.5, 1.75), 2, "trace-rank0.json.gz", None)
-    return [encode_run_info(bare), *(file.read_bytes() for file in recorded)]
+    return [encode_run_info(bare), *(file.read_bytes() for file in recorded), filled(RunInfo)]
+
+
+def guards() -> list[bytes]:
+    """What a guard keeps from one training to the next."""
+    return [filled(Stored), b'{"modules": {}, "format": "recompute-scan-guard/1"}']
+
+
+def rehearsals() -> list[bytes]:
+    """What a rank leaves for a plan."""
+    return [filled(Rehearsal)]
+
+
+def lint_inputs() -> list[bytes]:
+    """Scripts, configurations and launch commands that `lint` reads."""
+    return [
+        *configurations(),
+        b"model.gradient_checkpointing_enable()  # noqa: RS605 - kept\nfor b in model.layers:\n"
+        b"    checkpoint_wrapper(b)\n    apply_activation_checkpointing(model, check_fn=f)\n",
+        b"torchrun --nproc-per-node 2 train.py --gradient_checkpointing true --fsdp full_shard \\\n"
+        b"  --fsdp_config '{\"activation_checkpointing\": true}'\n",
+        b'{"fsdp_config": {"fsdp_activation_checkpointing": true}, "gradient_checkpointing": true}',
+        b"[tool.recompute-scan.lint]\nignore = ['RS601']\nexclude = ['x/*']\n",
+    ]
+
+
+def compiler_logs() -> list[bytes]:
+    """The compiler's log of a graph with its backward, with and without a recompute."""
+    head = 'V0101 00:00:00.000000 1 torch/x.py:1] {"aot_%s_graph": {}, "frame_id": 0, '
+    head += '"frame_compile_id": 0, "attempt": 0}\n\tclass G(torch.nn.Module):\n'
+    head += '\t    def forward(self, a: "f32[4]", tangents_1: "f32[4]"):\n'
+    line = '\t        mm_%d: "f32[4]" = torch.ops.aten.mm.default(a, a)\n'
+    both = head % "forward" + line % 1 + "\t        return (mm_1, a)\n"
+    again = head % "backward" + line % 1 + line % 2 + "\t        return (mm_2,)\n"
+    return [(both + again).encode(), (both + head % "backward" + line % 2).encode()]
+
+
+def nsys_exports() -> list[bytes]:
+    """Databases of Nsight Systems, of whole steps."""
+    exports = []
+    for data in traces()[:2]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.sqlite")
+            nsys_builder.from_trace(parse(data, "seed"), path, by_id=bool(exports))
+            exports.append(path.read_bytes())
+    return exports
 
 
 def gradients() -> list[bytes]:

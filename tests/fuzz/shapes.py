@@ -202,12 +202,18 @@ _OTHERS: dict[str, tuple[Make, str]] = {
         ("result", "recompute-scan/1"),
         ("run_record", "recompute-scan-run/1"),
         ("baseline", "recompute-scan-baseline/1"),
+        ("guard", "recompute-scan-guard/1"),
+        ("rehearsal", ""),
     )
     for what, item in (("numbers", "1e99"), ("texts", '"\\\\ud800"'), ("brackets", "[[]]"))
 } | {
     "config of keys": (_repeated(b"a:\n", b"  b: [c, {d: e}]\n"), "config"),
     "code of calls": (_repeated(b"1 1 1\n", b"checkpoint(f, x)\n"), "code"),
     "code of brackets": (_repeated(b"1 1 1\n", b"f("), "code"),
+    "lint of calls": (_repeated(b"", b"checkpoint_wrapper(model)\n"), "lint"),
+    "lint of keys": (_repeated(b"a:\n", b"  b: [c, {d: e}]\n"), "lint"),
+    "lint of words": (_repeated(b"torchrun x.py", b" --a b"), "lint"),
+    "snapshot of numbers": (_repeated(b"\x80\x04(", b"K\x01", b"l."), "snapshot"),
 }
 SHAPES: dict[str, tuple[Make, Callable[[bytes], object]]] = {
     **{name: (make, whole_of_any_size) for name, make in _TRACES.items()},

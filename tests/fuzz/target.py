@@ -23,14 +23,21 @@ from recompute_scan.errors import ScanError
 from recompute_scan.faithful import read_sampled, sampled_name
 from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.gradient_check import compare_gradients
+from recompute_scan.guarding.stored import read_stored, write_stored
+from recompute_scan.lint import lint
+from recompute_scan.lint.edits import diff
+from recompute_scan.lint.lint_formats import RENDERINGS
 from recompute_scan.recompute.facts import study
+from recompute_scan.rehearsal import read_rehearsals
 from recompute_scan.report.finding_words import explanation
+from recompute_scan.report.html import render_html
 from recompute_scan.report.text import render_text
 from recompute_scan.result import Result, from_json, to_json
 from recompute_scan.run_info import Source, parse_run_info
 from recompute_scan.trace import Limits, Trace
 from recompute_scan.trace.formats import read as read_any
 from recompute_scan.trace.kineto.parse import read
+from recompute_scan.trace.nsys.export import load_nsys
 
 # Small, so that a bomb is refused before anybody calls it a hang.
 LIMITS = Limits(
@@ -85,9 +92,10 @@ def pftrace(data: bytes) -> str:
 def result(data: bytes) -> str:
     """A result that somebody sent, as text, and judged."""
     found = from_json(data)
-    render_text(found, color=False)
+    text = render_text(found, color=False)
+    page = render_html(found) if len(data) % 8 == 0 else ""  # it takes ten times as long
     judge(found, Policy())
-    return _word(found)
+    return f"{_word(found)} {len(found.findings)} {text.count(chr(10)) // 4} {len(page) >> 15}"
 
 
 def baseline(data: bytes) -> str:
@@ -95,13 +103,62 @@ def baseline(data: bytes) -> str:
     return f"{min(3, len(parse_baseline(data, 'fuzzed.json')))} accepted"
 
 
+def guard(data: bytes) -> str:
+    """What a guard has kept: it is the same when written and read once more."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+        path = Path(folder, "guard.json")
+        path.write_bytes(data)
+        stored = read_stored(path)
+        write_stored(path, stored)
+        assert read_stored(path) == stored
+    return f"{min(3, len(stored.modules))} {min(3, len(stored.trained))}"
+
+
+def rehearsal(data: bytes) -> str:
+    """What ranks have left for a plan."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+        Path(folder, "rehearsal-rank0.json").write_bytes(data)
+        (found,) = read_rehearsals(Path(folder))
+    return f"{found.device} {min(3, len(found.candidates))} {min(3, len(found.arms))}"
+
+
+def linted(data: bytes) -> str:
+    """A script, a configuration or a launch command, as each kind of file that is read."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+        for suffix in (".py", ".sh", ".yaml", ".json", ".toml"):
+            Path(folder, f"train{suffix}").write_bytes(data)
+        report = lint([Path(folder)])
+        diff(report.found)
+    for rendered in RENDERINGS.values():
+        rendered(report)
+    return f"{sorted({one.code for one in report.found})} {len(report.suppressed)}"
+
+
+def compiled(data: bytes) -> str:
+    """The compiler's log of a run that left nothing else."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+        Path(folder, "compiled-rank0.log").write_bytes(data)
+        found = analyse([Path(folder)], limits=LIMITS)
+    assert from_json(to_json(found)) == found
+    return _word(found)
+
+
+def nsys(data: bytes) -> str:
+    """A database of Nsight Systems, read and analysed."""
+    with tempfile.NamedTemporaryFile(suffix=".sqlite", dir=_MEMORY) as file:
+        file.write(data)
+        file.flush()
+        return _word(result_of(load_nsys(Path(file.name), LIMITS)))
+
+
 def run_record(data: bytes) -> str:
     """The run record of a run, with its settings."""
     info = parse_run_info(data, "run-rank0.json")
     found = result_without_trace(info)
     assert from_json(to_json(found)) == found
-    render_text(found, color=False)
-    return f"{info.status} {bool(info.end)} {bool(info.measured)} {bool(info.fidelity)}"
+    text = render_text(found, color=False)
+    parts = [bool(one) for one in (info.end, info.measured, info.fidelity, info.policies)]
+    return f"{info.status} {parts} {len(found.findings)} {text.count(chr(10)) // 4}"
 
 
 def gradients(data: bytes) -> str:
@@ -193,6 +250,11 @@ TARGETS: dict[str, Target] = {
     "archive": archive,
     "log": log,
     "snapshot": snapshot,
+    "guard": guard,
+    "rehearsal": rehearsal,
+    "lint": linted,
+    "compiled": compiled,
+    "nsys": nsys,
 }
 
 

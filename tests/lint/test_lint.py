@@ -17,12 +17,15 @@ from recompute_scan.lint import lint
 from recompute_scan.lint.said import RULES
 from recompute_scan.pages import titles
 from tests.lint.cases import CASES, Case
+from tests.lint.found_cases import FOUND
 from tests.lint.framework_cases import FRAMEWORKS, HELD_OUT
 
 DOUBLED = next(case for case in CASES if case.codes == ("RS601",)).files["train.py"]
 
 
-@pytest.mark.parametrize("case", (*CASES, *FRAMEWORKS, *HELD_OUT), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", (*CASES, *FRAMEWORKS, *HELD_OUT, *FOUND), ids=lambda case: case.name
+)
 def test_known_truths(case: Case, tmp_path: Path) -> None:
     assert answer(case, tmp_path) == case.codes
 

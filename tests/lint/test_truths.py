@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("transformers", minversion="5.0", reason="the default variant changed in 5.0")
 
@@ -24,3 +27,25 @@ OFF = {"none", "switched on, then off"}
 def test_how_often_a_pair_of_switches_recomputes_each_layer(pair: str) -> None:
     times = 2 if pair in DOUBLES else 0 if pair in OFF else 1
     assert recomputes(*PAIRS[pair]) == Recomputes(times, times)
+
+
+class _Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer, self.runs = nn.Linear(4, 4), nn.Linear(4, 4), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        found: torch.Tensor = self.outer(self.inner(x).tanh())
+        return found
+
+
+def test_a_part_wrapped_inside_a_checkpointed_layer_runs_twice_again() -> None:
+    attention, mlp = _Part(), _Part()
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return mlp((x + checkpoint(attention, x, use_reentrant=False)).tanh())
+
+    x = torch.randn(2, 4, requires_grad=True)
+    checkpoint(layer, x, use_reentrant=False).sum().backward()
+    assert (attention.runs, mlp.runs) == (3, 2)

@@ -32,10 +32,14 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(*command: str | Path, timeout: float = 600) -> str:
+    return run_in(ROOT, *command, timeout=timeout)
+
+
+def run_in(folder: Path, *command: str | Path, timeout: float = 600) -> str:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *map(str, command)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
@@ -98,3 +102,82 @@ def test_recorded_by_run(name: str, tmp_path: Path) -> None:
     assert result.cost.step_source == "timed"
     assert result.fidelity is not None
     assert result.fidelity.why_not_compared is None
+
+
+# A script on the device; what records it follows, then its loop.
+_HEAD = """\
+from tests.cases import device
+where = device.install()
+from tests.cases.model import Oracle
+from tests.cases.nesting import CASES
+step = next(c for c in CASES if c.name == "r_in_n").build(Oracle(), where)
+"""
+_RECORD = """\
+import recompute_scan as rs
+with rs.record(steps=2, warmup=1, timing_steps=2, folder="out") as recording:
+    for _ in range(8):
+        step()
+        recording.step()
+"""
+_CALLBACK = """\
+from recompute_scan.callbacks import HuggingFaceCallback
+callback = HuggingFaceCallback(steps=2, warmup=1, timing_steps=2, folder="out")
+callback.on_train_begin()
+for _ in range(8):
+    step()
+    callback.on_step_end()
+callback.on_train_end()
+assert callback.scan.verdict == "doubled"
+"""
+_LLAMA = """\
+from tests.cases import device
+where = device.install()
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                     num_attention_heads=2, use_cache=False)
+model = LlamaForCausalLM(config).to(where)
+model.gradient_checkpointing_enable({"use_reentrant": True})
+optimizer = torch.optim.AdamW(model.parameters())
+tokens = torch.randint(0, 64, (2, 8)).to(where)
+for _ in range(30):
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", [_RECORD, _CALLBACK], ids=["record", "callback"])
+def test_recorded_from_inside(loop: str, tmp_path: Path) -> None:
+    """``record()``, and a callback of a framework's trainer."""
+    (tmp_path / "train.py").write_text(_HEAD + loop)
+    run_in(tmp_path, "train.py")
+    result = from_json((tmp_path / "out" / "result.json").read_bytes())
+    assert (result.verdict, result.recompute_per_backward) == ("doubled", 2)
+    assert result.evidence_level == "annotated"
+
+
+@pytest.mark.slow
+def test_the_fix_is_verified_there(tmp_path: Path) -> None:
+    """Steps with and without the fix, their gradients compared, on such a device."""
+    (tmp_path / "train.py").write_text(_HEAD + "for _ in range(60):\n    step()\n")
+    run_in(tmp_path, "-m", "recompute_scan", "run", "--steps", "2", "--warmup", "1",
+           "--timing-steps", "2", "--verify", "-o", "out", "train.py")  # fmt: skip
+    result = from_json((tmp_path / "out" / "result.json").read_bytes())
+    assert result.verdict == "doubled"
+    assert result.verified is not None
+    assert result.verified.gradients is not None
+    assert result.verified.gradients.status == "equal"
+
+
+@pytest.mark.slow
+def test_llama_of_hugging_face(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_LLAMA)
+    run_in(tmp_path, "-m", "recompute_scan", "run", "--steps", "2", "--warmup", "1",
+           "--timing-steps", "2", "-o", "out", "train.py")  # fmt: skip
+    result = from_json((tmp_path / "out" / "result.json").read_bytes())
+    assert (result.verdict, result.confidence) == ("full", "high")
+    assert result.fidelity is not None
+    assert result.fidelity.why_not_compared is None
+    assert all(not region.differences for region in result.fidelity.regions)

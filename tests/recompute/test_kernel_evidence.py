@@ -250,6 +250,22 @@ def test_a_graph_whose_kernels_say_nothing_is_no_none() -> None:
 
 
 @pytest.mark.parametrize("levels", VERDICTS)
+def test_graphs_of_compiled_code(levels: int) -> None:
+    """As compiled code without graphs: attention that runs once clears nothing."""
+    events = recorded(Layout(4, each_layer(4, levels), graphs="passes"))
+    last = max(event["ts"] + event["dur"] for event in events)
+    graph = op("CompiledFunction", op("aten::mm"), seq=0)
+    backward = node("CompiledFunctionBackward", op("aten::mm"), seq=0)
+    compiled = document(thread(step(99, graph, backward)))["traceEvents"]
+    result = answer(events + [{**event, "ts": event["ts"] + last + 50} for event in compiled])
+    if levels:
+        assert (result.verdict, result.evidence_level) == (VERDICTS[levels], "kernels")
+    else:
+        assert result.verdict == "inconclusive"
+        assert "compiled" in (result.reason or "")
+
+
+@pytest.mark.parametrize("levels", VERDICTS)
 def test_compiled_code(levels: int) -> None:
     """A compiled backward is judged by attention that runs again in it, and never cleared by it."""
     graph = op("CompiledFunction", op("aten::mm"), seq=0)

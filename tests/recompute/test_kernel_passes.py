@@ -80,6 +80,7 @@ def test_by_thread_never_more_than_the_truth(plan: tuple[int, list[Group]], time
     layers, groups = plan
     truth = multiplicity(layers, groups)
     found = passes_by_thread(by_thread(layers, groups, times))
+    assert found is not None
     assert len(found) == times
     for one in found:
         assert (one.layers, one.again) == (layers, sum(truth))
@@ -124,3 +125,42 @@ def test_orders_that_tell_nothing(events: str, why: str) -> None:
 def test_a_backward_without_its_own_forward_is_no_pass_of_its_own() -> None:
     assert passes_by_thread(list("FFBBFF")) == [Pass((0, 0))]
     assert passes_by_thread(list("FFRBRBFFRBRB")) == [Pass((1, 1))] * 2
+
+
+def parted(order: str) -> list[Pass] | None:
+    """By order, with ``|`` where a kernel is named after the backward pass."""
+    events = order.replace("|", "")
+    pieces = order.split("|")
+    starts = {len("".join(pieces[:place])) for place in range(1, len(pieces))}
+    return passes_by_order(list(events), False, [row in starts for row in range(len(events))])
+
+
+@pytest.mark.parametrize(
+    ("step", "found"),
+    [
+        ("FFFF|BBBB", (0, 0, 0, 0)),
+        ("FFFF|FB|FB|FB|FB", (1, 1, 1, 1)),
+        ("FFFF|FFFFB|B|B|B", (4, 0, 0, 0)),  # a checkpoint around all
+        ("FFFF|FFFFFB|FB|FB|FB", (5, 1, 1, 1)),  # and one a layer
+        ("FFFF|FFFF|FB|FB|FB|FB", (5, 1, 1, 1)),
+        ("FFFFFB|FB|FB|FB", (1, 1, 1, 1)),  # a loss without a name
+        ("FFFFFFFF|BBBB", None),  # evaluation, or another model
+        ("FFFFFFFF|FB|FB|FB|FB", None),
+        ("F|FFFF|BBBB", None),  # something ran after the last backward pass
+    ],
+)
+def test_where_the_backward_pass_begins_tells_recomputes(
+    step: str, found: tuple[int, ...] | None
+) -> None:
+    for times in (1, 3):
+        passes = parted("|".join([step] * times))
+        assert passes == (None if found is None else [Pass(found)] * times)
+
+
+@pytest.mark.parametrize("order", ["FFFFRBRBRBRBR", "FFFFBRBRBRBRFFFFBRBRBRBR", "FFBRFFBB"])
+def test_attention_in_a_backward_pass_that_nobody_needs_is_no_recompute(order: str) -> None:
+    assert passes_by_thread(list(order)) is None
+
+
+def test_a_recording_can_end_within_a_recompute() -> None:
+    assert passes_by_thread(list("FFRBRBFFRBR"), cut=True) == [Pass((1, 1)), Pass((1,))]

@@ -12,6 +12,8 @@ CHOSEN = (
     "kill -9 of a rank, trace written",
     "Ctrl-C to the whole job",
     "the disk is full, stacks don't fit",
+    "the script runs another program with exec",
+    "an import hook of the script raises",
 )
 CASES = {one.name: one for one in FAULTS}
 

@@ -72,3 +72,50 @@ def test_every_other_example_of_ours_is_faithful_or_was_not_compared(
 def test_the_step_can_be_left_out(tmp_path: Path) -> None:
     shutil.copy(EXAMPLE, tmp_path / "train.py")
     assert run(tmp_path, "--no-fidelity").fidelity is None
+
+
+TWO_LAYERS = """
+import torch
+from torch.utils.checkpoint import checkpoint
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(9):
+    out = checkpoint(net, torch.randn(4, 8), use_reentrant={reentrant}, preserve_rng_state={keep})
+    out.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(step)
+"""
+
+
+def test_alone_it_compares_one_step_and_ends_the_script(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "recompute_scan", "run", "--fidelity", "--warmup", "2"]
+    (tmp_path / "train.py").write_text(TWO_LAYERS.format(reentrant=False, keep=False))
+    done = subprocess.run(
+        [*command, "-o", "out", "train.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("0\n1\nIs the recomputed forward the same? No:")
+    found = from_json((tmp_path / "out" / "result.json").read_bytes())
+    assert [one.code for one in found.findings] == ["RS401"]
+    assert found.steps == ()
+    assert sorted(one.name for one in (tmp_path / "out").iterdir()) == [
+        "report.html",
+        "result.json",
+        "run-rank0.json",
+    ]
+
+
+def test_alone_it_does_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    for option in (["--verify"], ["--steps", "2"], ["--timing-steps", "0"], ["--guard"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "recompute_scan", "run", "--fidelity", *option, "train.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2
+        assert f"{option[0]} does not go with it. [E236]" in done.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]

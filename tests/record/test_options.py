@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from recompute_scan.record.options import counts_runs
+from recompute_scan.record.caught import generator_function
+from recompute_scan.record.options import Arguments, counts_runs
 
 
 def scripted(module: nn.Module) -> nn.Module:
@@ -50,3 +51,21 @@ def test_what_does_not_is_not(name: str) -> None:
     before = [value.clone() for value in module.buffers()]
     module(torch.randn(3, 4))
     assert all(torch.equal(a, b) for a, b in zip(before, module.buffers(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        ((), {}, []),
+        ((True,), {"determinism_check": "default"}, []),
+        ((), {"determinism_check": "none"}, ["determinism-check-off"]),
+        ((False,), {}, ["random-state-not-kept"]),
+        ((), {"preserve_rng_state": False}, ["random-state-not-kept"]),
+    ],
+)
+def test_what_a_call_switches_off_is_noted(
+    args: tuple[object, ...], kwargs: dict[str, object], said: list[str]
+) -> None:
+    generator = generator_function()
+    assert generator is not None
+    assert Arguments(generator).options((len, *args), kwargs) == said

@@ -6,6 +6,7 @@ import copy
 import gzip
 import itertools
 import json
+import pickle
 import re
 import zipfile
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from msgspec.structs import replace
 from recompute_scan.annotations import REGION, parse_region, region_name
 from recompute_scan.compiled.structured import BREAK
 from recompute_scan.faithful import Sampled, sampled_name
+from recompute_scan.guarding.stored import Stored
+from recompute_scan.rehearsal import Rehearsal
 from recompute_scan.run_info import RunInfo
 
 WORD = "zqcanary"
@@ -255,7 +258,11 @@ def plant_folder(folder: Path, document: Json, account: Json, *, names: str = ""
     flight: Json = {"version": canary(), "pg_config": {canary(): {"desc": canary()}}}
     flight["entries"] = [{"profiling_name": canary("nccl:{}"), "frames": [{"name": canary()}]}]
     sampled = (Sampled(canary("layers.{}.weight"), False, 3, (1.0,), 1e-7),)
-    for place in (folder, folder / "verify" / "unchanged-1", folder / "verify" / "fixed-1"):
+    frame_of = {"filename": canary("/home/{}/train.py"), "line": 3, "name": canary()}
+    block = {"size": 8, "state": "active_allocated", "frames": [frame_of]}
+    snapshot = {"segments": [{"total_size": 8, "blocks": [block]}], canary("key_{}"): canary()}
+    further = ("verify/unchanged-1", "verify/fixed-1", "plan/rehearsal", "plan/proof")
+    for place in (folder, *(folder / name for name in further)):
         place.mkdir(parents=True, exist_ok=True)
         (place / "trace-rank0.json.gz").write_bytes(trace)
         (place / "stacks-rank0.json.gz").write_bytes(gzip.compress(as_json(planted(stacks)), 1))
@@ -267,9 +274,17 @@ def plant_folder(folder: Path, document: Json, account: Json, *, names: str = ""
         (place / "flight-rank0.json").write_bytes(as_json(flight))
         (place / "compiled-rank0.log").write_text("".join(compiled))
         (place / sampled_name(0)).write_bytes(msgspec.json.encode(sampled))
+        (place / "rehearsal-rank0.json").write_bytes(_document(Rehearsal, canary))
+        (place / "guard-rank0.json").write_bytes(_document(Stored, canary))
+        (place / "guarded-rank0.json").write_bytes(as_json({"said": canary(), canary(): 1}))
+        (place / "snapshot.pickle").write_bytes(pickle.dumps(snapshot))
         (place / "output.txt").write_text(f"loss {canary()}\nTraceback {canary()}\n")
         (place / "result.json").write_bytes(as_json({"schema": canary(), "verdict": canary()}))
         (place / "report.html").write_text(f"<title>{canary()}</title>")
+
+
+def _document(kind: Any, canary: Canary) -> bytes:
+    return msgspec.json.encode(_filled(kind, canary))
 
 
 def _frames(document: Json, canary: Canary) -> Iterator[Json]:

@@ -35,7 +35,6 @@ BYTES = {
     "table of times": b" Time (%)  Total Time (ns)  Instances   Avg (ns)\n 31.2  1203 4\n",
 }
 DOCUMENTS: dict[str, Any] = {
-    "rocprofv3": {"rocprofiler-sdk-tool": [{"metadata": {"pid": 1}, "buffer_records": {}}]},
     "ExecutionTraceObserver": {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": []},
     "memory snapshot": {"segments": [], "device_traces": []},
     "speedscope": {"$schema": "https://www.speedscope.app/file-format-schema.json"},

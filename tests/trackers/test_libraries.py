@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import recompute_scan
 from tests.trackers.training import GUARDED, INJECTED, STEPS, followed, guarded
 
 # What the libraries warn of is theirs.
@@ -23,15 +24,19 @@ DOUBLED = "Activation checkpointing is doubled"
 CHANGED = "Recomputes have changed: doubled"
 
 
-def are_kept(page: Path, result: Path) -> None:
-    """The page, and a result that `check` refuses as it refuses any other."""
-    assert "<html" in page.read_text(encoding="utf-8")
-    command = [sys.executable, "-m", "recompute_scan", "check"]
-    baseline = str(result.parent.parent / "baseline.json")
-    done = subprocess.run([*command, str(result)], capture_output=True, check=False)
-    assert done.returncode == 1, done.stderr
-    subprocess.run([*command, str(result), "--write-baseline", baseline], check=True)
-    subprocess.run([*command, str(result), "--baseline", baseline], check=True)
+def are_kept(artifact: Path) -> None:
+    """The page, and what `check`, its baseline and `bundle` work on as on any other run."""
+    assert "<html" in (artifact / "report.html").read_text(encoding="utf-8")
+    tool = [sys.executable, "-m", "recompute_scan"]
+    baseline, again = artifact.parent / "baseline.json", artifact.parent / "again.zip"
+    for kept in (artifact, artifact / "result.json", artifact / "bundle.zip"):
+        done = subprocess.run([*tool, "check", str(kept)], capture_output=True, check=False)
+        assert done.returncode == 1, done.stderr
+    whole = str(artifact)
+    subprocess.run([*tool, "check", whole, "--write-baseline", str(baseline)], check=True)
+    subprocess.run([*tool, "check", whole, "--baseline", str(baseline)], check=True)
+    subprocess.run([*tool, "bundle", whole, "-o", str(again)], check=True)
+    assert recompute_scan.analyze(again).verdict == "doubled"
 
 
 def wandb_records(folder: Path) -> list[Any]:
@@ -102,7 +107,7 @@ def test_wandb_is_told_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     folder.mkdir(parents=True)
     for entry in artifact.manifest.contents:
         shutil.copyfile(entry.local_path, folder / entry.path)
-    are_kept(folder / "report.html", folder / "result.json")
+    are_kept(folder)
 
 
 def test_wandb_is_told_by_the_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +143,7 @@ def test_mlflow_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert kept.tags["recompute_scan.alert"] == f"{CHANGED}: {change.text}"
     assert len(client.get_metric_history(run.info.run_id, "loss")) == STEPS
     folder = Path(client.download_artifacts(run.info.run_id, "recompute-scan"))
-    are_kept(folder / "report.html", folder / "result.json")
+    are_kept(folder)
 
 
 def test_mlflow_without_a_run_begins_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +179,7 @@ def test_tensorboard_is_told(tmp_path: Path) -> None:
     assert said[1].startswith(DOUBLED)
     assert said[2] == f"{CHANGED}: {change.text}"
     folder = tmp_path / "open" / "recompute-scan"
-    are_kept(folder / "report.html", folder / "result.json")
+    are_kept(folder)
 
 
 def test_trackio_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +202,7 @@ def test_trackio_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (artifact,) = storage.get_run_artifacts(run.project, run.name, run.id)["output"]
     assert "recompute-scan" in str(artifact)
     kept = sorted((tmp_path / "artifacts").rglob("*"), key=lambda file: file.name)
-    texts = [file.read_text(encoding="utf-8") for file in kept if file.is_file()]
+    texts = [file.read_text(errors="replace") for file in kept if file.is_file()]
+    assert sum(text.startswith("PK") for text in texts) == 1
     assert sum("<html" in text for text in texts) == 1
     assert sum(text.startswith("{") and '"recompute-scan/1"' in text for text in texts) == 1

@@ -42,7 +42,7 @@ class Artifact:
         self.pages: list[str] = []
 
     def add_file(self, path: str) -> None:
-        self.pages.append(Path(path).read_text(encoding="utf-8"))
+        self.pages.append(Path(path).read_bytes().decode(errors="replace"))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_tracker_is_imported() -> None:
     code = (
         "import sys; from recompute_scan import trackers as t\n"
-        "assert t.tell(t.Note(step=1, text='', scalars={}, alert='x', files={'a': ''})) == ()\n"
+        "assert t.tell(t.Note(step=1, text='', scalars={}, alert='x', files={'a': b''})) == ()\n"
         "assert not {'wandb', 'mlflow', 'tensorboard', 'trackio', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -82,7 +82,7 @@ def test_a_scan_is_told_while_the_training_goes_on(run: Run) -> None:
     assert values["recompute_scan/saving_pct"] > 0
     assert run.summary["recompute_scan/verdict"] == "doubled"
     assert run.alerts == ["Activation checkpointing is doubled"]
-    page, result = run.artifacts
+    page, result, _ = run.artifacts
     assert "<html" in page
     assert from_json(result.encode()).verdict == "doubled"
 

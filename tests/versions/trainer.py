@@ -18,7 +18,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from transformers import Trainer, TrainingArguments
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from recompute_scan.callbacks import HuggingFaceCallback
+from recompute_scan.callbacks import RecomputeScanCallback
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -53,7 +53,7 @@ def main() -> None:
         **checkpointing(),
     )
     rows = torch.randint(0, VOCABULARY, (16, LENGTH))
-    callback = HuggingFaceCallback(steps=2, warmup=2, timing_steps=2, folder=folder)
+    callback = RecomputeScanCallback(steps=2, warmup=2, timing_steps=2, folder=folder)
     data: Any = [{"input_ids": row, "labels": row} for row in rows]
     Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
     print(callback.scan.verdict)

@@ -21,6 +21,7 @@ from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine
 from recompute_scan.errors import InputError, UsageError
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.result import Result, from_json
+from recompute_scan.run_info import run_info_name
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
 from recompute_scan.trace.allocations import read_allocations
 from recompute_scan.trace.looks import is_snapshot, snapshots_in
@@ -108,7 +109,18 @@ def _analyse_traces(
 
             return merge([Piece(log.name, log.rank, result_of_log(log)) for log in logs], ())
     if refused and not ends.failed:
-        raise refused
+        compared = [info for info in ends.records if info.fidelity is not None]
+        if not compared:
+            raise refused
+        from recompute_scan.analysis.without_trace import result_of_comparison  # noqa: PLC0415
+
+        return merge(
+            [
+                Piece(run_info_name(one.rank), one.rank, result_of_comparison(one))
+                for one in compared
+            ],
+            (),
+        )
     jobs = [_Job(*each, limits, machine, hta) for each in enumerate(found)]
     answers = _answer_each(jobs, workers, on_progress)
     pieces = [answer for answer in answers if isinstance(answer, Piece)]

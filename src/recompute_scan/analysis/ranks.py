@@ -131,8 +131,16 @@ def merge(pieces: Sequence[Piece], failures: Sequence[InputError]) -> Result:
 
 
 def worst(pieces: Sequence[Piece]) -> Piece:
-    """The piece whose answer stands for the run."""
-    return max(pieces, key=lambda piece: (_SEVERITY[piece.result.verdict], -piece.rank))
+    """The piece whose answer stands for the run: the worst verdict, and of equal ones that of a
+    rank whose gradients are wrong.
+    """
+    return max(pieces, key=_badness)
+
+
+def _badness(piece: Piece) -> tuple[int, bool, int]:
+    result = piece.result
+    wrong = any(finding.wrong_gradients for finding in result.findings)
+    return _SEVERITY[result.verdict], wrong, -piece.rank
 
 
 def _rank(piece: Piece) -> Rank:

@@ -1,4 +1,6 @@
-"""Results where there is no trace: of runs that failed, of compilers' logs, of memory snapshots."""
+"""Results where there is no trace: of runs that failed or that only compared a step, of compilers'
+logs, of memory snapshots.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,19 @@ from recompute_scan.analysis.compiler_logs import CompilerLog
 from recompute_scan.analysis.confidence import headline
 from recompute_scan.compiled.alone import Alone, answer_alone
 from recompute_scan.compiled.compiled_answer import graphs_from
+from recompute_scan.faithful import SAME, Fidelity, in_words
 from recompute_scan.findings.code import CodeEvidence
-from recompute_scan.findings.rules import check_code
+from recompute_scan.findings.rules import check_code, check_run
+from recompute_scan.findings.run_evidence import RunEvidence
 from recompute_scan.result import EvidenceLevel, Level, Result, Verdict
 from recompute_scan.run_info import RunInfo
 
 _SAYS = (
     "There is no trace beside the compiler's logs: times, how often each graph runs, and all that "
     "was not compiled are unknown."
+)
+_ONLY_COMPARED = (
+    "No step was profiled: recomputes were compared with their forward, and not counted."
 )
 _SURROUNDED = (
     "The checkpoints around compiled code are those on the stack on which it was compiled first."
@@ -72,6 +79,19 @@ def result_without_trace(info: RunInfo) -> Result:
         environment=info.environment,
         warnings=info.warnings,
     )
+
+
+def result_of_comparison(info: RunInfo) -> Result:
+    """The result of a run that compared recomputes with their forward, and profiled nothing."""
+    fidelity = info.fidelity or Fidelity()
+    findings, checked = check_run(RunEvidence(fidelity, info.untrained, info.sources))
+    bare = bare_result(
+        _ONLY_COMPARED,
+        f"{SAME} {in_words(fidelity)}",
+        environment=info.environment,
+        warnings=info.warnings,
+    )
+    return replace(bare, findings=findings, checked=checked, fidelity=fidelity)
 
 
 def result_of_log(log: CompilerLog) -> Result:

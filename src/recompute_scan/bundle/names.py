@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from recompute_scan.annotations import (
+    ANNOTATING,
     OPTIONS,
     REGION,
     RegionAnnotation,
@@ -217,7 +218,7 @@ class Names:
         return self._plumbing(name) or self._alias("op", name)
 
     def _range(self, name: str) -> str:
-        if _STEP.fullmatch(name) or name in RANGES:
+        if _STEP.fullmatch(name) or name in RANGES or name == ANNOTATING:
             return name
         if NAMED_STEP.fullmatch(name) and len(name) < 40:
             return name

@@ -33,6 +33,8 @@ _REGION = (
 )
 _CHECKPOINT = ("depth", "variant")
 _RELATIVE = 1e-9
+# Rules on what `run` compared and on policies, which no archive holds.
+_STAY_OUT = ("RS4", "RS5")
 
 
 def differences(before: Result, after: Result) -> Iterator[str]:
@@ -51,6 +53,10 @@ def untold(before: Result, after: Result) -> Iterator[str]:
     """What the original knows beside verdict, counts and cost, and the archive does not."""
     if _who(before) - _who(after):
         yield "Checkpoint call sites were read from Python frames, which stay out."
+    if before.fidelity is not None and after.fidelity is None:
+        yield "What was compared of the recomputes with their forward stays out."
+    if before.policies is not None and before.policies.policies and after.policies is None:
+        yield "What policies of selective checkpoints decided stays out."
     if before.memory is not None and after.memory is None:
         yield "The allocations that tell of memory stay out."
 
@@ -76,8 +82,13 @@ def _plain(result: Result) -> dict[str, Any]:
     plain["findings"] = [
         {name: finding[name] for name in ("code", "severity", "saving_ms", "saving_pct")}
         for finding in fields["findings"]
+        if not finding["code"].startswith(_STAY_OUT)
     ]
-    plain["checked"] = [(rule["code"], rule["status"]) for rule in fields["checked"]]
+    plain["checked"] = [
+        (rule["code"], rule["status"])
+        for rule in fields["checked"]
+        if not rule["code"].startswith(_STAY_OUT)
+    ]
     plain["ranks"] = [(rank["verdict"], rank["step_ms"]) for rank in fields["ranks"]]
     return plain
 

@@ -1,9 +1,9 @@
 """Recording from where a framework calls back: its trainer says where steps end.
 
-``HuggingFaceCallback`` for the Trainer of transformers (and of libraries on top of it),
-``LightningCallback`` for that of Lightning, ``AccelerateTracker`` for ``Accelerator(log_with=…)``.
-Each takes what :func:`recompute_scan.record` takes and has a ``scan`` when the training is over.
-The framework is imported when its class is first asked for.
+``RecomputeScanCallback`` is for the Trainer of transformers (and of libraries on top of it),
+``RecomputeScanLightningCallback`` for that of Lightning, ``RecomputeScanTracker`` for
+``Accelerator(log_with=…)``. Each takes what :func:`recompute_scan.record` takes, and has a ``scan``
+when the training is over. The framework is imported when its class is first asked for.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recompute_scan.callbacks.accelerate_tracker import AccelerateTracker
-    from recompute_scan.callbacks.huggingface_callback import HuggingFaceCallback
-    from recompute_scan.callbacks.lightning_callback import LightningCallback
+    from recompute_scan.callbacks.accelerate_tracker import RecomputeScanTracker
+    from recompute_scan.callbacks.huggingface_callback import RecomputeScanCallback
+    from recompute_scan.callbacks.lightning_callback import RecomputeScanLightningCallback
 
-__all__ = ["AccelerateTracker", "HuggingFaceCallback", "LightningCallback"]
+__all__ = ["RecomputeScanCallback", "RecomputeScanLightningCallback", "RecomputeScanTracker"]
 
 _WHERE = {
-    "AccelerateTracker": "accelerate_tracker",
-    "HuggingFaceCallback": "huggingface_callback",
-    "LightningCallback": "lightning_callback",
+    "RecomputeScanTracker": "accelerate_tracker",
+    "RecomputeScanCallback": "huggingface_callback",
+    "RecomputeScanLightningCallback": "lightning_callback",
 }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, Literal
 
 from accelerate.tracking import GeneralTracker
 
@@ -10,7 +11,7 @@ from recompute_scan.api import Scan
 from recompute_scan.callbacks.follower import Follower
 
 
-class AccelerateTracker(GeneralTracker):
+class RecomputeScanTracker(GeneralTracker):
     """Records the first steps: ``Accelerator(log_with=[tracker])``, then ``init_trackers(…)``.
 
     A step ends with each ``accelerator.log(…, step=n)`` of another ``n``, or each ``log`` without
@@ -18,20 +19,41 @@ class AccelerateTracker(GeneralTracker):
     model after ``init_trackers``, so that the lines that switch checkpointing on are seen.
 
     Args:
-        options: Those of :func:`recompute_scan.record`: ``steps``, ``folder`` and so on.
+        steps: As those of :func:`recompute_scan.record`, like what follows.
+        warmup: Steps before anything is recorded.
+        timing_steps: Steps to time without the profiler.
+        folder: Where traces, result and page go; ``None`` for a temporary one.
+        device: What to record.
+        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) are told the answer.
     """
 
     name = "recompute_scan"
     requires_logging_directory = False
     main_process_only = False
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        steps: int = 5,
+        warmup: int = 3,
+        timing_steps: int = 10,
+        folder: str | os.PathLike[str] | None = None,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        trackers: bool = True,
+    ) -> None:
         super().__init__()
-        self._follower = Follower(**options)
+        self._follower = Follower(
+            steps=steps,
+            warmup=warmup,
+            timing_steps=timing_steps,
+            folder=folder,
+            device=device,
+            trackers=trackers,
+        )
         self._logged: int | None = None
 
     @property
-    def tracker(self) -> AccelerateTracker:
+    def tracker(self) -> RecomputeScanTracker:
         """What ``accelerator.get_tracker("recompute_scan", unwrap=True)`` gives."""
         return self
 

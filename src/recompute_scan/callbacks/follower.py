@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal
 
 from recompute_scan import trackers
 from recompute_scan.api import Scan
+from recompute_scan.bundle import pack
 from recompute_scan.record.recording import Recording, record
 
 _log = logging.getLogger("recompute_scan.trackers")
 
 
 class Follower:
-    """Records each training that it is told of; ``options`` are those of :func:`record`.
+    """Records each training that it is told of.
 
     Frameworks do not always say that a training has failed, and a trainer may be made that never
     trains. The next recording, a callback's or another, ends what is left of it.
@@ -22,12 +26,27 @@ class Follower:
     any: most frameworks close theirs before they say that the training has ended.
 
     Args:
+        steps: As those of :func:`record`, like what follows.
+        warmup: Steps before anything is recorded.
+        timing_steps: Steps to time without the profiler.
+        folder: Where traces, result and page go; ``None`` for a temporary one.
+        device: What to record.
         trackers: Whether trackers in use are told.
-        options: Those of :func:`record`.
     """
 
-    def __init__(self, *, trackers: bool = True, **options: Any) -> None:
-        self._recording: Recording = record(**options)
+    def __init__(
+        self,
+        *,
+        steps: int,
+        warmup: int,
+        timing_steps: int,
+        folder: str | os.PathLike[str] | None,
+        device: Literal["auto", "cpu", "cuda"],
+        trackers: bool,
+    ) -> None:
+        self._recording: Recording = record(
+            steps, warmup=warmup, timing_steps=timing_steps, folder=folder, device=device
+        )
         self._trackers = trackers
         self._told = False
         self._steps = 0
@@ -84,11 +103,29 @@ def note_of(scan: Scan, step: int) -> trackers.Note:
         "recompute_per_backward": scan.recompute_per_backward,
         "saving_pct": None if scan.cost is None else scan.cost.saving_pct,
     }
+    files = {
+        "report.html": scan.to_html().encode(),
+        "result.json": scan.to_json().encode(),
+    }
     return trackers.Note(
         step=step,
         text=scan.headline,
         scalars={name: value for name, value in known.items() if value is not None},
         alert=alert,
         verdict=scan.verdict,
-        files={"report.html": scan.to_html(), "result.json": scan.to_json()},
+        files=files | _bundled(scan),
     )
+
+
+def _bundled(scan: Scan) -> dict[str, bytes]:
+    """The cleaned archive of its traces, which every command reads, as a file by its name."""
+    if not scan.traces:
+        return {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="recompute-scan") as folder:
+            archive = Path(folder, "bundle.zip")
+            pack(scan.traces, archive)
+            return {archive.name: archive.read_bytes()}
+    except Exception:  # what is there otherwise is kept all the same
+        _log.warning("The traces could not be packed", exc_info=True)
+        return {}

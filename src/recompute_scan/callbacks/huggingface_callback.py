@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, Literal
 
 from transformers import TrainerCallback
 
@@ -10,18 +11,39 @@ from recompute_scan.api import Scan
 from recompute_scan.callbacks.follower import Follower
 
 
-class HuggingFaceCallback(TrainerCallback):
+class RecomputeScanCallback(TrainerCallback):
     """Records the first steps of each ``train()``: ``Trainer(…, callbacks=[callback])``.
 
     A step is an optimizer step, whatever ``gradient_accumulation_steps`` is. Given to the Trainer
     when that is made, it sees which line switches checkpointing on.
 
     Args:
-        options: Those of :func:`recompute_scan.record`: ``steps``, ``folder`` and so on.
+        steps: As those of :func:`recompute_scan.record`, like what follows.
+        warmup: Steps before anything is recorded.
+        timing_steps: Steps to time without the profiler.
+        folder: Where traces, result and page go; ``None`` for a temporary one.
+        device: What to record.
+        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) are told the answer.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self._follower = Follower(**options)
+    def __init__(
+        self,
+        *,
+        steps: int = 5,
+        warmup: int = 3,
+        timing_steps: int = 10,
+        folder: str | os.PathLike[str] | None = None,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        trackers: bool = True,
+    ) -> None:
+        self._follower = Follower(
+            steps=steps,
+            warmup=warmup,
+            timing_steps=timing_steps,
+            folder=folder,
+            device=device,
+            trackers=trackers,
+        )
 
     @property
     def scan(self) -> Scan:

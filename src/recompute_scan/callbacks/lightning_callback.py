@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from recompute_scan.api import Scan
 from recompute_scan.callbacks.follower import Follower
@@ -25,19 +26,40 @@ def _base() -> Any:
 _Callback: Any = _base()
 
 
-class LightningCallback(_Callback):
+class RecomputeScanLightningCallback(_Callback):
     """Records the first steps of each ``fit()``: ``Trainer(callbacks=[callback])``.
 
     A step is an optimizer step, whatever ``accumulate_grad_batches`` is; of several optimizers in
     one batch, their steps together.
 
     Args:
-        options: Those of :func:`recompute_scan.record`: ``steps``, ``folder`` and so on.
+        steps: As those of :func:`recompute_scan.record`, like what follows.
+        warmup: Steps before anything is recorded.
+        timing_steps: Steps to time without the profiler.
+        folder: Where traces, result and page go; ``None`` for a temporary one.
+        device: What to record.
+        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) are told the answer.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        steps: int = 5,
+        warmup: int = 3,
+        timing_steps: int = 10,
+        folder: str | os.PathLike[str] | None = None,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        trackers: bool = True,
+    ) -> None:
         super().__init__()
-        self._follower = Follower(**options)
+        self._follower = Follower(
+            steps=steps,
+            warmup=warmup,
+            timing_steps=timing_steps,
+            folder=folder,
+            device=device,
+            trackers=trackers,
+        )
         self._global_step = 0
 
     @property

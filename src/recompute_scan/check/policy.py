@@ -33,6 +33,10 @@ class Policy(Struct, frozen=True):
     max_cost_of: Mapping[str, float] = field(default_factory=dict)
 
 
+# Whoever asks this does not ask how often anything is recomputed.
+_GRADIENTS_ALONE = Policy(doubled=False, wrong_gradients=True)
+
+
 class Refusal(Struct, frozen=True):
     """One reason to refuse.
 
@@ -130,11 +134,10 @@ def _is_refused(finding: Finding, policy: Policy) -> bool:
 
 def _doubts(result: Result, policy: Policy) -> list[str]:
     found = []
-    if result.verdict == "inconclusive":
+    if result.verdict == "inconclusive" and policy != _GRADIENTS_ALONE:
         found.append(result.reason or "There is no verdict.")
-    if policy.wrong_gradients and (result.fidelity is None or result.fidelity.untold):
-        why = result.fidelity.untold if result.fidelity else None
-        found.append(why or "Only `recompute-scan run` compares recomputes with their forward.")
+    if policy.wrong_gradients:
+        found.extend(_not_compared(result))
     if policy.max_cost is not None and result.cost is None:
         found.append("The cost of the recomputes is not known.")
     asked = policy.codes | set(policy.max_cost_of)
@@ -145,6 +148,16 @@ def _doubts(result: Result, policy: Policy) -> list[str]:
         if finding.code in policy.max_cost_of and finding.saving_pct is None:
             found.append(f"What {finding.code} costs is not known.")
     return found
+
+
+def _not_compared(result: Result) -> list[str]:
+    """Why recomputes, or some of them, were not compared with their forward."""
+    fidelity = result.fidelity
+    if fidelity is None:
+        return ["Only `recompute-scan run` compares recomputes with their forward."]
+    if fidelity.untold:
+        return [fidelity.untold]
+    return list(dict.fromkeys(why for region in fidelity.regions for why in region.untold))
 
 
 def _has(result: Result, code: str) -> bool:

@@ -13,7 +13,9 @@ from importlib import import_module
 import click
 
 from recompute_scan._version import __version__
+from recompute_scan.cli.followed import ended, failed
 from recompute_scan.cli.output import tell
+from recompute_scan.cli.progress import clear
 from recompute_scan.errors import ScanError
 
 _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
@@ -63,6 +65,12 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; see the table in ``docs/messages.md``."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    status = _status(arguments)
+    ended(status)
+    return status
+
+
+def _status(arguments: list[str]) -> int:
     try:
         status = cli.main(
             arguments, prog_name="recompute-scan", standalone_mode=False, obj=arguments
@@ -70,9 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.exceptions.Abort:
         return 130
     except click.ClickException as error:
+        clear()
+        failed(error)
         error.show()
         return error.exit_code
     except ScanError as error:
+        failed(error)
         tell(f"recompute-scan: {error}")
         return error.exit_status
     except KeyboardInterrupt:
@@ -82,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        failed(error)
         if "--debug" in arguments:
             raise
         tell(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from recompute_scan.cli.followed import events_option, follow, progressing, told_result
 from recompute_scan.cli.machine import machine_options
 from recompute_scan.cli.output import (
     Format,
@@ -16,9 +17,9 @@ from recompute_scan.cli.output import (
     force_option,
     output_option,
     print_text,
-    progress,
     rendered,
 )
+from recompute_scan.cli.progress import clear, progress
 from recompute_scan.collecting import paused
 from recompute_scan.files import refuse_existing, write
 
@@ -76,6 +77,7 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
     help="Processes that read the ranks.  [default: one a core where that is faster]",
 )
 @click.option("--dask", metavar="ADDRESS", help="Dask scheduler whose workers read the ranks.")
+@events_option
 @debug_option
 @limit_options
 def analyze(
@@ -89,6 +91,7 @@ def analyze(
     hta: bool,
     workers: int | None,
     dask: str | None,
+    events: str,
     debug: bool,
     **limits: int | None,
 ) -> int:
@@ -97,6 +100,7 @@ def analyze(
     A trace is Kineto's JSON (plain, .gz, .zst, .zip) or .pftrace, Nsight Systems' SQLite export, or
     a remote address such as s3://bucket/run/. Needs neither torch nor the script that made them.
     """
+    follow(events, command="analyze")
     # numpy's linear algebra starts idle threads that cost more than reading a small trace.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with paused():  # no module leaves garbage behind when it is loaded
@@ -107,7 +111,8 @@ def analyze(
         if target is not None:
             refuse_existing(target, force=force)
     where = AUTOMATIC if workers is None and dask is None else Workers(workers or 1, dask)
-    result = analyse(traces, progress, lifted(limits), machine, hta=hta, workers=where)
+    result = analyse(traces, progressing(progress), lifted(limits), machine, hta=hta, workers=where)
+    clear()
     if perfetto is not None:
         from recompute_scan.analysis.tracks import add_tracks
 
@@ -122,4 +127,5 @@ def analyze(
         print_text(result, report=str(html) if html else None)
     else:
         click.echo(rendered(result, style, html), nl=False)
+    told_result(result, output if style == "json" else None, html)
     return 0

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from recompute_scan.cli.analyze import lifted, limit_options
-from recompute_scan.cli.output import debug_option, force_option, progress, tell
+from recompute_scan.cli.output import (
+    debug_option,
+    force_option,
+    tell,
+)
+from recompute_scan.cli.progress import clear, progress
 from recompute_scan.errors import UsageError
 from recompute_scan.files import refuse_existing, written
 
@@ -76,6 +81,7 @@ def bundle(
 
         with tempfile.TemporaryDirectory() as folder:
             contents = make(Path(folder) / "bundle.zip")
+        clear()
         click.echo("\n".join(listing(contents, every_name=True)))
         return 0
     if output is None:
@@ -89,6 +95,7 @@ def bundle(
     refuse_existing(output, force=force)
     with written(output, force=force) as partial:
         contents = make(partial)
+        clear()
         click.echo("\n".join(listing(contents, every_name=False)))
     tell(f"recompute-scan: wrote {output}")
     return 0

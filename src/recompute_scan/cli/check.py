@@ -14,9 +14,9 @@ from recompute_scan.cli.output import (
     debug_option,
     force_option,
     output_option,
-    progress,
     put,
 )
+from recompute_scan.cli.progress import progress
 from recompute_scan.files import read, refuse_existing, write
 
 if TYPE_CHECKING:

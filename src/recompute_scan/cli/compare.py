@@ -8,7 +8,11 @@ from typing import Literal
 
 import click
 
-from recompute_scan.cli.output import debug_option, force_option, progress
+from recompute_scan.cli.output import (
+    debug_option,
+    force_option,
+)
+from recompute_scan.cli.progress import clear, progress
 from recompute_scan.files import refuse_existing, write
 
 
@@ -45,6 +49,7 @@ def compare(
     if html is not None:
         refuse_existing(html, force=force)
     results = [result_at(address, progress) for address in (before, after)]
+    clear()
     comparison = comparing.compare(results[0], results[1], (before, after))
     if html is not None:
         from recompute_scan.report.compared import render_comparison_html

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from recompute_scan.cli.followed import followed_at, told_change
 from recompute_scan.cli.output import tell
 
 
@@ -20,11 +21,14 @@ def run_guarded_script(
     if nproc_per_node is not None:
         from recompute_scan.record.launch.launcher import launch
 
+        events = ["--events", followed_at()] if followed_at() else []
         target = ["-m"] * is_module + [script, *args]
-        return launch(nproc_per_node, ["run", "--guard", "-o", str(folder), *target])
+        return launch(nproc_per_node, ["run", "--guard", *events, "-o", str(folder), *target])
     from recompute_scan.guarding.running import run_guarded
 
-    standing, ended = run_guarded(script, is_module, args, folder)
+    standing, ended = run_guarded(
+        script, is_module, args, folder, [told_change] if followed_at() else []
+    )
     if standing is None:  # why is said already
         return ended.exit_status
     changes = len(standing.changes)

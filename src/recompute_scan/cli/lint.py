@@ -11,15 +11,16 @@ from recompute_scan.cli.output import (
     debug_option,
     force_option,
     output_option,
-    progress,
     put,
 )
+from recompute_scan.cli.progress import announce
 from recompute_scan.files import refuse_existing
 
 
 @click.command(short_help="Read scripts and configurations, run nothing.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--diff", "as_diff", is_flag=True, help="Print the edits as one diff, for patch -p1.")
+@click.option("--list", "as_list", is_flag=True, help="Print what is switched on, doubled or not.")
 @ci_format_option
 @output_option
 @force_option
@@ -27,6 +28,7 @@ from recompute_scan.files import refuse_existing
 def lint(
     paths: tuple[Path, ...],
     as_diff: bool,
+    as_list: bool,
     style: str,
     output: Path | None,
     force: bool,
@@ -41,14 +43,18 @@ def lint(
     """
     from recompute_scan.lint import lint as read
     from recompute_scan.lint.edits import diff
-    from recompute_scan.lint.lint_formats import RENDERINGS, closing
+    from recompute_scan.lint.lint_formats import RENDERINGS, closing, listed
+    from recompute_scan.lint.pins import installed_version
     from recompute_scan.project_file import lint_settings
 
     if output is not None:
         refuse_existing(output, force=force)
-    report = read(paths, lint_settings(Path.cwd()))
-    rendered = diff(report.found) if as_diff else RENDERINGS[style](report)
+    report = read(paths, lint_settings(Path.cwd()), installed_version())
+    rendered = RENDERINGS[style](report)
+    if as_list:
+        rendered = listed(report)
     if as_diff:
-        progress(closing(report))
+        rendered = diff(report.found)
+        announce(closing(report))
     put(rendered, output, force=force)
     return report.status

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from recompute_scan.cli.again import seen_from_here
+from recompute_scan.cli.progress import clear
 from recompute_scan.files import write
 from recompute_scan.terminal import colored, fresh_line, links, width
 
@@ -40,6 +41,7 @@ debug_option = click.option(
 
 def put(text: str, output: Path | None, *, force: bool) -> None:
     """Print it, or write it to the file that `--output` names."""
+    clear()
     if output is None:
         click.echo(text, nl=False)
     else:
@@ -63,6 +65,7 @@ def rendered(result: Result, style: Format, html: Path | None) -> str:
 def print_text(result: Result, *, report: str | None, after: Sequence[str] = ()) -> None:
     from recompute_scan.report.text import render_text
 
+    clear()
     color = colored(sys.stdout)
     text = render_text(
         result,
@@ -95,6 +98,7 @@ def print_report(
     useful = result.findings and result.crash is None
     page = folder / "report.html"
     there = page.exists()
+    clear()
     click.echo(fresh_line(sys.stdout), nl=False)  # the script may have left a line unfinished
     print_text(
         result, report=str(seen_from_here(page)) if there else None, after=after if useful else ()
@@ -115,6 +119,7 @@ def print_plan(folder: Path, result: Result, _after: Sequence[str] = ()) -> None
     page = Page(colored(sys.stdout), width(sys.stdout), links(sys.stdout))
     SECTION.text(page, result)
     next_steps(page, str(seen_from_here(folder / "report.html")), ())
+    clear()
     click.echo(fresh_line(sys.stdout), nl=False)
     click.echo("\n".join(page.written), color=page.color)
 
@@ -124,10 +129,7 @@ force_option = click.option(
 )
 
 
-def progress(message: str) -> None:
-    if sys.stderr.isatty():
-        tell(f"{fresh_line(sys.stderr)}recompute-scan: {message}")
-
-
 def tell(message: str) -> None:
+    """Say it on standard error."""
+    clear()
     click.echo(message, err=True)

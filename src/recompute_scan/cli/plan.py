@@ -8,7 +8,21 @@ from typing import Any
 import click
 
 from recompute_scan.cli.early import set_early
-from recompute_scan.cli.output import debug_option, print_plan, progress, tell
+from recompute_scan.cli.followed import (
+    ended,
+    events_option,
+    follow,
+    followed_at,
+    progressing,
+    showing,
+    telling,
+)
+from recompute_scan.cli.output import (
+    debug_option,
+    print_plan,
+    tell,
+)
+from recompute_scan.cli.progress import announce, progress
 from recompute_scan.cli.target import check_script, default_folder
 
 
@@ -54,6 +68,7 @@ from recompute_scan.cli.target import check_script, default_folder
     help="Seconds without progress after which a hanging run is ended; 0 for never.",
 )
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
+@events_option
 @debug_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -66,6 +81,7 @@ def plan(
     is_module: bool,
     output: Path | None,
     nproc_per_node: int | None,
+    events: str,
     debug: bool,
     **recorded: Any,
 ) -> int:
@@ -77,10 +93,12 @@ def plan(
     """
     from recompute_scan.cost.wish import read_wish
 
+    folder = (output or default_folder(script, args, launched=False)).absolute()
+    follow(events, command="plan", folder=folder)
     wish = read_wish(memory, step_time_ms)
     if not is_module:
         check_script(click.get_current_context().obj, script, args)
-    progress(f"starting {script}")
+    announce(f"starting {script}")
     if nproc_per_node is None and not is_module:
         set_early(Path(script))
     from recompute_scan.record.arrange.proving import Asked
@@ -88,8 +106,7 @@ def plan(
     from recompute_scan.record.run_options import RunOptions
     from recompute_scan.record.ways import Way, plan_and_report
 
-    folder = (output or default_folder(script, args, launched=False)).absolute()
-    options = RunOptions(script, is_module, args, folder, **recorded)
+    options = RunOptions(script, is_module, args, folder, events=followed_at(), **recorded)
     way = Way(None, nproc_per_node)
     way.check(options)
     from functools import partial
@@ -101,8 +118,9 @@ def plan(
         UNKNOWN_MACHINE,
         (),
         launched=False,
-        show=partial(print_plan, folder),
-        tell=tell,
-        progress=progress,
+        show=showing(folder, partial(print_plan, folder)),
+        tell=telling(tell),
+        progress=progressing(progress),
+        leaving=ended,
     )
     return plan_and_report(way, options, reporting, Asked(wish, verify))

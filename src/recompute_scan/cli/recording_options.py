@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
+
+from recompute_scan.errors import UsageError
+
+# What has no meaning where a step is compared and none is timed or profiled.
+_NOT_ALONE = ("steps", "timing_steps", "verify", "guard")
 
 _OPTIONS = (
     click.option("--steps", default=5, show_default=True, help="Steps to profile."),
@@ -48,9 +55,9 @@ _OPTIONS = (
     ),
     click.option(
         "--fidelity/--no-fidelity",
-        default=True,
-        show_default=True,
-        help="Compare the recomputes of one more step with their forward.",
+        default=None,
+        help="Only compare one step's recomputes with their forward, or leave that step out.  "
+        "[default: compare it after the profiled ones]",
     ),
     click.option(
         "--guard",
@@ -70,6 +77,29 @@ _OPTIONS = (
     # From the process that started this one's launcher: it has read all the others.
     click.option("--handed-on", hidden=True),
 )
+
+
+def with_fidelity(context: click.Context, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for the recording, with what ``--fidelity`` or its absence means for them.
+
+    Raises:
+        UsageError: The compared step alone is asked for, and something else too (``E236``).
+    """
+    if not recorded["fidelity"]:
+        return {**recorded, "fidelity": recorded["fidelity"] is None}
+    others = [name for name in _NOT_ALONE if _given(context, name)]
+    if others:
+        raise UsageError(
+            "E236",
+            f"--fidelity compares one step and does nothing else: --{others[0].replace('_', '-')} "
+            "does not go with it.",
+            hint="leave --fidelity out: the step is compared after the profiled ones anyway",
+        )
+    return {**recorded, "steps": 0, "timing_steps": 0}
+
+
+def _given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def recording_options(command: Callable[..., int]) -> Callable[..., int]:

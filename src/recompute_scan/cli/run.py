@@ -11,9 +11,19 @@ import click
 
 from recompute_scan.cli.again import commands_after
 from recompute_scan.cli.early import set_early
+from recompute_scan.cli.followed import (
+    ended,
+    events_option,
+    follow,
+    followed_at,
+    progressing,
+    showing,
+    telling,
+)
 from recompute_scan.cli.machine import machine_options
-from recompute_scan.cli.output import debug_option, open_option, print_report, progress, tell
-from recompute_scan.cli.recording_options import recording_options
+from recompute_scan.cli.output import debug_option, open_option, print_report, tell
+from recompute_scan.cli.progress import announce, progress
+from recompute_scan.cli.recording_options import recording_options, with_fidelity
 from recompute_scan.cli.target import check_script, default_folder, launcher_in
 from recompute_scan.errors import UsageError
 
@@ -26,6 +36,7 @@ if TYPE_CHECKING:
     short_help="Run a training script for a few steps and report on it.",
 )
 @recording_options
+@events_option
 @machine_options
 @open_option
 @debug_option
@@ -41,6 +52,7 @@ def run(
     guard: bool,
     without_checkpointing: bool,
     handed_on: str | None,
+    events: str,
     machine: Machine,
     open_page: bool,
     debug: bool,
@@ -56,16 +68,18 @@ def run(
     """
     whole: list[str] = click.get_current_context().obj
     launcher = launcher_in(whole, script, args)
+    folder = output or default_folder(script, args, launched=launcher is not None)
+    follow(events, command="run", folder=folder)
     if launcher is None and not is_module:
         check_script(whole, script, args)
+    recorded = with_fidelity(click.get_current_context(), recorded)
     if handed_on is None:
-        progress(f"starting {script}")  # before torch is imported, which takes seconds
+        announce(f"starting {script}")  # before torch is imported, which takes seconds
     if launcher is None and nproc_per_node is None and not is_module:
         set_early(Path(script))
     if guard:
         from recompute_scan.cli.guarded import run_guarded_script
 
-        folder = output or default_folder(script, args, launched=launcher is not None)
         if launcher is not None or verify:
             raise UsageError(
                 "E233",
@@ -83,12 +97,15 @@ def run(
         handed = decode(handed_on, Handed)
         options = replace(handed.options, target=script, args=args, is_module=is_module)
         machine, after = handed.machine, handed.after
+        follow(options.events)
     else:
-        folder = output or default_folder(script, args, launched=launcher is not None)
         folder = folder.absolute()  # the script may change the current directory
         may_verify = launcher is None and not verify and "RANK" not in os.environ
-        after = commands_after(whole, output, folder, verify=may_verify)
-        options = RunOptions(script, is_module, args, folder, measure=verify, **recorded)
+        timed = recorded["steps"] or recorded["timing_steps"]
+        after = commands_after(whole, output, folder, verify=may_verify) if timed else ()
+        options = RunOptions(
+            script, is_module, args, folder, measure=verify, events=followed_at(), **recorded
+        )
     way = Way(launcher, nproc_per_node, verify, without_checkpointing)
     way.check(options)
     reporting = Reporting(
@@ -96,8 +113,9 @@ def run(
         machine,
         after,
         launched=handed_on is not None,
-        show=partial(print_report, options.output, open_page=open_page),
-        tell=tell,
-        progress=progress,
+        show=showing(options.output, partial(print_report, options.output, open_page=open_page)),
+        tell=telling(tell),
+        progress=progressing(progress),
+        leaving=ended,
     )
     return run_and_report(way, options, reporting, ["--debug"] * debug)

@@ -30,6 +30,7 @@ _NOTHING = (
     "The compiler's logs have no graph of a backward pass (everything that trains ran in Python, "
     "or the compiler's backend makes none), and there is no trace."
 )
+_EMPTY = "The compiled graphs hold no operator of a forward pass: there is nothing to count."
 
 
 class Alone(Struct, frozen=True):
@@ -57,6 +58,8 @@ def answer_alone(graphs: Graphs) -> Alone:
         reason = UNKNOWN.format(names=", ".join(unknown[:3])) if parts else _NOTHING
         return Alone(Judgement("inconclusive", reason), code, surrounded)
     entries = _Entries(parts, [reruns(graphs.around.get(one.compile_id, ())) for one in parts])
+    if not entries.counts.counted.any():
+        return Alone(Judgement("inconclusive", _EMPTY), code, surrounded)
     blocks = with_lookalikes(_blocks(parts, entries, graphs), entries.counts, entries.kinds)
     judgement = with_own(weigh(entries.counts, blocks), entries.counts, entries.own)
     return Alone(judgement, code, surrounded)

@@ -97,8 +97,11 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         method="kernels",
         assumptions=(
             "No operators are in the trace: recomputes are runs of kernels that repeat those "
-            "around an attention forward, by name and grid. What they take, up to the next "
-            "kernel, is taken off; edges of recomputes may be off by a few kernels.",
+            "around an attention forward, by name. What they take, up to the next kernel, is "
+            "taken off; edges of recomputes may be off by a few kernels, and a recompute apart "
+            "from attention, as of an MLP's own checkpoint, is not seen.",
+            "Whether the recompute that stays stops early, as a non-reentrant checkpoint does, is "
+            "not in kernels: then more is saved, up to the last product of each layer.",
             "The optimizer's time is in everything else.",
         ),
         bare_step_ms=bare if again.any() else None,

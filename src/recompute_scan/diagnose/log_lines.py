@@ -57,6 +57,9 @@ def is_telling(line: bytes) -> bool:
         or b"xitcode" in line
         or b"return code = -" in line
         or b"interrupted by signal" in line
+        or b"core dumped" in line
+        or b"Fatal Python error" in line
+        or b": line " in line
         or b"oom_kill event" in line
         or b"oom-kill event" in line
         or b"_MISMATCH" in line
@@ -112,7 +115,14 @@ _FAILED = re.compile(
     r"|finished with exit code \d+ \(interrupted by signal \d+:? (?P<ide>SIG\w+)\)"
     # SLURM counts what the kernel ended for want of memory.
     r"|(?P<slurm>Detected [1-9]\d* oom[_-]kill event)"
+    # Shells: of what they ran, and of a line of a script. Then faulthandler, of its own process.
+    r"|(?P<shell>[Ss]egmentation fault|[Bb]us error|[Ii]llegal instruction) +\(core dumped\)"
+    r"|: line \d{1,9}: +\d{1,9} (?P<job>Killed|Segmentation fault|Bus error|Illegal instruction)  "
+    r".{0,200}?(?:python|torchrun|accelerate|deepspeed)"
+    r"|^Fatal Python error: (?P<python>Segmentation fault|Bus error|Illegal instruction)$"
 )
+_SHELL = {"segmentation fault": "SIGSEGV", "bus error": "SIGBUS", "illegal instruction": "SIGILL"}
+_SHELL["killed"] = "SIGKILL"
 _ROOT = re.compile(r"Root Cause \(first observed failure\)")
 _RANK_FIELD = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d{1,18}) ")
 _STATUS = re.compile(r"^\s*exitcode\s*:\s*(?P<status>-?\d{1,18}) ")
@@ -158,6 +168,8 @@ class Launcher:
             status = match["status"] or match["code"]
             named = match["signal"] or match["spawned"] or match["ide"]
             named = "SIGKILL" if match["slurm"] else named
+            if (word := match["shell"] or match["job"] or match["python"]) is not None:
+                named = _SHELL[word.lower()]
             self._note(number, text, named or _name(int(status or 0)))
 
     def _summary(self, number: int, text: str) -> None:

@@ -207,6 +207,7 @@ SIGNATURES = (
         error="AssertionError",
         message=re.compile(
             r"[Pp]arameter \S+ has already been reduced\.\s+Gradient computed twice"
+            r"|^Gradient computed twice for this partition"
         ),
         title="ZeRO saw the gradient of one parameter twice in one backward pass",
         cause=(

@@ -69,6 +69,7 @@ class Checker:
         self._found: Difference | None = None
         self._suspected: dict[int, _Suspect] = {}
         self._aside: dict[int, Difference] = {}
+        self._faint: dict[int, Difference] = {}
         self._written: Difference | None = None
         self._lost: dict[str, LostGradient] = {}
         self.compared = 0
@@ -86,7 +87,7 @@ class Checker:
         """
         place = self._place_of(entry)
         if (place is None or place > self._next) and self._unmatched is None:
-            self._unmatched = self._other_operator(entry, where)
+            self._unmatched = self._cause_of(entry) or self._other_operator(entry, where)
         if place is None:
             if self._unmatched is not None:
                 self._strays[entry.place] = _Suspect(-1, self._unmatched, True, entry)
@@ -120,13 +121,16 @@ class Checker:
             self._aside[entry.place] = Difference(kind, where(), **facts)
         if apart == "rounding":
             self._note_rounding(twin, entry)
+            if (cause := self._cause_of(entry)) is not None:
+                self._faint[entry.place] = cause  # a finer type shows it again
         if entry.differentiable and self._found is None:
             self._found = self._cause_in(entry.sources)
 
     def _cause_of(self, entry: TapeEntry) -> Difference | None:
         """The difference of what a call that differs was given, if any."""
-        aside = (self._aside[one] for one in sorted(entry.sources) if one in self._aside)
-        return self._cause_in(entry.sources) or next(aside, None)
+        beside = self._aside | self._faint if self._aside or self._faint else self._aside
+        others = (beside[one] for one in sorted(entry.sources) if one in beside)
+        return self._cause_in(entry.sources) or next(others, None)
 
     def _cause_in(self, places: Collection[int]) -> Difference | None:
         suspected = self._suspected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from recompute_scan.faithful import (
     KeptState,
     LostGradient,
 )
+from recompute_scan.fidelity.fingerprint import unseen
 from recompute_scan.fidelity.generators import python_states
+from recompute_scan.fidelity.keeping import cost_of_keeping
 from recompute_scan.fidelity.region_runs import ForwardRun, RecomputeRun, RegionRun, Shown
 from recompute_scan.fidelity.state import changed_again, look_at_state, parts_of
 from recompute_scan.fidelity.uses import (
@@ -75,8 +77,13 @@ class Comparing:
     def outcome(self) -> Fidelity:
         """The step has ended: what was seen."""
         self._step.under_way = False
+        took = time.perf_counter() - self._began
         regions = tuple(total.of(region) for region, total in self._regions.items())
-        return Fidelity(regions, (time.perf_counter() - self._began) * 1e3)
+        keeping = None
+        if any(region.recomputes for region in regions):
+            with suppress(RuntimeError):  # a GPU that cannot be asked now
+                keeping = unseen(cost_of_keeping)
+        return Fidelity(regions, took * 1e3, keeping_us=keeping)
 
 
 class _Sum(Struct):

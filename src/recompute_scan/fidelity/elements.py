@@ -22,6 +22,8 @@ _REAL = {
     torch.uint8,
     torch.bool,
 }
+# Two numbers in a byte, of which no kernel copies any: they count as bytes.
+_BYTES = {getattr(torch, "float4_e2m1fn_x2", None)}
 _PLAIN = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)}
 
 
@@ -34,7 +36,7 @@ def plain_parts(value: torch.Tensor) -> list[torch.Tensor] | None:
     """The plain tensors that hold a tensor's elements; ``None`` where they cannot be had."""
     if is_plain(value):
         if value.layout == torch.strided:
-            return [value]
+            return [value.view(torch.uint8) if value.dtype in _BYTES else value]
         if value.layout == torch.sparse_coo:
             return [value._values(), value._indices()]
         if value.layout == torch.sparse_csr:
@@ -49,6 +51,29 @@ def plain_parts(value: torch.Tensor) -> list[torch.Tensor] | None:
             return None
         parts += inner
     return parts
+
+
+def is_there(part: torch.Tensor, *, dense: bool = False) -> bool:
+    """Whether a plain tensor's memory holds all its elements: it may have been given back.
+
+    There is none, either, of zeros that need none, and of tensors that a transform works with.
+
+    Args:
+        part: The tensor.
+        dense: Whether its elements are known to lie without gaps.
+    """
+    size = part.nbytes
+    if not size:
+        return True
+    if not dense:
+        last = sum((many - 1) * by for many, by in zip(part.shape, part.stride(), strict=True))
+        size = (last + 1) * part.element_size()
+    try:
+        memory = part.untyped_storage()
+        room = memory.nbytes() if memory.data_ptr() else 0
+    except (RuntimeError, NotImplementedError):
+        return False
+    return room - part.storage_offset() * part.element_size() >= size
 
 
 def order_in_memory(value: torch.Tensor) -> tuple[int, ...] | None:
@@ -111,7 +136,7 @@ def flat_pieces(part: torch.Tensor) -> Iterator[torch.Tensor]:
     """A tensor's elements in order, as they count, in flat pieces."""
     part = part.detach()
     if part.is_complex():
-        part = torch.view_as_real(part.resolve_conj())
+        part = torch.view_as_real(part.resolve_conj().resolve_neg())
     elif part.is_neg():
         part = part.resolve_neg()
     return _pieces(part, TOGETHER if part.device.type == "cpu" else _TOGETHER_ELSEWHERE)

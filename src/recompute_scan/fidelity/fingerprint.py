@@ -18,6 +18,7 @@ from msgspec import Struct
 from recompute_scan.fidelity.elements import (
     flat_pieces,
     in_memory,
+    is_there,
     order_in_memory,
     plain_parts,
 )
@@ -82,9 +83,9 @@ class Fingerprint(Struct, eq=False, gc=False):
         """The tensor may change from here on; to be called unseen. Comparisons of bits need
         nothing else; with ``keep`` one can be asked for its distance from others still.
         """
-        if keep and self._sums is None and self._tensor is not None:
-            self._sums = self._sum_up(self._tensor)
-        self._tensor = None
+        tensor, self._tensor = self._tensor, None
+        if keep and self._sums is None and tensor is not None:
+            self._sums = self._sum_up(tensor)
 
     def _sum_up(self, tensor: torch.Tensor) -> Sums:
         return sums_of(in_memory(tensor, self.order), ready=self._ready)
@@ -158,7 +159,10 @@ def fingerprint(value: torch.Tensor) -> Fingerprint | None:
 
     ``None`` of one whose elements are nowhere, or not to be had.
     """
-    return fingerprint_as_it_lies(value, () if order_in_memory(value) == () else None)
+    order = () if order_in_memory(value) == () else None
+    if order is not None and not is_there(value, dense=True):
+        return None
+    return fingerprint_as_it_lies(value, order)
 
 
 def fingerprint_as_it_lies(
@@ -169,14 +173,14 @@ def fingerprint_as_it_lies(
     Compared with another of the kind, they are put in order where they have to be.
 
     Args:
-        value: The tensor.
+        value: The tensor, whose memory is there.
         order: Its order in memory.
     """
     if order is not None:
         bits = _bits_here(value, 0)
         return Fingerprint(value.dtype, tuple(value.shape), bits, order, value, None, True)
     parts = plain_parts(value)
-    if not parts or any(part.is_quantized or part.is_meta for part in parts):
+    if not parts or any(part.is_quantized or part.is_meta or not is_there(part) for part in parts):
         return None
     bits = 0
     for part in parts:

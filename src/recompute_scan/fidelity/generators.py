@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
+import struct
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,6 +21,8 @@ OWN = "a generator of the script's own"
 # Of a Mersenne Twister, and how many of them are looked at.
 _WORDS, _SOME = 624, 8
 _Words = ctypes.c_uint32 * (_WORDS + 1)
+# A number to be found again in memory.
+_MARK = 1.2345678901234567e-123
 
 
 def generator_of(operator_kwargs: dict[str, Any], device: torch.device | None) -> tuple[Any, str]:
@@ -65,15 +70,15 @@ class Drawn:
         return RandomDraw(self._name, self._before)
 
 
-def _words_of_python() -> Any:
-    """Place and words of ``random``'s generator where they lie; ``None`` if an interpreter has them
-    elsewhere. To ask for them takes 15 times as long.
+def _words_of_python() -> tuple[Any, Any] | None:
+    """``random``'s generator, with its place and words where they lie; ``None`` if an interpreter
+    has them elsewhere. To ask for them takes 15 times as long.
     """
     own, size = random._inst, ctypes.sizeof(_Words)
     if type(own).__basicsize__ < object.__basicsize__ + size:
         return None
     held = _Words.from_address(id(own) + object.__basicsize__)
-    return held if (*held[1:], held[0]) == own.getstate()[1] else None
+    return (own, held) if (*held[1:], held[0]) == own.getstate()[1] else None
 
 
 _PYTHONS = _words_of_python()
@@ -83,21 +88,45 @@ def python_states() -> dict[str, int]:
     """A number for the state of ``random`` and, where the script uses it, of ``numpy.random``.
 
     Both are Mersenne Twisters: 624 words that are drawn from one after the other and then all made
-    anew, so that the place and some words tell two states apart.
+    anew, so that the place and some words tell two states apart. Beside them lies the second of two
+    normal numbers, as long as it has not been asked for. What the script has put in their place and
+    that has no state is left out.
     """
+    found = {}
     own: Any = random._inst
-    if _PYTHONS is not None:
-        found = {"random": hash((_PYTHONS[0], tuple(_PYTHONS[1 : 1 + _SOME]), own.gauss_next))}
+    if _PYTHONS is not None and own is _PYTHONS[0]:
+        held = _PYTHONS[1]
+        found["random"] = hash((held[0], tuple(held[1 : 1 + _SOME]), own.gauss_next))
     else:
-        _, words, normal = own.getstate()
-        found = {"random": hash((words[_WORDS], words[:_SOME], normal))}
+        with suppress(Exception):  # the operating system's numbers have no state
+            found["random"] = hash(own.getstate())
     numpy = sys.modules.get("numpy.random.mtrand")
     if numpy is not None:
-        generator = numpy._rand._bit_generator
+        drawn, generator = numpy._rand, numpy._rand._bit_generator
         if type(generator).__name__ == "MT19937":
             # In its place: to ask for the state takes 50 times as long.
             held = _Words.from_address(generator.ctypes.state_address)
-            found["numpy.random"] = hash((held[_WORDS], tuple(held[:_SOME])))
+            place = _normal_of_numpy(type(drawn))
+            normal = ctypes.string_at(id(drawn) + place, 16) if place else b""
+            found["numpy.random"] = hash((held[_WORDS], tuple(held[:_SOME]), normal))
         else:
             found["numpy.random"] = hash(str(generator.state))
     return found
+
+
+@functools.lru_cache(maxsize=4)
+def _normal_of_numpy(kind: Any) -> int:
+    """Where in a ``RandomState`` it lies whether it keeps a normal number, and behind that the
+    number. Sought in one of our own, as no version of numpy says so; 0 if not found.
+    """
+    if kind.__module__ != "numpy.random.mtrand":
+        return 0
+    one = kind(0)
+    own = (ctypes.c_char * kind.__basicsize__).from_address(id(one))
+    seen = []
+    for kept in (0, 1):
+        one.set_state((*one.get_state()[:3], kept, _MARK))
+        seen.append(bytes(own))
+    place = seen[1].find(struct.pack("d", _MARK)) - 8
+    flags = [struct.unpack_from("i", lies, place)[0] for lies in seen] if place > 0 else []
+    return place if flags == [0, 1] else 0

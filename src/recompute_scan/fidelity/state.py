@@ -10,6 +10,7 @@ from msgspec import Struct
 from torch import nn
 
 from recompute_scan.faithful import KeptState
+from recompute_scan.fidelity.elements import plain_parts
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
 
 # Larger ones (masks, tables of positions) are not looked at: statistics and counters are small.
@@ -29,19 +30,23 @@ class _Buffer(Struct, frozen=True):
 
     @classmethod
     def of(cls, buffer: torch.Tensor) -> _Buffer | None:
+        parts = plain_parts(buffer)
+        if not parts or max(part.numel() for part in parts) > _LARGEST:
+            return None
         print_ = fingerprint(buffer)
         if print_ is None:
             return None
         print_.let_go(keep=False)
-        every = max(1, buffer.numel() // _SHOWN)
-        return cls(print_, buffer.detach().flatten()[::every].clone())
+        first = parts[0].detach()
+        return cls(print_, first.flatten()[:: max(1, first.numel() // _SHOWN)].clone())
 
     def moved(self, other: _Buffer) -> bool:
         return not self.print.same_bits(other.print)
 
     def __str__(self) -> str:
-        """Their mean."""
-        return f"{float(self.some.double().mean()) if self.some.numel() else 0.0:.6g}"
+        """Their mean; of complex ones that of their sizes."""
+        some = self.some.abs() if self.some.is_complex() else self.some
+        return f"{float(some.double().mean()) if some.numel() else 0.0:.6g}"
 
 
 class ModuleState(Struct, frozen=True):
@@ -71,7 +76,7 @@ def _look_at(
 ) -> None:
     own = vars(module)
     for key, buffer in own.get("_buffers", {}).items():
-        seen = None if buffer is None or buffer.numel() > _LARGEST else _Buffer.of(buffer)
+        seen = None if buffer is None else _Buffer.of(buffer)
         if seen is not None:
             buffers[name, key] = seen
     if _is_torchs(module):

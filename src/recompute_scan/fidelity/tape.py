@@ -217,6 +217,9 @@ class Tape(Struct):
         prints_of: list[Fingerprint | None] = []
         for result in computed:
             memory = memories[id(result)] if id(result) in memories else self._memory_of(result)
+            if memory is None and result.numel():  # no memory that could be looked at
+                prints_of.append(None)
+                continue
             if memory is not None and memory.open:
                 others.append(result)
                 prints_of.append(None)
@@ -228,7 +231,7 @@ class Tape(Struct):
         entry = TapeEntry(
             kind,
             tuple(prints_of),
-            tuple([prints.of(one) for one in others]),
+            tuple([prints.of(one) for one in others if memories.get(id(one), one) is not None]),
             given.outside,
             call.numbers,
             call.drawing,

@@ -152,13 +152,17 @@ class _Seeing:
         for name in _slots(kind):
             held = getattr(node, name)
             for one in held if isinstance(held, (list, tuple)) else (held,):
-                # An older torch says by an error that nothing is saved. Hooks may save nothing.
-                if getattr(one, "data", one) is None and one.unpack_hook is None:
+                if hasattr(one, "unpack_hook"):
+                    # Looked at only: behind hooks torch no longer sees it written in place.
+                    if one.unpack_hook is not None:  # of the script's, or of a checkpoint
+                        return None
+                    if one.data is not None:
+                        found.append(one.data)
                     continue
-                try:
+                try:  # an older torch's
                     one.register_hooks(self._pack, _AS_IT_IS)
                 except RuntimeError as error:
-                    # Either there is none, or hooks of the script's, or of a checkpoint, have it.
+                    # Either nothing is saved, or hooks have it.
                     if "already been set" in str(error):
                         return None
         return found

@@ -10,6 +10,7 @@ from msgspec import Struct
 from recompute_scan.advise import place, title_of
 from recompute_scan.findings.code import CodeEvidence
 from recompute_scan.findings.evidence import Evidence, RankEvidence
+from recompute_scan.findings.run_evidence import RunEvidence
 from recompute_scan.result import Checkpoint, Finding, Fix, Level, Region
 
 Severity = Literal["error", "warning", "info"]
@@ -25,7 +26,7 @@ class NotApplicable(Struct, frozen=True):
 
 Answer = list[Finding] | NotApplicable
 
-NO_TRACE = "There is no trace, only the compiler's logs."
+NO_TRACE = "There is no trace."
 NO_GRAPHS = "Nothing is compiled, or the compiler's graphs are not here."
 
 
@@ -48,8 +49,9 @@ class Rule(Struct, frozen=True):
         check: Looks at one trace.
         check_ranks: Looks at several ranks together, after their own results are there.
         check_code: Looks at compiled code, with a trace or without.
+        check_run: Looks at what the run itself saw, with a trace or without.
         severity: Of its findings, unless one says otherwise.
-        needs: What has to be there for ``check`` to be asked.
+        needs: What has to be there for ``check`` or ``check_run`` to be asked.
         gives_plan: Whether its finding recommends the memory plan that the result has chosen.
         wrong_gradients: Whether its findings say that checkpointing changes what is trained.
     """
@@ -59,6 +61,7 @@ class Rule(Struct, frozen=True):
     check: Callable[[Evidence], Answer] = needs_ranks
     check_ranks: Callable[[RankEvidence], Answer] | None = None
     check_code: Callable[[CodeEvidence], Answer] | None = None
+    check_run: Callable[[RunEvidence], Answer] | None = None
     severity: Severity = "info"
     needs: Literal["verdict", "comparison", "policies", "nothing"] = "verdict"
     gives_plan: bool = False
@@ -68,11 +71,11 @@ class Rule(Struct, frozen=True):
         """What the rule finds in one trace."""
         if self.check_code is not None:
             return self.look_at_code(evidence.code)
+        if self.check_run is not None:
+            return self.look_at_run(evidence.of_run)
         why = None
         if self.needs == "verdict":
             why = evidence.no_verdict
-        elif self.needs == "comparison":
-            why = evidence.no_comparison
         elif self.needs == "policies":
             why = evidence.no_policies
         return self.check(evidence) if why is None else NotApplicable(why)
@@ -83,9 +86,16 @@ class Rule(Struct, frozen=True):
             return NotApplicable(NO_GRAPHS if self.check_code else NO_TRACE)
         return self.check_code(evidence)
 
+    def look_at_run(self, evidence: RunEvidence) -> Answer:
+        """What the rule finds in what the run itself saw."""
+        if self.check_run is None:
+            return NotApplicable(NO_TRACE)
+        why = evidence.no_comparison if self.needs == "comparison" else None
+        return self.check_run(evidence) if why is None else NotApplicable(why)
+
     def finding(
         self,
-        seen: Evidence | RankEvidence | CodeEvidence,
+        seen: Evidence | RankEvidence | CodeEvidence | RunEvidence,
         title: str,
         detail: str,
         evidence: Sequence[str] = (),

@@ -9,15 +9,15 @@ from recompute_scan.findings.differences import (
     count_blocks,
     name_blocks,
 )
-from recompute_scan.findings.evidence import Evidence
+from recompute_scan.findings.run_evidence import RunEvidence
 from recompute_scan.result import Fix
 
 _MOST_SHOWN = 6
 
 
-def check(evidence: Evidence) -> Answer:
+def check(evidence: RunEvidence) -> Answer:
     """One finding for all buffers, with their values after the forward and after the recompute."""
-    regions = evidence.fidelity.compared if evidence.fidelity is not None else ()
+    regions = evidence.compared
     updated = [(region, _buffers(region)) for region in regions if _buffers(region)]
     if not updated:
         return []
@@ -67,7 +67,7 @@ def _change(state: KeptState) -> str:
 RULE = Rule(
     "RS404",
     "buffer-updated-twice",
-    check,
+    check_run=check,
     severity="warning",
     needs="comparison",
     wrong_gradients=True,

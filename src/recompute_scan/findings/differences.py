@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from recompute_scan.advise import place
 from recompute_scan.faithful import ComparedRegion, Difference, DifferenceKind, Operation
-from recompute_scan.findings.evidence import Evidence
+from recompute_scan.findings.run_evidence import RunEvidence
 
 CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _MOST_NAMED = 3
@@ -45,9 +45,9 @@ def count_blocks(some: int, of: int) -> str:
     return f"{some} of {of} block{'s' * (of != 1)}"
 
 
-def find_faults(evidence: Evidence, kinds: Collection[DifferenceKind]) -> list[Fault]:
+def find_faults(evidence: RunEvidence, kinds: Collection[DifferenceKind]) -> list[Fault]:
     """The differences of these kinds, each with all blocks that have it."""
-    compared = evidence.fidelity.compared if evidence.fidelity is not None else ()
+    compared = evidence.compared
     found: dict[object, list[tuple[Difference, ComparedRegion]]] = defaultdict(list)
     for region in compared:
         for one in region.differences:
@@ -82,4 +82,6 @@ def name_blocks(regions: Collection[ComparedRegion]) -> tuple[str, ...]:
 def _percent(share: float) -> str:
     if share > 10:
         return "by more than ten times its norm"
+    if share >= 1:
+        return f"by {share:.1f} times its norm"
     return f"by {share * 100:.2g} % of its norm"

@@ -15,6 +15,7 @@ from recompute_scan.cost.selective import KeptAttention, keep_attention
 from recompute_scan.deciding import Policies, WatchedPolicy
 from recompute_scan.faithful import Fidelity
 from recompute_scan.findings.code import CodeEvidence
+from recompute_scan.findings.run_evidence import RunEvidence
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.annotated import recomputed_calls
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -72,6 +73,11 @@ class Evidence(Struct, frozen=True, dict=True):
             return None
         return CodeEvidence(self.graphs, self.environment, self.confidence)
 
+    @property
+    def of_run(self) -> RunEvidence:
+        """What rules on what the run itself saw may look at."""
+        return RunEvidence(self.fidelity, self.untrained, self.sources)
+
     # The trace
 
     @property
@@ -86,13 +92,6 @@ class Evidence(Struct, frozen=True, dict=True):
         if judgement.verdict != "inconclusive":
             return None
         return judgement.reason or "There is no verdict."
-
-    @property
-    def no_comparison(self) -> str | None:
-        """Why no recompute was compared, one sentence; ``None`` where some were."""
-        if self.fidelity is None:
-            return "Only `recompute-scan run` compares recomputes with their forward."
-        return self.fidelity.why_not_compared
 
     @property
     def no_policies(self) -> str | None:

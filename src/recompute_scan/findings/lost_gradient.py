@@ -12,25 +12,24 @@ from recompute_scan.findings.differences import (
     describe_operation,
     name_blocks,
 )
-from recompute_scan.findings.evidence import Evidence
+from recompute_scan.findings.run_evidence import RunEvidence
 from recompute_scan.result import Finding, Fix
 
 _MOST_SHOWN = 6
 
 
-def check(evidence: Evidence) -> Answer:
+def check(evidence: RunEvidence) -> Answer:
     """One finding for each way in which gradients are lost."""
     found: dict[str, list[tuple[ComparedRegion, LostGradient]]] = defaultdict(list)
-    regions = evidence.fidelity.regions if evidence.fidelity is not None else ()
-    for region in regions:
+    for region in evidence.regions:
         for lost in region.lost:
             found[lost.why].append((region, lost))
-    compared = sum(1 for region in regions if region.recomputes)
+    compared = len(evidence.compared)
     return [_finding(evidence, why, some, compared) for why, some in found.items()]
 
 
 def _finding(
-    evidence: Evidence, why: str, some: list[tuple[ComparedRegion, LostGradient]], compared: int
+    evidence: RunEvidence, why: str, some: list[tuple[ComparedRegion, LostGradient]], compared: int
 ) -> Finding:
     regions = list(dict.fromkeys(region for region, _ in some))
     blocks = count_blocks(len(regions), compared)
@@ -82,7 +81,7 @@ def _line(lost: LostGradient) -> str:
 RULE = Rule(
     "RS405",
     "gradient-lost",
-    check,
+    check_run=check,
     severity="error",
     needs="comparison",
     wrong_gradients=True,

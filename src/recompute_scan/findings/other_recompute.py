@@ -10,18 +10,18 @@ from recompute_scan.findings.differences import (
     describe_operation,
     find_faults,
 )
-from recompute_scan.findings.evidence import Evidence
+from recompute_scan.findings.run_evidence import RunEvidence
 from recompute_scan.result import Finding, Fix, Level
 
 _KINDS: tuple[DifferenceKind, ...] = ("input", "argument", "shape", "operators", "value")
 
 
-def check(evidence: Evidence) -> Answer:
+def check(evidence: RunEvidence) -> Answer:
     """One finding for each operator at which a recompute leaves the forward's way."""
     return [_finding(evidence, fault) for fault in find_faults(evidence, _KINDS)]
 
 
-def _finding(evidence: Evidence, fault: Fault) -> Finding:
+def _finding(evidence: RunEvidence, fault: Fault) -> Finding:
     difference = fault.difference
     sure: Level = "medium" if difference.kind == "value" else "high"
     return RULE.finding(
@@ -96,7 +96,7 @@ def _what_to_do(difference: Difference) -> str:
 RULE = Rule(
     "RS403",
     "recompute-differs",
-    check,
+    check_run=check,
     severity="error",
     needs="comparison",
     wrong_gradients=True,

@@ -9,16 +9,16 @@ from recompute_scan.findings.differences import (
     describe_operation,
     find_faults,
 )
-from recompute_scan.findings.evidence import Evidence
+from recompute_scan.findings.run_evidence import RunEvidence
 from recompute_scan.result import Finding, Fix
 
 
-def check(evidence: Evidence) -> Answer:
+def check(evidence: RunEvidence) -> Answer:
     """One finding for each operator whose result has another type."""
     return [_finding(evidence, fault) for fault in find_faults(evidence, {"type"})]
 
 
-def _finding(evidence: Evidence, fault: Fault) -> Finding:
+def _finding(evidence: RunEvidence, fault: Fault) -> Finding:
     difference = fault.difference
     return RULE.finding(
         evidence,
@@ -54,7 +54,7 @@ def _finding(evidence: Evidence, fault: Fault) -> Finding:
 RULE = Rule(
     "RS402",
     "recompute-in-other-type",
-    check,
+    check_run=check,
     severity="error",
     needs="comparison",
     wrong_gradients=True,

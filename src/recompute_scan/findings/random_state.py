@@ -10,9 +10,10 @@ from recompute_scan.findings.differences import (
     describe_operation,
     find_faults,
 )
-from recompute_scan.findings.evidence import Evidence
+from recompute_scan.findings.run_evidence import RunEvidence
 from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.result import Finding, Fix
+from recompute_scan.units import ms
 
 _SWITCH = "preserve_rng_state"
 _EDITS = (
@@ -21,12 +22,12 @@ _EDITS = (
 )
 
 
-def check(evidence: Evidence) -> Answer:
+def check(evidence: RunEvidence) -> Answer:
     """One finding for each operator that draws anew, with all blocks in which it does."""
     return [_finding(evidence, fault) for fault in find_faults(evidence, {"random"})]
 
 
-def _finding(evidence: Evidence, fault: Fault) -> Finding:
+def _finding(evidence: RunEvidence, fault: Fault) -> Finding:
     return RULE.finding(
         evidence,
         confidence="high",
@@ -42,7 +43,7 @@ def _finding(evidence: Evidence, fault: Fault) -> Finding:
     )
 
 
-def _fix(evidence: Evidence, fault: Fault) -> Fix:
+def _fix(evidence: RunEvidence, fault: Fault) -> Fix:
     generator = fault.difference.generator or ""
     diff = None
     if generator.startswith("torch"):
@@ -70,14 +71,22 @@ def _fix(evidence: Evidence, fault: Fault) -> Fix:
         keep=keep,
         remove=remove,
         docs=CHECKPOINT_DOCS,
-        reason="Gradients change with it: they become those of the loss.",
+        reason=f"Gradients change with it: they become those of the loss.{_price(evidence)}",
     )
+
+
+def _price(evidence: RunEvidence) -> str:
+    """What keeping the state takes, where it was measured."""
+    took = evidence.fidelity.keeping_ms if evidence.fidelity is not None else None
+    if took is None:
+        return ""
+    return f" Keeping the random state takes about {ms(took)} of a step here."
 
 
 RULE = Rule(
     "RS401",
     "random-state-not-restored",
-    check,
+    check_run=check,
     severity="error",
     needs="comparison",
     wrong_gradients=True,

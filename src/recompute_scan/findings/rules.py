@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from recompute_scan.findings.base import Answer, NotApplicable, Rule
 from recompute_scan.findings.code import CodeEvidence
 from recompute_scan.findings.evidence import Evidence, RankEvidence
+from recompute_scan.findings.run_evidence import RunEvidence
 from recompute_scan.result import Checked, Finding, Result
 
 # Modules of this folder, each with its ``RULE``, in the order of codes.
@@ -34,6 +35,7 @@ _RULES = (
     "other_recompute",
     "buffer_twice",
     "lost_gradient",
+    "determinism_check_off",
     "policy_matches_nothing",
     "entry_never_met",
     "expensive_operator",
@@ -51,6 +53,11 @@ def check_all(evidence: Evidence) -> tuple[tuple[Finding, ...], tuple[Checked, .
 def check_code(evidence: CodeEvidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
     """The same where there is no trace: rules on compiled code alone can look."""
     return _check_each(lambda rule: rule.look_at_code(evidence))
+
+
+def check_run(evidence: RunEvidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
+    """The same where no step was profiled: rules on what the run itself saw can look."""
+    return _check_each(lambda rule: rule.look_at_run(evidence))
 
 
 def _check_each(look: Callable[[Rule], Answer]) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from recompute_scan.findings.base import Answer, NotApplicable, Rule
-from recompute_scan.findings.evidence import Evidence
+from recompute_scan.findings.run_evidence import RunEvidence
 
 _MOST_NAMED = 6
 
 
-def check(evidence: Evidence) -> Answer:
+def check(evidence: RunEvidence) -> Answer:
     """One finding, where the run saw trainable weights without a gradient."""
     names = evidence.untrained
     if names is None:
@@ -27,4 +27,4 @@ def check(evidence: Evidence) -> Answer:
     return [finding_of(Diagnosis(SILENT, "high", shown))]
 
 
-RULE = Rule("RS104", "checkpoint-without-gradient", check, severity="warning", needs="nothing")
+RULE = Rule("RS104", "checkpoint-without-gradient", check_run=check, severity="warning")

@@ -11,6 +11,7 @@ import msgspec
 
 from recompute_scan.files import write_whole
 from recompute_scan.guarding.standing import StandingGuard, guard
+from recompute_scan.guarding.telling import Listening
 from recompute_scan.record.execute import Exit, run_program
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.launcher import rank_facts
@@ -20,7 +21,11 @@ FORMAT = "recompute-scan-guarded/1"
 
 
 def run_guarded(
-    target: str, is_module: bool, args: Sequence[str], folder: Path
+    target: str,
+    is_module: bool,
+    args: Sequence[str],
+    folder: Path,
+    callbacks: Sequence[Listening] = (),
 ) -> tuple[StandingGuard | None, Exit]:
     """The guard of a whole run, and how the script ended; ``None`` where a bug of ours has kept the
     guard from beginning, and the script ran without it.
@@ -39,7 +44,7 @@ def run_guarded(
     except OSError as error:
         raise cannot_write(folder, error) from None
     shelter = Guard()
-    standing = shelter.run(partial(_started, folder), otherwise=None)
+    standing = shelter.run(partial(_started, folder, callbacks), otherwise=None)
     try:
         ended = run_program(target, is_module, args)
     finally:
@@ -50,8 +55,9 @@ def run_guarded(
     return standing, ended
 
 
-def _started(folder: Path) -> StandingGuard:
-    return guard(baseline=folder / f"guard-rank{rank_facts().rank}.json").start()
+def _started(folder: Path, callbacks: Sequence[Listening]) -> StandingGuard:
+    baseline = folder / f"guard-rank{rank_facts().rank}.json"
+    return guard(baseline=baseline, callbacks=callbacks).start()
 
 
 def _write_told(folder: Path, standing: StandingGuard) -> None:

@@ -42,7 +42,7 @@ def read_stored(path: Path) -> Stored:
         stored = msgspec.json.decode(path.read_bytes(), type=Stored)
     except OSError as error:
         raise InputError("E351", f"Cannot read {path}.", why=error.strerror) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _no_baseline(path, str(error)) from None
     if stored.format != FORMAT:
         raise _no_baseline(path, f"its format is {stored.format!r}, not {FORMAT!r}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from recompute_scan.lint.configurations import ONE_SETTING, REFUSES, RUN, lightning_refuses
 from recompute_scan.lint.python import Script
-from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned, Variant
+from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned
 
 _ONE = "Keep one of the two: delete the model's own switch, or the wrapper."
 
@@ -21,7 +21,7 @@ def script_findings(
     file: str, script: Script, pinned: Pinned, wrappers: Sequence[CheckpointSwitch] = ()
 ) -> Iterator[Found]:
     """What a script alone shows; ``wrappers`` are those that come from elsewhere."""
-    yield from _pairs(file, script, pinned.default, (*script.switches, *wrappers))
+    yield from _pairs(file, script, pinned, (*script.switches, *wrappers))
     for line in script.no_rng:
         yield Found(
             file,
@@ -61,19 +61,19 @@ def asks(keywords: dict[str, Any]) -> bool:
 
 
 def _pairs(
-    file: str, script: Script, model_default: Variant, switches: Sequence[CheckpointSwitch]
+    file: str, script: Script, pinned: Pinned, switches: Sequence[CheckpointSwitch]
 ) -> Iterator[Found]:
     told: set[int] = set()
     for wrapper in switches:
         for model in switches:
             if (wrapper.kind, model.kind) != ("wrapper", "model") or model.line in told:
                 continue
-            if not _meet(script, wrapper, model) or _exclusive(wrapper, model):
+            if not _meet(script, wrapper, model) or _exclusive(script, wrapper, model):
                 continue
             if model.subject in script.disabled or _replaced(script, wrapper, model):
                 continue
             told.add(model.line)
-            yield _pair(file, script, wrapper, model, model_default)
+            yield _pair(file, script, wrapper, model, pinned)
 
 
 def _pair(
@@ -81,9 +81,10 @@ def _pair(
     script: Script,
     wrapper: CheckpointSwitch,
     model: CheckpointSwitch,
-    model_default: Variant,
+    pinned: Pinned,
 ) -> Found:
-    own = model_default if model.variant == "default" else model.variant
+    own = pinned.default if model.variant == "default" else model.variant
+    by = f" ({pinned.source})" if model.variant == "default" and pinned.source else ""
     variants = (wrapper.variant, own)
     where = wrapper.where or f"line {wrapper.line} wraps the layers of {wrapper.subject}"
     together = _together(script, wrapper, model)
@@ -93,17 +94,24 @@ def _pair(
             model.line,
             "RS601",
             f"checkpointed twice: here, and {where}",
-            "One of the two is reentrant, so each layer's forward runs twice in the backward pass.",
+            f"One of the two is reentrant{by}, so each layer's forward runs twice in the backward "
+            "pass.",
             _ONE,
             "delete",
         )
-    if variants == ("non-reentrant", "non-reentrant") and not script.early_stop_off:
+    around_layers = wrapper.certain or wrapper.layers is not None
+    if (
+        variants == ("non-reentrant", "non-reentrant")
+        and not script.early_stop_off
+        and around_layers
+    ):
         return Found(
             file,
             model.line,
             "RS603",
             f"two switches for one recompute: here, and {where}",
-            "Both are non-reentrant, and the inner one finds its work done: one recompute today. "
+            f"Both are non-reentrant{by}, and the inner one finds its work done: one recompute "
+            "today. "
             "It doubles as soon as either becomes reentrant.",
             _ONE,
             "delete",
@@ -114,6 +122,8 @@ def _pair(
         doubt = "where early stop is off"
     elif own == "default" and wrapper.variant == "non-reentrant":
         doubt = "if transformers is older than 5, whose default is reentrant"
+    elif variants == ("non-reentrant", "non-reentrant"):
+        doubt = "if what the wrapper is around lies inside a layer, where it runs for both"
     else:
         doubt = "if either is reentrant"
     return Found(
@@ -165,9 +175,25 @@ def _replaced(script: Script, wrapper: CheckpointSwitch, model: CheckpointSwitch
     )
 
 
-def _exclusive(one: CheckpointSwitch, other: CheckpointSwitch) -> bool:
-    """Whether they are in different arms of one condition."""
+def _exclusive(script: Script, one: CheckpointSwitch, other: CheckpointSwitch) -> bool:
+    """Whether the script sees to it that not both run: by the arms of one condition, or by leaving
+    where the conditions of both are true.
+    """
+    if one.scope != other.scope:
+        return False
     arms = dict(one.branch)
-    return one.scope == other.scope and any(
-        arms.get(node, arm) != arm for node, arm in other.branch
+    if any(arms.get(node, arm) != arm for node, arm in other.branch):
+        return True
+    own, others = _conditions(script, one), _conditions(script, other)
+    return any(
+        scope == one.scope and line < max(one.line, other.line) and refused <= own | others
+        for line, scope, refused in script.refused
+        if refused & own and refused & others
     )
+
+
+def _conditions(script: Script, switch: CheckpointSwitch) -> set[str]:
+    """What is true where the switch is reached, as written."""
+    return {
+        script.tests[node] for node, arm in switch.branch if arm == "body" and node in script.tests
+    }

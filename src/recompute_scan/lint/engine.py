@@ -21,6 +21,7 @@ from recompute_scan.lint.python import Script, read_script
 from recompute_scan.lint.said import Found, Pinned, Setting, Unreadable
 from recompute_scan.lint.settings import read_settings
 from recompute_scan.lint.shell import Launch, read_shell
+from recompute_scan.lint.switched_on import SwitchedOn, on_in_script, on_in_settings
 from recompute_scan.project_file import LintSettings
 
 _CONFIGURATION = {".yaml", ".yml", ".json", ".toml"}
@@ -44,6 +45,7 @@ class Report(Struct, frozen=True):
         undecided: Those of them that were asked for by name.
         unused: Comments that accept nothing.
         fail_on: The mildest severity that ends the command with 1.
+        switched_on: The checkpoints that each file switches on.
     """
 
     found: tuple[Found, ...]
@@ -53,6 +55,7 @@ class Report(Struct, frozen=True):
     undecided: tuple[tuple[str, str], ...]
     unused: tuple[Unused, ...] = ()
     fail_on: str = "error"
+    switched_on: tuple[SwitchedOn, ...] = ()
 
     @property
     def status(self) -> int:
@@ -65,8 +68,15 @@ class Report(Struct, frozen=True):
         return 4 if self.undecided else 0
 
 
-def lint(paths: Sequence[Path], project: LintSettings = _DEFAULT) -> Report:
+def lint(
+    paths: Sequence[Path], project: LintSettings = _DEFAULT, installed: str | None = None
+) -> Report:
     """Read these files, and those below these folders that the project does not exclude.
+
+    Args:
+        paths: Files and folders.
+        project: What the project wants otherwise.
+        installed: The version of transformers that counts where a project pins none.
 
     Raises:
         InputError: A path does not exist (``E301``).
@@ -92,14 +102,17 @@ def lint(paths: Sequence[Path], project: LintSettings = _DEFAULT) -> Report:
             texts.pop(path, None)
     deepspeed = any(script.deepspeed_checkpointing for script in scripts.values())
     found: set[Found] = set()
+    on: set[SwitchedOn] = set()
     pins: dict[Path, Pinned] = {
-        folder: pinned_beside(folder) for folder in {path.parent for path in texts}
+        folder: pinned_beside(folder, installed) for folder in {path.parent for path in texts}
     }
     elsewhere = wrappers_from_elsewhere(scripts)
     scripts = {path: replace(script, switches=elsewhere[path]) for path, script in scripts.items()}
     for path, script in scripts.items():
         found.update(script_findings(str(path), script, pins[path.parent]))
+        on.update(on_in_script(str(path), script, pins[path.parent]))
     for path, settings in configurations.items():
+        on.update(on_in_settings(str(path), settings, pins[path.parent]))
         found.update(
             settings_findings(
                 str(path), settings, pins[path.parent], deepspeed_checkpointing=deepspeed
@@ -126,6 +139,7 @@ def lint(paths: Sequence[Path], project: LintSettings = _DEFAULT) -> Report:
         undecided=tuple((str(path), why) for path, why in unread.items() if path in paths),
         unused=tuple(sorted(unused)),
         fail_on=project.fail_on,
+        switched_on=tuple(sorted(on)),
     )
 
 

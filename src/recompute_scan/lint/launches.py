@@ -75,7 +75,7 @@ def _script(
             REFUSES,
             ONE_SETTING,
         )
-    elif read.trl:
+    elif read.trl and not _switched_off(read):
         yield Found(
             file,
             launch.line,
@@ -94,6 +94,13 @@ def _script(
         ]
         alone = set(script_findings(name, read, pinned))
         yield from (f for f in script_findings(name, read, pinned, wrappers) if f not in alone)
+
+
+def _switched_off(read: Script) -> bool:
+    """Whether every Trainer arguments that the script makes have its own switch off."""
+    return bool(read.arguments) and all(
+        keywords.get("gradient_checkpointing") is False for _, keywords in read.arguments
+    )
 
 
 def _factory(

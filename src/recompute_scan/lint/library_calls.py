@@ -227,6 +227,7 @@ class LibraryCalls:
             node.args[0],
             certain=whole and (self.names.is_layer(check) or kind in self.names.classes),
             layers=kind if kind in self.names.classes else None,
+            around=kind or "",
         )
 
     def _made(self, made: ast.expr | None) -> tuple[Variant, bool]:
@@ -262,6 +263,7 @@ class LibraryCalls:
         *,
         certain: bool,
         layers: str | None = None,
+        around: str = "",
     ) -> None:
         self.switches.append(
             CheckpointSwitch(
@@ -273,5 +275,6 @@ class LibraryCalls:
                 self.branch,
                 certain,
                 layers,
+                around=around,
             )
         )

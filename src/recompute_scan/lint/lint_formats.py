@@ -12,6 +12,7 @@ from recompute_scan.check.render import LEVELS, command, line, location, sarif_d
 from recompute_scan.check.sites import Site
 from recompute_scan.lint.engine import Report
 from recompute_scan.lint.said import RULES, Found
+from recompute_scan.lint.switched_on import SwitchedOn
 from recompute_scan.report.escape import inert, visible
 
 
@@ -36,6 +37,7 @@ def as_json(report: Report) -> str:
         "status": report.status,
         "files_read": report.read,
         "found": [_plain(found) for found in report.found],
+        "switched_on": [_plain_switch(one) for one in report.switched_on],
         "suppressed": [_plain(found) for found in report.suppressed],
         "accepting_nothing": [
             {"file": inert(idle.file), "line": idle.line, "why": idle.why} for idle in report.unused
@@ -137,6 +139,31 @@ def _plain(found: Found) -> dict[str, object]:
     }
 
 
+def _plain_switch(one: SwitchedOn) -> dict[str, object]:
+    return {
+        "file": inert(one.file),
+        "line": one.line,
+        "by": one.by,
+        "layers": inert(one.layers),
+        "variant": one.variant,
+        "conditional": one.conditional,
+    }
+
+
+def listed(report: Report) -> str:
+    """Which checkpoints are switched on, a line for each."""
+    told = [
+        f"{line(one.file)}:{one.line}: {one.by}: {line(one.layers)}; {one.variant}"
+        + (", under a condition" if one.conditional else "")
+        for one in report.switched_on
+    ]
+    return "\n".join([*told, f"{len(told)} switched on ({_files_read(report)})"]) + "\n"
+
+
+def _files_read(report: Report) -> str:
+    return f"{report.read} {'file' if report.read == 1 else 'files'} read"
+
+
 def closing(report: Report) -> str:
     """One line: how much was found in how many files."""
     counts = [
@@ -144,6 +171,6 @@ def closing(report: Report) -> str:
         for severity in ("error", "warning", "info")
         if (number := sum(found.severity == severity for found in report.found))
     ]
-    files = f"{report.read} {'file' if report.read == 1 else 'files'} read"
     hidden = f", {len(report.suppressed)} suppressed" if report.suppressed else ""
-    return f"recompute-scan lint: {', '.join(counts) or 'nothing found'} ({files}{hidden})"
+    found = ", ".join(counts) or "nothing found"
+    return f"recompute-scan lint: {found} ({_files_read(report)}{hidden})"

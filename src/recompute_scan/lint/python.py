@@ -39,6 +39,9 @@ class Script(Struct, frozen=True):
         rebound: Names that it gives another value to, with the line and whether it always does;
             wrapping is none.
         leaves: Lines at which a function may be left early.
+        tests: The conditions of its ``if``, as written, by the first half of a ``branch``.
+        refused: Lines at which conditions that are true together end a function: the scope, and
+            the conditions.
         no_rng: Lines where a checkpoint does not restore random numbers.
         arguments: Keywords of Trainer arguments that it makes, with the call's line.
         early_stop_off: It switches torch's early stop off.
@@ -57,6 +60,8 @@ class Script(Struct, frozen=True):
     disabled: frozenset[str]
     rebound: tuple[tuple[str, int, bool], ...]
     leaves: tuple[int, ...]
+    tests: dict[int, str]
+    refused: tuple[tuple[int, tuple[str, ...], frozenset[str]], ...]
     no_rng: tuple[int, ...]
     arguments: tuple[tuple[int, dict[str, Any]], ...]
     early_stop_off: bool
@@ -95,6 +100,8 @@ class _ScriptReader(ast.NodeVisitor):
         self.library = LibraryCalls(self.names)
         self.rebound: list[tuple[str, int, bool]] = []
         self.leaves: list[int] = []
+        self.tests: dict[int, str] = {}
+        self.refused: list[tuple[int, tuple[str, ...], frozenset[str]]] = []
         self.imported: list[ImportedCall] = []
         self.calls: list[tuple[ast.Call, tuple[str, ...], tuple[tuple[int, str], ...]]] = []
 
@@ -105,6 +112,8 @@ class _ScriptReader(ast.NodeVisitor):
             disabled=frozenset(self.library.disabled),
             rebound=tuple(self.rebound),
             leaves=tuple(self.leaves),
+            tests=self.tests,
+            refused=tuple(self.refused),
             no_rng=tuple(self.library.no_rng),
             arguments=tuple(self.library.arguments),
             early_stop_off=self.library.early_stop_off,
@@ -123,6 +132,8 @@ class _ScriptReader(ast.NodeVisitor):
         if isinstance(node, _SCOPES):
             self._into(node, scope=getattr(node, "name", "lambda"))
         elif isinstance(node, _BRANCHES) and not _is_main(node):
+            if isinstance(node, ast.If):
+                self._condition(node)
             self._arms(node)
         else:
             if isinstance(node, _LEAVES):
@@ -145,6 +156,14 @@ class _ScriptReader(ast.NodeVisitor):
                 if isinstance(child, ast.AST):
                     self.visit(child)
         self.branch = kept
+
+    def _condition(self, node: ast.If) -> None:
+        """Its text; of ``if a and b: return``, or one that raises, that not both are true below."""
+        self.tests[id(node)] = ast.unparse(node.test)
+        leaves = isinstance(node.body[-1], ast.Return | ast.Raise) and not self.branch
+        if leaves and isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And):
+            conditions = frozenset(map(ast.unparse, node.test.values))
+            self.refused.append((node.lineno, self.scope, conditions))
 
     def _assigned(self, node: ast.Assign) -> None:
         for target in node.targets:

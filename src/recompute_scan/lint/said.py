@@ -33,6 +33,7 @@ class CheckpointSwitch(Struct, frozen=True):
         branch: Conditions and loops around it, each with the arm that it is in.
         certain: It covers a library's decoder layers whole, as far as the file tells.
         layers: The class of layers that it is for, where the script itself defines them.
+        around: The class that a wrapper is put around, as its ``check_fn`` has it.
         where: For a wrapper that is not in the script, what wraps, in words.
     """
 
@@ -45,19 +46,22 @@ class CheckpointSwitch(Struct, frozen=True):
     certain: bool = False
     layers: str | None = None
     where: str = ""
+    around: str = ""
 
 
 class Pinned(Struct, frozen=True):
-    """What the pinned version of transformers does.
+    """What the version of transformers that is pinned or installed does.
 
     Attributes:
         default: The variant of ``gradient_checkpointing_enable()``: reentrant before 5.
+        source: Where the version is from, in words; empty where none is known.
         refuses: Its Trainer refuses ``gradient_checkpointing`` beside FSDP's own, as it does from
             4.33 on (read in 4.31, 4.32, 4.33, 4.34, 4.35, 4.57, 5.0 and 5.23).
     """
 
     default: Variant = "default"
     refuses: bool = True
+    source: str = ""
 
 
 class Found(Struct, frozen=True, order=True):

@@ -43,7 +43,14 @@ from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.soundness import check_soundness, check_steps
 from recompute_scan.recompute.spans import spans_from_annotations, spans_from_recomputes
 from recompute_scan.recompute.structure import Structure, classify
-from recompute_scan.recompute.verdict import Compiled, Judgement, find_compiled_backward, judge
+from recompute_scan.recompute.verdict import (
+    HIDDEN_BY_COMPILER,
+    MOSTLY_COMPILED,
+    Compiled,
+    Judgement,
+    find_compiled_backward,
+    judge,
+)
 from recompute_scan.recompute.work import Work, measure
 from recompute_scan.result import EvidenceLevel
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
@@ -168,6 +175,10 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
         attention = read_kernels(trace, calls, kernels)
         attention = attention and settle_whole(trace, kernels, attention)
     by_operators: EvidenceLevel = "annotated" if annotations is not None else "autograd"
+    if hidden and attention is not None and not attention.judgement.highest:
+        # Graphs of compiled code: attention clears them no more than without graphs.
+        hidden = compiled is None or compiled.share < MOSTLY_COMPILED
+        judgement = judgement if hidden else Judgement("inconclusive", HIDDEN_BY_COMPILER)
     level, judgement = _weigh(by_operators, judgement, attention, hidden, calls, structure)
     return RecomputeFacts(
         trace=trace,

@@ -64,6 +64,10 @@ def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | Non
 HOLES = 0.05
 # A backward pass that is compiled for at least this share of its time hides its recomputes.
 MOSTLY_COMPILED = 0.5
+HIDDEN_BY_COMPILER = (
+    "The backward pass is compiled: what the compiler recomputes inside it cannot be told from "
+    "operators."
+)
 
 
 class Judgement(Struct, frozen=True):
@@ -201,8 +205,5 @@ def _reason(
     if 2 * counts.runs[~counts.counted].sum() > counts.runs.sum():
         return "Most of what runs again repeats forward work without a backward pass in the trace."
     if compiled is not None and compiled.share >= MOSTLY_COMPILED and not recomputed:
-        return (
-            "The backward pass is compiled: what the compiler recomputes inside it cannot be "
-            "told from operators."
-        )
+        return HIDDEN_BY_COMPILER
     return None

@@ -18,6 +18,7 @@ import torch
 import wrapt
 from torch import nn
 
+from recompute_scan.annotations import RANDOM_STATE_LEFT
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.caught import (
     Variant,
@@ -123,8 +124,11 @@ class CheckpointCalls:
         own = "" if function is reentrant_function() else function.__name__
 
         def this_call(args: tuple[Any, ...], place: int) -> CheckpointCall:
+            left = not own and len(args) > 1 and args[1] is False
+            options = [RANDOM_STATE_LEFT] * left
             frame = sys._getframe(2)
-            return CheckpointCall("reentrant", args[place], args[place + 1 :], frame, own=own)
+            behind = args[place + 1 :]
+            return CheckpointCall("reentrant", args[place], behind, frame, options, own)
 
         def forward(call: Call, ctx: Any, *args: Any, **kwargs: Any) -> Any:
             # Most of this runs in every step, recorded or not: hence no generators, no copies.

@@ -7,6 +7,7 @@ them is used where it is needed; whether checkpoints are caught at all is seen b
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import torch
 import torch._utils
 import torch.utils.checkpoint as torch_checkpoint
 from torch._C._dynamo import eval_frame
+from torch.utils._python_dispatch import _disable_current_modes
 
 # Whether `torch.compile` traces the caller. Up to 2.2 it has another place; both are functions
 # that the compiler knows by identity, so they are called as they are, through no wrapper.
@@ -49,6 +51,17 @@ def run_uncompiled(function: Any) -> None:
             action = eval_frame._FrameAction
             strategy = eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
             eval_frame.set_code_exec_strategy(function.__code__, strategy)
+
+
+def import_ahead() -> None:
+    """Import what torch's profiler and its modes import where they are first used: by then, an
+    import hook of the script's may refuse it.
+    """
+    for name in ("torch.profiler.python_tracer", "torch.profiler._cupti_monitor"):
+        with suppress(ImportError):  # not in every version
+            importlib.import_module(name)
+    with _disable_current_modes():
+        pass
 
 
 # From 2.14 on `checkpoint` calls the first; the second remains, and passes on to it.

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from recompute_scan.record.execute import Exit
+from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.launch.launcher import wait_for_ranks
+from recompute_scan.record.patches import Patches
 from recompute_scan.record.watchdog import HUNG
 from recompute_scan.run_info import RunInfo, write_run_info
 
@@ -65,6 +67,39 @@ def leave_now(status: int) -> None:
         with suppress(Exception):
             stream.flush()
     _exit(status)
+
+
+def tell_of_exec(patches: Patches, guard: Guard, folder: Path, so_far: Callable[[], None]) -> None:
+    """Have it said when the script makes this process another program's, which no report follows.
+
+    Args:
+        patches: Puts :mod:`os` back.
+        guard: What is between the script and this.
+        folder: The run's folder.
+        so_far: Writes what is recorded until then.
+    """
+    process = os.getpid()
+
+    def tell() -> None:
+        so_far()
+        then = ""
+        if any(folder.glob("trace-rank*")):
+            then = f"\nThen: recompute-scan analyze {folder}"
+        print(
+            "recompute-scan: the script runs another program in place of its own process, and that "
+            f"one is not recorded{then}",
+            file=sys.__stderr__,
+            flush=True,
+        )
+
+    def replaced(call: Call, *args: Any, **kwargs: Any) -> Any:
+        if os.getpid() == process:
+            guard.run(tell, otherwise=None)
+        return call(*args, **kwargs)
+
+    # All others of `os` come down to these two.
+    for name in ("execv", "execve"):
+        patches.replace(os, name, guard.around(getattr(os, name), replaced))
 
 
 def leave_groups() -> None:

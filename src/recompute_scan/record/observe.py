@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from os import _exit  # scripts get another
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from recompute_scan.record.arrange.arranging import Arranging
 from recompute_scan.record.arrange.rehearsing import Rehearsing
 from recompute_scan.record.compiled_graphs import CompiledGraphs
 from recompute_scan.record.execute import Exit
+from recompute_scan.record.following import TrainingEvents
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.collect import receive, send
 from recompute_scan.record.launch.forks import in_forked_processes
@@ -30,6 +32,7 @@ from recompute_scan.record.leaving import (
     leave_groups,
     leave_hanging,
     leave_now,
+    tell_of_exec,
 )
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.postmortem import end_of
@@ -96,6 +99,8 @@ def observe(
     probe = Probe(Path.cwd(), guard)
     counter = StepCounter()
     gauges = Gauges(guard) if options.measure else None
+    events = guard.run(partial(TrainingEvents, options.events), otherwise=None)
+    events = events or TrainingEvents("")
 
     target = f"-m {options.target}" if options.is_module else options.target
 
@@ -125,6 +130,7 @@ def observe(
         recording_ranks=options.ranks,
         on_kept=so_far,
         guard=guard,
+        follow=events.boundary,
     )
     graphs = CompiledGraphs(folder, lambda: recorder.ranks.rank, guard)
     guard.on_failure, guard.settle = recorder.give_up, recorder.settle
@@ -153,7 +159,9 @@ def observe(
     def hung(end: RankEnd) -> None:
         recorder.abandon()
         end = replace(end, regions=dict(probe.entered))
-        info = run_record(Exit("hung", HUNG), end)
+        outcome = Exit("hung", HUNG)
+        info = run_record(outcome, end)
+        guard.run(lambda: events.ended(outcome, info, counter.steps), otherwise=None)
         leave_hanging(folder, info, watchdog.patience_s, on_hang)
 
     def close() -> None:
@@ -184,6 +192,7 @@ def observe(
             info = _bring_together(folder, recorder.store, info)
         if info.rank == 0:
             (folder / WORD).unlink(missing_ok=True)
+        guard.run(lambda: events.ended(outcome, info, counter.steps), otherwise=None)
         if keep(info):
             try:
                 write_run_info(folder, info)
@@ -211,6 +220,7 @@ def observe(
     active = process, [*takes_out, watchdog.forget, removes]
     _ACTIVE.append(active)
     installs = [
+        lambda: events.boundary(recorder.kept.phase, 0, recorder.ranks.rank),
         unstepped.install,
         graphs.install,
         lambda: selftest.install(probe),
@@ -219,6 +229,7 @@ def observe(
     installs += [gauges.install] if gauges is not None else []
     installs += [recorder.others.install, hooks.install]
     installs += [lambda: patches.replace(os, "_exit", leave), watchdog.start]
+    installs.append(lambda: tell_of_exec(patches, guard, folder, so_far))
     if rank_facts().world_size > 1:
         installs.append(so_far)  # of a rank that is killed before its first trace, too
     for install in installs:

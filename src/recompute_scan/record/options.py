@@ -10,7 +10,12 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
-from recompute_scan.annotations import EARLY_STOP_OFF, SELECTIVE
+from recompute_scan.annotations import (
+    CHECK_OFF,
+    EARLY_STOP_OFF,
+    RANDOM_STATE_LEFT,
+    SELECTIVE,
+)
 from recompute_scan.record.compat import early_stop
 from recompute_scan.record.switches import COMPOSABLE_MODULE
 
@@ -42,6 +47,10 @@ class Arguments:
         # The composable checkpoint passes one of its own that selects nothing.
         if context_fn is not None and home not in (torch_checkpoint.__name__, COMPOSABLE_MODULE):
             found.append(SELECTIVE)
+        if self._value("determinism_check", args, kwargs) == "none":
+            found.append(CHECK_OFF)
+        if self._value("preserve_rng_state", args, kwargs) is False:
+            found.append(RANDOM_STATE_LEFT)
         return found
 
     def _value(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

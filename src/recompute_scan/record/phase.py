@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import cast
 
+from recompute_scan.events import PhaseName
 from recompute_scan.record.scope import Plan
 
 
@@ -18,6 +20,11 @@ class Phase(Enum):
     COMPARING = auto()
     COUNTING = auto()  # on a rank that is not to record
     DONE = auto()
+
+    @property
+    def event(self) -> PhaseName:
+        """Its name in the event stream."""
+        return cast("PhaseName", self.name.lower())
 
     def described(self, plan: Plan) -> str | None:
         """What goes on in this phase, in a few words; ``None`` when nothing does any more."""

@@ -18,6 +18,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from recompute_scan.record import ranges
+from recompute_scan.record.compat import import_ahead
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.launch.forks import let_forked_processes_end
 from recompute_scan.record.patches import Patches
@@ -25,6 +26,8 @@ from recompute_scan.record.quiet import without_grad_warnings, without_kineto_no
 
 # More than plain recordings of a few steps have come to.
 _ENOUGH_BYTES = 4 << 30
+
+import_ahead()
 
 
 class ProfilerWindow:

@@ -66,7 +66,9 @@ class Recorder:
         recording_ranks: str = DEFAULT,
         on_kept: Callable[[], None] = lambda: None,
         guard: Guard | None = None,
+        follow: Callable[[Phase, int, int], None] = lambda *_: None,
     ) -> None:
+        self._follow = follow
         self._guard = guard or Guard()
         self._thread = threading.get_ident()
         self._plan = plan
@@ -74,6 +76,7 @@ class Recorder:
         self._keep_going = keep_going
         self._counter = counter
         self._comparison = comparison if plan.fidelity else None
+        self._begin_annotating = begin_annotating
         self._memory = memory
         self._on_kept = on_kept
         self._membership = Membership(plan, recording_ranks)
@@ -243,7 +246,9 @@ class Recorder:
     def _begin_comparison(self) -> None:
         """All that a profiler records is there: one more step is compared, once."""
         kept = self.kept
-        if self._comparison is None or kept.trace is None or kept.fidelity is not None:
+        if self._comparison is None or kept.fidelity is not None:
+            return
+        if kept.trace is None and (not self._plan.only_compares or kept.failure is not None):
             return
         if compiled_something():
             kept.fidelity = Fidelity(untold=_COMPILED)
@@ -268,12 +273,24 @@ class Recorder:
                     self._memory.begin(self.kept.device)
                 self._timer = StepTimer(self.kept.device)
                 self.kept.phase = Phase.TIMING
+            elif plan.only_compares:
+                self._compare_alone()
             else:
                 self._tracing.open(lead=0)
-        elif plan.timing == 0 and made == plan.warmup - 1:
+        elif plan.steps and plan.timing == 0 and made == plan.warmup - 1:
             self._settle_device()
             self.kept.warmup_steps = plan.warmup
             self._tracing.open(lead=1)
+
+    def _compare_alone(self) -> None:
+        """Nothing is timed or profiled: the next step is compared, on the chosen ranks."""
+        if not self._membership.chosen:
+            self.kept.phase = Phase.COUNTING
+            return
+        self._membership.last_step.settle(self._counter.steps, 1)
+        self._counter.freeze()
+        self._begin_annotating()
+        self.kept.phase = Phase.DONE
 
     def _keep_times(self, timer: StepTimer) -> None:
         self.kept.timed_ms = timer.milliseconds()
@@ -302,5 +319,6 @@ class Recorder:
         self._tracing.drop()
 
     def _report(self) -> None:
+        self._follow(self.kept.phase, self._counter.steps, self.ranks.rank)
         if text := self.kept.phase.described(self._plan):
             self._progress.show(text)

@@ -43,6 +43,7 @@ class Reporting(Struct, frozen=True):
         show: Gets a result and the commands that come next.
         tell: Gets what else the person should know.
         progress: Gets what goes on.
+        leaving: Gets the exit status where the process is about to end behind everyone's back.
     """
 
     folder: Path
@@ -52,6 +53,7 @@ class Reporting(Struct, frozen=True):
     show: Callable[[Result, Sequence[str]], None]
     tell: Callable[[str], None]
     progress: Callable[[str], None]
+    leaving: Callable[[int], None] = lambda _: None
 
     def conclude(self, info: RunInfo) -> None:
         """This rank's run is over: report on it, where that is this rank's to do."""
@@ -66,6 +68,15 @@ class Reporting(Struct, frozen=True):
             self.conclude(info)
         except ScanError as error:
             self.tell(f"recompute-scan: {error}")
+        finally:
+            self.leaving(info.exit_status)
+
+    def hung(self, info: RunInfo) -> None:
+        """This rank hangs: report on it, or let another do it."""
+        try:
+            self.failure()
+        finally:
+            self.leaving(info.exit_status)
 
     def failure(self) -> None:
         """Report on a run of which this rank, or another, failed; one rank does it for all.
@@ -126,8 +137,8 @@ class Reporting(Struct, frozen=True):
             RunError: There is no trace although the script ended well (``E309``).
         """
         ends = self._ends()
-        traced = info.trace or any(record.trace for record in ends.records)
-        if not traced and not ends.failed:
+        seen = any(one.trace or one.fidelity for one in (info, *ends.records))
+        if not seen and not ends.failed:
             error = RunError("E309", "The run gave no trace.", why=info.message)
             # A bug of ours is no failure of the script.
             if info.exit_status == 0 and info.bug is None:

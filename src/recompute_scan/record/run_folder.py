@@ -23,8 +23,10 @@ from recompute_scan.run_info import (
 
 
 def check_plan(plan: Plan, *, measuring: bool = False) -> None:
-    """Refuse impossible step counts (``E204``); who measures steps may do without profiled ones."""
-    fewest = 0 if measuring and plan.timing else 1
+    """Refuse impossible step counts (``E204``); who measures steps, or compares one, may do
+    without profiled ones.
+    """
+    fewest = 0 if plan.only_compares or (measuring and plan.timing) else 1
     if plan.steps < fewest or plan.warmup < 1 or plan.timing < 0:
         raise UsageError(
             "E204",

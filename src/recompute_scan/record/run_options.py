@@ -74,6 +74,7 @@ class RunOptions(Struct, frozen=True):
         ranks: The ranks to record, as :func:`recompute_scan.record.scope.chosen` reads them; the
             others count and time their steps, and stop with them.
         fidelity: Whether to compare the recomputes of one more step with their forward.
+        events: File that is told what happens; empty for none.
     """
 
     target: str
@@ -93,6 +94,7 @@ class RunOptions(Struct, frozen=True):
     timeout_s: float = 0.0
     ranks: str = DEFAULT
     fidelity: bool = True
+    events: str = ""
 
 
 def encode(options: object) -> str:

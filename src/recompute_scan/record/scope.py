@@ -51,7 +51,8 @@ class Plan(Struct, frozen=True):
         warmup: Steps before anything is recorded, at least 1.
         timing: Steps timed without a profiler.
         steps: Steps profiled without stacks; 0 to time steps and profile none.
-        fidelity: Whether one more step is compared, where any is profiled.
+        fidelity: Whether one more step is compared, where any is profiled, or nothing else is
+            done.
     """
 
     warmup: int
@@ -67,10 +68,15 @@ class Plan(Struct, frozen=True):
         return 1 if self.timing else 0
 
     @property
+    def only_compares(self) -> bool:
+        """Whether a step is compared, and none timed or profiled."""
+        return self.fidelity and not (self.steps or self.timing)
+
+    @property
     def wanted(self) -> int:
         """Steps that a complete recording takes, those with stacks and compared included."""
         if not self.steps:
-            return self.warmup + self.timing
+            return self.warmup + self.timing + self.only_compares
         return self.warmup + self.timing + self.lead + self.steps + 1 + self.fidelity
 
 
@@ -128,10 +134,8 @@ def shortfall(plan: Plan, seen: Seen, wording: Wording = COMMAND) -> str | None:
 
 
 def _too_few(plan: Plan, seen: Seen, wording: Wording) -> str:
-    return (
-        f"{wording.who} made {_steps(seen)}; {plan.warmup} for warm-up and {plan.timing} timed "
-        "were wanted."
-    )
+    more = "1 to compare" if plan.only_compares else f"{plan.timing} timed"
+    return f"{wording.who} made {_steps(seen)}; {plan.warmup} for warm-up and {more} were wanted."
 
 
 def _steps(seen: Seen) -> str:

@@ -94,7 +94,7 @@ def run_and_report(
     if way.launcher is None and way.nproc_per_node is None:
         info = record(
             options,
-            on_hang=lambda _: reporting.failure(),
+            on_hang=reporting.hung,
             on_exit=reporting.conclude_at_once,
         )
         reporting.conclude(info)
@@ -121,7 +121,7 @@ def _verify(way: Way, options: RunOptions, reporting: Reporting) -> int:
     def measured(result: Result) -> Result:
         return verify(
             result,
-            options,
+            replace(options, events=""),
             way.nproc_per_node,
             without_checkpointing=way.without_checkpointing,
             on_progress=reporting.progress,
@@ -146,7 +146,9 @@ def plan_and_report(way: Way, options: RunOptions, reporting: Reporting, asked: 
     from recompute_scan.record.arrange.proving import add_plan  # noqa: PLC0415 - as above
 
     def planned(result: Result) -> Result:
-        return add_plan(result, options, way.nproc_per_node, asked, reporting.progress)
+        return add_plan(
+            result, replace(options, events=""), way.nproc_per_node, asked, reporting.progress
+        )
 
     return _and_more("plan", planned, way, options, reporting)
 

@@ -31,9 +31,9 @@ from recompute_scan.result import Result
 
 SECTIONS: tuple[Section, ...] = (
     failure.SECTION,
+    planned_checkpoints.SECTION,
     first_screen.SECTION,
     measured_fix.SECTION,
-    planned_checkpoints.SECTION,
     step_cost.SECTION,
     run_by_run.SECTION,
     block_by_block.SECTION,

@@ -5,6 +5,8 @@ And what a notebook shows of a scan: a fragment without script and style.
 
 from __future__ import annotations
 
+import base64
+
 from markupsafe import Markup
 
 from recompute_scan.report import summary
@@ -14,7 +16,7 @@ from recompute_scan.report.diff import diff_lines
 from recompute_scan.report.escape import script_json
 from recompute_scan.report.groups import checkpoint_stacks
 from recompute_scan.report.markdown import render_markdown
-from recompute_scan.report.picture import FAMILY_FILLS, PART_FILLS, picture
+from recompute_scan.report.picture import FAMILY_FILLS, PART_FILLS, Picture, picture
 from recompute_scan.report.section import Section
 from recompute_scan.report.templating import fill, fill_part
 from recompute_scan.result import Result, to_json
@@ -42,21 +44,36 @@ def render_html(result: Result) -> str:
 def render_brief_html(result: Result) -> str:
     """Verdict, picture, three numbers, call sites and what to change, without script and style.
 
-    An HTML fragment; every name in it is escaped.
+    An HTML fragment; every name in it is escaped. The picture is an image of its own, since pages
+    that show other people's notebooks take drawings out of them.
     """
+    drawn = picture(result)
     diffs = [finding.fix.diff for finding in result.findings if finding.fix]
     return fill_part(
         "brief.html",
         result=result,
         numbers=summary.key_numbers(result),
         fix_sentence=summary.fix_sentence(result),
-        picture=picture(result),
-        fills=PART_FILLS,
-        family_fills=FAMILY_FILLS,
+        drawing=_static(drawn) if drawn else "",
+        drawn=_said(drawn) if drawn else "",
         diff=diff_lines(next((diff for diff in diffs if diff), "")) if any(diffs) else (),
         stacks=checkpoint_stacks(result.regions),
         most=_MOST_BRIEF,
     )
+
+
+def _static(drawn: Picture) -> str:
+    """The picture as a file of SVG in base64."""
+    filled = fill_part(
+        "picture_static.html", picture=drawn, fills=PART_FILLS, family_fills=FAMILY_FILLS
+    )
+    return base64.b64encode(filled.strip().encode()).decode()
+
+
+def _said(drawn: Picture) -> str:
+    """What the picture shows, for whom it is not shown."""
+    lanes = [f"{drawn.block}: {'; '.join(run.title for run in drawn.runs)}."] if drawn.runs else []
+    return " ".join([drawn.bars.summary if drawn.bars else "", *lanes]).strip()
 
 
 def _section(section: Section, result: Result, attachments: Attachments) -> Markup:

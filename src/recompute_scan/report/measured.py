@@ -52,6 +52,16 @@ def measured_sentences(result: Result) -> list[str]:
 
 def _gradients(gradients: Gradients) -> str:
     """Whether the script trains what it would train without its checkpoints."""
+    if gradients.in_parts is None:
+        return _equal_or_not(gradients)
+    return (
+        "Without any checkpoint the script ran out of memory, so those of "
+        f"{plural(gradients.in_parts, 'block')} were taken out in several runs, some in each. "
+        f"{_equal_or_not(gradients)}"
+    )
+
+
+def _equal_or_not(gradients: Gradients) -> str:
     number = f"{gradients.compared} gradients and buffers"
     if gradients.status == "equal":
         return (

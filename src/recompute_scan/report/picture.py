@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from recompute_scan.report.bars import CostBars, cost_bars
 from recompute_scan.report.escape import visible
-from recompute_scan.report.side_by_side import family_colours
+from recompute_scan.report.side_by_side import family_colours, numbered, short_name
 from recompute_scan.report.words import family_words
 from recompute_scan.result import Proof, ProofLane, Result
 from recompute_scan.units import ms
@@ -18,32 +18,39 @@ MOST_LANES = 4
 # Boxes thinner than this are not drawn here, per cent; the proof has them all.
 _THINNEST = 0.25
 # A character of a label is taken for so much of the width, per cent.
-_CHARACTER = 1.25
+_CHARACTER = 1.05
 # The colours of the page's style sheet in its light theme, for a drawing that has none.
 PART_FILLS = {
-    "forward": "#cfe0fa",
+    "forward": "#dbe2ea",
     "recompute": "#fbe6b0",
     "redundant": "#f7c3bd",
-    "backward": "#ded8ef",
-    "optimizer": "#cfeadd",
-    "other": "#e3e6ea",
+    "backward": "#c6cfda",
+    "optimizer": "#e2e7ed",
+    "other": "#eef1f4",
 }
-FAMILY_FILLS = ("#bcd5f7", "#f6d9a4", "#c5e5d3", "#dccff0", "#e4e8b4", "#e1e4e8")
+FAMILY_FILLS = ("#bcd5f7", "#a9e0e0", "#e8d2bf", "#dccff0", "#e4e8b4", "#e1e4e8")
 _WORDS = {"forward": "forward pass", "recompute": "recompute", "redundant": "redundant recompute"}
 
 
 class PictureMark(Struct, frozen=True):
-    """One operator of a lane; ``label`` is its family where that fits."""
+    """One operator of a lane; ``label`` is its family where that fits.
+
+    ``op`` is the same number for the same operator in every lane.
+    """
 
     x: float
     width: float
     colour: int
     label: str
+    name: str
+    time: str
+    op: int
 
 
 class LaneRun(Struct, frozen=True):
     """One run of the block, as a lane."""
 
+    name: str
     kind: str
     title: str
     width: float
@@ -70,18 +77,21 @@ def picture(result: Result) -> Picture | None:
     region = next((item for item in result.regions if item.ordinal == proof.region), None)
     block = (region.module if region else None) or f"block {proof.region}"
     longest = max(1e-3, *(lane.duration_us for lane in lanes))
+    numbers: dict[tuple[str, int], int] = {}
     return Picture(
         bars,
         visible(block, 40),
-        tuple(_run(lane, proof, longest) for lane in lanes[:MOST_LANES]),
+        tuple(_run(lane, proof, longest, numbers) for lane in lanes[:MOST_LANES]),
         len(lanes[MOST_LANES:]),
     )
 
 
-def _run(lane: ProofLane, proof: Proof, longest: float) -> LaneRun:
+def _run(
+    lane: ProofLane, proof: Proof, longest: float, numbers: dict[tuple[str, int], int]
+) -> LaneRun:
     colours = family_colours(proof)
     marks = []
-    for op in lane.ops:
+    for key, op in numbered(lane.ops):
         x = max(0.0, 100 * (op.start_us - lane.start_us) / longest)
         width = min(100 * op.duration_us / longest, 100 - x)
         if width < _THINNEST:
@@ -89,9 +99,18 @@ def _run(lane: ProofLane, proof: Proof, longest: float) -> LaneRun:
         family = visible(family_words(op.family), 20)
         fits = len(family) * _CHARACTER + 1 < width and op.family != "other"
         marks.append(
-            PictureMark(round(x, 2), round(width, 2), colours[op.family], family if fits else "")
+            PictureMark(
+                x=round(x, 2),
+                width=round(width, 2),
+                colour=colours[op.family],
+                label=family if fits else "",
+                name=short_name(op),
+                time=ms(op.duration_us / 1000),
+                op=numbers.setdefault(key, len(numbers)),
+            )
         )
     return LaneRun(
+        _WORDS[lane.kind],
         lane.kind,
         f"{_WORDS[lane.kind].capitalize()}: {ms(lane.duration_us / 1000)}",
         round(100 * lane.duration_us / longest, 2),

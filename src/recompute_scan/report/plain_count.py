@@ -52,7 +52,7 @@ def plain_count_table(result: Result) -> list[tuple[str, ...]]:
 
 def _shown(check: CrossCheck) -> PlainCount | None:
     """The first operator that differs, else the first."""
-    differing = (row for row in check.counts if row.inside != row.matched)
+    first = next(iter(check.counts), None)
     if check.agrees is False:
-        return next(differing, check.counts[0])
-    return next(iter(check.counts), None)
+        return next((row for row in check.counts if row.inside != row.matched), first)
+    return first

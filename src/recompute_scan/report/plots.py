@@ -19,15 +19,16 @@ from recompute_scan.report.side_by_side import COLOURS, family_colours
 from recompute_scan.result import Result
 
 PART_COLOURS = {
-    "forward": "#2c62bd",
+    "forward": "#8a97a6",
     "recompute": "#c98e00",
     "redundant": "#b3261e",
-    "backward": "#6a569f",
-    "optimizer": "#2d7a58",
-    "other": "#78808c",
+    "backward": "#5d6876",
+    "optimizer": "#b3bcc7",
+    "other": "#dbe0e6",
 }
-FAMILY_COLOURS = ("#2c62bd", "#c98e00", "#2d7a58", "#6a4ea5", "#8a941f", "#78808c")
+FAMILY_COLOURS = ("#2c62bd", "#12868d", "#a86b34", "#6a4ea5", "#8a941f", "#9aa2ad")
 _HEIGHT_OF_ROW = 26
+_REDUNDANT = ", redundant"
 
 
 def label(name: str, limit: int = 60) -> str:
@@ -39,14 +40,18 @@ def label(name: str, limit: int = 60) -> str:
 def timeline_figure(result: Result) -> go.Figure:
     """One block, run by run: its operators in the forward pass, each recompute and the backward.
 
-    Every lane starts at 0 on one scale in ms. An empty figure that says so where the result
-    holds no proof.
+    Every lane starts at 0 on one scale in ms; redundant ones are hatched in red. An empty figure
+    that says so where the result holds no proof.
     """
     proof = result.proof
     if proof is None or not proof.lanes:
         return _empty("No block was seen to run again")
     figure = go.Figure()
-    lanes = [f"{place + 1}. {label(lane.label)}" for place, lane in enumerate(proof.lanes)]
+    begun = next((step.start_us for step in result.steps if step.index == proof.step), None)
+    lanes = [
+        f"{place + 1}. {label(lane.label)}{_REDUNDANT * (lane.kind == 'redundant')}"
+        for place, lane in enumerate(proof.lanes)
+    ]
     for family, colour in family_colours(proof).items():
         found = [
             (place, (op.start_us - lane.start_us) / 1000, op)
@@ -60,21 +65,39 @@ def timeline_figure(result: Result) -> go.Figure:
             y=[lanes[place] for place, _, _ in found],
             base=[at for _, at, _ in found],
             x=[op.duration_us / 1000 for _, _, op in found],
+            text=[label(op.name.rpartition("::")[2], 30) for _, _, op in found],
+            textposition="inside",
+            insidetextanchor="middle",
             customdata=[
-                [label(op.name, 100), units.ms(op.duration_us / 1000), f"{op.start_us:.1f} µs"]
+                [
+                    label(op.name, 100),
+                    units.ms(op.duration_us / 1000),
+                    ""
+                    if begun is None
+                    else f", {units.ms((op.start_us - begun) / 1000)} into the step",
+                ]
                 for _, _, op in found
             ],
-            hovertemplate="%{customdata[0]}<br>%{customdata[1]}"
-            "<br>%{customdata[2]} on the trace's clock<extra></extra>",
+            hovertemplate="%{customdata[0]}<br>%{customdata[1]}%{customdata[2]}<extra></extra>",
             marker={
                 "color": FAMILY_COLOURS[min(colour, COLOURS - 1)],
                 "line": {"color": "white", "width": 0.5},
+                "pattern": {
+                    "shape": [
+                        "/" * (proof.lanes[place].kind == "redundant") for place, _, _ in found
+                    ],
+                    "fgcolor": PART_COLOURS["redundant"],
+                    "fillmode": "overlay",
+                    "size": 7,
+                    "solidity": 0.35,
+                },
             },
         )
     again = sum(lane.kind in ("recompute", "redundant") for lane in proof.lanes)
     region = next((item for item in result.regions if item.ordinal == proof.region), None)
     name = label(block_label(region)) if region else f"block {proof.region}"
     figure.update_layout(barmode="overlay", height=180 + 2 * _HEIGHT_OF_ROW * len(lanes))
+    figure.update_layout(uniformtext={"minsize": 9, "mode": "hide"})
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=lanes[::-1])
     title = f"{name}: one forward pass and {units.plural(again, 'recompute')} of it in step"
     return _finish(figure, f"{title} {proof.step}", "ms since the start of each run")

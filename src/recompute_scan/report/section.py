@@ -12,8 +12,8 @@ from recompute_scan.result import Result
 
 
 def analysed(result: Result) -> bool:
-    """Whether there is more to show than a failure: a run may fail before its first step."""
-    return result.crash is None or bool(result.steps)
+    """Whether steps were recorded: a run may fail before its first one, or only compare one."""
+    return bool(result.steps) or (result.crash is None and result.fidelity is None)
 
 
 def always(_result: Result) -> bool:

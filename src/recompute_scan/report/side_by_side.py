@@ -173,7 +173,7 @@ def _lane(
     numbers: dict[tuple[str, int], int],
     step_start: float | None,
 ) -> Lane:
-    inside = [one for one in _numbered(lane.ops) if one[1].start_us < lane.start_us + longest]
+    inside = [one for one in numbered(lane.ops) if one[1].start_us < lane.start_us + longest]
     drawn = sorted(inside, key=lambda one: (-one[1].duration_us, one[1].start_us))[:MOST_BOXES]
     row_ends: list[float] = []
     boxes = []
@@ -214,8 +214,7 @@ def _box(
 ) -> Box:
     x = min(max(100 * (op.start_us - lane.start_us) / longest, 0.0), 100.0)
     width = min(max(100 * op.duration_us / longest, _THINNEST), max(100 - x, _THINNEST))
-    # the last part of `aten::mm` or `Linear.forward` is what tells operators apart
-    short = visible(op.name.rpartition("::")[2], 40)
+    short = short_name(op)
     room = int(width / _CHARACTER) - 1
     family = visible(family_words(op.family), 40)
     fitting = (text for text in (short, family) if len(text) <= room)
@@ -274,7 +273,7 @@ def _operators(proof: Proof) -> tuple[OpRow, ...]:
     rows: dict[tuple[str, int], list[str]] = {}
     families: dict[tuple[str, int], str] = {}
     for place, lane in enumerate(lanes):
-        for key, op in _numbered(lane.ops):
+        for key, op in numbered(lane.ops):
             cells = rows.setdefault(key, ["-"] * len(lanes))
             cells[place] = ms(op.duration_us / 1000)
             families.setdefault(key, op.family)
@@ -284,13 +283,19 @@ def _operators(proof: Proof) -> tuple[OpRow, ...]:
     )
 
 
-def _numbered(ops: Iterable[ProofOp]) -> list[tuple[tuple[str, int], ProofOp]]:
+def numbered(ops: Iterable[ProofOp]) -> list[tuple[tuple[str, int], ProofOp]]:
+    """Each operator with its name and the number of its call: what is the same in every lane."""
     seen: dict[str, int] = {}
-    numbered = []
+    found = []
     for op in ops:
         seen[op.name] = seen.get(op.name, 0) + 1
-        numbered.append(((op.name, seen[op.name]), op))
-    return numbered
+        found.append(((op.name, seen[op.name]), op))
+    return found
+
+
+def short_name(op: ProofOp) -> str:
+    """The last part of ``aten::mm`` or ``Linear.forward``, which tells operators apart."""
+    return visible(op.name.rpartition("::")[2], 40)
 
 
 def family_table(proof: Proof) -> list[tuple[str, list[str]]]:

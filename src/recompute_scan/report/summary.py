@@ -48,7 +48,9 @@ class StepAfter(Struct, frozen=True):
 
 
 def shortest_answer(result: Result) -> str:
-    """The answer in one word: the verdict, or how the run failed."""
+    """The answer in one word: the verdict, that it is a plan, or how the run failed."""
+    if result.plan is not None and result.crash is None:
+        return "plan"
     return KIND_WORDS[result.crash.kind] if result.crash else result.verdict
 
 

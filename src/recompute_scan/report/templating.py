@@ -19,6 +19,7 @@ from recompute_scan import units
 from recompute_scan.report import words
 from recompute_scan.report.escape import inert, lines, sentence, shorten, visible
 
+_INDENTATION = re.compile(r"^ +", re.MULTILINE)
 _CODE = re.compile(r"`([^`]+)`|(?<!\S)(--[a-z][a-z-]*)(?![\w-])")
 
 
@@ -99,11 +100,11 @@ def _web_link(address: str) -> bool:
 
 
 def _asset(name: str) -> Markup:
-    """A style sheet or script of our own, put into the page as it is."""
+    """A style sheet or script of our own, put into the page without its indentation."""
     loader = _environment().loader
     assert loader is not None
     source, _, _ = loader.get_source(_environment(), name)
-    return Markup(source)  # noqa: S704 - a file of this package
+    return Markup(_INDENTATION.sub("", source))  # noqa: S704 - a file of this package
 
 
 def _hash(text: str) -> str:

@@ -50,6 +50,11 @@ BY_DESIGN_MEANING = (
     f"{NOTHING_TO_CHANGE}"
 )
 
+# What attention's kernels alone say, where none ran again.
+NO_ATTENTION_MEANING = (
+    "Attention ran again nowhere in the backward pass. Of everything else, its kernels say "
+    "nothing: a checkpoint that keeps attention's results looks the same."
+)
 # What the compiler's graphs alone say, where nothing in them is doubled.
 GRAPHS_MEANING = (
     "The compiler's graphs say so of compiled code. How often each of them runs, and what runs "

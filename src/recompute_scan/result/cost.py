@@ -128,6 +128,11 @@ class Memory(Struct, frozen=True):
     chosen: int | None = None
     reason: str | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a result, which others may have written, whose plan is not there."""
+        if self.chosen is not None and not 0 <= self.chosen < len(self.plans):
+            raise ValueError(f"there is no plan {self.chosen}")
+
 
 class DeviceTime(Struct, frozen=True):
     """How a device spent its time, as recompute-scan counts it; percentages as in :class:`Hta`.
@@ -248,12 +253,15 @@ class Gradients(Struct, frozen=True):
 
     ``status`` is ``equal`` where all bits are, ``rounding`` where no more than that lies between,
     ``not-repeatable`` where the script itself gives others each time, ``not-seen`` where there
-    were none. ``worst`` names those that are furthest off, at most ten.
+    were none. ``worst`` names those that are furthest off, at most ten. ``in_parts`` is set where
+    memory did not suffice for a run without any checkpoint: of so many blocks they were taken out,
+    in several runs that had some of them each.
     """
 
     status: Literal["equal", "rounding", "different", "not-repeatable", "not-seen"]
     compared: int = 0
     worst: tuple[GradientDistance, ...] = ()
+    in_parts: int | None = None
 
 
 class Verified(Struct, frozen=True):

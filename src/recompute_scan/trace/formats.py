@@ -10,9 +10,10 @@ from recompute_scan.trace.kineto import parse
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 from recompute_scan.trace.looks import look_at_names
 from recompute_scan.trace.perfetto.packets import is_perfetto
+from recompute_scan.trace.rocprof.rocprofv3 import is_rocprof, read_rocprof
 from recompute_scan.trace.streams import Front, Stream, inflate
 
-_HEAD = 16
+_HEAD = 64
 _LOOKED_AT = 2000
 
 
@@ -52,6 +53,8 @@ def read(
         return read_perfetto(
             front, source, python=python, within=within, limits=limits, health=health
         )
+    if is_rocprof(front.first):
+        return read_rocprof(front, source, limits, health)
     trace = parse.read(front, source, python=python, within=within, limits=limits, health=health)
     if compressed or not again:
         trace = replace(trace, outline=None)

@@ -97,12 +97,6 @@ _JSON = tuple(
         (rb'"nbformat"', "it is a notebook"),
         (rb'"segments"|"device_traces"', "it is a memory snapshot", _SAME_RUN),
         (
-            rb'"rocprofiler-sdk-tool"',
-            "it is a recording of rocprofv3: kernels and calls, without operators",
-            "of the same run, give a trace that torch.profiler wrote: on ROCm it records kernels "
-            "and operators both",
-        ),
-        (
             rb'"schema"\s*:\s*"[\d.]+-chakra',
             "it is an execution trace (ExecutionTraceObserver): operators without times",
             _SAME_RUN,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from recompute_scan.errors import InputError
+from recompute_scan.how_far import reading
 from recompute_scan.trace.archive import is_zip, members, open_member, split_member
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.formats import read
@@ -61,7 +62,7 @@ def load(
     how = functools.partial(read, python=python, within=within, limits=limits, health=health)
     try:
         if inside is None:
-            with path.open("rb", buffering=0) as file:
+            with path.open("rb", buffering=0) as file, reading(file):
                 if outline is not None and within is not None:
                     return how(Excerpt(file, outline.before(within[1])), str(path))
                 return how(file, str(path), again=True)

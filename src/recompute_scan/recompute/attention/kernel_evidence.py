@@ -29,9 +29,11 @@ from recompute_scan.recompute.attention.passes import (
 )
 from recompute_scan.recompute.structure import Structure
 from recompute_scan.recompute.verdict import Judgement
-from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+from recompute_scan.trace.columns import Bool, Int32, Int64, Kind, Trace
 
 GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")
+# Kernels of other operators that say which pass they are of.
+NAMED_BACKWARD = re.compile(r"backward|bwd|dgrad|wgrad|grad_?input", re.I)
 # Ranges that people put around a training step by hand, in NVTX or `record_function`.
 NAMED_STEP = re.compile(r"(train(ing)?[ _]?)?(step|iter|iteration)[ _#:=]*(\d+)$", re.I)
 
@@ -144,13 +146,14 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         kernels: Its device work.
     """
     roles = _roles(trace, kernels.event)
-    rows = np.flatnonzero([code in roles for code in trace.name[kernels.event].tolist()])
+    code = trace.name[kernels.event]
+    main = among(code, np.array(sorted(roles), np.int64))
+    beside = np.flatnonzero(_named_backward(trace, code) & ~main)
+    rows = np.flatnonzero(main)
     launched = bool((kernels.launch >= 0).any())
     if launched:
-        rows = rows[kernels.launch[rows] >= 0]
-    when = calls.start[kernels.launch[rows]] if launched else kernels.start[rows]
-    order = np.lexsort((kernels.start[rows], when))
-    rows, when = rows[order], when[order]
+        rows, beside = (each[kernels.launch[each] >= 0] for each in (rows, beside))
+    rows, when = _in_order(rows, calls, kernels, launched)
     mine = [roles[code] for code in trace.name[kernels.event[rows]].tolist()]
     backward = np.array([direction == "backward" for _, direction in mine], np.bool_)
     if not backward.any():
@@ -160,12 +163,14 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
     marked = _marked_steps(calls) if launched else []
     steps = marked or [StepSpan(0, int(when[0]), int(when[-1]) + 1)]
     step = step_of(steps, when)
+    parted = _parted(kernels, rows, beside)
     found = tuple(
         _read_step(
             span,
             [events[row] for row in np.flatnonzero(step == place)],
             forward_pass is not None,
             bool(marked),
+            parted[step == place].tolist(),
         )
         for place, span in enumerate(steps)
         if backward[step == place].any()
@@ -212,6 +217,26 @@ def _roles(trace: Trace, events: Int64) -> dict[int, tuple[str, Direction]]:
     return {name: role for name, role in roles if role is not None}
 
 
+def _in_order(rows: Int64, calls: Calls, kernels: Kernels, launched: bool) -> tuple[Int64, Int64]:
+    """The kernels in the order in which they were launched, or ran, and when that was."""
+    when = calls.start[kernels.launch[rows]] if launched else kernels.start[rows]
+    order = np.lexsort((kernels.start[rows], when))
+    return rows[order], when[order]
+
+
+def _named_backward(trace: Trace, code: Int32) -> Bool:
+    """Which kernels have a name that says that they are of the backward pass?"""
+    said = [name for name in distinct(code).tolist() if NAMED_BACKWARD.search(trace.names[name])]
+    return among(code, np.array(said, np.int64))
+
+
+def _parted(kernels: Kernels, rows: Int64, beside: Int64) -> Bool:
+    """For each kernel: does one of ``beside`` begin between it and the one before?"""
+    begun = np.sort(kernels.start[beside])
+    number = np.searchsorted(begun, kernels.start[rows])
+    return np.diff(number, prepend=number[:1]) > 0
+
+
 def _marked_steps(calls: Calls) -> list[StepSpan]:
     return find_steps(calls) if marks_steps(calls) else _named_steps(calls)
 
@@ -248,13 +273,17 @@ def _spelled(backward: Bool, forward_pass: Bool | None) -> list[str]:
     return [BACKWARD if b else FORWARD if f else RECOMPUTE for b, f in both]
 
 
-def _read_step(span: StepSpan, events: list[str], by_thread: bool, marked: bool) -> KernelStep:
+def _read_step(
+    span: StepSpan, events: list[str], by_thread: bool, marked: bool, parted: list[bool]
+) -> KernelStep:
     if not by_thread:
-        passes = passes_by_order(events, cut=not marked)
+        passes = passes_by_order(events, not marked, parted)
         return KernelStep(span, None if passes is None else tuple(passes), 0)
     # A backward whose forward is not in the recording is no pass of its own.
     first = events.index(FORWARD) if FORWARD in events else len(events)
-    passes = passes_by_thread(events[first:])
+    passes = passes_by_thread(events[first:], not marked)
+    if passes is None:
+        return KernelStep(span, None, 0)
     idle = events[first:].count(FORWARD) - sum(each.layers for each in passes)
     return KernelStep(span, tuple(passes), max(0, idle))
 

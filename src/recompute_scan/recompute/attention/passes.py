@@ -10,13 +10,18 @@ forward and the backward pass stand the originals. So a pass through four layers
     F F F F   F F B F F B …     m = 2
 
 What ran in the forward pass is told from recomputes by the launching thread where it can be: on a
-GPU, autograd launches from threads of its own. Without that, by the period alone.
+GPU, autograd launches from threads of its own. Without that, by the period, and by where the
+backward pass begins: kernels that are named after it stand between the two (``|``)::
+
+    F F F F | F F F F F B F B F B F B   m = 2, a checkpoint a layer and one around all
+    F F F F F F F F | B B B B           evaluation, or another model: not told
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import repeat
 
 from msgspec import Struct
 
@@ -77,15 +82,22 @@ class Pass(Struct, frozen=True):
         )
 
 
-def passes_by_thread(events: Sequence[str]) -> list[Pass]:
+def passes_by_thread(events: Sequence[str], cut: bool = False) -> list[Pass] | None:
     """The backward passes in a sequence of ``F`` (forward pass), ``R`` (recompute) and ``B``.
 
-    A new pass begins with the first B behind an F.
+    A new pass begins with the first B behind an F. ``None`` where attention ran in a backward pass
+    and none of its backwards followed: no checkpoint does that, a hook that runs a module does.
+
+    Args:
+        events: In order of launch.
+        cut: Whether the sequence may end within a pass.
     """
     passes: list[list[int]] = []
     recomputes, forward = 0, True
     for event in events:
         if event == FORWARD:
+            if recomputes and passes:
+                return None
             forward = True
         elif event == RECOMPUTE:
             recomputes += 1
@@ -94,48 +106,67 @@ def passes_by_thread(events: Sequence[str]) -> list[Pass]:
                 passes.append([])
             passes[-1].append(recomputes)
             recomputes, forward = 0, False
-    return [Pass(tuple(each)) for each in passes]
+    return None if recomputes and not cut else [Pass(tuple(each)) for each in passes]
 
 
-def passes_by_order(events: Sequence[str], cut: bool = False) -> list[Pass] | None:
+def passes_by_order(
+    events: Sequence[str], cut: bool = False, in_backward: Sequence[bool] = ()
+) -> list[Pass] | None:
     """The backward passes in a sequence of ``F`` and ``B``, all of one length; else ``None``.
 
     The length is the shortest that repeats: every so many B, the longest run of F returns, of at
-    least that many, and between these runs the same numbers of F. ``None`` as well where more F
-    come before the first B of a pass than that pass needs with the recomputes seen in it: a further
-    forward pass, and a recompute of the whole model, look alike.
+    least that many, and between these runs the same numbers of F. What comes before the first B of
+    a pass beyond the F that the pass needs are recomputes, where a kernel named after the backward
+    pass parts the two. Where none does, these must be no more than the recomputes seen later in the
+    pass: a further forward pass, and a recompute of the whole model, look alike.
 
     Args:
         events: In order of time.
         cut: Whether the sequence may begin or end within a pass; such a pass is left out, even
             if it has all its B.
+        in_backward: For each event, whether a kernel named after the backward pass ran between it
+            and the event before. Empty where that is not known.
     """
-    before, waiting = [], 0
-    for event in events:
+    before: list[tuple[int, ...]] = []
+    runs = [0]
+    for event, parted in zip(events, in_backward or repeat(False), strict=False):
         if event == BACKWARD:
-            before.append(waiting)
-            waiting = 0
+            before.append(tuple(run for run in runs if run))
+            runs = [0]
         else:
-            waiting += 1
-    if len(set(before)) == 1 and before[0]:
+            runs += [0] if parted else []
+            runs[-1] += 1
+    if len({sum(each) for each in before}) == 1 and before[0]:
         return None  # every backward stands alone: one layer, or one layer's worth of recomputes
     for layers in range(_FEWEST_LAYERS, len(before) + 1):
         for first in range(layers + 1) if cut else (0,):
             found = _periodic(before[first:], layers, cut)
             if found is not None:
-                return [Pass(tuple(each)) for each in found] if _plain(found) else None
+                return _read(found, layers)
     return None
 
 
-def _periodic(before: list[int], layers: int, cut: bool) -> list[list[int]] | None:
+def _periodic(
+    before: list[tuple[int, ...]], layers: int, cut: bool
+) -> list[list[tuple[int, ...]]] | None:
+    """The passes of that many layers: the runs of F before each B; ``None`` if they differ."""
     whole, rest = divmod(len(before), layers)
     if not whole or (rest and not cut):
         return None
     passes = [before[place * layers : (place + 1) * layers] for place in range(whole)]
-    if any(each[0] < max(layers, *each) or each != passes[0] for each in passes):
+    numbers = [[sum(runs) for runs in each] for each in passes]
+    if any(each[0] < max(layers, *each) or each != numbers[0] for each in numbers):
         return None
-    return [[each[0] - layers, *each[1:]] for each in passes]
+    return passes
 
 
-def _plain(passes: list[list[int]]) -> bool:
-    return all(each[0] <= max(each[1:]) for each in passes)
+def _read(passes: list[list[tuple[int, ...]]], layers: int) -> list[Pass] | None:
+    found = []
+    for first, *rest in passes:
+        later = [sum(runs) for runs in rest]
+        recomputes = sum(first) - layers
+        told = len(first) > 1
+        if first[0] != layers if told else recomputes > max(later):
+            return None
+        found.append(Pass((recomputes, *later)))
+    return found

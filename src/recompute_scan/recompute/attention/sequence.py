@@ -1,8 +1,8 @@
 """Recomputes in the sequence of all kernels, where attention's main kernels say where they are.
 
 A recompute launches the forward pass's kernels again in the forward pass's order. Around each
-attention forward that ran again the kernels before and after it are compared, by name, grid and
-block, with those around its first run; as long as they agree they are the recompute's. Matrix
+attention forward that ran again the kernels before and after it are compared, by name, with those
+around its first run; as long as they agree they are the recompute's. Matrix
 products have the same names in both directions, so nothing is a recompute here that is not in one
 piece with an attention forward.
 """
@@ -31,7 +31,7 @@ _ENOUGH = 2
 class KernelSequence(Struct, frozen=True):
     """The kernels of the stream that attention runs on, in order.
 
-    ``token`` is one number per name, grid and block; ``time`` is to the start of the next, ns.
+    ``token`` is one number per name; ``time`` is to the start of the next, ns.
     """
 
     rows: Int64
@@ -51,13 +51,9 @@ def kernel_sequence(trace: Trace, kernels: Kernels, attention: Int64) -> KernelS
     mine[attention] = True
     rows = np.flatnonzero(mine)
     event = kernels.event[rows]
-    token = np.unique(
-        np.stack([trace.name[event].astype(np.int64), trace.dims[event].astype(np.int64)]),
-        axis=1, return_inverse=True,
-    )[1]  # fmt: skip
     start = kernels.start[rows]
     time = np.append(np.diff(start), kernels.end[rows[-1:]] - start[-1:])
-    return KernelSequence(rows, token.ravel(), start, time)
+    return KernelSequence(rows, trace.name[event].astype(np.int64), start, time)
 
 
 def with_recomputes(events: Sequence[str], layers: list[int]) -> list[str] | None:

@@ -16,6 +16,7 @@ from recompute_scan.cost.activation_plan import Planner
 from recompute_scan.cost.arrangement import WAYS, Bool, arm_of_way
 from recompute_scan.cost.wish import Wish
 from recompute_scan.errors import RunError
+from recompute_scan.how_far import Pieces, telling
 from recompute_scan.intervals import pair_interval
 from recompute_scan.record.arrange.rehearsing import warmup_steps
 from recompute_scan.record.run_options import RunOptions
@@ -56,7 +57,7 @@ def add_plan(
     Raises:
         RunError: There is nothing to plan (``E331``), or nothing keeps the limit (``E332``).
     """
-    runs = Rehearsals(options, nproc_per_node)
+    runs = Rehearsals(options, nproc_per_node, Pieces(2 if asked.verify else 1))
     on_progress("rehearsing: as it is, without checkpoints, with all of them")
     rehearsal = runs.run("rehearsal", tuple(ArmWanted(way) for way in WAYS))
     if not any(run.backward >= 0 for run in rehearsal.runs):
@@ -138,7 +139,8 @@ def _outcome(plan: ActivationPlan, today: PlanPoint, proof: PlanProof) -> PlanOu
 class Rehearsals:
     """Runs of the script whose arrangement of checkpoints changes from step to step."""
 
-    def __init__(self, options: RunOptions, nproc_per_node: int | None) -> None:
+    def __init__(self, options: RunOptions, nproc_per_node: int | None, pieces: Pieces) -> None:
+        self._pieces = pieces
         self._options = options
         self._nproc_per_node = nproc_per_node
         self._number = 0
@@ -164,7 +166,9 @@ class Rehearsals:
             keep_going=False,
             fidelity=False,
         )
-        status = run_trial(options, self._nproc_per_node, folder / "output.txt")
+        with telling(self._pieces.share):
+            status = run_trial(options, self._nproc_per_node, folder / "output.txt")
+        self._pieces.done()
         found = read_rehearsals(folder)
         complete = [one for one in found if all(arm.steps_ms for arm in one.arms)]
         if not complete:

@@ -15,11 +15,14 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
 from recompute_scan.faithful import read_sampled
 from recompute_scan.findings.rules import recommends_plan
+from recompute_scan.how_far import Pieces, telling
 from recompute_scan.record.run_options import RemovalOptions, RunOptions
+from recompute_scan.record.verify.parts import named_regions, without_in_parts
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.result import DOUBLED, Checkpoint, Region, Result
 from recompute_scan.run_info import run_records_in
-from recompute_scan.trials import Trial
+from recompute_scan.trials import Trial, ran_out
+from recompute_scan.units import plural
 from recompute_scan.verification import verified
 
 # While the times leave the outcome open, runs follow that switch the fix on and off; where the
@@ -29,6 +32,7 @@ _MOST_SWITCHING = 4
 _FOLDER = "verify"
 _UNCHANGED, _FIX, _WITHOUT = "unchanged", "with-the-fix", "without-checkpointing"
 _AGAIN, _BARE = "first-step-unchanged", "first-step-without-checkpointing"
+_PART = "first-step-without-some"
 _PLAN, _SWITCHING = "with-the-plan", "switching-the-fix"
 
 
@@ -47,8 +51,9 @@ def verify(
     other way round. While that leaves the outcome open, the script is run with the fix switched on
     and off from step to step; where that fails or times no steps, unchanged and with the fix again.
     The first run of each way but that leaves a trace too. Before them, two short runs, of which one
-    has no checkpoints, leave the gradients of the first step. What the runs print goes to
-    ``output.txt`` beside their run records, in ``verify/…`` below the run's folder.
+    has no checkpoints, leave the gradients of the first step; where memory does not suffice for the
+    latter, several that have some. What the runs print goes to ``output.txt`` beside their run
+    records, in ``verify/…`` below the run's folder.
 
     Args:
         result: What the recorded run showed.
@@ -74,12 +79,17 @@ def verify(
     ways[_BARE] = replace(short, without_checkpointing=True)
     runs = _RoundsSoFar(result, removed, planned, ways, nproc_per_node, on_progress)
     in_turn = [name for name in (_UNCHANGED, _FIX, _PLAN, _WITHOUT) if name in ways]
-    for name in (_AGAIN, _BARE):
-        runs.add(name, 1, "for its gradients")
-    for number in range(1, _ROUNDS + 1) if len(in_turn) > 1 else ():
-        # The other way around every second time, for machines that get slower and slower.
-        for name in in_turn[1:] if number == 1 else reversed(in_turn):
-            runs.add(name, number, f"of {_ROUNDS}")
+    rounds = _ROUNDS if len(in_turn) > 1 else 0
+    # the first of the rounds has been made
+    runs.pieces = Pieces(2 + max(0, rounds * len(in_turn) - 1))
+    with telling(runs.pieces.share):
+        for name in (_AGAIN, _BARE):
+            runs.add(name, 1, "for its gradients")
+        runs.bare_in_parts(short)
+        for number in range(1, rounds + 1):
+            # The other way around every second time, for machines that get slower and slower.
+            for name in in_turn[1:] if number == 1 else reversed(in_turn):
+                runs.add(name, number, f"of {_ROUNDS}")
     number = 0
     while runs.open and number < _MOST_SWITCHING and not runs.unpaired:
         number += 1
@@ -114,6 +124,8 @@ class _RoundsSoFar:
         output = ways[_UNCHANGED].output
         first = Trial(run_records_in(output), result=result, gradients=read_sampled(output))
         self._trials[_UNCHANGED].append(first)
+        self.pieces = Pieces(1)
+        self._in_parts: int | None = None
         self.so_far = self._together()
 
     @property
@@ -151,7 +163,26 @@ class _RoundsSoFar:
         what = "run" if name == _SWITCHING else "round"
         self._on_progress(f"measuring {name.replace('-', ' ')}, {what} {number} {of}")
         self._trials[name].append(_run(name, number, self._ways[name], self._nproc_per_node))
+        self.pieces.done()
         self.so_far = self._together()
+
+    def bare_in_parts(self, options: RunOptions) -> None:
+        """Where without any checkpoint memory did not suffice: take them out in parts."""
+        if not any(map(ran_out, self._trials[_BARE])):
+            return
+
+        def run(part: Sequence[Region], number: int) -> Trial:
+            self._on_progress(
+                f"measuring without the checkpoints of {plural(len(part), 'block')}, for gradients"
+            )
+            removals = plan_removals(part, self._result)
+            without = replace(options, removals=removals)
+            return _run(_PART, number, without, self._nproc_per_node)
+
+        came, self._in_parts = without_in_parts(named_regions(self._result), run)
+        if came:
+            self._trials[_BARE] = came
+            self.so_far = self._together()
 
     def _together(self) -> Result:
         ways = (_UNCHANGED, _FIX, _WITHOUT, _SWITCHING, _PLAN)
@@ -163,6 +194,7 @@ class _RoundsSoFar:
             planned=self._planned,
             again=self._trials[_AGAIN],
             bare=self._trials[_BARE],
+            in_parts=self._in_parts,
         )
 
 

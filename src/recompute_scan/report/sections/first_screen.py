@@ -67,6 +67,8 @@ def _meaning(result: Result) -> str:
     said = words.VERDICT_MEANING[result.verdict]
     if result.verdict == "partial" and result.by_design:
         said = words.BY_DESIGN_MEANING
+    if result.verdict == "none" and result.evidence_level == "kernels":
+        return words.NO_ATTENTION_MEANING
     if result.evidence_level == "graphs" and result.verdict not in ("doubled", "inconclusive"):
         unsure = result.confidence == "low"
         return f"{words.GRAPHS_MEANING} {words.SURROUNDINGS}" if unsure else words.GRAPHS_MEANING
@@ -76,15 +78,15 @@ def _meaning(result: Result) -> str:
 
 def _html(result: Result) -> Mapping[str, Any]:
     return {
-        "level": "h2" if result.crash else "h1",
+        "level": "h2" if result.crash or result.plan else "h1",
         "analysed": analysed(result),
         "reason": _further_reason(result),
         "numbers": summary.key_numbers(result),
         "plain": plain_count_row(result),
         "plain_rows": plain_count_table(result),
         "ranks": summary.ranks_sentence(result),
-        # of a run that failed, the section on the failure says it
-        "measured": () if result.crash else summary.what_was_measured(result),
+        # of a run that failed, the section on the failure says it, of a plan, the plan's
+        "measured": () if result.crash or result.plan else summary.what_was_measured(result),
         "meaning": _meaning(result).strip(),
         "record": how_to_record(result),
         "fix_sentence": summary.fix_sentence(result),

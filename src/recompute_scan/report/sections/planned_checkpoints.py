@@ -10,6 +10,7 @@ from msgspec import Struct
 from recompute_scan.report.escape import markdown_prose, visible
 from recompute_scan.report.page import Page
 from recompute_scan.report.section import Section
+from recompute_scan.report.summary import what_was_measured
 from recompute_scan.result import ActivationPlan, PlanOutcome, PlanPoint, Result
 from recompute_scan.units import ms, pct, plural, size
 
@@ -23,6 +24,16 @@ _OUTCOMES: dict[PlanOutcome, str] = {
     "does-not-fit": "Taken back: with it the script does not keep the limit.",
     "failed": "Taken back: the script failed with it.",
     "not-tried": "It was not measured (--no-verify).",
+}
+_IN_SHORT: dict[PlanOutcome, str] = {
+    "helps": "proven",
+    "fits": "proven",
+    "no-gain": "taken back",
+    "slower": "taken back",
+    "unclear": "it fits; not decided",
+    "does-not-fit": "taken back",
+    "failed": "taken back",
+    "not-tried": "not measured",
 }
 _HOLDS: tuple[PlanOutcome, ...] = ("helps", "fits", "unclear", "not-tried")
 _MOST_MODULES = 60
@@ -210,12 +221,21 @@ def _said(name: str, point: PlanPoint) -> str:
     return f"{name}{ms(point.step_ms)}, {size(point.peak_bytes)}{again}"
 
 
+def _title(plan: ActivationPlan) -> str:
+    if plan.proof.outcome not in _HOLDS:
+        return f"Leave the checkpoints as they are: the plan for {_limit(plan)} did not hold."
+    said = _headline(plan)
+    return f"{said[0].upper()}{said[1:]}: {_gain(plan)}."
+
+
 def _html(result: Result) -> Mapping[str, Any]:
     plan = _plan_of(result)
     return {
         "plan": plan,
-        "lead": f"To keep to {_limit(plan)}: {_headline(plan)}. {_gain(plan)}.",
-        "proof": _proof_words(plan),
+        "measured": what_was_measured(result),
+        "in_short": _IN_SHORT[plan.proof.outcome],
+        "title": _title(plan),
+        "lead": f"Limit: {_limit(plan)}. {_proof_words(plan)}",
         "holds": plan.proof.outcome in _HOLDS,
         "drawing": drawing(plan),
         "rows": plan.modules[:_MOST_MODULES],

@@ -5,61 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recompute_scan.faithful import ComparedRegion, Fidelity
+from recompute_scan.faithful import SAME, ComparedRegion, Fidelity, in_words
 from recompute_scan.report.escape import markdown_prose, visible
 from recompute_scan.report.page import Page
 from recompute_scan.report.section import Section
 from recompute_scan.result import Result
-from recompute_scan.units import UNKNOWN, plural
+from recompute_scan.units import UNKNOWN, ms, plural
 
-_TITLE = "Is the recomputed forward the same?"
 _MOST_ROWS = 200
-
-
-def _differs(region: ComparedRegion) -> bool:
-    wrong = any(one.kind != "atomics" for one in region.differences)
-    return wrong or bool(region.lost)
-
-
-def _updates(region: ComparedRegion) -> bool:
-    return any(state.is_buffer for state in region.states)
-
-
-def _undecided(region: ComparedRegion) -> bool:
-    return any(one.kind == "atomics" for one in region.differences) or bool(region.untold)
-
-
-def _lead(fidelity: Fidelity) -> str:
-    """The answer, one or two sentences."""
-    blocks = fidelity.compared
-    if not blocks:
-        why = fidelity.untold or next(
-            (why for region in fidelity.regions for why in region.untold), None
-        )
-        return f"Not compared: {why}" if why else "Not compared: no recompute ran in that step."
-    differing = [region for region in blocks if _differs(region)]
-    updating = [region for region in blocks if _updates(region) and not _differs(region)]
-    of = f"of {plural(len(blocks), 'block')}"
-    if differing:
-        return (
-            f"No: the recomputes of {len(differing)} {of} are another computation than their "
-            "forward, so that gradients are wrong. The findings say where."
-        )
-    if updating:
-        return (
-            f"Their results are, and yet the recomputes of {len(updating)} {of} update buffers "
-            "that the forward has updated already."
-        )
-    undecided = [region for region in blocks if _undecided(region)]
-    if undecided:
-        return (
-            f"That could not be told of {len(undecided)} {of}: the same call gives another result "
-            "each time on this device, or the block could not be looked at."
-        )
-    compared = plural(sum(region.operators for region in blocks), "result")
-    if any(region.rounding for region in blocks):
-        return f"Yes, up to rounding: {compared} {of} were compared."
-    return f"Yes, to the last bit: {compared} {of} were compared."
 
 
 def _answer(region: ComparedRegion) -> str:
@@ -88,7 +41,7 @@ def _answer(region: ComparedRegion) -> str:
 
 
 def _rows(fidelity: Fidelity) -> list[tuple[str, str, str, str, str]]:
-    ordered = sorted(fidelity.compared, key=lambda one: (not _differs(one), not _updates(one)))
+    ordered = sorted(fidelity.compared, key=lambda one: (not one.differs, not one.updates))
     return [
         (
             one.module or one.module_class or UNKNOWN,
@@ -101,29 +54,48 @@ def _rows(fidelity: Fidelity) -> list[tuple[str, str, str, str, str]]:
     ]
 
 
+def _keeping(fidelity: Fidelity) -> str | None:
+    """What keeping the random state takes, and whether anything needs it."""
+    took = fidelity.keeping_ms
+    if took is None:
+        return None
+    drawn = sum(region.random_operators for region in fidelity.compared)
+    needs = (
+        f"{plural(drawn, 'operator')} of the recomputes drew random numbers, and need it"
+        if drawn
+        else "no operator of the recomputes drew random numbers"
+    )
+    return (
+        f"Keeping the random state takes about {ms(took)} per step where all of these checkpoints "
+        f"do: {fidelity.keeping_us:.0f} µs of the host for each recompute. In this step {needs}."
+    )
+
+
 def _html(result: Result) -> Mapping[str, Any]:
     fidelity = result.fidelity
     return {
-        "lead": _lead(fidelity) if fidelity else "",
+        "lead": in_words(fidelity) if fidelity else "",
         "rows": _rows(fidelity) if fidelity else [],
+        "keeping": _keeping(fidelity) if fidelity else None,
     }
 
 
 def _text(page: Page, result: Result) -> None:
-    if result.fidelity is not None:
-        page.title(_TITLE)
-        page.prose(_lead(result.fidelity))
+    said = in_words(result.fidelity) if result.fidelity is not None else None
+    if said is not None and said not in result.headline:
+        page.title(SAME)
+        page.prose(said)
 
 
 def _markdown(result: Result) -> str:
     if result.fidelity is None:
         return ""
-    return f"#### {_TITLE}\n\n{markdown_prose(_lead(result.fidelity))}"
+    return f"#### {SAME}\n\n{markdown_prose(in_words(result.fidelity))}"
 
 
 SECTION = Section(
     anchor="same",
-    title=_TITLE,
+    title=SAME,
     template="same_computation.html",
     present=lambda result: result.fidelity is not None,
     html=_html,
@@ -131,7 +103,7 @@ SECTION = Section(
     markdown=_markdown,
     link="Same?",
     help=(
-        "Is the recomputed forward the same?",
+        SAME,
         "compares one step's recomputes with their forward, operator by operator: a recompute "
         "that draws other random numbers, or takes another branch, gives wrong gradients.",
     ),

@@ -119,7 +119,6 @@
   }
 
   // One operator in every lane: marked there, with its name and times in the line below.
-  var shown = -1;
   function showOperator(drawing, number) {
     var boxes = drawing.querySelectorAll("[data-op]"), said = [], name = "";
     boxes.forEach(function (box) {
@@ -131,17 +130,16 @@
       }
     });
     if (!said.length) { return; }
-    shown = number;
-    drawing.closest("figure").querySelector(".op-line span").textContent =
+    drawing.dataset.shown = number;
+    drawing.closest("figure").querySelector(".op-said").textContent =
       name + ": " + said.join(", ");
   }
-  function stepOperator(by) {
-    var drawing = document.querySelector("#proof .wide");
+  function stepOperator(drawing, by) {
     var numbers = Array.prototype.map.call(drawing.querySelectorAll("[data-op]"), function (box) {
       return Number(box.dataset.op);
     });
-    var last = Math.max.apply(null, numbers);
-    for (var next = shown + by; next >= 0 && next <= last; next += by) {
+    var last = Math.max.apply(null, numbers), shown = drawing.dataset.shown;
+    for (var next = (shown ? Number(shown) : -1) + by; next >= 0 && next <= last; next += by) {
       if (numbers.indexOf(next) >= 0) { showOperator(drawing, next); return; }
     }
   }
@@ -151,6 +149,14 @@
         var box = event.target.closest("[data-op]");
         if (box) { showOperator(drawing, Number(box.dataset.op)); }
       });
+    });
+    drawing.setAttribute("tabindex", "0");
+    drawing.addEventListener("keydown", function (event) {
+      var by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (by) {
+        event.preventDefault();
+        stepOperator(drawing, by);
+      }
     });
   }
 
@@ -191,7 +197,7 @@
     document.querySelectorAll("#proof .scroll").forEach(function (box) {
       box.addEventListener("scroll", function () { keepNames(box); });
     });
-    document.querySelectorAll("#proof .wide").forEach(watchOperators);
+    document.querySelectorAll(".lanes").forEach(watchOperators);
     var allOpen = false;
     document.addEventListener("click", function (event) {
       var button = event.target.closest("button");
@@ -202,8 +208,8 @@
       }
       if (button.dataset.do === "help") { askForHelp(); }
       if (button.dataset.do === "close") { button.closest("dialog").close(); }
-      if (button.dataset.do === "next") { stepOperator(1); }
-      if (button.dataset.do === "previous") { stepOperator(-1); }
+      if (button.dataset.do === "next") { stepOperator(document.querySelector("#proof .lanes"), 1); }
+      if (button.dataset.do === "previous") { stepOperator(document.querySelector("#proof .lanes"), -1); }
       if (button.dataset.do === "enlarge") { enlarge(2); }
       if (button.dataset.do === "shrink") { enlarge(0.5); }
       if (button.dataset.do === "perfetto") { openInPerfetto(document.getElementById("as-trace")); }
