@@ -14,6 +14,7 @@ import ast
 import cProfile
 import io
 import pstats
+import re
 import subprocess
 import sys
 import tarfile
@@ -31,6 +32,11 @@ from recompute_scan.analysis.pipeline import analyse
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "recompute_scan"
 TRACE = ROOT / "traces" / "doubled_llama_fsdp"
+# What people add, by the recipe's heading; tests follow the recipes word by word.
+EXTENSIONS = ("A finding", "A framework", "A report section", "A trace source", "A launcher")
+# A recipe's own module, and the lists and functions of others that get a line.
+_NEW = re.compile(r"^1\. `(src/recompute_scan/[^`]+)`", re.MULTILINE)
+_LISTED = re.compile(r"`(?:_[A-Z_]+|SECTION|load)`\s+(?:of|in)\s+`([^`]+\.py)`")
 # What is worked out from a trace, by the functions that do it: each once is enough.
 FACTS = (
     *("load", "study", "nest", "find_collectives", "_outermost", "simulate", "price"),
@@ -154,6 +160,17 @@ def table(house: dict[str, Module]) -> dict[str, str]:
     }
 
 
+def files_to_touch() -> dict[str, int]:
+    """Modules of the package that each recipe of ``docs/extending.md`` adds or edits."""
+    page = (ROOT / "docs" / "extending.md").read_text("utf-8")
+    found = {}
+    for heading in EXTENSIONS:
+        recipe = page.partition(f"\n## {heading}")[2].partition("\n## ")[0]
+        files = _NEW.findall(recipe) + _LISTED.findall(recipe)
+        found[heading] = len({name.removeprefix("src/recompute_scan/") for name in files})
+    return found
+
+
 def calls_of_facts() -> dict[str, int]:
     """How often one analysis of a trace works each of :data:`FACTS` out."""
     profile = cProfile.Profile()
@@ -179,8 +196,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, value in now.items():
         earlier = f"{before[name]:>34}  " if before else ""
         print(f"{name:34}{earlier}{value}")
+    for heading, files in files_to_touch().items():
+        print(f"{'modules to touch: ' + heading.lower():40}{files}")
     for name, often in calls_of_facts().items():
-        print(f"calls of {name + ' in one analysis':25}{often}")
+        print(f"{'calls in one analysis: ' + name:40}{often}")
     return 0
 
 

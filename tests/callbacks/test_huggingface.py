@@ -13,8 +13,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import recompute_scan as rs
 from recompute_scan.callbacks import RecomputeScanCallback
@@ -27,9 +25,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 PLAN: dict[str, Any] = {"steps": 1, "warmup": 2, "timing_steps": 0}
 
 
+# Every worker collects this file, and most of transformers is loaded where it is first used.
 def model() -> Any:
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=32,
         hidden_size=16,
         intermediate_size=32,
@@ -38,11 +37,13 @@ def model() -> Any:
         num_key_value_heads=2,
         use_cache=False,
     )
-    return LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(config)
 
 
-def arguments(folder: Path, *, max_steps: int = 6, **options: Any) -> TrainingArguments:
-    return TrainingArguments(
+def arguments(
+    folder: Path, *, max_steps: int = 6, **options: Any
+) -> transformers.TrainingArguments:
+    return transformers.TrainingArguments(
         str(folder),
         use_cpu=True,
         max_steps=max_steps,
@@ -59,13 +60,18 @@ def data() -> Any:
     return [{"input_ids": row, "labels": row} for row in torch.randint(0, 32, (4, 8))]
 
 
-def trainer(folder: Path, callback: RecomputeScanCallback, made: Any, **options: Any) -> Trainer:
-    return Trainer(made, arguments(folder, **options), train_dataset=data(), callbacks=[callback])
+def trainer(
+    folder: Path, callback: RecomputeScanCallback, made: Any, **options: Any
+) -> transformers.Trainer:
+    return transformers.Trainer(
+        made, arguments(folder, **options), train_dataset=data(), callbacks=[callback]
+    )
 
 
 def checkpointing() -> dict[str, Any]:
     """The setting under its name of the day, with the variant that recomputes all of it."""
-    old = "gradient" if "gradient_checkpointing" in TrainingArguments.__dataclass_fields__ else ""
+    known = transformers.TrainingArguments.__dataclass_fields__
+    old = "gradient" if "gradient_checkpointing" in known else ""
     name = f"{old or 'activation'}_checkpointing"
     return {name: True, f"{name}_kwargs": {"use_reentrant": True}}
 
@@ -80,10 +86,11 @@ def test_a_trainer_is_recorded(tmp_path: Path, twice: bool, verdict: str) -> Non
     counters = [Counter(layer.mlp) for layer in made.model.layers]
     training = trainer(tmp_path, callback, made, **checkpointing())
     if twice:
+        block = type(made.model.layers[0])
         apply_activation_checkpointing(
             made,
             checkpoint_wrapper_fn=functools.partial(checkpoint_wrapper),
-            check_fn=lambda part: isinstance(part, LlamaDecoderLayer),
+            check_fn=lambda part: isinstance(part, block),
         )
     training.train()
     assert {counter.recomputes for counter in counters} == {2 if twice else 1}
@@ -152,7 +159,9 @@ def test_a_trainer_that_never_trains_is_in_nobodys_way(tmp_path: Path) -> None:
 def test_the_weights_are_the_same_with_it(tmp_path: Path) -> None:
     def weights(*callbacks: RecomputeScanCallback) -> list[torch.Tensor]:
         made = model()
-        Trainer(made, arguments(tmp_path), train_dataset=data(), callbacks=list(callbacks)).train()
+        transformers.Trainer(
+            made, arguments(tmp_path), train_dataset=data(), callbacks=list(callbacks)
+        ).train()
         return list(made.parameters())
 
     watched, plain = weights(RecomputeScanCallback(**PLAN)), weights()

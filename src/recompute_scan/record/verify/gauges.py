@@ -19,7 +19,7 @@ from msgspec import Struct
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.launch.launcher import rank_facts
 from recompute_scan.record.patches import Patches
-from recompute_scan.record.verify.gradients import GradientWatch
+from recompute_scan.record.verify.sampled_gradients import GradientWatch
 from recompute_scan.run_info import Measurements
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

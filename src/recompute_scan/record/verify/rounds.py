@@ -77,7 +77,7 @@ def verify(
     short = replace(options, steps=0, warmup=1, timing_steps=1)
     ways[_AGAIN] = short
     ways[_BARE] = replace(short, without_checkpointing=True)
-    runs = _Runs(result, removed, planned, ways, nproc_per_node, on_progress)
+    runs = _RoundsSoFar(result, removed, planned, ways, nproc_per_node, on_progress)
     in_turn = [name for name in (_UNCHANGED, _FIX, _PLAN, _WITHOUT) if name in ways]
     rounds = _ROUNDS if len(in_turn) > 1 else 0
     # the first of the rounds has been made
@@ -102,7 +102,7 @@ def verify(
     return runs.so_far
 
 
-class _Runs:
+class _RoundsSoFar:
     """The runs of one verification, and what they say so far."""
 
     def __init__(
