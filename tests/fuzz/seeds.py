@@ -152,7 +152,7 @@ def compiler_logs() -> list[bytes]:
 
 def nsys_exports() -> list[bytes]:
     """Databases of Nsight Systems, of whole steps."""
-    exports = []
+    exports: list[bytes] = []
     for data in traces()[:2]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "trace.sqlite")

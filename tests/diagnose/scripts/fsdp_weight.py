@@ -24,4 +24,9 @@ torch.manual_seed(0)
 dist.init_process_group("gloo")
 model = FullyShardedDataParallel(Model(), device_id=torch.device("cpu"), use_orig_params=True)
 tokens = torch.randint(0, 16, (4,))
-(model.module.embedding if BROKEN else model)(tokens)  # type: ignore[operator]
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+called = model.module.embedding if BROKEN else model
+for _ in range(4):
+    called(tokens).sum().backward()  # type: ignore[operator]
+    optimizer.step()
+    optimizer.zero_grad()

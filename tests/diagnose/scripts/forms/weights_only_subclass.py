@@ -29,4 +29,9 @@ dist.init_process_group("gloo")
 strategy = OwnStrategy(state_dict_type="sharded")
 model = FullyShardedDataParallel(nn.Linear(8, 8), device_id=torch.device("cpu"))
 strategy.model = strategy._model = model
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(4):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 strategy.save_checkpoint({"state_dict": model.state_dict(), "optimizer_states": []}, "weights")
