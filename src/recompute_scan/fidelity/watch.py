@@ -104,6 +104,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Code is compiled as without this mode. Else a function that is compiled for the first
+        time while it is on would stay uncompiled from then on.
+        """
+        return True
+
     def __init__(self, thread: Thread, name_of: NameOf) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._here = thread
