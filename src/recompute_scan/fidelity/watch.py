@@ -205,11 +205,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             grad_mode and kind.derives and True in [one.requires_grad for one in before.tensors],
             node,
         )
-        for run, given in zip(runs, before.given, strict=True):
-            entry = run.tape.add(call, given, prints)
-            if entry is not None:
-                run.made(entry, where, repeat)
-        prints.let_go()
+        try:
+            for run, given in zip(runs, before.given, strict=True):
+                entry = run.tape.add(call, given, prints)
+                if entry is not None:
+                    run.made(entry, where, repeat)
+        finally:
+            prints.let_go()
 
     def _fail(self, error: Exception) -> None:
         """No run that is under way is compared any further."""
