@@ -253,3 +253,57 @@ def test_the_same_elements_in_another_shape_keep_their_fingerprint() -> None:
     other = taken(one).held(one.view(3, 100))
     assert other.same_bits(taken(one.view(3, 100)))
     assert not other.same_bits(taken(one))
+
+
+def _given_back(tensor: torch.Tensor, size: int = 0) -> torch.Tensor:
+    tensor.untyped_storage().resize_(size)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _given_back(torch.randn(1000)),
+        lambda: _given_back(torch.randn(1000)[100:]),
+        lambda: _given_back(torch.randn(40, 30).t()),
+        lambda: _given_back(torch.randn(40, 30)[:, ::2]),
+        lambda: _given_back(torch.randn(1_000_000), 64),
+        lambda: _given_back(torch.randn(1000, 1000)[:, ::2], 64),
+        lambda: torch._efficientzerotensor(300),
+        lambda: torch._to_functional_tensor(torch.randn(300)),
+    ],
+    ids=[
+        "all",
+        "at an offset",
+        "turned",
+        "with gaps",
+        "part",
+        "part of gaps",
+        "zeros",
+        "transform",
+    ],
+)
+def test_memory_that_is_not_there_is_not_looked_at(make: Any) -> None:
+    assert unseen(fingerprint, make()) is None
+
+
+def test_signs_that_a_view_turns_count() -> None:
+    one = torch.randn(300, dtype=torch.complex64)
+    turned = torch._neg_view(one)
+    assert taken(turned).same_bits(taken(-one))
+    assert not taken(turned).same_bits(taken(one))
+
+
+class Kept:
+    """A run that others are compared with."""
+
+    keeps = True
+
+
+def test_where_one_cannot_be_summed_up_none_is_held() -> None:
+    prints = Prints([Kept()])
+    nowhere = torch.zeros(300, dtype=torch.uint8).view(torch.bits8)
+    made = [prints.of(one) for one in (nowhere, torch.randn(300))]
+    with pytest.raises(RuntimeError):
+        unseen(prints.let_go)
+    assert [print_._tensor for print_ in made if print_ is not None] == [None, None]

@@ -52,3 +52,20 @@ def test_another_generator_in_numpys_place() -> None:
         assert python_states() != before
     finally:
         place.set_bit_generator(original)
+
+
+def test_a_normal_number_that_numpy_keeps_is_part_of_its_state() -> None:
+    np.random.seed(1)
+    np.random.randn()
+    before = python_states()
+    np.random.randn()  # the second of the pair: no word is drawn
+    assert python_states()["numpy.random"] != before["numpy.random"]
+
+
+def test_another_generator_in_pythons_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "_inst", other := random.Random(5))
+    before = python_states()
+    other.random()
+    assert python_states()["random"] != before["random"]
+    monkeypatch.setattr(random, "_inst", random.SystemRandom())
+    assert "random" not in python_states()

@@ -8,12 +8,20 @@ import torch
 from tests.fidelity.cases import Case
 from tests.fidelity.compare import compare, gradients, wrong
 from tests.fidelity.hard_cases import HARD
+from tests.fidelity.odd_cases import ODD, UNSEEN
 from tests.fidelity.truth import build, measure, step
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.parametrize("case", HARD, ids=lambda case: case.name)
+_UNSEEN = pytest.mark.xfail(strict=True, raises=AssertionError)
+ALL = [
+    *(pytest.param(case, id=case.name) for case in (*HARD, *ODD)),
+    *(pytest.param(case, id=case.name, marks=_UNSEEN) for case in UNSEEN),
+]
+
+
+@pytest.mark.parametrize("case", ALL)
 def test_what_is_said_is_what_the_gradients_say(case: Case) -> None:
     truth = measure(case)
     assert truth.wrong == case.wrong, "its author was mistaken"

@@ -79,6 +79,13 @@ def distance(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
     """Norm of the difference over the other's norm; infinite where one is missing."""
     if one is None or other is None:
         return 0.0 if one is other else float("inf")
-    one, other = one.detach().double(), other.detach().double()
+    if not all(t.is_sparse or t.untyped_storage().nbytes() for t in (one, other)):
+        return 0.0  # its memory is given back
+    one, other = _numbers(one), _numbers(other)
     norm, apart = float(other.norm()), float((one - other).norm())
     return apart / norm if norm else (float("inf") if apart else 0.0)
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    return (torch.view_as_real(dense) if dense.is_complex() else dense).double()

@@ -121,8 +121,9 @@ class Checker:
             self._aside[entry.place] = Difference(kind, where(), **facts)
         if apart == "rounding":
             self._note_rounding(twin, entry)
-            if (cause := self._cause_of(entry)) is not None:
-                self._faint[entry.place] = cause  # a finer type shows it again
+            source = self._cause_of(entry)
+            if source is not None:
+                self._faint[entry.place] = source  # a finer type shows it again
         if entry.differentiable and self._found is None:
             self._found = self._cause_in(entry.sources)
 

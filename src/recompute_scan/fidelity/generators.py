@@ -106,7 +106,8 @@ def python_states() -> dict[str, int]:
         if type(generator).__name__ == "MT19937":
             # In its place: to ask for the state takes 50 times as long.
             held = _Words.from_address(generator.ctypes.state_address)
-            place = _normal_of_numpy(type(drawn))
+            kind: Any = type(drawn)
+            place = _normal_of_numpy(kind)
             normal = ctypes.string_at(id(drawn) + place, 16) if place else b""
             found["numpy.random"] = hash((held[_WORDS], tuple(held[:_SOME]), normal))
         else:

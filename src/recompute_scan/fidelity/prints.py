@@ -58,6 +58,11 @@ class Prints:
 
     def let_go(self) -> None:
         """The call has been noted."""
-        for print_ in self._made.values():
-            if print_ is not None:
+        made = [print_ for print_ in self._made.values() if print_ is not None]
+        try:
+            for print_ in made:
                 print_.let_go(keep=self._keep)
+        except Exception:  # one that no kernel sums up
+            for print_ in made:
+                print_.let_go(keep=False)
+            raise

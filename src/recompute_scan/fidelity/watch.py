@@ -104,6 +104,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Code is compiled as without this mode. Else a function that is compiled for the first
+        time while it is on would stay uncompiled from then on.
+        """
+        return True
+
     def __init__(self, thread: Thread, name_of: NameOf) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._here = thread
@@ -198,11 +205,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             grad_mode and kind.derives and True in [one.requires_grad for one in before.tensors],
             node,
         )
-        for run, given in zip(runs, before.given, strict=True):
-            entry = run.tape.add(call, given, prints)
-            if entry is not None:
-                run.made(entry, where, repeat)
-        prints.let_go()
+        try:
+            for run, given in zip(runs, before.given, strict=True):
+                entry = run.tape.add(call, given, prints)
+                if entry is not None:
+                    run.made(entry, where, repeat)
+        finally:
+            prints.let_go()
 
     def _fail(self, error: Exception) -> None:
         """No run that is under way is compared any further."""

@@ -259,7 +259,9 @@ class Recorder:
     def _end_comparison(self) -> None:
         if self.kept.phase is Phase.COMPARING and self._comparison is not None:
             self.kept.phase = Phase.DONE
-            self.kept.fidelity = self._comparison.compared()
+            found = self._comparison.compared()
+            # What is compiled in that very step hides its operators as well.
+            self.kept.fidelity = Fidelity(untold=_COMPILED) if compiled_something() else found
             self._on_kept()
 
     def _after_warmup_step(self) -> None:
