@@ -58,7 +58,9 @@ def events_in(text: bytes) -> list[AnyEvent]:
     return [read_event(line) for line in text.splitlines()]
 
 
-def started(folder: Path, *words: str, **more: object) -> subprocess.CompletedProcess[str]:
+def started(
+    folder: Path, *words: str, pass_fds: tuple[int, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
     return subprocess.run(
         [sys.executable, *words],
@@ -68,7 +70,7 @@ def started(folder: Path, *words: str, **more: object) -> subprocess.CompletedPr
         text=True,
         timeout=300,
         check=False,
-        **more,  # type: ignore[call-overload]
+        pass_fds=pass_fds,
     )
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from recompute_scan.events import ChangeTold, CommandEnded
+from tests.test_events import events_in
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys
@@ -44,8 +47,8 @@ def started(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def guarded(folder: Path, change: int) -> subprocess.CompletedProcess[str]:
-    run = ("-m", "recompute_scan", "run", "--guard", "-o", "out", "train.py", str(change))
-    return started(folder, *run)
+    run = ("-m", "recompute_scan", "run", "--guard", "--events", "events.jsonl", "-o", "out")
+    return started(folder, *run, "train.py", str(change))
 
 
 @pytest.mark.slow
@@ -61,6 +64,11 @@ def test_output_and_status_are_the_scripts_and_a_change_is_told(tmp_path: Path) 
     assert [(c["kind"], c["step"], c["modules"]) for c in told["changes"]] == [
         ("off", 40, ["blocks.2"])
     ]
+    *_, change, ended = events_in((tmp_path / "events.jsonl").read_bytes())
+    assert isinstance(change, ChangeTold)
+    assert (change.kind, change.step, change.modules) == ("off", 40, ("blocks.2",))
+    assert isinstance(ended, CommandEnded)
+    assert ended.exit_status == 7
     # The next run in this folder is compared with that one, from its first step on.
     again = guarded(tmp_path, 1)
     assert again.returncode == 7

@@ -44,7 +44,8 @@ def test_a_part_wrapped_inside_a_checkpointed_layer_runs_twice_again() -> None:
     attention, mlp = _Part(), _Part()
 
     def layer(x: torch.Tensor) -> torch.Tensor:
-        return mlp((x + checkpoint(attention, x, use_reentrant=False)).tanh())
+        found: torch.Tensor = mlp((x + checkpoint(attention, x, use_reentrant=False)).tanh())
+        return found
 
     x = torch.randn(2, 4, requires_grad=True)
     checkpoint(layer, x, use_reentrant=False).sum().backward()
