@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
+from recompute_scan.cost.activation_plan import read_wish
 from recompute_scan.cost.arrangement import Arrangements, arrangements
-from recompute_scan.cost.wish import read_wish
 from recompute_scan.errors import UsageError
 from recompute_scan.rehearsal import (
     ArmMeasured,

@@ -64,7 +64,7 @@ def bundle(
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.bundle import GITHUB_LIMIT, pack
-    from recompute_scan.bundle.listing import listing
+    from recompute_scan.bundle.pack import listing
 
     def make(target: Path) -> Archive:
         return pack(

@@ -91,7 +91,7 @@ def plan(
     to step, then with the plan. Nothing is edited. On a GPU the limit is on what torch allocates
     there, on a CPU on what is saved for the backward pass.
     """
-    from recompute_scan.cost.wish import read_wish
+    from recompute_scan.cost.activation_plan import read_wish
 
     folder = (output or default_folder(script, args, launched=False)).absolute()
     follow(events, command="plan", folder=folder)

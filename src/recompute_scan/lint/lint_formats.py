@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import msgspec
 
 from recompute_scan._version import __version__
+from recompute_scan.check.baseline import Site
 from recompute_scan.check.render import LEVELS, command, line, location, sarif_document, xml_text
-from recompute_scan.check.sites import Site
 from recompute_scan.lint.engine import Report
 from recompute_scan.lint.said import RULES, Found
 from recompute_scan.lint.switched_on import SwitchedOn
