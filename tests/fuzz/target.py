@@ -25,8 +25,7 @@ from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.gradient_check import compare_gradients
 from recompute_scan.guarding.stored import read_stored, write_stored
 from recompute_scan.lint import lint
-from recompute_scan.lint.edits import diff
-from recompute_scan.lint.lint_formats import RENDERINGS
+from recompute_scan.lint.lint_formats import RENDERINGS, diff
 from recompute_scan.recompute.facts import study
 from recompute_scan.rehearsal import read_rehearsals
 from recompute_scan.report.finding_words import explanation

@@ -11,14 +11,7 @@ import pytest
 from recompute_scan.cost.activation_plan import read_wish
 from recompute_scan.cost.arrangement import Arrangements, arrangements
 from recompute_scan.errors import UsageError
-from recompute_scan.rehearsal import (
-    ArmMeasured,
-    Candidate,
-    Hold,
-    ModuleRun,
-    Rehearsal,
-    Storage,
-)
+from recompute_scan.rehearsal import ArmMeasured, Candidate, Hold, ModuleRun, Rehearsal, Storage
 
 
 def rehearsal(storages: list[Storage], runs: list[ModuleRun], again: list[float]) -> Rehearsal:

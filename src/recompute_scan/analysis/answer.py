@@ -26,8 +26,7 @@ from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.families import attention_of, count_families, count_kernels
-from recompute_scan.recompute.proof import show_proof
-from recompute_scan.recompute.regions import list_regions
+from recompute_scan.recompute.regions import list_regions, show_proof
 from recompute_scan.result import ByDesign, Checkpoint, CrossCheck, PlainCount, Region, Result, Step
 from recompute_scan.run_info import RunInfo, Source
 from recompute_scan.trace import Trace

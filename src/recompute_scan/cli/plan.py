@@ -17,11 +17,7 @@ from recompute_scan.cli.followed import (
     showing,
     telling,
 )
-from recompute_scan.cli.output import (
-    debug_option,
-    print_plan,
-    tell,
-)
+from recompute_scan.cli.output import debug_option, print_plan, tell
 from recompute_scan.cli.progress import announce, progress
 from recompute_scan.cli.target import check_script, default_folder
 

@@ -4,8 +4,8 @@ A trace shows how often a compiled call ran again as a whole. Where there is non
 structured trace still tells who called the code when it was compiled: calls of the checkpoint
 function among them are checkpoints around it.
 
-The graphs name the line that calls torch's checkpoint, by its whole path. A recorded run knows lines of
-the user's own code by shorter names, and where a library's checkpoints were switched on.
+The graphs name the line that calls torch's checkpoint, by its whole path. A recorded run knows
+lines of the user's own code by shorter names, and where a library's checkpoints were switched on.
 """
 
 from __future__ import annotations
