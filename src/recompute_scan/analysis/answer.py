@@ -31,7 +31,7 @@ from recompute_scan.result import ByDesign, Checkpoint, CrossCheck, PlainCount, 
 from recompute_scan.run_info import RunInfo, Source
 from recompute_scan.trace import Trace
 from recompute_scan.trace.columns import Int64
-from recompute_scan.trace.date import recorded_on
+from recompute_scan.trace.health import recorded_on
 
 if TYPE_CHECKING:
     from recompute_scan.compiled.compiled_answer import Graphs

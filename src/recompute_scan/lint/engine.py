@@ -19,7 +19,7 @@ from recompute_scan.lint.pins import pinned_beside
 from recompute_scan.lint.python import ImportedCall, Script, read_script
 from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned, Setting, Unreadable
 from recompute_scan.lint.settings import read_settings
-from recompute_scan.lint.switched_on import SwitchedOn, on_in_script, on_in_settings
+from recompute_scan.lint.switched_on import SwitchInFile, on_in_script, on_in_settings
 from recompute_scan.project_file import LintSettings
 
 _CONFIGURATION = {".yaml", ".yml", ".json", ".toml"}
@@ -52,7 +52,7 @@ class Report(Struct, frozen=True):
     undecided: tuple[tuple[str, str], ...]
     unused: tuple[Unused, ...] = ()
     fail_on: str = "error"
-    switched_on: tuple[SwitchedOn, ...] = ()
+    switched_on: tuple[SwitchInFile, ...] = ()
 
     @property
     def status(self) -> int:
@@ -99,7 +99,7 @@ def lint(
             texts.pop(path, None)
     deepspeed = any(script.deepspeed_checkpointing for script in scripts.values())
     found: set[Found] = set()
-    on: set[SwitchedOn] = set()
+    on: set[SwitchInFile] = set()
     pins: dict[Path, Pinned] = {
         folder: pinned_beside(folder, installed) for folder in {path.parent for path in texts}
     }

@@ -18,7 +18,7 @@ from recompute_scan.check.baseline import Site
 from recompute_scan.check.render import LEVELS, command, line, location, sarif_document, xml_text
 from recompute_scan.lint.engine import Report
 from recompute_scan.lint.said import RULES, Found
-from recompute_scan.lint.switched_on import SwitchedOn
+from recompute_scan.lint.switched_on import SwitchInFile
 from recompute_scan.report.escape import inert, visible
 
 _ON = re.compile(r"^(\s*[\"']?[\w.-]+[\"']?\s*[:=]\s*)([\"']?)(true|yes|on)\2", re.IGNORECASE)
@@ -147,7 +147,7 @@ def _plain(found: Found) -> dict[str, object]:
     }
 
 
-def _plain_switch(one: SwitchedOn) -> dict[str, object]:
+def _plain_switch(one: SwitchInFile) -> dict[str, object]:
     return {
         "file": inert(one.file),
         "line": one.line,

@@ -9,7 +9,7 @@ between those of the numbers before and after it.
 
 By place, an operator in the backward pass could be one. Whose it is tells what ran around it: its
 node's formula, a gradient hook, another function's gradient, an optimizer's update behind its
-closure. Each function here changes ``role``, one entry per call, in place.
+closure. Each ``settle_`` function changes ``role``, one entry per call, in place.
 """
 
 from __future__ import annotations
