@@ -1,33 +1,17 @@
-"""The graphs that AOTAutograd prints, to a log or a trace: operators with what they read.
+"""The graphs that AOTAutograd prints, read back: operators with what they read, and from where.
 
 The text is that of ``torch.fx.GraphModule.print_readable``. It is read line by line and never run.
-
-In a log (``TORCH_LOGS=aot_graphs``) every line begins with glog's prefix, the compilation and the
-log's name. A graph is the lines from its heading to the next one. Which code was compiled, and on
-which stack, is not there.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.compiled.structured import Record
-
-MARK = "[__aot_graphs]"
-# Rank where there are several, process, compilation, text. The attempt is behind an underscore.
-_LINE = re.compile(
-    r"(?:\[rank(\d{1,6})\]:)?[A-Z]\d{4} [\d:.]{8,20} (\d{1,10}) [^\]]{0,400}\] "
-    r"\[(\d{1,9})/(\d{1,9})(?:_\d{1,9})?\] \[__aot_graphs\] ?(.*)$",
-    re.ASCII,
-)
-_HEADING = re.compile(r"\s*===== (Forward|Backward) graph \d+ =====")
-_END = "TRACED GRAPH"
 # `name: "f32[4, 32][32, 1]cpu" = expression;  other = None`. Types came with torch 2.1.
 _STATEMENT = re.compile(r'\s+([A-Za-z_]\w*)(?:: "([^"]*)")? = (.+)$')
 _INPUT = re.compile(r'([A-Za-z_]\w*): "([^"]*)"')
@@ -40,6 +24,7 @@ _ITEM = re.compile(r"([A-Za-z_]\w*)\[(\d+)\]$")
 _NAME = re.compile(r"(?<![\w.'\"])([A-Za-z_]\w*)(?![\w(=.'\"]| =)")
 _TYPE = re.compile(r"([a-z]+\d+\w*)\[([^\]]*)\]")
 _DELETED = re.compile(r";  (?:[A-Za-z_]\w* = )+None$")
+
 GETITEM = "getitem"
 LENGTH = "length"
 # Keeps the random state of an operator, which is its first argument; and runs it with that state.
@@ -203,40 +188,3 @@ def _grouped(nodes: dict[str, PrintedNode]) -> tuple[PrintedNode, ...]:
             if read in nodes and nodes[read].state and group[read] is None:
                 group[read] = group[node.name]
     return tuple(replace(node, group=group[node.name]) for node in nodes.values())
-
-
-def read_text_log(lines: Iterable[str]) -> dict[int, list[Record]]:
-    """The records of each rank, or of each process in order where no ranks are told.
-
-    Lines of anything else are passed over.
-    """
-    found: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    open_: dict[tuple[str, str], tuple[Record, list[str]]] = {}
-
-    def close(whose: tuple[str, str]) -> None:
-        if whose in open_:
-            record, body = open_.pop(whose)
-            found[whose].append(Record(record.name, record.fields, "\n".join(body)))
-
-    for line in lines:
-        match = _LINE.search(line) if MARK in line else None
-        if match is None:
-            continue
-        rank, process, frame, version, said = match.groups()
-        # Ranks that are told are one process each.
-        whose = (rank or "", "" if rank else process)
-        heading = _HEADING.match(said)
-        if heading or said.startswith(_END):
-            close(whose)
-        if heading:
-            name = "aot_forward_graph" if heading[1] == "Forward" else "aot_backward_graph"
-            where = {"frame_id": int(frame), "frame_compile_id": int(version)}
-            open_[whose] = Record(name, {name: {}, **where}, ""), []
-        elif whose in open_:
-            open_[whose][1].append(said)
-    for whose in list(open_):
-        close(whose)
-    ranks: dict[int, list[Record]] = {}
-    for (rank, _), records in found.items():
-        ranks[int(rank) if rank else len(ranks)] = records
-    return ranks
