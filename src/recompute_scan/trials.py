@@ -1,4 +1,4 @@
-"""Runs of one script that are compared: how each ended, and how far their gradients are apart."""
+"""Runs of one script that are compared: how each ended, their gradients, and what to try next."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Literal
 from msgspec import Struct
 
 from recompute_scan.faithful import Sampled
-from recompute_scan.result import GradientDistance, Gradients, Result
+from recompute_scan.result import GradientDistance, Gradients, Region, Result
 from recompute_scan.run_info import Measurements, RunInfo, step_has_fix
 
+# Runs for this at most; what is left then stays untold.
+_MOST_RUNS = 12
 _WORST = 10
 # A gradient sums over many operators, each of which rounds.
 _ROUNDINGS = 30
@@ -142,3 +144,45 @@ def worst_of(several: Sequence[Gradients]) -> Gradients:
 
 def _far(one: GradientDistance) -> float:
     return math.inf if one.distance is None else one.distance
+
+
+def without_in_parts(
+    regions: Sequence[Region], run: Callable[[Sequence[Region], int], Trial]
+) -> tuple[list[Trial], int]:
+    """Runs that together have every checkpoint taken out, as far as they came to their first
+    step's end, and around how many regions that was.
+
+    A part that does not fit either is halved, down to single regions.
+
+    Args:
+        regions: The regions, in the order of the forward pass.
+        run: Runs the script without the checkpoints around some of them; gets the number of the
+            run too, from 1.
+    """
+    came, taken = [], 0
+    waiting = _halves(regions)
+    number = 0
+    while waiting and number < _MOST_RUNS:
+        part, number = waiting.pop(0), number + 1
+        trial = run(part, number)
+        if trial.gradients and not trial.exit_status:
+            came.append(trial)
+            taken += len(part)
+        elif ran_out(trial) and len(part) > 1:
+            waiting = [*_halves(part), *waiting]
+    return came, taken
+
+
+def named_regions(result: Result) -> tuple[Region, ...]:
+    """The checkpointed regions whose module's name is theirs alone."""
+    names = [region.module for region in result.regions]
+    return tuple(
+        region
+        for region in result.regions
+        if region.checkpoints and region.module and names.count(region.module) == 1
+    )
+
+
+def _halves(regions: Sequence[Region]) -> list[Sequence[Region]]:
+    middle = (len(regions) + 1) // 2
+    return [part for part in (regions[:middle], regions[middle:]) if part]

@@ -16,7 +16,7 @@ import msgspec
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.check.baseline import Baseline
 from recompute_scan.faithful import Sampled
-from recompute_scan.guarding.stored import Stored
+from recompute_scan.guarding.changes import Stored
 from recompute_scan.rehearsal import Rehearsal
 from recompute_scan.result import Result, to_json
 from recompute_scan.run_info import RunInfo, encode_run_info

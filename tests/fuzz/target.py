@@ -22,7 +22,7 @@ from recompute_scan.diagnose.outcome import finding_of
 from recompute_scan.errors import ScanError
 from recompute_scan.faithful import read_sampled, sampled_name
 from recompute_scan.frameworks.mechanism import Edit
-from recompute_scan.guarding.stored import read_stored, write_stored
+from recompute_scan.guarding.changes import read_stored, write_stored
 from recompute_scan.lint import lint
 from recompute_scan.lint.lint_formats import RENDERINGS, diff
 from recompute_scan.recompute.facts import study

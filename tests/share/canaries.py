@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from recompute_scan.annotations import REGION, parse_region, region_name
 from recompute_scan.compiled.structured import BREAK
 from recompute_scan.faithful import Sampled, sampled_name
-from recompute_scan.guarding.stored import Stored
+from recompute_scan.guarding.changes import Stored
 from recompute_scan.rehearsal import Rehearsal
 from recompute_scan.run_info import RunInfo
 

@@ -1,4 +1,4 @@
-"""The blocks of the forward pass: what a person calls a layer, checkpointed or not.
+"""The blocks of the forward pass, which a person calls layers, and which are the same layer.
 
 A block is a checkpointed sequence, or a sequence of the same forward pass that looks like one
 and was not recomputed. Where checkpoints nest with different boundaries (the whole model round
@@ -21,6 +21,9 @@ from recompute_scan.recompute.structure import OperatorCodes
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int64
 
+# Within one block, a multiplicity counts when this share of the block's time has it.
+MATTERS_IN_BLOCK = 0.01
+_Key = tuple[str, int]
 # Sequences shorter than this look like too much else.
 SHORTEST_LOOKALIKE = 3
 # Two layers of one kind differ at most by this in their number of operators.
@@ -190,3 +193,47 @@ def _likely_periods(part: Int64) -> list[int]:
     distances = distances[distances >= SHORTEST_LOOKALIKE]
     values, times = np.unique(distances, return_counts=True)
     return [int(value) for value in values[np.argsort(-times, kind="stable")][:12]]
+
+
+def group_blocks(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> list[list[Block]]:
+    """The blocks of all forward passes, grouped into layers, in forward order.
+
+    The same layer in another pass is the block with the same module name, else with the same
+    operators; the first such, the second such, … of each pass belong together.
+    """
+    groups: dict[_Key, list[Block]] = defaultdict(list)
+    places: dict[_Key, list[int]] = defaultdict(list)
+    seen: dict[tuple[int, str], int] = defaultdict(int)
+    order: dict[int, int] = defaultdict(int)
+    for block in blocks:
+        identity = block.span.module or operators_of(calls, counts, block)
+        key = (identity, seen[block.batch, identity])
+        seen[block.batch, identity] += 1
+        groups[key].append(block)
+        places[key].append(order[block.batch])
+        order[block.batch] += 1
+    in_order = sorted(groups, key=lambda key: (min(places[key]), key))
+    return [part for key in in_order for part in _one_layer_each(counts, groups[key])]
+
+
+def operators_of(calls: Calls, counts: Counts, block: Block) -> str:
+    """The names of a block's operators, a line each."""
+    return "\n".join(counts.names(calls, block.places))
+
+
+def _one_layer_each(counts: Counts, blocks: list[Block]) -> list[list[Block]]:
+    """The blocks apart where one step shows them to be those of several layers.
+
+    Two models can have modules of one name: their checkpoints were asked for elsewhere, or run
+    differently often in one step.
+    """
+    kinds: dict[tuple[object, float], list[Block]] = defaultdict(list)
+    steps: dict[int, set[tuple[object, float]]] = defaultdict(set)
+    highest = counts.highest_of([block.places for block in blocks], MATTERS_IN_BLOCK)
+    for block, number in zip(blocks, highest, strict=True):
+        sites = tuple(checkpoint.call_site for checkpoint in block.checkpoints)
+        kind = (sites, number)
+        kinds[kind].append(block)
+        steps[int(counts.step[block.places].max())].add(kind)
+    apart = any(len(found) > 1 for found in steps.values())
+    return list(kinds.values()) if apart else [blocks]

@@ -20,7 +20,7 @@ from recompute_scan.recompute.attention.kernel_evidence import (
     read_kernels,
 )
 from recompute_scan.recompute.attention.sequence import settle_whole
-from recompute_scan.recompute.blocks import Block, find_blocks
+from recompute_scan.recompute.blocks import Block, find_blocks, group_blocks
 from recompute_scan.recompute.by_design import (
     DesignedRun,
     find_by_design,
@@ -38,7 +38,6 @@ from recompute_scan.recompute.frames import (
     spans_from_frames,
     with_frames,
 )
-from recompute_scan.recompute.layers import group_blocks
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.soundness import check_soundness, check_steps
 from recompute_scan.recompute.spans import spans_from_annotations, spans_from_recomputes

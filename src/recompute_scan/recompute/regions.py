@@ -8,10 +8,9 @@ import numpy as np
 
 from recompute_scan.arrays import among, distinct
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.blocks import Block
+from recompute_scan.recompute.blocks import MATTERS_IN_BLOCK, Block, operators_of
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.families import family_of_node
-from recompute_scan.recompute.layers import MATTERS_IN_BLOCK, operators_of
 from recompute_scan.recompute.roles import Role
 from recompute_scan.result import Checkpoint, Proof, ProofLane, ProofOp, Region
 from recompute_scan.trace.columns import Int64

@@ -20,13 +20,9 @@ from recompute_scan.record import selftest
 from recompute_scan.record.arrange.arranging import Arranging
 from recompute_scan.record.arrange.rehearsing import Rehearsing
 from recompute_scan.record.compiled_graphs import CompiledGraphs
-from recompute_scan.record.execute import Exit
-from recompute_scan.record.following import TrainingEvents, Unstepped
-from recompute_scan.record.guard import Guard
-from recompute_scan.record.launch.collect import receive, send
-from recompute_scan.record.launch.forks import in_forked_processes
-from recompute_scan.record.launch.launcher import rank_facts
-from recompute_scan.record.leaving import (
+from recompute_scan.record.course import (
+    TrainingEvents,
+    Unstepped,
     drop_buffers,
     how_it_failed,
     leave_groups,
@@ -34,6 +30,11 @@ from recompute_scan.record.leaving import (
     leave_now,
     tell_of_exec,
 )
+from recompute_scan.record.execute import Exit
+from recompute_scan.record.guard import Guard
+from recompute_scan.record.launch.collect import receive, send
+from recompute_scan.record.launch.forks import in_forked_processes
+from recompute_scan.record.launch.launcher import rank_facts
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.postmortem import end_of
 from recompute_scan.record.probe import Probe

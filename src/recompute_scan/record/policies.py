@@ -30,16 +30,19 @@ from recompute_scan.record.compat import compiled_something
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.ownership import site_folder
 from recompute_scan.record.patches import Patches
-from recompute_scan.record.policy_entries import EntriesOfPolicy, describe_policy, named, spelled_at
-from recompute_scan.record.policy_tallies import (
+from recompute_scan.record.region_ranges import Within
+from recompute_scan.record.watched_policies import (
+    EntriesOfPolicy,
     PolicyTally,
     WatchedCall,
     decision_of,
+    describe_policy,
     keeps,
+    named,
+    spelled_at,
     storages_of,
     will_serve,
 )
-from recompute_scan.record.region_ranges import Within
 
 _UNSEEN = "A policy's decisions could not be seen"
 COMPILED = (

@@ -17,11 +17,10 @@ from recompute_scan.faithful import read_sampled
 from recompute_scan.findings.rules import recommends_plan
 from recompute_scan.how_far import Pieces, telling
 from recompute_scan.record.run_options import RemovalOptions, RunOptions
-from recompute_scan.record.verify.parts import named_regions, without_in_parts
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.result import DOUBLED, Checkpoint, Region, Result
 from recompute_scan.run_info import run_records_in
-from recompute_scan.trials import Trial, ran_out
+from recompute_scan.trials import Trial, named_regions, ran_out, without_in_parts
 from recompute_scan.units import plural
 from recompute_scan.verification import verified
 
