@@ -36,9 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.machine import processor
 from benchmarks.plan_cases import CASES, PlanCase
 
-from recompute_scan.cost.activation_plan import Planner
+from recompute_scan.cost.activation_plan import Planner, Wish
 from recompute_scan.cost.arrangement import WAYS, Arrangements, Bool
-from recompute_scan.cost.wish import Wish
 from recompute_scan.how_far import Pieces
 from recompute_scan.record.arrange.proving import Rehearsals
 from recompute_scan.record.run_options import RunOptions

@@ -18,8 +18,7 @@ from recompute_scan import result as result_module
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
 from recompute_scan.report.html import render_html
-from recompute_scan.report.markdown import render_markdown
-from recompute_scan.report.text import render_text
+from recompute_scan.report.text import render_markdown, render_text
 from recompute_scan.result import SCHEMA, Result, from_json, json_schema, to_json
 from tests.effort import examples
 from tests.recompute.training import checkpointed_step

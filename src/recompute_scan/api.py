@@ -231,7 +231,7 @@ class Scan:
 
     def to_markdown(self) -> str:
         """A summary for an issue tracker."""
-        from recompute_scan.report.markdown import render_markdown  # noqa: PLC0415
+        from recompute_scan.report.text import render_markdown  # noqa: PLC0415
 
         return render_markdown(self.result)
 

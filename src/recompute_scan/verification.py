@@ -14,7 +14,6 @@ from typing import Literal
 from msgspec.structs import replace
 
 from recompute_scan.analysis.confidence import headline
-from recompute_scan.gradient_check import compare_gradients, worst_of
 from recompute_scan.intervals import median_interval, pair_interval, ratio_interval
 from recompute_scan.result import (
     Arm,
@@ -26,7 +25,7 @@ from recompute_scan.result import (
     Verified,
     WithPlan,
 )
-from recompute_scan.trials import Trial, message, most, ran_out
+from recompute_scan.trials import Trial, compare_gradients, message, most, ran_out, worst_of
 
 # Fewer pairs of steps hold the median of all less surely than intended, even by their range.
 _FEWEST_PAIRS = 8

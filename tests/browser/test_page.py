@@ -14,7 +14,7 @@ from playwright.sync_api import Page
 from pypdf import PdfReader
 
 from recompute_scan.report.attachments import proof_trace, regions_csv
-from recompute_scan.report.markdown import render_markdown
+from recompute_scan.report.text import render_markdown
 from recompute_scan.result import from_json
 from tests.browser.conftest import Open
 from tests.report.pages import PAGES, RESULTS

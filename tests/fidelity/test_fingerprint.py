@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recompute_scan.fidelity.fingerprint import Fingerprint, _weighted_sums, fingerprint, unseen
-from recompute_scan.fidelity.prints import Prints
+from recompute_scan.fidelity.fingerprint import (
+    Fingerprint,
+    Prints,
+    _weighted_sums,
+    fingerprint,
+    unseen,
+)
+from recompute_scan.fidelity.kept_between import ModuleState
 from recompute_scan.fidelity.region_runs import ForwardRun
-from recompute_scan.fidelity.state import ModuleState
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
 

@@ -11,7 +11,7 @@ import pytest
 
 from recompute_scan.advise import RunFacts, advise_removal, title_of
 from recompute_scan.advise.edit import change_diff, edited
-from recompute_scan.advise.fewer import advise_fewer
+from recompute_scan.advise.setting import advise_fewer
 from recompute_scan.frameworks.known import MECHANISMS, find_mechanism, recognise
 from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.recompute.vocabulary import CHECKPOINT_FUNCTIONS

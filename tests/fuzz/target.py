@@ -22,11 +22,9 @@ from recompute_scan.diagnose.outcome import finding_of
 from recompute_scan.errors import ScanError
 from recompute_scan.faithful import read_sampled, sampled_name
 from recompute_scan.frameworks.mechanism import Edit
-from recompute_scan.gradient_check import compare_gradients
 from recompute_scan.guarding.stored import read_stored, write_stored
 from recompute_scan.lint import lint
-from recompute_scan.lint.edits import diff
-from recompute_scan.lint.lint_formats import RENDERINGS
+from recompute_scan.lint.lint_formats import RENDERINGS, diff
 from recompute_scan.recompute.facts import study
 from recompute_scan.rehearsal import read_rehearsals
 from recompute_scan.report.finding_words import explanation
@@ -38,6 +36,7 @@ from recompute_scan.trace import Limits, Trace
 from recompute_scan.trace.formats import read as read_any
 from recompute_scan.trace.kineto.parse import read
 from recompute_scan.trace.nsys.export import load_nsys
+from recompute_scan.trials import compare_gradients
 
 # Small, so that a bomb is refused before anybody calls it a hang.
 LIMITS = Limits(

@@ -20,7 +20,7 @@ import pytest
 
 import recompute_scan
 from recompute_scan import guarding
-from recompute_scan.guarding import doors, running
+from recompute_scan.guarding import checkpoint_hooks, running
 
 OURS = str(Path(guarding.__file__).parent)
 SCRIPT = """
@@ -59,7 +59,7 @@ class Faults:
         if not code.co_filename.startswith(OURS):
             return None
         module = Path(code.co_filename).stem
-        if module == "doors" and code.co_name in ("passing", "counting"):
+        if module == "checkpoint_hooks" and code.co_name in ("passing", "counting"):
             return self.line_of_a_door if self.line and code.co_name == "passing" else None
         name = f"{module}:{code.co_firstlineno}:{code.co_name}"
         self.entered[name] = None
@@ -109,7 +109,7 @@ def runs(
 
 def lines_of_ours() -> list[int]:
     """Lines of the door that are ours alone."""
-    tree = ast.parse(inspect.getsource(doors))
+    tree = ast.parse(inspect.getsource(checkpoint_hooks))
     (passing,) = (
         one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name == "passing"
     )

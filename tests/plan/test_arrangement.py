@@ -8,17 +8,10 @@ import random
 import numpy as np
 import pytest
 
+from recompute_scan.cost.activation_plan import read_wish
 from recompute_scan.cost.arrangement import Arrangements, arrangements
-from recompute_scan.cost.wish import read_wish
 from recompute_scan.errors import UsageError
-from recompute_scan.rehearsal import (
-    ArmMeasured,
-    Candidate,
-    Hold,
-    ModuleRun,
-    Rehearsal,
-    Storage,
-)
+from recompute_scan.rehearsal import ArmMeasured, Candidate, Hold, ModuleRun, Rehearsal, Storage
 
 
 def rehearsal(storages: list[Storage], runs: list[ModuleRun], again: list[float]) -> Rehearsal:

@@ -14,7 +14,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch._C import _distributed_c10d as c10d
 
 from recompute_scan.record import compat
-from recompute_scan.record.options import Arguments
+from recompute_scan.record.caught import Arguments
 
 SPREAD = "_checkpoint_without_reentrant_generator"
 PACKED = "_checkpoint_without_reentrant_generator_impl"

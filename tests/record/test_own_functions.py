@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from recompute_scan.record.own_functions import own_functions, recomputes
+from recompute_scan.record.checkpoint_calls import own_functions, recomputes
 from tests.record.runs import LAYERS, record_script
 
 

@@ -11,11 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from recompute_scan.faithful import Sampled
-from recompute_scan.gradient_check import worst_of
 from recompute_scan.record.verify.parts import named_regions, without_in_parts
 from recompute_scan.report.measured import measured_sentences
 from recompute_scan.result import GradientDistance, Gradients, Region, from_json
-from recompute_scan.trials import Trial
+from recompute_scan.trials import Trial, worst_of
 from tests.report import sample_results
 from tests.test_verification import STEADY, trial
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from recompute_scan.cli import cli
 from recompute_scan.errors import UsageError
-from recompute_scan.record.launch.peers import LastStep
+from recompute_scan.record.launch.membership import LastStep
 from recompute_scan.record.scope import chosen
 from recompute_scan.run_info import RunInfo, read_run_info
 from tests.record.runs import LAYERS, plain_environment, write_script

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from torch import nn
 
 from recompute_scan.record.run_options import RunOptions
+from recompute_scan.record.verify import gauges
 from recompute_scan.record.verify import rounds as module
-from recompute_scan.record.verify import sampled_gradients
 from recompute_scan.result import Result
 from recompute_scan.run_info import write_run_info
 from recompute_scan.trials import Trial
@@ -189,5 +189,5 @@ def test_models_of_one_class_have_a_name_each() -> None:
     pair = [Twin(), Twin()]
     for twin in pair:
         twin.inner(torch.ones(2)).sum().backward()
-    names = [one.name for one in sampled_gradients._sampled() if "Twin.inner.weight" in one.name]
+    names = [one.name for one in gauges._sampled() if "Twin.inner.weight" in one.name]
     assert names == ["Twin.inner.weight", "Twin.inner.weight (2)"]

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from recompute_scan.faithful import ComparedRegion, Fidelity, KeptState
 from recompute_scan.report import words
-from recompute_scan.report.diff import diff_lines
+from recompute_scan.report.commands import diff_lines
 from recompute_scan.report.html import render_html
 from recompute_scan.report.sections.block_by_block import region_rows
 from recompute_scan.report.side_by_side import timeline

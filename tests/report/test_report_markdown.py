@@ -14,7 +14,7 @@ from recompute_scan.report.escape import (
     script_json,
     visible,
 )
-from recompute_scan.report.markdown import render_markdown
+from recompute_scan.report.text import render_markdown
 from recompute_scan.result import Result
 from tests.report.sample_results import (
     HOSTILE,

@@ -27,8 +27,7 @@ RENDER = """\
 import sys
 from pathlib import Path
 from recompute_scan.report.html import render_html
-from recompute_scan.report.markdown import render_markdown
-from recompute_scan.report.text import render_text
+from recompute_scan.report.text import render_markdown, render_text
 from recompute_scan.result import from_json
 
 result = from_json(Path(sys.argv[1]).read_bytes())
@@ -121,7 +120,7 @@ def test_a_section_has_an_anchor_of_its_own_and_a_template_beside_its_module() -
 def test_the_renderings_name_no_section() -> None:
     names = {Path(section.template).stem for section in SECTIONS}
     names |= {f'"#{section.anchor}"' for section in SECTIONS}
-    for path in ("html.py", "text.py", "markdown.py", "templates/page.html", "templates/help.html"):
+    for path in ("html.py", "text.py", "templates/page.html", "templates/help.html"):
         source = (REPORT / path).read_text(encoding="utf-8")
         assert not [name for name in names if name in source], path
 

@@ -8,9 +8,8 @@ from typing import Literal
 from msgspec import structs
 
 from recompute_scan.report.html import render_html
-from recompute_scan.report.markdown import render_markdown
 from recompute_scan.report.sections.step_cost import step_time_sentences
-from recompute_scan.report.text import render_text
+from recompute_scan.report.text import render_markdown, render_text
 from recompute_scan.result import from_json, to_json
 from tests.report.sample_results import doubled, verified
 

@@ -21,7 +21,7 @@ from recompute_scan.trace import Kind, Trace, find, load
 from recompute_scan.trace.formats import read
 from recompute_scan.trace.limits import Limits
 from recompute_scan.trace.perfetto.packets import is_perfetto
-from recompute_scan.trace.perfetto.pairs import OPEN, pair
+from recompute_scan.trace.perfetto.slices import OPEN, pair
 from tests.effort import some
 from tests.sources import pftrace_builder as build
 

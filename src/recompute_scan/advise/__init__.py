@@ -7,7 +7,7 @@ from recompute_scan.advise.choose import (
     switch_of,
     take_out,
 )
-from recompute_scan.advise.fewer import advise_fewer, advise_selective
+from recompute_scan.advise.setting import advise_fewer, advise_selective
 from recompute_scan.advise.wording import RunFacts, mechanism_of, place, title_of
 from recompute_scan.frameworks.known import find_mechanism
 

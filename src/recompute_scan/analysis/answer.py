@@ -17,22 +17,21 @@ from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.headroom import weigh_memory
-from recompute_scan.cost.operator_times import with_times
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.cost.price import price, time_scale
+from recompute_scan.cost.selective import with_times
 from recompute_scan.findings.evidence import Evidence
 from recompute_scan.findings.rules import check_all
 from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.families import attention_of, count_families, count_kernels
-from recompute_scan.recompute.proof import show_proof
-from recompute_scan.recompute.regions import list_regions
+from recompute_scan.recompute.regions import list_regions, show_proof
 from recompute_scan.result import ByDesign, Checkpoint, CrossCheck, PlainCount, Region, Result, Step
 from recompute_scan.run_info import RunInfo, Source
 from recompute_scan.trace import Trace
 from recompute_scan.trace.columns import Int64
-from recompute_scan.trace.date import recorded_on
+from recompute_scan.trace.health import recorded_on
 
 if TYPE_CHECKING:
     from recompute_scan.compiled.compiled_answer import Graphs
@@ -85,7 +84,7 @@ def result_from(
     switched_on = info.switched_on if info else ()
     regions = list_regions(opened, scale)
     if compiled is not None:
-        from recompute_scan.compiled.compiled_sites import with_call_sites  # noqa: PLC0415
+        from recompute_scan.compiled.checkpoints_of_code import with_call_sites  # noqa: PLC0415
 
         regions = with_call_sites(regions, sources, switched_on)
     regions = _with_sources(regions, sources, info.functions if info else {})

@@ -16,8 +16,14 @@ from typing import IO
 from msgspec import Struct
 
 from recompute_scan import trace as traces
-from recompute_scan.compiled.structured import VERSION, Record, is_structured, read_records
-from recompute_scan.compiled.text_log import MARK, read_text_log
+from recompute_scan.compiled.structured import (
+    MARK,
+    VERSION,
+    Record,
+    is_structured,
+    read_records,
+    read_text_log,
+)
 from recompute_scan.errors import InputError
 from recompute_scan.run_info import compiled_name
 from recompute_scan.trace import Address, Limits

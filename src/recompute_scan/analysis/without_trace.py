@@ -15,8 +15,8 @@ from recompute_scan.compiled.alone import Alone, answer_alone
 from recompute_scan.compiled.compiled_answer import graphs_from
 from recompute_scan.faithful import SAME, Fidelity, in_words
 from recompute_scan.findings.code import CodeEvidence
+from recompute_scan.findings.evidence import RunEvidence
 from recompute_scan.findings.rules import check_code, check_run
-from recompute_scan.findings.run_evidence import RunEvidence
 from recompute_scan.result import EvidenceLevel, Level, Result, Verdict
 from recompute_scan.run_info import RunInfo
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from recompute_scan.report import words
 from recompute_scan.report.escape import markdown_code as code
 from recompute_scan.report.escape import markdown_prose as prose
-from recompute_scan.report.markdown import render_markdown
+from recompute_scan.report.text import render_markdown
 from recompute_scan.result import Result
 
 

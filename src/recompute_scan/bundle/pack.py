@@ -1,4 +1,4 @@
-"""The archive: packed, looked at again, and packed smaller until it fits.
+"""The archive: packed, looked at again, packed smaller until it fits, and listed for its sender.
 
 What is written is analysed as its receiver would, and the answer compared with that on the
 original: whatever differs is said. The result, the page and the bug report in the archive are
@@ -8,7 +8,7 @@ made from what the archive holds, so they can tell no more than it does.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -19,14 +19,14 @@ from recompute_scan.analysis.loading import load_each
 from recompute_scan.analysis.pipeline import analyse, answer_to
 from recompute_scan.analysis.ranks import Piece, merge, worst
 from recompute_scan.bundle.clean import clean_run_record, clean_trace
-from recompute_scan.bundle.cut import Cut, rows_of, smaller_and_smaller
+from recompute_scan.bundle.excerpt import Cut, rows_of, smaller_and_smaller, trace_json
 from recompute_scan.bundle.issue import issue_text
 from recompute_scan.bundle.names import Names
 from recompute_scan.bundle.same import differences, untold
-from recompute_scan.bundle.writing import trace_json
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE
 from recompute_scan.errors import InputError
 from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.report.escape import visible
 from recompute_scan.report.html import render_html
 from recompute_scan.result import Result, to_json
 from recompute_scan.run_info import RunInfo, encode_run_info, run_info_name
@@ -222,3 +222,39 @@ def _member(name: str) -> zipfile.ZipInfo:
     info.create_system = 3
     info.external_attr = 0o644 << 16
     return info
+
+
+def listing(contents: Archive, *, every_name: bool) -> Iterator[str]:
+    """Lines on what is in the archive, safe to print.
+
+    Args:
+        contents: What goes in.
+        every_name: Whether to list every name that stays or is replaced, or to count them.
+    """
+    yield f"What goes in ({contents.size:,} bytes packed):"
+    for name, packed, unpacked in contents.members:
+        yield f"  {name:20} {packed:>12,} bytes packed {unpacked:>14,} unpacked"
+    result = contents.after
+    runs = result.recompute_per_backward
+    counted = "" if runs is None else f", {runs:g} recomputes per backward"
+    yield f"Verdict of the archive: {result.verdict}{counted}"
+    for sentence in contents.differences:
+        yield f"  differs from the original: {visible(sentence, 300)}"
+    for sentence in contents.untold:
+        yield f"  not in the archive: {sentence}"
+    for phrase in contents.dropped:
+        yield f"  left out to make it small: {phrase}"
+    if result.environment:
+        yield "Versions and devices that go in:"
+        for name, value in result.environment.items():
+            yield f"  {visible(name)}: {visible(value)}"
+    for title, names in (
+        ("Names that stay", contents.kept),
+        ("Names that are replaced", [f"{name} -> {alias}" for name, alias in contents.aliases]),
+    ):
+        if every_name and names:
+            yield f"{title} ({len(names)}):"
+            for name in names:
+                yield f"  {visible(name, 200)}"
+        else:
+            yield f"{title}: {len(names)}" + (" (--show lists them)" if names else "")

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from recompute_scan.check.baseline import Site, fingerprint
 from recompute_scan.check.policy import Refusal, Ruling
-from recompute_scan.check.sites import Site, fingerprint
 from recompute_scan.report.escape import inert, visible
 from recompute_scan.result import Result
 

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from recompute_scan.cli.analyze import lifted, limit_options
-from recompute_scan.cli.output import (
-    debug_option,
-    force_option,
-    tell,
-)
+from recompute_scan.cli.output import debug_option, force_option, tell
 from recompute_scan.cli.progress import clear, progress
 from recompute_scan.errors import UsageError
 from recompute_scan.files import refuse_existing, written
@@ -64,7 +60,7 @@ def bundle(
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.bundle import GITHUB_LIMIT, pack
-    from recompute_scan.bundle.listing import listing
+    from recompute_scan.bundle.pack import listing
 
     def make(target: Path) -> Archive:
         return pack(

@@ -82,8 +82,8 @@ def check(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.check import judge
     from recompute_scan.check.baseline import baseline_json, parse_baseline
+    from recompute_scan.check.policy import parse_thresholds
     from recompute_scan.check.render import RENDERINGS
-    from recompute_scan.check.thresholds import parse_thresholds
     from recompute_scan.project_file import check_settings
 
     project = check_settings(Path.cwd())

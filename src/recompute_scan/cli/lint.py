@@ -42,8 +42,7 @@ def lint(
     is read from [tool.recompute-scan.lint] of its pyproject.toml.
     """
     from recompute_scan.lint import lint as read
-    from recompute_scan.lint.edits import diff
-    from recompute_scan.lint.lint_formats import RENDERINGS, closing, listed
+    from recompute_scan.lint.lint_formats import RENDERINGS, closing, diff, listed
     from recompute_scan.lint.pins import installed_version
     from recompute_scan.project_file import lint_settings
 

@@ -54,7 +54,7 @@ def rendered(result: Result, style: Format, html: Path | None) -> str:
 
         return to_json(result)
     if style == "markdown":
-        from recompute_scan.report.markdown import render_markdown
+        from recompute_scan.report.text import render_markdown
 
         return render_markdown(result)
     from recompute_scan.report.text import render_text

@@ -17,11 +17,7 @@ from recompute_scan.cli.followed import (
     showing,
     telling,
 )
-from recompute_scan.cli.output import (
-    debug_option,
-    print_plan,
-    tell,
-)
+from recompute_scan.cli.output import debug_option, print_plan, tell
 from recompute_scan.cli.progress import announce, progress
 from recompute_scan.cli.target import check_script, default_folder
 
@@ -91,7 +87,7 @@ def plan(
     to step, then with the plan. Nothing is edited. On a GPU the limit is on what torch allocates
     there, on a CPU on what is saved for the backward pass.
     """
-    from recompute_scan.cost.wish import read_wish
+    from recompute_scan.cost.activation_plan import read_wish
 
     folder = (output or default_folder(script, args, launched=False)).absolute()
     follow(events, command="plan", folder=folder)

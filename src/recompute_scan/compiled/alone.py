@@ -8,15 +8,9 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.compiled.compiled_answer import (
-    UNKNOWN,
-    Answered,
-    Graphs,
-    code_of,
-    with_own,
-)
+from recompute_scan.compiled.checkpoints_of_code import reruns
+from recompute_scan.compiled.compiled_answer import UNKNOWN, Answered, Graphs, code_of, with_own
 from recompute_scan.compiled.opened import around, checkpoints_in
-from recompute_scan.compiled.outside import reruns
 from recompute_scan.compiled.partitions import Partition
 from recompute_scan.recompute.blocks import Block, with_lookalikes
 from recompute_scan.recompute.counts import Counts

@@ -1,19 +1,33 @@
-"""torch's structured trace: the records that the compiler writes while it compiles.
+"""The records that the compiler writes while it compiles: torch's structured trace, or a text log.
 
 A folder named by ``TORCH_TRACE`` has one such file for each rank (``torch/_logging/_internal.py``,
 since torch 2.3), and `run` writes the same records, those that are needed, in the same form: a line
 with a JSON object, then the lines of its payload, each behind a tab.
+
+What a program prints under ``TORCH_LOGS=aot_graphs`` is read into the same records: every line
+begins with glog's prefix, the compilation and the log's name, and a graph is the lines from its
+heading to the next one. Which code was compiled, and on which stack, is not there.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct, field
 
+MARK = "[__aot_graphs]"
+# Rank where there are several, process, compilation, text. The attempt is behind an underscore.
+_LOG_LINE = re.compile(
+    r"(?:\[rank(\d{1,6})\]:)?[A-Z]\d{4} [\d:.]{8,20} (\d{1,10}) [^\]]{0,400}\] "
+    r"\[(\d{1,9})/(\d{1,9})(?:_\d{1,9})?\] \[__aot_graphs\] ?(.*)$",
+    re.ASCII,
+)
+_HEADING = re.compile(r"\s*===== (Forward|Backward) graph \d+ =====")
+_END = "TRACED GRAPH"
 # What is needed of all that torch writes: names of records, and of the artifacts among them.
 WANTED = frozenset(
     {"dynamo_start", "dynamo_output_graph", "aot_forward_graph", "aot_backward_graph"}
@@ -26,7 +40,6 @@ ARTIFACTS = frozenset({CONFIG, BREAK, VERSION})
 _NAME = "str"
 # Frames of a stack that are looked at: no program calls as deep.
 _DEEPEST = 1000
-
 # A line of the log: the rank where there are several, glog's prefix, then the object.
 _LINE = re.compile(
     r"(?:\[rank\d+\]:)?V\d{4} [\d:.]{8,20} \d{1,10} [^\]]{0,400}\] (\{.*)$", re.ASCII
@@ -134,3 +147,40 @@ def write_record(fields: dict[str, Any], payload: str) -> str:
     """A record as torch writes it."""
     body = "".join(f"\n\t{line}" for line in payload.split("\n")) if payload else ""
     return f"V0101 00:00:00.000000 0 recompute_scan] {json.dumps(fields)}{body}\n"
+
+
+def read_text_log(lines: Iterable[str]) -> dict[int, list[Record]]:
+    """The records of each rank, or of each process in order where no ranks are told.
+
+    Lines of anything else are passed over.
+    """
+    found: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    open_: dict[tuple[str, str], tuple[Record, list[str]]] = {}
+
+    def close(whose: tuple[str, str]) -> None:
+        if whose in open_:
+            record, body = open_.pop(whose)
+            found[whose].append(Record(record.name, record.fields, "\n".join(body)))
+
+    for line in lines:
+        match = _LOG_LINE.search(line) if MARK in line else None
+        if match is None:
+            continue
+        rank, process, frame, version, said = match.groups()
+        # Ranks that are told are one process each.
+        whose = (rank or "", "" if rank else process)
+        heading = _HEADING.match(said)
+        if heading or said.startswith(_END):
+            close(whose)
+        if heading:
+            name = "aot_forward_graph" if heading[1] == "Forward" else "aot_backward_graph"
+            where = {"frame_id": int(frame), "frame_compile_id": int(version)}
+            open_[whose] = Record(name, {name: {}, **where}, ""), []
+        elif whose in open_:
+            open_[whose][1].append(said)
+    for whose in list(open_):
+        close(whose)
+    ranks: dict[int, list[Record]] = {}
+    for (rank, _), records in found.items():
+        ranks[int(rank) if rank else len(ranks)] = records
+    return ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -12,28 +12,21 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from torch import nn
 
-from recompute_scan.faithful import (
-    ComparedRegion,
-    Difference,
-    Fidelity,
-    KeptState,
-    LostGradient,
-)
+from recompute_scan.faithful import ComparedRegion, Difference, Fidelity, KeptState, LostGradient
 from recompute_scan.fidelity.fingerprint import unseen
-from recompute_scan.fidelity.generators import python_states
-from recompute_scan.fidelity.keeping import cost_of_keeping
-from recompute_scan.fidelity.region_runs import ForwardRun, RecomputeRun, RegionRun, Shown
-from recompute_scan.fidelity.state import changed_again, look_at_state, parts_of
-from recompute_scan.fidelity.uses import (
-    Around,
-    HandedTensors,
-    see_what_is_handed,
+from recompute_scan.fidelity.kept_between import (
+    changed_again,
+    look_at_state,
+    parts_of,
+    python_states,
 )
+from recompute_scan.fidelity.region_runs import ForwardRun, RecomputeRun, RegionRun, Shown
+from recompute_scan.fidelity.uses import Around, HandedTensors, see_what_is_handed
 from recompute_scan.fidelity.watch import NameOf, Thread, Watch, WatchedStep, watched_already
 
+_ROUNDS = 30
 # What a run of a region is to be told when it returns: what it returns.
 Returned = Callable[[Any], None]
-
 # Of one region; a model has the same fault in each layer, and each in its own region.
 _MOST = 8
 
@@ -211,3 +204,52 @@ class RegionCall:
         """Compare no more runs of this call, and say why."""
         self._wanted = False
         self._sum.untold[why] = None
+
+
+def cost_of_keeping() -> float:
+    """Time of the host, in µs, for one checkpointed call and its recompute: the least of several.
+
+    A checkpoint reads the state in the forward; for the recompute it reads the present one, puts
+    the forward's in place and in the end the present one back (``torch.utils.checkpoint``,
+    ``torch.random.fork_rng``), of the CPU and of the GPU that is used. This does the same with
+    generators of its own, so that the script's are left alone; what torch does around that in
+    Python comes on top.
+    """
+    generators = [torch.Generator()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        generators.append(torch.Generator(f"cuda:{torch.cuda.current_device()}"))
+    return 1e6 * min(_once(generators) for _ in range(_ROUNDS))
+
+
+def _once(generators: Sequence[torch.Generator]) -> float:
+    began = time.perf_counter()
+    states = [_read(one) for one in generators]
+    with ExitStack() as forks:
+        for generator, state in zip(generators, states, strict=True):
+            forks.enter_context(_forked(generator))
+            _put(generator, state)
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _forked(generator: torch.Generator) -> Iterator[None]:
+    state = _read(generator)
+    try:
+        yield
+    finally:
+        _put(generator, state)
+
+
+def _read(generator: torch.Generator) -> torch.Tensor:
+    if generator.device.type == "cpu":
+        return generator.get_state()
+    with torch.cuda.device(generator.device):
+        return generator.get_state()
+
+
+def _put(generator: torch.Generator, state: torch.Tensor) -> None:
+    if generator.device.type == "cpu":
+        generator.set_state(state)
+    else:
+        with torch.cuda.device(generator.device):
+            generator.set_state(state)

@@ -11,27 +11,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch.utils._python_dispatch import _disable_current_modes
 
-from recompute_scan.faithful import (
-    Difference,
-    LostGradient,
-    Operation,
-)
+from recompute_scan.faithful import Difference, LostGradient, Operation
 from recompute_scan.fidelity.calls_apart import differ
 from recompute_scan.fidelity.checker import Checker
 from recompute_scan.fidelity.elements import is_plain
-from recompute_scan.fidelity.fingerprint import Fingerprint, unseen, unseen_below
-from recompute_scan.fidelity.generators import python_states
+from recompute_scan.fidelity.fingerprint import Fingerprint, Prints, unseen, unseen_below
+from recompute_scan.fidelity.kept_between import ModuleState, python_states
 from recompute_scan.fidelity.operators import tensors
-from recompute_scan.fidelity.prints import Prints
-from recompute_scan.fidelity.state import ModuleState
 from recompute_scan.fidelity.tape import Tape, TapeEntry
-from recompute_scan.fidelity.uses import (
-    Around,
-    Arrives,
-    HandedTensors,
-    SavedGraph,
-    graphs_below,
-)
+from recompute_scan.fidelity.uses import Around, Arrives, HandedTensors, SavedGraph, graphs_below
 from recompute_scan.fidelity.watch import function_modes, nodes_so_far
 
 

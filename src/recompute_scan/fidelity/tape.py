@@ -9,10 +9,9 @@ import torch
 from msgspec import Struct, field
 
 from recompute_scan.fidelity.elements import part_of_memory
-from recompute_scan.fidelity.fingerprint import Fingerprint
-from recompute_scan.fidelity.generators import RandomDraw
+from recompute_scan.fidelity.fingerprint import Fingerprint, Prints
+from recompute_scan.fidelity.kept_between import RandomDraw
 from recompute_scan.fidelity.operators import OperatorKind, storage_of
-from recompute_scan.fidelity.prints import Prints
 
 
 class Outside(Struct, frozen=True, gc=False):

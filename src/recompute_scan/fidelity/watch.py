@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.faithful import Operation
 from recompute_scan.fidelity.elements import is_plain
-from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
-from recompute_scan.fidelity.generators import Drawn
+from recompute_scan.fidelity.fingerprint import Fingerprint, Keeping, Prints, fingerprint, unseen
+from recompute_scan.fidelity.kept_between import Drawn
 from recompute_scan.fidelity.operators import (
     OperatorKind,
     arguments,
@@ -29,7 +29,6 @@ from recompute_scan.fidelity.operators import (
     storage_of,
     tensors,
 )
-from recompute_scan.fidelity.prints import Keeping, Prints
 from recompute_scan.fidelity.tape import Given, OperatorCall, Tape, TapeEntry
 
 # The number that the next autograd node of this thread will have.

@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from recompute_scan.advise import place, title_of
 from recompute_scan.findings.code import CodeEvidence
-from recompute_scan.findings.evidence import Evidence, RankEvidence
-from recompute_scan.findings.run_evidence import RunEvidence
+from recompute_scan.findings.evidence import Evidence, RankEvidence, RunEvidence
 from recompute_scan.result import Checkpoint, Finding, Fix, Level, Region
 
 Severity = Literal["error", "warning", "info"]

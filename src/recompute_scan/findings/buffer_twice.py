@@ -9,7 +9,7 @@ from recompute_scan.findings.differences import (
     count_blocks,
     name_blocks,
 )
-from recompute_scan.findings.run_evidence import RunEvidence
+from recompute_scan.findings.evidence import RunEvidence
 from recompute_scan.result import Fix
 
 _MOST_SHOWN = 6

@@ -9,7 +9,7 @@ from recompute_scan.annotations import CHECK_OFF
 from recompute_scan.faithful import ComparedRegion
 from recompute_scan.findings.base import Answer, Rule
 from recompute_scan.findings.differences import CHECKPOINT_DOCS, count_blocks, name_blocks
-from recompute_scan.findings.run_evidence import RunEvidence
+from recompute_scan.findings.evidence import RunEvidence
 from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.result import Finding, Fix
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from recompute_scan.advise import place
 from recompute_scan.faithful import ComparedRegion, Difference, DifferenceKind, Operation
-from recompute_scan.findings.run_evidence import RunEvidence
+from recompute_scan.findings.evidence import RunEvidence
 
 CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _MOST_NAMED = 3

@@ -12,7 +12,7 @@ from recompute_scan.findings.differences import (
     describe_operation,
     name_blocks,
 )
-from recompute_scan.findings.run_evidence import RunEvidence
+from recompute_scan.findings.evidence import RunEvidence
 from recompute_scan.result import Finding, Fix
 
 _MOST_SHOWN = 6

@@ -10,7 +10,7 @@ from recompute_scan.findings.differences import (
     describe_operation,
     find_faults,
 )
-from recompute_scan.findings.run_evidence import RunEvidence
+from recompute_scan.findings.evidence import RunEvidence
 from recompute_scan.result import Finding, Fix, Level
 
 _KINDS: tuple[DifferenceKind, ...] = ("input", "argument", "shape", "operators", "value")

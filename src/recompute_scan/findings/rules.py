@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from recompute_scan.findings.base import Answer, NotApplicable, Rule
 from recompute_scan.findings.code import CodeEvidence
-from recompute_scan.findings.evidence import Evidence, RankEvidence
-from recompute_scan.findings.run_evidence import RunEvidence
+from recompute_scan.findings.evidence import Evidence, RankEvidence, RunEvidence
 from recompute_scan.result import Checked, Finding, Result
 
 # Modules of this folder, each with its ``RULE``, in the order of codes.

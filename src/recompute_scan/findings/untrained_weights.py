@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recompute_scan.findings.base import Answer, NotApplicable, Rule
-from recompute_scan.findings.run_evidence import RunEvidence
+from recompute_scan.findings.evidence import RunEvidence
 
 _MOST_NAMED = 6
 

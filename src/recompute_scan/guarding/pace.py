@@ -33,10 +33,6 @@ class Pace:
         """Median of the latest step times in s."""
         return statistics.median(self._times) if self._times else None
 
-    def pause(self) -> None:
-        """The time until the next step is not one."""
-        self._last = None
-
     def look_at_memory(self) -> None:
         """Keep what is in use now."""
         self._memory = _in_use()

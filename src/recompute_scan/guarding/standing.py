@@ -17,13 +17,12 @@ from recompute_scan.errors import UsageError
 from recompute_scan.guarding.changes import Change, sentence
 from recompute_scan.guarding.checkpoint_hooks import CheckpointHooks
 from recompute_scan.guarding.judging import Judge, Training
+from recompute_scan.guarding.modules_seen import RegionNames, Trained, seen_step
 from recompute_scan.guarding.pace import Pace
-from recompute_scan.guarding.region_names import RegionNames, seen_step
-from recompute_scan.guarding.sampling import Sampling
+from recompute_scan.guarding.samples import Sampling
 from recompute_scan.guarding.stored import Stored, read_stored, write_stored
 from recompute_scan.guarding.tallies import TalliedRegion, Tallies
 from recompute_scan.guarding.telling import Listening, Telling, refusal, with_pace
-from recompute_scan.guarding.trained import Trained
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.module_names import ModuleIndex

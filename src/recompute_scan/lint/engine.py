@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -14,14 +14,12 @@ from recompute_scan.errors import InputError
 from recompute_scan.lint.accepted import Unused, acceptances, sorted_out
 from recompute_scan.lint.configurations import settings_findings
 from recompute_scan.lint.doubling import script_findings
-from recompute_scan.lint.launches import launch_findings
-from recompute_scan.lint.modules import wrappers_from_elsewhere
+from recompute_scan.lint.launches import Launch, launch_findings, read_shell
 from recompute_scan.lint.pins import pinned_beside
-from recompute_scan.lint.python import Script, read_script
-from recompute_scan.lint.said import Found, Pinned, Setting, Unreadable
+from recompute_scan.lint.python import ImportedCall, Script, read_script
+from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned, Setting, Unreadable
 from recompute_scan.lint.settings import read_settings
-from recompute_scan.lint.shell import Launch, read_shell
-from recompute_scan.lint.switched_on import SwitchedOn, on_in_script, on_in_settings
+from recompute_scan.lint.switched_on import SwitchInFile, on_in_script, on_in_settings
 from recompute_scan.project_file import LintSettings
 
 _CONFIGURATION = {".yaml", ".yml", ".json", ".toml"}
@@ -30,7 +28,6 @@ _LARGEST = {".py": 2_000_000}
 _LARGE = 256_000
 _SEVERITIES = ("error", "warning", "info")
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", "build", "dist"}
-
 _DEFAULT = LintSettings()
 
 
@@ -55,7 +52,7 @@ class Report(Struct, frozen=True):
     undecided: tuple[tuple[str, str], ...]
     unused: tuple[Unused, ...] = ()
     fail_on: str = "error"
-    switched_on: tuple[SwitchedOn, ...] = ()
+    switched_on: tuple[SwitchInFile, ...] = ()
 
     @property
     def status(self) -> int:
@@ -102,7 +99,7 @@ def lint(
             texts.pop(path, None)
     deepspeed = any(script.deepspeed_checkpointing for script in scripts.values())
     found: set[Found] = set()
-    on: set[SwitchedOn] = set()
+    on: set[SwitchInFile] = set()
     pins: dict[Path, Pinned] = {
         folder: pinned_beside(folder, installed) for folder in {path.parent for path in texts}
     }
@@ -223,3 +220,60 @@ def _text(path: Path) -> str:
     if b"\0" in data:
         raise Unreadable("it is binary")
     return data.decode("utf-8-sig", errors="replace")
+
+
+def wrappers_from_elsewhere(
+    scripts: Mapping[Path, Script],
+) -> dict[Path, tuple[CheckpointSwitch, ...]]:
+    """The switches of each script, those of imported helpers put where they are called.
+
+    A helper is known where exactly one of the scripts that were read defines it in the module, or
+    below the package, that the import names; else the call stays one whose effect is not told.
+    """
+    defined: dict[str, list[Path]] = {}
+    for path, script in scripts.items():
+        for name in script.helpers:
+            defined.setdefault(name, []).append(path)
+    found = {}
+    for path, script in scripts.items():
+        switches = script.switches
+        for call in script.imported:
+            switches = _put_in(switches, call, scripts, defined)
+        found[path] = switches
+    return found
+
+
+def _put_in(
+    switches: tuple[CheckpointSwitch, ...],
+    call: ImportedCall,
+    scripts: Mapping[Path, Script],
+    defined: Mapping[str, list[Path]],
+) -> tuple[CheckpointSwitch, ...]:
+    module, _, name = call.origin.rpartition(".")
+    named = [path for path in defined.get(name, ()) if _within(path, module)]
+    if len(named) != 1:
+        return switches
+    kept = [switch for switch in switches if switch.line != call.line or switch.kind != "wrapper"]
+    for place, switch, certain in scripts[named[0]].helpers[name]:
+        if place < len(call.given):
+            kept.append(
+                replace(
+                    switch,
+                    line=call.line,
+                    subject=call.given[place],
+                    scope=call.scope,
+                    branch=call.branch,
+                    certain=certain,
+                    layers=None,
+                )
+            )
+    return tuple(kept)
+
+
+def _within(path: Path, module: str) -> bool:
+    """Whether a file is the module of that name, or below the package of that name."""
+    parts = tuple(part for part in module.split(".") if part)
+    inside = path.with_suffix("").parts
+    return any(
+        inside[start : start + len(parts)] == parts for start in range(len(inside) - len(parts) + 1)
+    )

@@ -1,9 +1,12 @@
-"""What one launch command shows, with the configuration, the arguments and the script it names."""
+"""Launch commands in a shell script, and what each shows with the files that it names."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace as replaced
 
 from recompute_scan.lint.configurations import (
@@ -22,7 +25,117 @@ from recompute_scan.lint.doubling import asks, script_findings
 from recompute_scan.lint.python import Script
 from recompute_scan.lint.said import Found, Pinned, Setting
 from recompute_scan.lint.settings import truthy
-from recompute_scan.lint.shell import Launch
+
+_LAUNCHERS = re.compile(
+    r"\baccelerate\s+launch\b|\baccelerate\.commands\.launch\b|\btorchrun\b|\bpython3?\b"
+    r"|\bdeepspeed\b|\bllamafactory-cli\b|\btrl\s+(?:sft|dpo|grpo|kto|reward)\b"
+)
+_FILES = (".py", ".yaml", ".yml", ".json")
+_ASSIGNED = re.compile(
+    r"^\s*(?:export\s+|declare\s+(?:-a\s+)?)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL
+)
+_USED = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[[@*]\])?\}?")
+_MOST = 100_000
+
+
+class Launch(Struct, frozen=True):
+    """One command that starts a training: its line, its files, its arguments."""
+
+    line: int
+    files: tuple[str, ...]
+    settings: tuple[Setting, ...]
+
+    @property
+    def script(self) -> str | None:
+        """The Python script that it starts."""
+        return next((name for name in self.files if name.endswith(".py")), None)
+
+    def get(self, name: str) -> Setting | None:
+        """The last value of an argument, which is what counts."""
+        return next((s for s in reversed(self.settings) if s.path == (name,)), None)
+
+
+def read_shell(text: str) -> Iterator[Launch]:
+    """The launch commands of a shell script, variables and arrays that it sets itself put in.
+
+    A variable that is set in several places has its last value before the command, whatever
+    conditions are around it: what rests on it is said with the caution of the rules.
+    """
+    known: dict[str, str] = {}
+    for line, command in _commands(text):
+        assigned = _ASSIGNED.match(command)
+        if assigned and not _LAUNCHERS.search(command):
+            name, more, value = assigned.groups()
+            value = _plain(value.strip(), known)
+            known[name] = f"{known.get(name, '')} {value}"[:_MOST] if more else value
+        elif _LAUNCHERS.search(command):
+            words = _split(_put_in(command, known))
+            if words:
+                yield _launch(words, line)
+
+
+def _commands(text: str) -> Iterator[tuple[int, str]]:
+    """Logical lines, with the lines that they begin at; an array's parentheses join lines."""
+    start, command = 1, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not command:
+            start = number
+        if line.endswith("\\"):
+            command += line[:-1] + " "
+            continue
+        command += line
+        opened = re.match(r"^\s*(?:export\s+|declare\s+-a\s+)?\w+\+?=(\(|[\"'])", command)
+        if opened and len(command) < _MOST and not _closed(command, opened[1]):
+            command += "\n"
+            continue
+        yield start, command
+        command = ""
+
+
+def _closed(command: str, sign: str) -> bool:
+    rest = command.partition("=")[2]
+    if sign == "(":
+        return any(line.split(" #")[0].rstrip().endswith(")") for line in rest.splitlines())
+    return rest.count(sign) % 2 == 0
+
+
+def _plain(value: str, known: dict[str, str]) -> str:
+    """A value as the words that it stands for, without its quotes or parentheses."""
+    if value.startswith("("):
+        inner = value[1:].rpartition(")")[0]
+        value = " ".join(
+            line.split(" #")[0] for line in inner.splitlines() if line.strip()[:1] != "#"
+        )
+    elif value[:1] in ("'", '"'):
+        value = value[1:].rpartition(value[0])[0]
+    return _put_in(value, known)[:_MOST]
+
+
+def _put_in(command: str, known: dict[str, str]) -> str:
+    """The command with its variables; an array in quotes is several words."""
+    command = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", command)
+    return _USED.sub(lambda used: known.get(used[1], used[0]), command)[:_MOST]
+
+
+def _split(command: str) -> list[str]:
+    try:
+        return shlex.split(command, comments=True)
+    except ValueError:
+        return []
+
+
+def _launch(words: list[str], line: int) -> Launch:
+    settings = []
+    files = tuple(word for word in words if word.endswith(_FILES))
+    for number, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        name, equals, value = word[2:].partition("=")
+        following = words[number + 1] if number + 1 < len(words) else "--"
+        # A flag alone is on.
+        given: object = value if equals else True if following.startswith("-") else following
+        settings.append(Setting((name.replace("-", "_"),), given, line))
+    return Launch(line, files, tuple(settings))
 
 
 def launch_findings(

@@ -26,7 +26,7 @@ _OWN = "the layers that the model's own switch covers"
 _WRAPPED = ("fsdp_transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap")
 
 
-class SwitchedOn(Struct, frozen=True, order=True):
+class SwitchInFile(Struct, frozen=True, order=True):
     """One switch that is on.
 
     Attributes:
@@ -47,7 +47,7 @@ class SwitchedOn(Struct, frozen=True, order=True):
     conditional: bool = False
 
 
-def on_in_script(file: str, script: Script, pinned: Pinned) -> Iterator[SwitchedOn]:
+def on_in_script(file: str, script: Script, pinned: Pinned) -> Iterator[SwitchInFile]:
     """Those of a script."""
     for switch in script.switches:
         subject = switch.subject or "the model"
@@ -60,52 +60,54 @@ def on_in_script(file: str, script: Script, pinned: Pinned) -> Iterator[Switched
             layers = f"{chosen} in {subject}"
         variant = _known(switch.variant, pinned)
         conditional = bool(switch.branch) and not switch.layers
-        yield SwitchedOn(file, switch.line, by, layers, variant, conditional)
+        yield SwitchInFile(file, switch.line, by, layers, variant, conditional)
     for line, keywords in script.arguments:
         if asks(keywords):
             given = keywords.get("gradient_checkpointing_kwargs")
             variant = _by_kwargs(given.get("use_reentrant") if isinstance(given, dict) else None)
-            yield SwitchedOn(file, line, "Trainer arguments", _OWN, _known(variant, pinned))
+            yield SwitchInFile(file, line, "Trainer arguments", _OWN, _known(variant, pinned))
         config = keywords.get("fsdp_config")
         if isinstance(config, dict) and config.get("activation_checkpointing") is True:
             layers = "the layers that FSDP wraps"
-            yield SwitchedOn(file, line, "FSDP's wrapper", layers, "non-reentrant")
+            yield SwitchInFile(file, line, "FSDP's wrapper", layers, "non-reentrant")
 
 
-def on_in_settings(file: str, settings: Sequence[Setting], pinned: Pinned) -> Iterator[SwitchedOn]:
+def on_in_settings(
+    file: str, settings: Sequence[Setting], pinned: Pinned
+) -> Iterator[SwitchInFile]:
     """Those of a configuration file."""
     values = {setting.path: setting for setting in settings}
     wrapper = values.get(("fsdp_config", "activation_checkpointing")) or wrapper_of(settings)
     if wrapper is not None and truthy(wrapper.value):
         named = next((s.value for s in settings if s.path[-1] in _WRAPPED if s.path), None)
         layers = f"each {named}" if named else "the layers that FSDP wraps"
-        yield SwitchedOn(file, wrapper.line, "FSDP's wrapper", layers, "non-reentrant")
+        yield SwitchInFile(file, wrapper.line, "FSDP's wrapper", layers, "non-reentrant")
     if is_llama_factory(settings):
         own = llama_factory_variant(settings, fsdp2=is_fsdp2(settings))
         if own is not None:
-            yield SwitchedOn(file, values["stage",].line, "LLaMA-Factory, by default", _OWN, own)
+            yield SwitchInFile(file, values["stage",].line, "LLaMA-Factory, by default", _OWN, own)
     elif (own_switch := values.get(("gradient_checkpointing",))) and truthy(own_switch.value):
         variant = _by_kwargs(value_of(settings, "gradient_checkpointing_kwargs", "use_reentrant"))
         by = "gradient_checkpointing"
-        yield SwitchedOn(file, own_switch.line, by, _OWN, _known(variant, pinned))
+        yield SwitchInFile(file, own_switch.line, by, _OWN, _known(variant, pinned))
     for path, setting in values.items():
         yield from _of_framework(file, path, setting)
 
 
-def _of_framework(file: str, path: tuple[str, ...], setting: Setting) -> Iterator[SwitchedOn]:
+def _of_framework(file: str, path: tuple[str, ...], setting: Setting) -> Iterator[SwitchInFile]:
     mode = str(setting.value)
     if path == ("activation_checkpoint", "mode") and mode in ("full", "selective"):
         which = "each TransformerBlock" if mode == "full" else "TransformerBlocks, selectively"
-        yield SwitchedOn(file, setting.line, "torchtitan", which, "non-reentrant")
+        yield SwitchInFile(file, setting.line, "torchtitan", which, "non-reentrant")
     elif path == ("enable_activation_checkpointing",) and truthy(setting.value):
         layers = "each TransformerSelfAttentionLayer"
-        yield SwitchedOn(file, setting.line, "torchtune", layers, "non-reentrant")
+        yield SwitchInFile(file, setting.line, "torchtune", layers, "non-reentrant")
     elif path[-1:] == ("activations_checkpoint_granularity",) and mode in ("full", "selective"):
         which = "whole layers" if mode == "full" else "the attention of each layer"
-        yield SwitchedOn(file, setting.line, "NeMo", which, "reentrant")
+        yield SwitchInFile(file, setting.line, "NeMo", which, "reentrant")
     elif path[-2:-1] == ("activation_checkpointing_policy",) and "init_args" in path:
         layers = f"each {mode.rpartition('.')[2]}"
-        yield SwitchedOn(file, setting.line, "Lightning's strategy", layers, "non-reentrant")
+        yield SwitchInFile(file, setting.line, "Lightning's strategy", layers, "non-reentrant")
 
 
 def _by_kwargs(reentrant: object) -> Variant:

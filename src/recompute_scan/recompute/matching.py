@@ -11,8 +11,7 @@ from msgspec import Struct
 from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.anchors import Anchor, Anchors
-from recompute_scan.recompute.boundaries import Boundaries
+from recompute_scan.recompute.anchors import Anchor, Anchors, Boundaries
 from recompute_scan.recompute.readings import Ending, Endings
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.runs import (

@@ -1,4 +1,4 @@
-"""Blocks of all steps folded into the rows that a person reads: one per layer."""
+"""Blocks as a person reads them: one row per layer, and one block enlarged, run by run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from collections import Counter
 
 import numpy as np
 
+from recompute_scan.arrays import among, distinct
+from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.recompute.families import family_of_node
 from recompute_scan.recompute.layers import MATTERS_IN_BLOCK, operators_of
-from recompute_scan.result import Checkpoint, Region
+from recompute_scan.recompute.roles import Role
+from recompute_scan.result import Checkpoint, Proof, ProofLane, ProofOp, Region
+from recompute_scan.trace.columns import Int64
 
+MOST_OPERATORS = 400
 _SHOWN_OPERATORS = 4
 
 
@@ -71,3 +77,106 @@ def _signature(facts: RecomputeFacts, block: Block) -> str:
     shown = list(dict.fromkeys(names))
     more = ", …" if len(shown) > _SHOWN_OPERATORS else ""
     return f"{len(names)} operators: {', '.join(shown[:_SHOWN_OPERATORS])}{more}"
+
+
+def show_proof(facts: RecomputeFacts, regions: tuple[Region, ...]) -> Proof | None:
+    """The block that shows the verdict best: of the most recomputed layers, the middle one.
+
+    ``None`` when nothing was recomputed or the trace has no blocks.
+    """
+    if not regions:
+        return None
+    most = max(region.recompute_runs_per_backward for region in regions)
+    shown = [region for region in regions if region.recompute_runs_per_backward == most]
+    region = shown[len(shown) // 2]
+    block = facts.layers[region.ordinal][-1]
+    rows = distinct(facts.counts.rows[block.places])
+    lanes = [_lane(facts, "forward", "forward", rows)]
+    runs = _recomputes(facts, rows)
+    for number, again in enumerate(runs, 1):
+        label = "recompute" if len(runs) == 1 else f"recompute {number}"
+        lanes.append(_lane(facts, label, "recompute" if number == 1 else "redundant", again))
+    backward = _backward(facts, rows, runs)
+    if len(backward):
+        lanes.append(_lane(facts, "backward", "backward", backward))
+    step = int(facts.counts.step[block.span.first])
+    return Proof(region=region.ordinal, step=facts.steps[step].index, lanes=tuple(lanes))
+
+
+def _lane(facts: RecomputeFacts, label: str, kind: str, rows: Int64) -> ProofLane:
+    calls = facts.calls
+    start, end = int(calls.start[rows].min()), int(calls.end[rows].max())
+    return ProofLane(
+        label=label,
+        kind=kind,  # type: ignore[arg-type]
+        start_us=start / 1000,
+        duration_us=(end - start) / 1000,
+        ops=tuple(
+            ProofOp(
+                name=_shown_name(calls.names[calls.name[row]]),
+                family=_family(calls.names[calls.name[row]]),
+                start_us=float(calls.start[row]) / 1000,
+                duration_us=float(calls.end[row] - calls.start[row]) / 1000,
+            )
+            for row in rows[:MOST_OPERATORS]
+        ),
+    )
+
+
+def _family(name: str) -> str:
+    # the kind of a node is what the forward operator's family is called
+    return family_of_node(name)[1] if name.startswith(words.ENGINE) else words.family_of(name)[0]
+
+
+def _shown_name(name: str) -> str:
+    return name.removeprefix(words.ENGINE).removeprefix("aten::")
+
+
+def _recomputes(facts: RecomputeFacts, rows: Int64) -> list[Int64]:
+    """The second runs of these operators, one array per recompute, in order of time."""
+    found = []
+    first, last = rows.min(), rows.max()
+    for recompute in facts.alignment.recomputes:
+        if recompute.original.max() < first or recompute.original.min() > last:
+            continue
+        mine = among(recompute.original, rows)
+        if mine.any():
+            found.append(recompute.again[mine])
+    return found
+
+
+def _backward(facts: RecomputeFacts, rows: Int64, runs: list[Int64]) -> Int64:
+    """Engine ranges that compute this block's gradients, without those that hold recomputes.
+
+    After the last recompute of a block comes its backward, up to the first recompute of another.
+    """
+    calls, structure = facts.calls, facts.structure
+    engines = structure.rows(Role.BACKWARD)
+    if not runs:
+        number = structure.number[rows]
+        number = number[number >= 0]
+        if not len(number):
+            return engines[:0]
+        step_end = _step_end(facts, rows)
+        mine = (structure.number[engines] >= number.min()) & (
+            structure.number[engines] <= number.max()
+        )
+        mine &= (calls.start[engines] > calls.end[rows].max()) & (calls.start[engines] < step_end)
+        return np.asarray(engines[mine])
+    last = int(calls.end[runs[-1]].max())
+    others = [
+        int(calls.start[recompute.again].min())
+        for recompute in facts.alignment.recomputes
+        if calls.start[recompute.again].min() > last
+    ]
+    until = min([*others, _step_end(facts, rows)])
+    leaf = np.ones(len(engines), np.bool_)
+    parents = structure.engine[np.maximum(calls.parent[engines], 0)]
+    leaf[among(engines, parents[calls.parent[engines] >= 0])] = False
+    mine = (calls.start[engines] >= last) & (calls.end[engines] <= until) & leaf
+    return np.asarray(engines[mine])
+
+
+def _step_end(facts: RecomputeFacts, rows: Int64) -> int:
+    start = int(facts.calls.start[rows[0]])
+    return next((step.end for step in facts.steps if step.start <= start < step.end), 2**62)

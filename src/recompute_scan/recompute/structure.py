@@ -27,13 +27,10 @@ from msgspec import Struct
 from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.functions import (
-    CheckpointFunctions,
-    find_checkpoint_functions,
-)
-from recompute_scan.recompute.numbers import numbers_of
+from recompute_scan.recompute.functions import CheckpointFunctions, find_checkpoint_functions
 from recompute_scan.recompute.roles import LOOKED_THROUGH, OPERATORS, Role, table
 from recompute_scan.recompute.settling import (
+    numbers_of,
     settle_formulas,
     settle_gradients,
     settle_hooks,

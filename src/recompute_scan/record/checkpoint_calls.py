@@ -4,14 +4,19 @@ Checkpoints are caught where :mod:`recompute_scan.record.caught` says, and those
 libraries like torch's own reentrant one. What is wrapped around the forward's run and around the
 recomputes is for :class:`~recompute_scan.record.region_ranges.Regions` to say; what is computed
 never changes.
+
+A checkpoint's backward turns gradients on, runs something again and starts a backward pass of its
+own. That shows in what the code of its ``backward`` names; whether it does run anything again is
+for the trace to tell.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
-from collections.abc import Callable
-from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +26,7 @@ from torch import nn
 from recompute_scan.annotations import RANDOM_STATE_LEFT
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.caught import (
+    Arguments,
     Variant,
     generator_function,
     reentrant_function,
@@ -29,11 +35,12 @@ from recompute_scan.record.caught import (
 from recompute_scan.record.compat import inputs
 from recompute_scan.record.guard import Call, Guard, Sheltered, within
 from recompute_scan.record.module_names import Untrained
-from recompute_scan.record.options import Arguments
-from recompute_scan.record.own_functions import own_functions
 from recompute_scan.record.patches import Patches, after_import
 from recompute_scan.record.region_ranges import UNNAMED, CheckpointCall, RangedRegion, Regions
 
+_TURNS_ON = frozenset({"enable_grad", "set_grad_enabled"})
+_STARTS = frozenset({"backward", "grad"})
+_DEEPEST = 2
 # What can be called and has no other use to speak of.
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
 
@@ -244,3 +251,44 @@ def _needs_gradient(args: tuple[Any, ...]) -> bool:
             if isinstance(arg, torch.Tensor) and arg.requires_grad:
                 return True
     return False
+
+
+def own_functions() -> Iterator[Any]:
+    """The classes in this process that define a forward, but those of torch."""
+    for function in _below(torch.autograd.Function):
+        home = str(getattr(function, "__module__", "")).partition(".")[0]
+        own = home != "torch" and "forward" in vars(function)
+        if own and recomputes(getattr(function, "backward", None)):
+            yield function
+
+
+def recomputes(backward: Any) -> bool:
+    """Does the code of a ``backward`` turn gradients on and start a backward pass?"""
+    # torch.amp.custom_bwd and once_differentiable are around many.
+    names = set(_names(inspect.unwrap(backward), _DEEPEST)) if callable(backward) else set()
+    return bool(names & _TURNS_ON) and bool(names & _STARTS)
+
+
+def _below(kind: type) -> Iterator[type]:
+    children: list[type] = type.__subclasses__(kind)
+    for child in children:
+        yield child
+        yield from _below(child)
+
+
+def _names(function: object, depth: int) -> Iterator[str]:
+    """What a function's code refers to, and what the functions beside it do that it calls."""
+    if not isinstance(function, FunctionType):
+        return
+    for name in _named_in(function.__code__):
+        yield name
+        beside = function.__globals__.get(name)
+        if depth and getattr(beside, "__module__", None) == function.__module__:
+            yield from _names(beside, depth - 1)
+
+
+def _named_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _named_in(constant)

@@ -21,7 +21,7 @@ from recompute_scan.record.arrange.arranging import Arranging
 from recompute_scan.record.arrange.rehearsing import Rehearsing
 from recompute_scan.record.compiled_graphs import CompiledGraphs
 from recompute_scan.record.execute import Exit
-from recompute_scan.record.following import TrainingEvents
+from recompute_scan.record.following import TrainingEvents, Unstepped
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.collect import receive, send
 from recompute_scan.record.launch.forks import in_forked_processes
@@ -43,7 +43,6 @@ from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.run_record import make_run_record
 from recompute_scan.record.scope import Plan
 from recompute_scan.record.steps import StepCounter, StepHooks
-from recompute_scan.record.unstepped import Unstepped
 from recompute_scan.record.verify.bypass import Alternation, Bypass
 from recompute_scan.record.verify.gauges import Gauges
 from recompute_scan.record.watchdog import HUNG, Watchdog

@@ -14,6 +14,7 @@ from recompute_scan.annotations import COUNTS_RUNS, SELECTIVE
 from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.known import recognise
 from recompute_scan.record.call_sites import CallSites, place_of, top_package
+from recompute_scan.record.caught import counts_runs
 from recompute_scan.record.given import variables
 from recompute_scan.record.module_names import (
     UNKNOWN,
@@ -22,7 +23,6 @@ from recompute_scan.record.module_names import (
     covered_modules,
     unwrapped,
 )
-from recompute_scan.record.options import counts_runs
 from recompute_scan.record.switches import COMPOSABLE_MODULE, NOWHERE, WRAPPER_MODULE, Switches
 
 _CHECKPOINT_MODULE = "torch.utils.checkpoint"

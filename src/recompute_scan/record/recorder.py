@@ -18,10 +18,9 @@ from recompute_scan.faithful import Fidelity
 from recompute_scan.record.compat import compiled_something
 from recompute_scan.record.execute import StopRecording
 from recompute_scan.record.guard import Guard
-from recompute_scan.record.kept import RecordedSoFar
 from recompute_scan.record.launch.launcher import RankFacts
 from recompute_scan.record.launch.membership import Membership
-from recompute_scan.record.phase import Phase
+from recompute_scan.record.phase import Phase, RecordedSoFar
 from recompute_scan.record.quiet import Progress
 from recompute_scan.record.scope import DEFAULT, Plan, Seen
 from recompute_scan.record.steps import StepCounter, StepTimer, in_backward

@@ -6,20 +6,28 @@ holds is written as soon as it closes.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
+
 from recompute_scan.deciding import Policies
+from recompute_scan.record.compat import stacks_crash
 from recompute_scan.record.guard import Guard
-from recompute_scan.record.kept import RecordedSoFar
 from recompute_scan.record.launch.membership import Membership
-from recompute_scan.record.obstacles import OTHER_PROFILER, no_profiler, no_stacks
-from recompute_scan.record.phase import Phase
+from recompute_scan.record.phase import Phase, RecordedSoFar
 from recompute_scan.record.profiler import OtherProfilers, ProfilerWindow
 from recompute_scan.record.quiet import Progress
+from recompute_scan.record.ranges import still_open
 from recompute_scan.record.scope import Plan
 from recompute_scan.record.steps import StepCounter
+
+OTHER_PROFILER = (
+    "The script runs a torch profiler of its own, and torch runs one at a time: recording "
+    "waited for it to end. For a complete recording, run the script without its profiler."
+)
 
 
 class DecidingStep(Protocol):
@@ -180,3 +188,32 @@ class Tracing:
             )
         else:
             self._kept.warn(f"The step with Python stacks was left out: {why}.")
+
+
+def no_profiler() -> str | None:
+    """Why no profiler may start any more in this process; ``None`` where one may."""
+    open_ranges = still_open()
+    if not open_ranges:
+        return None
+    names = ", ".join(open_ranges[:3])
+    return (
+        f"a profiler of torch ended while ranges were open ({names}), and another one could "
+        "make torch crash when they close"
+    )
+
+
+def no_stacks() -> str | None:
+    """Why no profiler with Python stacks may run; ``None`` where it may."""
+    if stacks_crash():
+        return (
+            f"on Python 3.13 torch {torch.__version__} crashes when it records them; torch 2.7.1 "
+            "does not"
+        )
+    if sys.getprofile() is not None or threading.getprofile() is not None:
+        return (
+            "the script has a profile function of its own (sys.setprofile, cProfile), which torch "
+            "would take out"
+        )
+    if getattr(torch._C, "_len_torch_function_stack", lambda: 0)():
+        return "the script has a TorchFunctionMode on, which would see torch look at gradients"
+    return None

@@ -20,7 +20,7 @@ _MOST_SHRUNK = 0.1
 _SAME = 0.005
 
 
-class Part(Struct, frozen=True):
+class BarPart(Struct, frozen=True):
     """One piece of a bar. ``label`` and ``title`` are empty where they would not fit, ``short``
     where a bar of half a page's width has no room for it.
     """
@@ -55,8 +55,8 @@ class CostBars(Struct, frozen=True):
     rest: str
     saves: bool
     measured: bool
-    before: tuple[Part, ...]
-    after: tuple[Part, ...]
+    before: tuple[BarPart, ...]
+    after: tuple[BarPart, ...]
     low: float
     middle: float
     high: float
@@ -146,7 +146,7 @@ def _rest(redundant_ms: float, step: StepAfter) -> str:
     )
 
 
-def stacked(values: dict[str, float], scale: float) -> tuple[Part, ...]:
+def stacked(values: dict[str, float], scale: float) -> tuple[BarPart, ...]:
     """The pieces of one bar in the order of ``values`` (ms by part), per cent of ``scale`` wide."""
     parts, x = [], 0.0
     whole = sum(values.values()) or 1.0
@@ -156,7 +156,7 @@ def stacked(values: dict[str, float], scale: float) -> tuple[Part, ...]:
         width = 100 * value / scale
         text = share(value / whole)
         parts.append(
-            Part(
+            BarPart(
                 kind=kind,
                 title=PART_WORDS[kind] if width >= 14 else "",
                 short=PART_SHORT[kind] if width >= 14 else "",

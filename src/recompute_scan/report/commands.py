@@ -1,4 +1,4 @@
-"""Commands that a report tells its reader to run, with the script of the result where it is known.
+"""What a reader is told to do, as text to copy: commands to run, and diffs to take.
 
 A script's name came with the result, and people paste what a report tells them to run: a name that
 a shell would read more into is never repeated.
@@ -10,6 +10,7 @@ import re
 
 from msgspec import Struct
 
+from recompute_scan.report.escape import lines
 from recompute_scan.result import Result
 
 _PLAIN_SCRIPT = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./@%+-]{0,300}\.py")
@@ -79,3 +80,23 @@ def _before(version: str, since: tuple[int, int]) -> bool:
     """Is it an older version? One that is not known is not."""
     found = re.match(r"(\d{1,4})\.(\d{1,4})", version)
     return found is not None and (int(found[1]), int(found[2])) < since
+
+
+class DiffLine(Struct, frozen=True):
+    """One line of a diff: ``kind`` is ``add``, ``del``, ``hunk``, ``file`` or ``same``."""
+
+    kind: str
+    text: str
+
+
+def diff_lines(diff: str) -> list[DiffLine]:
+    """The lines with their kinds; the text itself is not changed."""
+    return [DiffLine(_kind(line), line) for line in lines(diff.rstrip("\n"))]
+
+
+def _kind(line: str) -> str:
+    if line.startswith(("+++", "---", "diff ", "index ")):
+        return "file"
+    if line.startswith("@@"):
+        return "hunk"
+    return {"+": "add", "-": "del"}.get(line[:1], "same")

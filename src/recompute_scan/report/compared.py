@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from recompute_scan import units
 from recompute_scan.frameworks.known import find_title
-from recompute_scan.report.bars import Part, stacked
+from recompute_scan.report.bars import BarPart, stacked
 from recompute_scan.report.escape import visible
 from recompute_scan.report.page import wrap
 from recompute_scan.report.templating import fill
@@ -60,15 +60,15 @@ def cautions(comparison: Comparison) -> tuple[str, ...]:
     return tuple(w for w in comparison.warnings if w not in comparison.obstacles)
 
 
-class Bar(Struct, frozen=True):
+class StepBar(Struct, frozen=True):
     """One step, drawn as its recomputes and the rest."""
 
     name: str
     total: str
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
 
 
-def step_bars(comparison: Comparison) -> tuple[Bar, ...]:
+def step_bars(comparison: Comparison) -> tuple[StepBar, ...]:
     """The two steps on one scale; empty where what recomputes take is not known of both, or where
     they cannot be compared.
     """
@@ -86,7 +86,7 @@ def step_bars(comparison: Comparison) -> tuple[Bar, ...]:
             "recompute": recomputes - redundant,
             "redundant": redundant,
         }
-        bars.append(Bar(name, ms(step), stacked(values, scale)))
+        bars.append(StepBar(name, ms(step), stacked(values, scale)))
     return tuple(bars)
 
 

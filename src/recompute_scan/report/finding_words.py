@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from recompute_scan.report import words
-from recompute_scan.report.diff import diff_lines
+from recompute_scan.report.commands import diff_lines
 from recompute_scan.report.escape import visible
 from recompute_scan.report.page import WIDTH, Page
 from recompute_scan.result import Finding

@@ -11,14 +11,14 @@ from markupsafe import Markup
 
 from recompute_scan.report import summary
 from recompute_scan.report.attachments import Attachments, regions_csv
+from recompute_scan.report.commands import diff_lines
 from recompute_scan.report.contents import SECTIONS, sections_of
-from recompute_scan.report.diff import diff_lines
 from recompute_scan.report.escape import script_json
 from recompute_scan.report.groups import checkpoint_stacks
-from recompute_scan.report.markdown import render_markdown
 from recompute_scan.report.picture import FAMILY_FILLS, PART_FILLS, Picture, picture
 from recompute_scan.report.section import Section
 from recompute_scan.report.templating import fill, fill_part
+from recompute_scan.report.text import render_markdown
 from recompute_scan.result import Result, to_json
 
 # Characters of JSON that the page carries; a larger result is left to its own file.

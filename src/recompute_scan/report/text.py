@@ -1,6 +1,8 @@
-"""The summary for a terminal: the whole answer in its columns, with or without colour.
+"""The whole answer as text: in columns for a terminal, and short and inert for an issue tracker.
 
-Only paths, source lines, commands and diffs may be wider, since they are there to be copied.
+On a terminal only paths, source lines, commands and diffs may be wider than its columns, since they
+are there to be copied. In Markdown nothing from the result can close a fence, start markup, mention
+a person or refer to an issue.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recompute_scan.report.contents import sections_of
+from recompute_scan.report.escape import markdown_code as code
 from recompute_scan.report.escape import visible
 from recompute_scan.report.page import WIDTH, Page
 from recompute_scan.result import Result
@@ -49,3 +52,10 @@ def next_steps(page: Page, report: str | None, after: Sequence[str]) -> None:
         page.title(f"{'Then' if measured else 'Next'}: apply it, record again and compare")
         page.verbatim(visible(again, 4096), "  ")
         page.verbatim(visible(compared, 4096), "  ")
+
+
+def render_markdown(result: Result) -> str:
+    """The summary as GitHub-flavoured Markdown, ending in a line end."""
+    parts = [section.markdown(result) for section in sections_of(result)]
+    parts.append(f"recompute-scan {code(result.tool_version, 20)}")
+    return "\n\n".join(part for part in parts if part) + "\n"

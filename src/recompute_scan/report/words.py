@@ -1,4 +1,4 @@
-"""Fixed terms as a person reads them; the same words in every rendering."""
+"""Fixed terms as a person reads them, and the count that anyone can redo: the same everywhere."""
 
 from __future__ import annotations
 
@@ -6,9 +6,31 @@ import re
 
 from recompute_scan.annotations import COMPILED
 from recompute_scan.frameworks.known import find_title
-from recompute_scan.result import Checkpoint, Cost, EvidenceLevel, Fix, Result, Verdict
-from recompute_scan.units import UNKNOWN, count, ms, size
+from recompute_scan.result import (
+    Checkpoint,
+    Cost,
+    CrossCheck,
+    EvidenceLevel,
+    Fix,
+    PlainCount,
+    Result,
+    Verdict,
+)
+from recompute_scan.units import UNKNOWN, count, ms, plural, size
 
+COLUMNS = (
+    "Operator",
+    "Outside the backward pass",
+    "Inside it",
+    "By gradient hooks",
+    "Recomputed, as the answer says",
+)
+HOW = (
+    "Operators that only a forward pass has, counted over the whole trace by name and time alone. "
+    "An operator is inside the backward pass if it starts within a range of the autograd engine on "
+    "its thread. Work without gradients is left out, except for that of autograd functions."
+)
+_AGREES = {True: "agrees", False: "differs", None: "nothing to count"}
 VERDICT_WORDS: dict[Verdict, str] = {
     "none": "none (nothing recomputed)",
     "partial": "partial (some recomputed, once)",
@@ -16,9 +38,7 @@ VERDICT_WORDS: dict[Verdict, str] = {
     "doubled": "doubled (recomputed more than once)",
     "inconclusive": "inconclusive",
 }
-
 NOTHING_TO_CHANGE = "Nothing is wasted, and there is nothing to change."
-
 VERDICT_MEANING: dict[Verdict, str] = {
     "none": (
         "The forward pass of every block ran once only, so no activation checkpoint was at work. "
@@ -43,13 +63,11 @@ VERDICT_MEANING: dict[Verdict, str] = {
         "page neither accuses nor clears the job."
     ),
 }
-
 BY_DESIGN_MEANING = (
     "One autograd function runs another one's forward again in its own gradient, so that its "
     "results need not be kept. That is how the model is written, and no setting turned it on. "
     f"{NOTHING_TO_CHANGE}"
 )
-
 # What attention's kernels alone say, where none ran again.
 NO_ATTENTION_MEANING = (
     "Attention ran again nowhere in the backward pass. Of everything else, its kernels say "
@@ -64,14 +82,12 @@ SURROUNDINGS = (
     "Nor do these logs tell whether checkpoints are around compiled code, which would run all of "
     "it once more. A recording by recompute-scan run does."
 )
-
 EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
     "annotated": "the trace has an annotation for every checkpointed call",
     "autograd": "operators and autograd nodes in the trace were matched, without annotations",
     "kernels": "attention was counted by the names of its kernels; operators do not show the model",
     "graphs": "compiled code was counted from the compiler's own graphs alone",
 }
-
 PART_WORDS = {
     "forward": "Forward pass",
     "recompute": "Needed recomputes",
@@ -80,7 +96,6 @@ PART_WORDS = {
     "optimizer": "Optimizer",
     "other": "Everything else",
 }
-
 PART_SHORT = {
     "forward": "Forward",
     "recompute": "Recompute",
@@ -89,15 +104,11 @@ PART_SHORT = {
     "optimizer": "Optimizer",
     "other": "Other",
 }
-
 # As they are commonly called, where the result has another word.
 _FAMILY_WORDS = {"gemm": "matmul"}
-
 _SAFE = "safe; the results of training cannot change"
 _REVIEW = "look before you apply it"
-
 KIND_WORDS = {"raised": "failed", "exited": "failed", "hung": "hung", "killed": "killed"}
-
 STATUS_WORDS = {
     "found": "found",
     "clean": "clean",
@@ -175,3 +186,41 @@ def collectives_words(cost: Cost) -> str:
     if cost.repeated_collectives_exposed_ms is not None:
         said.append(f"{ms(cost.repeated_collectives_exposed_ms)} with no computation beside them")
     return ", ".join(said)
+
+
+def plain_count_row(result: Result) -> tuple[str, str] | None:
+    """Does the plain count agree, and the numbers of its most telling operator."""
+    check = result.cross_check
+    if check is None:
+        return None
+    shown = _shown(check)
+    if shown is None:
+        return _AGREES[check.agrees], "no operator that only a forward pass has"
+    name = shown.name.removeprefix("aten::")
+    # A checkpoint of a single operator stops as soon as that has its inputs again.
+    began = check.agrees and result.verdict == "none" and shown.inside > shown.in_hooks
+    return (
+        _AGREES[check.agrees],
+        f"{plural(shown.inside, 'call')} of {name} inside the backward pass"
+        f"{', none of which was run to its end,' if began else ''} and "
+        f"{count(shown.outside)} outside, in the whole trace",
+    )
+
+
+def plain_count_table(result: Result) -> list[tuple[str, ...]]:
+    """One row per operator, in the order of :data:`COLUMNS`."""
+    return [
+        (
+            row.name,
+            *(count(number) for number in (row.outside, row.inside, row.in_hooks, row.matched)),
+        )
+        for row in (result.cross_check.counts if result.cross_check else ())
+    ]
+
+
+def _shown(check: CrossCheck) -> PlainCount | None:
+    """The first operator that differs, else the first."""
+    first = next(iter(check.counts), None)
+    if check.agrees is False:
+        return next((row for row in check.counts if row.inside != row.matched), first)
+    return first

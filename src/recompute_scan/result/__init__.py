@@ -13,7 +13,6 @@ from recompute_scan.result.arranged import (
     PlanPoint,
     PlanProof,
 )
-from recompute_scan.result.compiled import CompiledCode, CompiledGraph, CompiledRecompute
 from recompute_scan.result.cost import (
     MEASURED,
     Arm,
@@ -46,6 +45,9 @@ from recompute_scan.result.recompute import (
     ByDesign,
     Checked,
     Checkpoint,
+    CompiledCode,
+    CompiledGraph,
+    CompiledRecompute,
     CrossCheck,
     EvidenceLevel,
     Family,

@@ -13,12 +13,12 @@ from recompute_scan.errors import InputError
 from recompute_scan.faithful import Fidelity
 from recompute_scan.files import encodable
 from recompute_scan.result.arranged import ActivationPlan
-from recompute_scan.result.compiled import CompiledCode
 from recompute_scan.result.cost import Cost, Flops, Hta, Memory, Verified
 from recompute_scan.result.recompute import (
     Attention,
     ByDesign,
     Checked,
+    CompiledCode,
     CrossCheck,
     EvidenceLevel,
     Family,

@@ -1,4 +1,4 @@
-"""Counters of what was repaired, lost or odd in a trace, and what each says to a person.
+"""Counters of what was repaired, lost or odd in a trace, and the day on which it was recorded.
 
 Since torch 2.0 the profiler numbers what it recorded on the host from 0 on, Python frames and
 instants included (``Ev Idx``, ``torch/csrc/autograd/profiler_kineto.cpp``). A file in which some
@@ -8,8 +8,14 @@ of the numbers are missing lost those events; one with more events than numbers 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
+from recompute_scan.trace.columns import Trace
+
+# Kineto writes times since this one, in ns since 1970; older ones had no such field.
+_BASE = "baseTimeNanoseconds"
+_FIRST, _LAST = datetime(2015, 1, 1, tzinfo=timezone.utc), datetime(2100, 1, 1, tzinfo=timezone.utc)
 # One sentence each; {n} is the count, {share} that of all events, {of} the counter of the same
 # name with `_of` behind it.
 # Losses first: that is the order they are told in.
@@ -80,6 +86,17 @@ _LOSSES = (
     *("events_without_args", "numbers_out_of_range", "names_shortened"),
     *("nodes_apart", "numbers_astray", "operators_unlike", "shapes_missing", "recomputes_uneven"),
 )
+
+
+def recorded_on(trace: Trace) -> str | None:
+    """``2026-11-20`` (UTC); ``None`` where the file does not say, or says what cannot be."""
+    base = trace.metadata.get(_BASE)
+    if not isinstance(base, int) or isinstance(base, bool) or not len(trace):
+        return None
+    seconds = (base + int(trace.ts.min())) // 10**9
+    if not _FIRST.timestamp() <= seconds < _LAST.timestamp():
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).date().isoformat()
 
 
 def lost_evidence(health: Mapping[str, int]) -> bool:

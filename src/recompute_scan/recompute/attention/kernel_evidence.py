@@ -107,11 +107,6 @@ class KernelEvidence(Struct, frozen=True):
         return [each for step in self.steps for each in step.passes or ()]
 
     @property
-    def agreed(self) -> bool:
-        """Whether all steps have the same highest multiplicity."""
-        return len({step.highest for step in self.steps}) <= 1
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """What could not be seen, one sentence each."""
         found = [

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from recompute_scan.advise.setting import setting_for
 from recompute_scan.advise.wording import RunFacts
-from recompute_scan.cost.activation_plan import Planner
+from recompute_scan.cost.activation_plan import Planner, Wish
 from recompute_scan.cost.arrangement import WAYS, Bool, arm_of_way
-from recompute_scan.cost.wish import Wish
 from recompute_scan.errors import RunError
 from recompute_scan.how_far import Pieces, telling
 from recompute_scan.intervals import pair_interval

@@ -1,21 +1,33 @@
-"""Record the user's script, unchanged: in this process, and in those that it starts."""
+"""Record the user's script, unchanged: in this process, and in those that it starts.
+
+Those are recorded as ranks of their own, whoever starts them: ``torch.multiprocessing.spawn``, its
+``start_processes`` (Lightning's and accelerate's way too) or plain ``multiprocessing.Process``, by
+spawn, fork or forkserver. Processes whose target is a library's, such as data-loader workers and
+pools, run on as they are.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
-from recompute_scan.record.execute import run_program
-from recompute_scan.record.guard import Guard
-from recompute_scan.record.launch.children import Children, trained
-from recompute_scan.record.observe import observe
+from recompute_scan.joining import Recorded
+from recompute_scan.record.execute import StopRecording, run_call, run_program
+from recompute_scan.record.guard import Call, Guard
+from recompute_scan.record.launch.launcher import rank_facts, started_as
+from recompute_scan.record.observe import forget_parent, observe
+from recompute_scan.record.ownership import is_library
+from recompute_scan.record.patches import Patches
 from recompute_scan.record.run_folder import check_device, check_plan, prepare
-from recompute_scan.record.run_options import RunOptions
+from recompute_scan.record.run_options import RunOptions, decode, encode
 from recompute_scan.record.scope import Plan, chosen
-from recompute_scan.run_info import RunInfo, accept_so_far, run_records_in
+from recompute_scan.run_info import STOPPED, RunInfo, accept_so_far, run_records_in
 
 
 def record(
@@ -75,3 +87,115 @@ def record(
 def _records_of_children(folder: Path) -> tuple[RunInfo, ...]:
     accept_so_far(folder)
     return run_records_in(folder)
+
+
+class Children:
+    """Has the processes that this one starts take part, from :meth:`install` to :meth:`remove`.
+
+    Args:
+        options: How this process records, with the folder's absolute path.
+    """
+
+    def __init__(self, options: RunOptions, guard: Guard) -> None:
+        self._guard = guard
+        self._options = options
+        self._numbers = itertools.count()
+        self._started: list[BaseProcess] = []
+        self._patches = Patches()
+
+    def install(self) -> None:
+        """Begin to watch; not below a launcher, which starts the ranks itself."""
+        if rank_facts().world_size == 1:
+            start = self._guard.around(BaseProcess.start, self._start)
+            self._patches.replace(BaseProcess, "start", start)
+            join = self._guard.around(BaseProcess.join, self._join, vital=True)
+            self._patches.replace(BaseProcess, "join", join)
+
+    def remove(self) -> None:
+        """Start and join as before."""
+        self._patches.undo()
+
+    def running(self) -> bool:
+        """Does a process that takes part still run?"""
+        return any(process.pid is not None and process.is_alive() for process in self._started)
+
+    def _start(self, call: Call, process: Any) -> None:
+        kept = process._target, process._args
+        try:
+            self._guard.run(lambda: self._prepare(process), otherwise=None)
+            call(process)
+        finally:
+            # A process that has been started has no target any more.
+            if getattr(process, "_target", None) is not None:
+                process._target, process._args = kept
+
+    def _prepare(self, process: Any) -> None:
+        target = process._target
+        if target is None:
+            return
+        if _is_spawn_of_torch(target):
+            # What it raises is caught in there, so ours goes inside.
+            function, *others = process._args
+            process._args = (self._recorded(function), *others)
+        elif not is_library(*_code_of(target)):
+            process._target = self._recorded(target)
+        else:
+            return
+        self._started.append(process)
+
+    def _recorded(self, target: Callable[..., Any]) -> Recorded:
+        return Recorded(target, encode(self._options), next(self._numbers), __name__)
+
+    def _join(self, call: Call, process: BaseProcess, timeout: float | None = None) -> None:
+        call(process, timeout)
+        over = process in self._started and process.exitcode == 0
+        if over and (self._options.output / STOPPED).exists():
+            raise StopRecording(0)  # what comes next needs what the process was to leave
+
+
+def run_here(
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    text: str,
+    number: int,
+) -> Any:
+    """What the target returns, called in this process under the recorder.
+
+    What it raises is raised again once all is written. It returns early, with ``None``, when
+    everything is recorded. A target that makes no step leaves nothing.
+    """
+    options = decode(text, RunOptions)
+    forget_parent()
+    started_as(number)
+    returned: list[Any] = []
+    raised: list[BaseException] = []
+    call = partial(run_call, partial(target, *args, **kwargs), returned, raised)
+    info = observe(options, options.output, call, keep=trained)
+    if raised:
+        raise raised[0]
+    if not returned and info.exit_status == 0:
+        (options.output / STOPPED).touch()
+    return returned[0] if returned else None
+
+
+def trained(info: RunInfo) -> bool:
+    """Is this process one of those that train? Others are none of the report's business."""
+    return info.world_size > 1 or info.warmup_steps > 0 or info.trace is not None
+
+
+def _is_spawn_of_torch(target: Any) -> bool:
+    return (
+        getattr(target, "__module__", "") == "torch.multiprocessing.spawn"
+        and getattr(target, "__name__", "") == "_wrap"
+    )
+
+
+def _code_of(target: Any) -> tuple[str, str]:
+    """Module and file of what a process is to call."""
+    while isinstance(target, partial):
+        target = target.func
+    target = getattr(target, "__func__", target)
+    code = getattr(target, "__code__", None)
+    module = getattr(target, "__module__", None) or ""
+    return module, code.co_filename if code is not None else ""

@@ -19,6 +19,7 @@ import torch
 from msgspec.structs import replace
 
 from recompute_scan.record.caught import (
+    Arguments,
     Variant,
     generator_function,
     reentrant_function,
@@ -26,7 +27,6 @@ from recompute_scan.record.caught import (
 )
 from recompute_scan.record.compat import inputs
 from recompute_scan.record.guard import Call, Guard, Sheltered, within
-from recompute_scan.record.options import Arguments
 from recompute_scan.record.origins import Origin
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.recorder import Recorder

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recompute_scan.report import words
-from recompute_scan.report.diff import diff_lines
+from recompute_scan.report.commands import diff_lines
 from recompute_scan.report.escape import markdown_code, markdown_fence, markdown_prose
 from recompute_scan.report.finding_words import finding_anchors, finding_text, is_crash_finding
 from recompute_scan.report.page import Page

@@ -8,14 +8,13 @@ from typing import Any
 from msgspec import Struct
 
 from recompute_scan.report import summary, words
-from recompute_scan.report.commands import how_to_record
-from recompute_scan.report.diff import DiffLine, diff_lines
+from recompute_scan.report.commands import DiffLine, diff_lines, how_to_record
 from recompute_scan.report.escape import markdown_fence, markdown_prose, visible
 from recompute_scan.report.finding_words import finding_anchors
 from recompute_scan.report.page import Page
 from recompute_scan.report.picture import picture
-from recompute_scan.report.plain_count import plain_count_row, plain_count_table
 from recompute_scan.report.section import Section, always, analysed
+from recompute_scan.report.words import plain_count_row, plain_count_table
 from recompute_scan.result import Fix, Result
 
 # Lines of the diff on the first screen.

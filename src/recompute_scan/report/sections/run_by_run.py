@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from recompute_scan.report.attachments import proof_trace
-from recompute_scan.report.plain_count import COLUMNS, HOW, plain_count_table
 from recompute_scan.report.section import Section, analysed
 from recompute_scan.report.side_by_side import family_table, timeline
+from recompute_scan.report.words import COLUMNS, HOW, plain_count_table
 from recompute_scan.result import Result
 
 

@@ -1,4 +1,4 @@
-"""What an event is: the format has no category, so its annotations and its name have to tell."""
+"""What an event is: the format has no category, so its annotations, name or stage have to tell."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from recompute_scan.trace.columns import Bool, Int8, Int64, Kind
+from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Kind
+from recompute_scan.trace.perfetto.interned import (
+    COMPUTE_KERNEL,
+    EVENT_NAME,
+    GPU_SPECIFICATION,
+    InternedNames,
+)
+from recompute_scan.trace.perfetto.wire import Fields, PackedRun
 
+# Field numbers in GpuRenderStageEvent.
+_EVENT_ID, _DURATION, _GPU, _QUEUE, _STAGE, _NAME, _KERNEL = 1, 2, 11, 13, 14, 20, 19
+_STREAM = re.compile(r"stream 0*(\d{1,9})$")
 # Ranges that torch itself opens and that are no operators.
 _RANGE = re.compile(r"ProfilerStep#|Optimizer\.|nccl:|gloo:|mpi:|recompute_scan\.|enumerate\(")
 _OPERATOR = re.compile(
@@ -66,3 +76,49 @@ def slice_kinds(name: Int64, names: Iterable[str], marks: Marks) -> Int8:
 
 # GpuRenderStageEvent says what it is by the name of its stage.
 STAGES = {"Kernel": Kind.KERNEL, "Memcpy": Kind.COPY, "Memset": Kind.COPY}
+
+
+class Stages:
+    """Collects render stages.
+
+    Attributes:
+        columns: For each: time, duration (ns), kind, name, correlation, stream, GPU.
+    """
+
+    def __init__(self, names: InternedNames) -> None:
+        self.columns: list[tuple[Int64, Int64, Int8, Int32, Int64, Int32, Int64]] = []
+        self._names = names
+
+    def take(self, run: PackedRun, events: Fields) -> None:
+        """Take in the stages of some packets; the arguments are those of ``Slices.take``."""
+        number = len(events.message)
+        fields = run.gather(events)
+        packet = events.message
+
+        def named(space: int, field: int) -> Int64:
+            iid = fields.numbers(field, number)
+            return self._names.resolve(space, run.sequence[packet], iid, run.first + packet)
+
+        stage, queue = named(GPU_SPECIFICATION, _STAGE), named(GPU_SPECIFICATION, _QUEUE)
+        name, kernel = named(EVENT_NAME, _NAME), named(COMPUTE_KERNEL, _KERNEL)
+        texts = tuple(self._names.texts)
+        kinds = np.array([STAGES.get(text, Kind.OTHER) for text in texts], np.int8)
+        streams = np.array([_stream(text) for text in texts], np.int32)
+        duration = fields.numbers(_DURATION, number)
+        named_so = np.where(name > 0, name, np.where(kernel > 0, kernel, stage))
+        self.columns.append(
+            (
+                run.time[packet],
+                duration,
+                kinds[stage],
+                named_so.astype(np.int32),
+                fields.numbers(_EVENT_ID, number, -1),
+                streams[queue],
+                fields.numbers(_GPU, number),
+            )
+        )
+
+
+def _stream(text: str) -> int:
+    found = _STREAM.match(text)
+    return int(found[1]) if found else -1

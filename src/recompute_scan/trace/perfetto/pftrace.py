@@ -18,10 +18,9 @@ from recompute_scan.trace.columns import Bool, Int32, Int64, Ints, Kind, Trace
 from recompute_scan.trace.health import count
 from recompute_scan.trace.limits import Limits, refuse_events
 from recompute_scan.trace.perfetto.interned import InternedNames, Tracks
+from recompute_scan.trace.perfetto.kinds import Stages
 from recompute_scan.trace.perfetto.packets import Packets
-from recompute_scan.trace.perfetto.pairs import OPEN, pair
-from recompute_scan.trace.perfetto.slices import Slices
-from recompute_scan.trace.perfetto.stages import Stages
+from recompute_scan.trace.perfetto.slices import OPEN, Slices, pair
 from recompute_scan.trace.perfetto.wire import LENGTH, Bytes, Fields, Gathered, PackedRun, gather
 from recompute_scan.trace.streams import Stream
 

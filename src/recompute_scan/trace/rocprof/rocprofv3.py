@@ -31,14 +31,14 @@ _MOST_BYTES = 4 << 30
 _Time = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
 
 
-class _Handle(msgspec.Struct, gc=False):
+class _RocmHandle(msgspec.Struct, gc=False):
     handle: int = -1
 
 
 class _Dispatch(msgspec.Struct, gc=False):
     kernel_id: int
-    agent_id: _Handle
-    queue_id: _Handle
+    agent_id: _RocmHandle
+    queue_id: _RocmHandle
 
 
 class _Record(msgspec.Struct, gc=False):
@@ -55,7 +55,7 @@ class _Symbol(msgspec.Struct, gc=False):
 
 
 class _Agent(msgspec.Struct, gc=False):
-    id: _Handle
+    id: _RocmHandle
     product_name: str = ""
 
 

@@ -1,18 +1,24 @@
-"""The checkpoints around compiled code, as the stacks show on which the compiler was called.
+"""The checkpoints around compiled code, by the stacks of its compilation, and those in it, by line.
 
 A trace shows how often a compiled call ran again as a whole. Where there is none, torch's
 structured trace still tells who called the code when it was compiled: calls of the checkpoint
 function among them are checkpoints around it.
+
+The graphs name the line that calls torch's checkpoint, by its whole path. A recorded run knows
+lines of the user's own code by shorter names, and where a library's checkpoints were switched on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby, takewhile
+
+from msgspec.structs import replace
 
 from recompute_scan.compiled.structured import CompileFrame, Record
 from recompute_scan.frameworks.known import recognise
-from recompute_scan.result import Checkpoint, Variant
+from recompute_scan.result import Checkpoint, Region, Variant
+from recompute_scan.run_info import SwitchedOn
 
 _CHECKPOINT = ("torch/utils/checkpoint.py", "checkpoint")
 # Its decorator, which keeps the compiler out of it: nothing else that has one calls models.
@@ -81,3 +87,27 @@ def _around(stack: Sequence[CompileFrame]) -> tuple[Checkpoint, ...]:
 
 def _is(frame: CompileFrame, place: tuple[str, str]) -> bool:
     return frame.function == place[1] and frame.file.endswith(place[0])
+
+
+def with_call_sites(
+    regions: Sequence[Region], known: Collection[str], switched_on: Sequence[SwitchedOn]
+) -> tuple[Region, ...]:
+    """The regions, with the call sites that a run record has for their compiled checkpoints.
+
+    Args:
+        regions: The blocks.
+        known: Call sites that the run record knows.
+        switched_on: What was switched on, and where.
+    """
+
+    def sited(checkpoint: Checkpoint) -> Checkpoint:
+        site = checkpoint.call_site
+        if site is None or site in known:
+            return checkpoint
+        switches = {one.site for one in switched_on if one.mechanism == checkpoint.mechanism}
+        same = [*switches] or [one for one in known if site.endswith(f"/{one}")]
+        return replace(checkpoint, call_site=same[0]) if len(same) == 1 and same[0] else checkpoint
+
+    return tuple(
+        replace(region, checkpoints=tuple(map(sited, region.checkpoints))) for region in regions
+    )
