@@ -34,8 +34,9 @@ from tests.cases import device
 from tests.cases.case import Case, record
 from tests.cases.compiled import COMPILED
 from tests.cases.distributed import DISTRIBUTED
+from tests.cases.kernel_names import Event
 from tests.cases.moved import moved
-from tests.cases.shaped import SHAPES, Event, Shape, as_bytes, shaped
+from tests.cases.shaped import SHAPES, Shape, as_bytes, shaped
 from tests.cases.truth import Truth
 from tests.sources.nsys_builder import from_trace
 from tests.sources.rocprof_builder import rocprof

@@ -21,8 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _WHEEL = re.compile(
-    r"recompute_scan/[\w/]+\.(py|html|css|js)|recompute_scan/(py\.typed|\w+\.schema\.json)"
-    r"|recompute_scan/bundle/operators\.txt|recompute_scan/pages\.md"
+    r"recompute_scan/[\w/]+\.py|recompute_scan/(py\.typed|texts\.zst|\w+\.schema\.json)"
     # One line that lets processes below a launcher take part, and does nothing else.
     r"|recompute_scan\.pth"
     r"|recompute_scan-[\w.]+\.dist-info/"

@@ -23,7 +23,8 @@ def followed(log: Callable[[int, float], object], **options: Any) -> tuple[Follo
     net.how[:] = [nets.twice_reentrant] * 2
     counter = Counter(net.blocks[0])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    follower = Follower(steps=1, warmup=2, timing_steps=0, **options)
+    given: dict[str, Any] = {"folder": None, "device": "cpu", "trackers": True, **options}
+    follower = Follower(steps=1, warmup=2, timing_steps=0, **given)
     follower.begin()
     for step in range(STEPS):
         loss = nets.train_step(net, optimizer)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.resources import files
 
 from recompute_scan.recompute import vocabulary as words
+from recompute_scan.texts import text
 
 
 def is_torchs_own(name: str) -> bool:
@@ -49,8 +49,8 @@ _NODES = (
 @cache
 def _torchs_own() -> tuple[frozenset[str], frozenset[str]]:
     """Operators that torch defines, and the nodes named after them."""
-    text = files("recompute_scan.bundle").joinpath("operators.txt").read_text(encoding="ascii")
-    lines = (line.split() for line in text.splitlines() if not line.startswith("#"))
+    listed = (text("bundle/operators.txt") or "").splitlines()
+    lines = (line.split() for line in listed if not line.startswith("#"))
     operators = frozenset(library + name for library, *names in lines for name in names)
     nodes = {_camel(name.partition("::")[2]) + "Backward" for name in operators}
     return operators, frozenset(nodes) | frozenset(_NODES.split())

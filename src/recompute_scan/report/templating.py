@@ -12,10 +12,10 @@ import re
 from functools import cache
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Undefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Undefined
 from markupsafe import Markup, escape
 
-from recompute_scan import units
+from recompute_scan import texts, units
 from recompute_scan.report import words
 from recompute_scan.report.escape import inert, lines, sentence, shorten, visible
 
@@ -46,12 +46,7 @@ def fill_part(template: str, **values: Any) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=ChoiceLoader(
-            [
-                PackageLoader("recompute_scan.report", "templates"),
-                PackageLoader("recompute_scan.report", "sections"),
-            ]
-        ),
+        loader=FunctionLoader(_source),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -72,6 +67,12 @@ def _environment() -> Environment:
         web_link=_web_link,
     )
     return environment
+
+
+def _source(name: str) -> str | None:
+    """A template's text; ``None`` where there is none."""
+    folders = ("report/templates", "report/sections")
+    return next(filter(None, (texts.text(f"{folder}/{name}") for folder in folders)), None)
 
 
 def _finalize(value: Any) -> Any:
