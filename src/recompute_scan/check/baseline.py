@@ -27,7 +27,7 @@ class Site(Struct, frozen=True):
         return f"{self.file}:{self.line}"
 
 
-def parse_site(text: str | None) -> Site | None:
+def _parse_site(text: str | None) -> Site | None:
     """``file:line`` as a site, ``None`` for anything else."""
     found = _SITE.fullmatch(text or "")
     return Site(found[1], int(found[2])) if found and int(found[2]) else None
@@ -36,10 +36,10 @@ def parse_site(text: str | None) -> Site | None:
 def site_of(finding: Finding, result: Result) -> Site | None:
     """The line to change, or the first that the evidence names; ``None`` where none is known."""
     if finding.fix is not None and finding.fix.removes is not None:
-        site = parse_site(finding.fix.removes.call_site)
+        site = _parse_site(finding.fix.removes.call_site)
         if site is not None:
             return site
-    return next((site for c in _named(finding, result) if (site := parse_site(c.call_site))), None)
+    return next((site for c in _named(finding, result) if (site := _parse_site(c.call_site))), None)
 
 
 def fingerprint(finding: Finding, result: Result) -> str:
@@ -51,7 +51,7 @@ def fingerprint(finding: Finding, result: Result) -> str:
     parts = {
         f"{checkpoint.mechanism}|{_stable(site.file) if site else ''}"
         for checkpoint in _named(finding, result)
-        for site in [parse_site(checkpoint.call_site)]
+        for site in [_parse_site(checkpoint.call_site)]
     }
     text = "\n".join([finding.code, *sorted(parts)])
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]

@@ -99,7 +99,7 @@ def answer_compiled(facts: RecomputeFacts, graphs: Graphs) -> Answered | None:
     if unknown:
         code = _code(facts, parts, graphs, unknown)
         return Answered(_without(facts, unknown), facts, code, seen=False, priced=True)
-    second = count_products(facts, parts)
+    second = _count_products(facts, parts)
     opened = open_up(facts, parts)
     judgement = _judge(replace(opened.facts, plain=second.plain), opened)
     by_operators: EvidenceLevel = "annotated" if facts.annotations is not None else "autograd"
@@ -215,7 +215,7 @@ def _recomputes(
     return tuple(replace(kind, operators=number) for kind, number in kinds.items())
 
 
-class SecondCount(Struct, frozen=True):
+class _SecondCount(Struct, frozen=True):
     """The two counts side by side.
 
     Attributes:
@@ -227,7 +227,7 @@ class SecondCount(Struct, frozen=True):
     seen: bool
 
 
-def count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> SecondCount:
+def _count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> _SecondCount:
     """The plain count with what compiled code runs by its graphs."""
     counts = facts.counts
     first = gradients = again = 0
@@ -250,7 +250,7 @@ def count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> SecondC
     tallies = [_explained(facts, tally, ran) for tally in facts.plain.tallies]
     if seen:
         tallies.insert(0, Tally(NAME, outside, inside - gradients, 0, first, again))
-    return SecondCount(PlainCounts(tuple(tallies)), seen)
+    return _SecondCount(PlainCounts(tuple(tallies)), seen)
 
 
 def _products(counter: Mapping[str, int]) -> int:

@@ -164,10 +164,10 @@ def fingerprint(value: torch.Tensor) -> Fingerprint | None:
     order = () if order_in_memory(value) == () else None
     if order is not None and not is_there(value, dense=True):
         return None
-    return fingerprint_as_it_lies(value, order)
+    return _fingerprint_as_it_lies(value, order)
 
 
-def fingerprint_as_it_lies(
+def _fingerprint_as_it_lies(
     value: torch.Tensor, order: tuple[int, ...] | None
 ) -> Fingerprint | None:
     """The same, without a copy of elements that lie in memory in another order than they count in.
@@ -273,7 +273,7 @@ class Prints:
         if known is not None:
             print_: Fingerprint | None = known.held(tensor)
         else:
-            print_ = fingerprint_as_it_lies(tensor, self.part(tensor).order)
+            print_ = _fingerprint_as_it_lies(tensor, self.part(tensor).order)
         self._made[key] = print_
         return print_
 

@@ -27,7 +27,7 @@ _SHOWN = 256
 _PLAIN = (bool, int, float, str, type(None))
 # Attributes that every module has of torch; whole modules of torch keep nothing else of the kind.
 _TORCHS = frozenset(vars(nn.Module()))
-OWN = "a generator of the script's own"
+_OWN = "a generator of the script's own"
 # Of a Mersenne Twister, and how many of them are looked at.
 _WORDS, _SOME = 624, 8
 _Words = ctypes.c_uint32 * (_WORDS + 1)
@@ -135,14 +135,14 @@ def _joined(*names: str) -> str:
     return ".".join(filter(None, names))
 
 
-def generator_of(operator_kwargs: dict[str, Any], device: torch.device | None) -> tuple[Any, str]:
+def _generator_of(operator_kwargs: dict[str, Any], device: torch.device | None) -> tuple[Any, str]:
     """The generator that an operator on this device draws from, and what to call it.
 
     ``None`` instead of a generator where it cannot be asked.
     """
     own = operator_kwargs.get("generator")
     if own is not None:
-        return own, OWN
+        return own, _OWN
     if device is None or device.type == "cpu":
         return torch.default_generator, "torch (cpu)"
     if device.type == "cuda":
@@ -151,7 +151,7 @@ def generator_of(operator_kwargs: dict[str, Any], device: torch.device | None) -
     return None, f"torch ({device.type})"
 
 
-def state_of(generator: Any) -> int | None:
+def _state_of(generator: Any) -> int | None:
     """A number that differs where the generator's state does."""
     if generator is None:
         return None
@@ -170,12 +170,12 @@ class Drawn:
 
     def __init__(self, arguments: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> None:
         device = arguments[0].device if arguments else kwargs.get("device")
-        self._generator, self._name = generator_of(kwargs, device)
-        self._before = state_of(self._generator)
+        self._generator, self._name = _generator_of(kwargs, device)
+        self._before = _state_of(self._generator)
 
     def outcome(self) -> RandomDraw | None:
         """After the call: what was drawn, if anything."""
-        if self._before is None or state_of(self._generator) == self._before:
+        if self._before is None or _state_of(self._generator) == self._before:
             return None
         return RandomDraw(self._name, self._before)
 

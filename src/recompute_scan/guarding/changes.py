@@ -11,7 +11,7 @@ from msgspec import Struct
 from recompute_scan.errors import InputError
 from recompute_scan.files import write_whole
 
-FORMAT = "recompute-scan-guard/1"
+_FORMAT = "recompute-scan-guard/1"
 Kind = Literal["doubled", "off", "on", "variant", "random-state", "repeated", "lost", "unfaithful"]
 
 
@@ -144,7 +144,7 @@ class Stored(Struct, frozen=True):
     """
 
     modules: dict[str, tuple[WatchedPart, ...]]
-    format: str = FORMAT
+    format: str = _FORMAT
     torch: str = ""
     steps: int = 0
     trained: tuple[str, ...] = ()
@@ -162,8 +162,8 @@ def read_stored(path: Path) -> Stored:
         raise InputError("E351", f"Cannot read {path}.", why=error.strerror) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _no_baseline(path, str(error)) from None
-    if stored.format != FORMAT:
-        raise _no_baseline(path, f"its format is {stored.format!r}, not {FORMAT!r}")
+    if stored.format != _FORMAT:
+        raise _no_baseline(path, f"its format is {stored.format!r}, not {_FORMAT!r}")
     return stored
 
 

@@ -40,7 +40,7 @@ Sampled = Callable[
     [Callable[..., Any], TalliedRegion, int, tuple[Any, ...]],
     "tuple[Callable[..., Any], tuple[Any, ...]]",
 ]
-Failed = Callable[[BaseException], None]
+_Failed = Callable[[BaseException], None]
 
 
 class _Inside(threading.local):
@@ -56,7 +56,7 @@ def door(
     original: Callable[..., Any],
     tallies: Tallies,
     variant: Variant,
-    failed: Failed,
+    failed: _Failed,
     *,
     place: int = 0,
     runs_before: int = 0,

@@ -11,8 +11,8 @@ from torch import nn
 from recompute_scan.faithful import ComparedRegion
 from recompute_scan.fidelity.comparing import Comparing
 from recompute_scan.fidelity.uses import hook_classes
-from recompute_scan.guarding.pace import Pace
 from recompute_scan.guarding.tallies import TalliedRegion
+from recompute_scan.guarding.telling import Pace
 from recompute_scan.record.compat import compiled_something
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.module_names import ModuleIndex
@@ -21,7 +21,7 @@ from recompute_scan.record.patches import Patches
 _FIRST = 3
 
 
-class Sample:
+class _Sample:
     """One step in which one region is compared; ended by :meth:`end`."""
 
     def __init__(self, region: TalliedRegion, index: ModuleIndex, guard: Guard) -> None:
@@ -75,7 +75,7 @@ class Sample:
         ]
 
 
-def can_sample() -> bool:
+def _can_sample() -> bool:
     """Whether operators can be compared: compiled code runs none."""
     return not compiled_something()
 
@@ -121,7 +121,7 @@ class Sampling:
         self._share = share
         self._next = _FIRST
         self._turn = 0
-        self._sample: Sample | None = None
+        self._sample: _Sample | None = None
         self._began = 0.0
         self._known: dict[str, tuple[str, ...]] = {}
 
@@ -137,11 +137,11 @@ class Sampling:
             self._next = number + self._distance(spent, pace.usual_s)
             if said is not None:
                 found = self._judged(sample.region, said)
-        elif self._every and number >= self._next and regions and can_sample():
+        elif self._every and number >= self._next and regions and _can_sample():
             named = [one for one in regions if one.name is not None and not one.gone]
             if named:
                 self._turn += 1
-                self._sample = Sample(named[self._turn % len(named)], self._index, self._guard)
+                self._sample = _Sample(named[self._turn % len(named)], self._index, self._guard)
                 self._began = time.perf_counter()
         return found
 

@@ -18,10 +18,9 @@ from recompute_scan.guarding.changes import Change, Stored, read_stored, sentenc
 from recompute_scan.guarding.checkpoint_hooks import CheckpointHooks
 from recompute_scan.guarding.judging import Judge, Training
 from recompute_scan.guarding.modules_seen import RegionNames, Trained, seen_step
-from recompute_scan.guarding.pace import Pace
 from recompute_scan.guarding.samples import Sampling
 from recompute_scan.guarding.tallies import TalliedRegion, Tallies
-from recompute_scan.guarding.telling import Listening, Telling, refusal, with_pace
+from recompute_scan.guarding.telling import Listening, Pace, Telling, refusal, with_pace
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.module_names import ModuleIndex

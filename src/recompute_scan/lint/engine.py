@@ -103,7 +103,7 @@ def lint(
     pins: dict[Path, Pinned] = {
         folder: pinned_beside(folder, installed) for folder in {path.parent for path in texts}
     }
-    elsewhere = wrappers_from_elsewhere(scripts)
+    elsewhere = _wrappers_from_elsewhere(scripts)
     scripts = {path: replace(script, switches=elsewhere[path]) for path, script in scripts.items()}
     for path, script in scripts.items():
         found.update(script_findings(str(path), script, pins[path.parent]))
@@ -222,7 +222,7 @@ def _text(path: Path) -> str:
     return data.decode("utf-8-sig", errors="replace")
 
 
-def wrappers_from_elsewhere(
+def _wrappers_from_elsewhere(
     scripts: Mapping[Path, Script],
 ) -> dict[Path, tuple[CheckpointSwitch, ...]]:
     """The switches of each script, those of imported helpers put where they are called.

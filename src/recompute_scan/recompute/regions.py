@@ -15,7 +15,7 @@ from recompute_scan.recompute.roles import Role
 from recompute_scan.result import Checkpoint, Proof, ProofLane, ProofOp, Region
 from recompute_scan.trace.columns import Int64
 
-MOST_OPERATORS = 400
+_MOST_OPERATORS = 400
 _SHOWN_OPERATORS = 4
 
 
@@ -117,7 +117,7 @@ def _lane(facts: RecomputeFacts, label: str, kind: str, rows: Int64) -> ProofLan
                 start_us=float(calls.start[row]) / 1000,
                 duration_us=float(calls.end[row] - calls.start[row]) / 1000,
             )
-            for row in rows[:MOST_OPERATORS]
+            for row in rows[:_MOST_OPERATORS]
         ),
     )
 

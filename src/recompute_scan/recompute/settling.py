@@ -56,7 +56,7 @@ def numbers_of(calls: Calls, operators: Bool, engine: Int32, nodes: Int64) -> tu
     return number, told
 
 
-def under_a_mode(calls: Calls, rows: Int64) -> Bool:
+def _under_a_mode(calls: Calls, rows: Int64) -> Bool:
     """For each of these operators: does it, or one inside it, hold a call of its own name?
 
     A dispatch mode sees an operator, and calls it again.
@@ -77,7 +77,7 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, engine: Int32, nodes: In
     orphans = nodes[~among(number[nodes], number[numbered])]
     if not len(orphans):
         return _NONE
-    unnumbered = unnumbered[under_a_mode(calls, unnumbered)]
+    unnumbered = unnumbered[_under_a_mode(calls, unnumbered)]
     if not len(unnumbered):
         return _NONE
     orphans = orphans[np.unique(number[orphans], return_index=True)[1]]
@@ -154,7 +154,7 @@ def settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints, told: 
     )
     if len(told):
         moded = candidates[among(number[owner[candidates]], number[told])]
-        numbered = np.append(numbered, moded[under_a_mode(calls, moded)])
+        numbered = np.append(numbered, moded[_under_a_mode(calls, moded)])
     recompute_end = np.full(len(calls), -1, np.int64)
     np.maximum.at(recompute_end, owner[numbered], calls.end[numbered])
     late = candidates[calls.start[candidates] >= recompute_end[owner[candidates]]]

@@ -36,7 +36,7 @@ from recompute_scan.run_info import RunInfo, write_run_info
 # Streams of a script that has left by `os._exit`: who is deleted is flushed.
 _DROPPED: list[Any] = []
 # More than most scripts have micro-batches in a step.
-PASSES = 50
+_PASSES = 50
 
 
 class TrainingEvents:
@@ -113,7 +113,7 @@ class Unstepped:
         if self._over or in_backward():
             return result
         self._passes += 1
-        if self._counter.steps or self._passes >= PASSES:
+        if self._counter.steps or self._passes >= _PASSES:
             self.remove()
             if not self._counter.steps and rank_facts().rank == 0:
                 self._say()

@@ -24,7 +24,7 @@ from recompute_scan.record.ranges import still_open
 from recompute_scan.record.scope import Plan
 from recompute_scan.record.steps import StepCounter
 
-OTHER_PROFILER = (
+_OTHER_PROFILER = (
     "The script runs a torch profiler of its own, and torch runs one at a time: recording "
     "waited for it to end. For a complete recording, run the script without its profiler."
 )
@@ -86,11 +86,11 @@ class Tracing:
         if self.others.running():
             self._wait_for_other_profiler()
             return
-        if why := no_profiler():
+        if why := _no_profiler():
             self._do_without(why)
             return
         stacks = self._kept.trace is not None
-        if stacks and (why := no_stacks()):
+        if stacks and (why := _no_stacks()):
             self._do_without(why)
             return
         needed = (0 if stacks else lead + self._plan.steps) + 1 + self._plan.fidelity
@@ -177,7 +177,7 @@ class Tracing:
         # The other ranks stop at the end: there is nothing to wait for when it is too near.
         can_wait = membership.alone or membership.last_step.wait(self._counter.steps)
         self._kept.phase = Phase.WAITING if can_wait else Phase.DONE
-        self._kept.warn(OTHER_PROFILER)
+        self._kept.warn(_OTHER_PROFILER)
 
     def _do_without(self, why: str) -> None:
         """No profiler of the kind that comes next may start in this process."""
@@ -190,7 +190,7 @@ class Tracing:
             self._kept.warn(f"The step with Python stacks was left out: {why}.")
 
 
-def no_profiler() -> str | None:
+def _no_profiler() -> str | None:
     """Why no profiler may start any more in this process; ``None`` where one may."""
     open_ranges = still_open()
     if not open_ranges:
@@ -202,7 +202,7 @@ def no_profiler() -> str | None:
     )
 
 
-def no_stacks() -> str | None:
+def _no_stacks() -> str | None:
     """Why no profiler with Python stacks may run; ``None`` where it may."""
     if stacks_crash():
         return (

@@ -212,7 +212,7 @@ def spelled_at(path: Path) -> dict[str, int]:
     return found
 
 
-class OperatorTally(Struct):
+class _OperatorTally(Struct):
     met: int = 0
     decided: dict[str, int] = field(default_factory=dict)
     kept: int = 0
@@ -228,13 +228,13 @@ class PolicyTally(Struct, eq=False):
 
     policy: EntriesOfPolicy
     annotation: RegionAnnotation | None
-    operators: dict[Any, OperatorTally] = field(default_factory=dict)
+    operators: dict[Any, _OperatorTally] = field(default_factory=dict)
     regions: int = 0
     recomputes: int = 0
     raised: int = 0
 
-    def of(self, operator: Any) -> OperatorTally:
-        return self.operators.setdefault(operator, OperatorTally())
+    def of(self, operator: Any) -> _OperatorTally:
+        return self.operators.setdefault(operator, _OperatorTally())
 
 
 class WatchedCall(Struct, eq=False, weakref=True):
@@ -247,7 +247,7 @@ class WatchedCall(Struct, eq=False, weakref=True):
     asked: bool = False
     born: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
-    dropped: list[tuple[OperatorTally, int, StorageWeakRef]] = field(default_factory=list)
+    dropped: list[tuple[_OperatorTally, int, StorageWeakRef]] = field(default_factory=list)
 
     def forget(self) -> None:
         """The next operator is called."""

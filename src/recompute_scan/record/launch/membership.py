@@ -52,7 +52,7 @@ class Membership:
             What is to be said where the ranks that were asked for are none of the run's.
         """
         self.ranks = rank_facts()  # now, because the script may leave its group before it ends
-        self.store = store_of_group()
+        self.store = _store_of_group()
         self.last_step.meet(self.store)
         mark_folder(folder, self.store, self.ranks.rank)
         warning = None
@@ -71,11 +71,11 @@ class Membership:
         if self.alone and rank_facts().world_size == 1:
             return
         if not self.last_step.met:
-            self.last_step.meet(store_of_group())
+            self.last_step.meet(_store_of_group())
         self.last_step.wait(made)
 
 
-def store_of_group() -> Any | None:
+def _store_of_group() -> Any | None:
     """The store behind the script's process group, for keys of ours; ``None`` without one."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):

@@ -62,7 +62,7 @@ def record(
     folder = options.output.absolute()  # the script may change the current directory
     prepare(folder)
     guard = Guard()
-    children = Children(replace(options, output=folder), guard)
+    children = _Children(replace(options, output=folder), guard)
     guard.run(children.install, otherwise=None)
     try:
         info = observe(
@@ -89,7 +89,7 @@ def _records_of_children(folder: Path) -> tuple[RunInfo, ...]:
     return run_records_in(folder)
 
 
-class Children:
+class _Children:
     """Has the processes that this one starts take part, from :meth:`install` to :meth:`remove`.
 
     Args:

@@ -2,8 +2,8 @@
 
 Kernels and the calls that launched them are always there, tied by ``correlationId``. Operators
 are only where the training script ran under ``torch.autograd.profiler.emit_nvtx``, see
-:mod:`recompute_scan.trace.nsys.texts`. Times are whole nanoseconds. ``globalTid`` and ``globalPid``
-hold the thread in 24 bits, the process in the next 24, and machine numbers above
+:mod:`recompute_scan.trace.nsys.event_texts`. Times are whole nanoseconds. ``globalTid`` and
+``globalPid`` hold the thread in 24 bits, the process in the next 24, and machine numbers above
 (``nsys-exporter/examples.html`` of NVIDIA's documentation, "Serialized process and thread
 identifiers").
 
@@ -84,9 +84,9 @@ def load_nsys(path: Path, limits: Limits = DEFAULT_LIMITS) -> Trace:
     health: dict[str, int] = {}
     try:
         with open_database(path) as database:
-            check_holds(database, path)
+            _check_holds(database, path)
             contents = read_tables(database, str(path), limits, health)
-            version = version_of(database)
+            version = _version_of(database)
     except (*UNREADABLE, OSError) as error:
         raise InputError(
             "E320",
@@ -95,7 +95,7 @@ def load_nsys(path: Path, limits: Limits = DEFAULT_LIMITS) -> Trace:
             hint="export it again with `nsys export --type sqlite`, and copy it whole",
         ) from None
     if not len(contents.events):
-        raise refuse_empty(path)
+        raise _refuse_empty(path)
     events = _one_process(contents.events, health)
     return _trace(events, contents, version, health)
 
@@ -160,7 +160,7 @@ def _threads(events: EventRows) -> tuple[Int32, tuple[tuple[str, str], ...]]:
     return thread, tuple(called)
 
 
-def check_holds(database: Database, path: Path) -> None:
+def _check_holds(database: Database, path: Path) -> None:
     """Refuse a database without anything that could be read.
 
     Raises:
@@ -189,7 +189,7 @@ def check_holds(database: Database, path: Path) -> None:
     )
 
 
-def refuse_empty(path: Path) -> InputError:
+def _refuse_empty(path: Path) -> InputError:
     """``E322``: the tables are there, and not one event is in them."""
     return InputError(
         "E322",
@@ -199,7 +199,7 @@ def refuse_empty(path: Path) -> InputError:
     )
 
 
-def version_of(database: Database) -> str:
+def _version_of(database: Database) -> str:
     """The version of nsys that wrote the export, such as ``2026.2.1.210``; empty if not told."""
     for table in _VERSION_TABLES:
         try:

@@ -75,7 +75,7 @@ def slice_kinds(name: Int64, names: Iterable[str], marks: Marks) -> Int8:
 
 
 # GpuRenderStageEvent says what it is by the name of its stage.
-STAGES = {"Kernel": Kind.KERNEL, "Memcpy": Kind.COPY, "Memset": Kind.COPY}
+_STAGES = {"Kernel": Kind.KERNEL, "Memcpy": Kind.COPY, "Memset": Kind.COPY}
 
 
 class Stages:
@@ -102,7 +102,7 @@ class Stages:
         stage, queue = named(GPU_SPECIFICATION, _STAGE), named(GPU_SPECIFICATION, _QUEUE)
         name, kernel = named(EVENT_NAME, _NAME), named(COMPUTE_KERNEL, _KERNEL)
         texts = tuple(self._names.texts)
-        kinds = np.array([STAGES.get(text, Kind.OTHER) for text in texts], np.int8)
+        kinds = np.array([_STAGES.get(text, Kind.OTHER) for text in texts], np.int8)
         streams = np.array([_stream(text) for text in texts], np.int32)
         duration = fields.numbers(_DURATION, number)
         named_so = np.where(name > 0, name, np.where(kernel > 0, kernel, stage))

@@ -25,7 +25,7 @@ _TYPE, _TRACK, _NAME_IID, _NAME, _ANNOTATIONS = 9, 11, 10, 23, 4
 _BEGIN, _END = 1, 2
 _CONVOLUTION = "convolution"
 # Where something begins and ends, for each event.
-Spans = tuple[Int64, Int64]
+_Spans = tuple[Int64, Int64]
 
 
 class Slices:
@@ -124,7 +124,7 @@ class Slices:
         )
 
     def _shapes(
-        self, raw: bytes, beside: DebugAnnotations, dims: Spans, types: Spans, convolves: Bool
+        self, raw: bytes, beside: DebugAnnotations, dims: _Spans, types: _Spans, convolves: Bool
     ) -> Int32:
         """Code of each event's shapes; of a convolution, with the values of its inputs."""
         known = self._known
