@@ -9,7 +9,7 @@ from typing import Any
 import zstandard
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# By the folder that their names begin at; ``recompute_scan/texts.py`` reads them.
+# By the folder that their names begin at; ``recompute_scan/package_texts.py`` reads them.
 _TEXTS = {
     "src/recompute_scan": ("report/*/*.html", "report/*/*.css", "report/*/*.js", "bundle/*.txt"),
     ".": ("docs/findings/RS*.md", "docs/messages.md"),

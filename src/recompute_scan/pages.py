@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from recompute_scan import texts
+from recompute_scan import package_texts
 
 
 def page(code: str) -> str | None:
@@ -22,7 +22,7 @@ def titles() -> dict[str, str]:
 
 @cache
 def _pages() -> dict[str, str]:
-    found = (texts.text(name) or "" for name in texts.names("docs/findings/"))
+    found = (package_texts.text(name) or "" for name in package_texts.names("docs/findings/"))
     return {page[2:7]: page.rstrip("\n") + "\n" for page in found if page.startswith("# RS")}
 
 
@@ -33,6 +33,6 @@ def message(code: str) -> str | None:
 
 def messages() -> dict[str, str]:
     """What the documentation says of every error, by its code, heading first."""
-    whole = texts.text("docs/messages.md") or ""
+    whole = package_texts.text("docs/messages.md") or ""
     parts = re.split(r"^(?=#{2,3} )", whole, flags=re.MULTILINE)
     return {part[4:8]: part for part in parts if part.startswith("### E")}

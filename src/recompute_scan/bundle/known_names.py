@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from recompute_scan.package_texts import text
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.texts import text
 
 
 def is_torchs_own(name: str) -> bool:

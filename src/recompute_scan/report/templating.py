@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Undefined
 from markupsafe import Markup, escape
 
-from recompute_scan import texts, units
+from recompute_scan import package_texts, units
 from recompute_scan.report import words
 from recompute_scan.report.escape import inert, lines, sentence, shorten, visible
 
@@ -72,7 +72,7 @@ def _environment() -> Environment:
 def _source(name: str) -> str | None:
     """A template's text; ``None`` where there is none."""
     folders = ("report/templates", "report/sections")
-    return next(filter(None, (texts.text(f"{folder}/{name}") for folder in folders)), None)
+    return next(filter(None, (package_texts.text(f"{folder}/{name}") for folder in folders)), None)
 
 
 def _finalize(value: Any) -> Any:
