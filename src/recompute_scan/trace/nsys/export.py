@@ -2,7 +2,7 @@
 
 Kernels and the calls that launched them are always there, tied by ``correlationId``. Operators
 are only where the training script ran under ``torch.autograd.profiler.emit_nvtx``, see
-:mod:`recompute_scan.trace.nsys.event_texts`. Times are whole nanoseconds. ``globalTid`` and
+:mod:`recompute_scan.trace.nsys.texts`. Times are whole nanoseconds. ``globalTid`` and
 ``globalPid`` hold the thread in 24 bits, the process in the next 24, and machine numbers above
 (``nsys-exporter/examples.html`` of NVIDIA's documentation, "Serialized process and thread
 identifiers").

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from recompute_scan.trace.columns import Bool, Int64, Kind
 from recompute_scan.trace.limits import Limits, refuse_distinct, refuse_events
 from recompute_scan.trace.nsys.database import UNKNOWN, UNREADABLE, Database
-from recompute_scan.trace.nsys.event_texts import NAMELESS, Said, Texts, Wanted, look_up
+from recompute_scan.trace.nsys.texts import NAMELESS, Said, Texts, Wanted, look_up
 
 STRINGS = "StringIds"
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
