@@ -57,7 +57,7 @@ class Checker:
     """
 
     def __init__(
-        self, forward: list[TapeEntry], parameters: dict[int, str], *, grad_mode: bool
+        self, forward: list[TapeEntry], parameters: Callable[[], dict[int, str]], *, grad_mode: bool
     ) -> None:
         self._forward = forward
         self._parameters = parameters
@@ -241,7 +241,7 @@ class Checker:
                 continue
             if self._grad_mode and (now.needs_gradient or not same_from_outside(before, now)):
                 continue
-            name, operation = self._parameters.get(before.tensor_id, ""), where()
+            name, operation = self._parameters().get(before.tensor_id, ""), where()
             why: Why = "detached" if self._grad_mode else "grad-mode-off"
             self._lost.setdefault(name or operation.site, LostGradient(name, operation, why))
 

@@ -86,6 +86,16 @@ class _Sum(Struct):
     recomputes: list[Shown] = field(default_factory=list)
     untold: dict[str, None] = field(default_factory=dict)
     states: dict[str, KeptState] = field(default_factory=dict)
+    _modules: Sequence[tuple[str, nn.Module]] = ()
+    _parts: list[tuple[str, nn.Module]] = field(default_factory=list)
+
+    def parts_of(self, modules: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+        """What in these modules may keep something; those of the call before, as a rule."""
+        if len(modules) != len(self._modules) or any(
+            one is not other for (_, one), (_, other) in zip(modules, self._modules, strict=True)
+        ):
+            self._modules, self._parts = modules, list(parts_of(modules))
+        return self._parts
 
     def of(self, region: ComparedRegion) -> ComparedRegion:
         """What the step has shown, when its backward passes have ended."""
@@ -134,7 +144,7 @@ class RegionCall:
         self._non_reentrant = non_reentrant
         self._sum = total
         self._modules = modules
-        self._parts = list(parts_of(modules))
+        self._parts = total.parts_of(modules)
         self._thread = thread
         self._name_of = name_of
         self._wanted = True
@@ -162,12 +172,7 @@ class RegionCall:
         if forward is None or not self._can_compare():
             yield None
             return
-        parameters = {
-            id(parameter): f"{name}.{inner}" if name else inner
-            for name, module in self._modules
-            for inner, parameter in module.named_parameters()
-        }
-        run = RecomputeRun(self.leave_untold, handed, forward, parameters, self._around)
+        run = RecomputeRun(self.leave_untold, handed, forward, self._parameters, self._around)
         began = look_at_state(self._parts)
         try:
             with self._watched(run):
@@ -178,6 +183,14 @@ class RegionCall:
                 for state in changed_again(forward.before, forward.after, began, ended):
                     self._sum.states.setdefault(state.name, state)
                 self._sum.recomputes.append(run.shown())
+
+    def _parameters(self) -> dict[int, str]:
+        """The names of the parameters that there are now, by their numbers."""
+        return {
+            id(parameter): f"{name}.{inner}" if name else inner
+            for name, module in self._modules
+            for inner, parameter in module.named_parameters()
+        }
 
     def _claim(self) -> HandedTensors | None:
         """What the checkpoint's hooks, which were put in place just before, will see."""

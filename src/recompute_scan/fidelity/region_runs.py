@@ -146,7 +146,7 @@ class RecomputeRun(RegionRun):
         untold: Callable[[str], None],
         handed: HandedTensors | None,
         forward: ForwardRun,
-        parameters: dict[int, str],
+        parameters: Callable[[], dict[int, str]],
         around: Around,
     ) -> None:
         super().__init__(untold, handed)
