@@ -24,6 +24,7 @@ _REAL = {
 }
 # Two numbers in a byte, of which no kernel copies any: they count as bytes.
 _BYTES = {getattr(torch, "float4_e2m1fn_x2", None)}
+_STRIDED = torch.strided
 _PLAIN = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)}
 
 
@@ -81,12 +82,12 @@ def order_in_memory(value: torch.Tensor) -> tuple[int, ...] | None:
 
     ``()`` where they lie in order, else the strides; ``None`` of one with gaps or overlaps.
     """
-    if not (
-        is_plain(value)
-        and value.layout == torch.strided
-        and value.is_cpu
-        and value.dtype in _REAL
-        and not value.is_neg()
+    if (
+        type(value) not in _PLAIN
+        or value.dtype not in _REAL
+        or not value.is_cpu
+        or value.layout is not _STRIDED
+        or value.is_neg()
     ):
         return None
     if value.is_contiguous():

@@ -249,9 +249,10 @@ class Tape(Struct):
     def _memory_in(self, storage: torch.UntypedStorage | None) -> _Memory | None:
         if storage is None:
             return None
-        known = self._memory.get(storage._cdata)
+        number = storage._cdata
+        known = self._memory.get(number)
         if known is None:
-            known = self._memory[storage._cdata] = _Memory()
+            known = self._memory[number] = _Memory()
             self._numbers.keep(storage)
         return known
 
