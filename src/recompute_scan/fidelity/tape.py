@@ -58,7 +58,7 @@ class TapeEntry(Struct, frozen=True, gc=False):
     sources: frozenset[int]
 
 
-class _Memory(Struct, eq=False):
+class _Memory(Struct, eq=False, gc=False):
     """Memory that a run has seen.
 
     Attributes:

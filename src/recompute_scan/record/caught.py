@@ -100,11 +100,17 @@ class Arguments:
 
 def counts_runs(modules: Sequence[nn.Module]) -> bool:
     """Does a module in here keep running statistics, to which every recompute adds?"""
-    return any(
-        part.training and _has_running_statistics(part)
-        for module in modules
-        for part in module.modules()
-    )
+    # As `modules()` of each, which asks all of them for their names.
+    waiting, met = list(modules), set()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in met:
+            continue
+        met.add(id(part))
+        if part.training and _has_running_statistics(part):
+            return True
+        waiting += [one for one in part._modules.values() if one is not None]
+    return False
 
 
 def _has_running_statistics(module: nn.Module) -> bool:
