@@ -93,7 +93,9 @@ def measure(name: str) -> str:
         probe.begin()
         training.step(nothing)
         compared(lambda: training.step(nothing))
-        plain, seen, results = [], [], 0
+        plain: list[float] = []
+        seen: list[float] = []
+        results = 0
         began = time.monotonic()
         while len(plain) < _ROUNDS or time.monotonic() - began < _LEAST_S:
             plain.append(training.step(nothing))
