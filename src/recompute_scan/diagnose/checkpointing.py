@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.diagnose import gradients
-from recompute_scan.diagnose.places import site
-from recompute_scan.diagnose.signature import Signature, some
+from recompute_scan.frameworks import gradients
+from recompute_scan.frameworks.signature import Signature, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _HF = "https://github.com/huggingface/transformers/issues/"
@@ -38,7 +37,7 @@ SIGNATURES = (
         cause_name="second-backward",
         error="RuntimeError",
         message=re.compile(r"Trying to backward an extra time.{0,400}?selective", re.DOTALL),
-        fits=lambda raised: not any("compiled_autograd" in site(one) for one in raised.frames),
+        fits=lambda raised: not any("compiled_autograd" in one.site for one in raised.frames),
         title="A second backward pass went through a selective checkpoint",
         cause=(
             "What a selective checkpoint keeps is used up by the first backward pass. Compiled "

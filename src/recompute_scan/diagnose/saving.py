@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.diagnose.signature import Signature, innermost, some
+from recompute_scan.frameworks.signature import Signature, innermost, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _LIGHTNING = "https://github.com/Lightning-AI/pytorch-lightning/issues/"

@@ -33,6 +33,7 @@ MECHANISM = replace(
     switched_by=("accelerate/accelerator.py:*", "accelerate/utils/fsdp_utils.py:*"),
     settings=("accelerate.utils.dataclasses:FullyShardedDataParallelPlugin.__post_init__",),
     variables=("FSDP_ACTIVATION_CHECKPOINTING",),
+    commands=("accelerate launch", "accelerate.commands.launch"),
     launchers=("accelerate.commands",),
     edits=(Edit("*", "keyword", "activation_checkpointing"),),
 )

@@ -28,5 +28,7 @@ MECHANISM = replace(
     BASE,
     fewer="let the check_fn of apply_activation_checkpointing refuse {layers}",
     selectively="pass context_fn={context} to checkpoint_wrapper",
+    sharding="fsdp|fully_sharded",
+    gathering=r"torch/distributed/(?:fsdp|checkpoint)/|/_shard/",
     engines=(("FullyShardedDataParallel", "FSDP"),),
 )

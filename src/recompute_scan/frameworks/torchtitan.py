@@ -6,9 +6,12 @@ a second non-reentrant checkpoint around a block would double it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import fsdp
+from recompute_scan.frameworks.configuration import Setting, Switch
 
 MECHANISM = replace(
     fsdp.BASE,
@@ -25,3 +28,12 @@ MECHANISM = replace(
     switched_by=("torchtitan/distributed/activation_checkpoint.py:*",),
     edits=(),
 )
+
+
+def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[Switch]:
+    """What its section ``[activation_checkpoint]`` asks for."""
+    if path == ("activation_checkpoint", "mode") and setting.value in ("full", "selective"):
+        which = (
+            "each TransformerBlock" if setting.value == "full" else "TransformerBlocks, selectively"
+        )
+        yield Switch("torchtitan", which, "non-reentrant")

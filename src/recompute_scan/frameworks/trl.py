@@ -27,5 +27,6 @@ MECHANISM = replace(
         "SFT with PEFT and ZeRO-3: reentrant, forced",
     ),
     switched_by=("trl/*:*",),
+    commands=("trl sft", "trl dpo", "trl grpo", "trl kto", "trl reward"),
     on_by_default=True,
 )
