@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Literal
 
 from recompute_scan.frameworks import pytorch
-from recompute_scan.frameworks.configuration import Flaw, Setting, Switch, Values
+from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values
 from recompute_scan.frameworks.mechanism import Mechanism
 from recompute_scan.frameworks.signature import Signature
 
@@ -105,7 +105,7 @@ def flaws(values: Values) -> Iterator[Flaw]:
             yield from module["flaws"](values)
 
 
-def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[Switch]:
+def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwitch]:
     """What one setting switches on, by the frameworks that read it."""
     for module in _MODULES:
         if "switched_on" in module:

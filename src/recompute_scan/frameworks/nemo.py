@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import fsdp, huggingface
-from recompute_scan.frameworks.configuration import Flaw, Setting, Switch, Values
+from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values
 
 MECHANISM = replace(
     fsdp.BASE,
@@ -50,8 +50,8 @@ def flaws(values: Values) -> Iterator[Flaw]:
             )
 
 
-def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[Switch]:
+def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwitch]:
     """What its ``ParallelTransformer`` reads."""
     if path[-1:] == _GRANULARITY and setting.value in ("full", "selective"):
         which = "whole layers" if setting.value == "full" else "the attention of each layer"
-        yield Switch("NeMo", which, "reentrant")
+        yield SettingSwitch("NeMo", which, "reentrant")

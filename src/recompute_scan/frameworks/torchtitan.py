@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import fsdp
-from recompute_scan.frameworks.configuration import Setting, Switch
+from recompute_scan.frameworks.configuration import Setting, SettingSwitch
 
 MECHANISM = replace(
     fsdp.BASE,
@@ -30,10 +30,10 @@ MECHANISM = replace(
 )
 
 
-def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[Switch]:
+def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwitch]:
     """What its section ``[activation_checkpoint]`` asks for."""
     if path == ("activation_checkpoint", "mode") and setting.value in ("full", "selective"):
         which = (
             "each TransformerBlock" if setting.value == "full" else "TransformerBlocks, selectively"
         )
-        yield Switch("torchtitan", which, "non-reentrant")
+        yield SettingSwitch("torchtitan", which, "non-reentrant")

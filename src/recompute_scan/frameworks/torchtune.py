@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import fsdp
-from recompute_scan.frameworks.configuration import Flaw, Setting, Switch, Values, truthy
+from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values, truthy
 from recompute_scan.frameworks.mechanism import Edit
 
 MECHANISM = replace(
@@ -55,12 +55,12 @@ def flaws(values: Values) -> Iterator[Flaw]:
             "RS604",
             "enable_activation_offloading needs enable_activation_checkpointing",
             "torchtune's recipes raise a RuntimeError.",
-            "Switch both on, or this one off.",
+            "SettingSwitch both on, or this one off.",
             "off",
         )
 
 
-def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[Switch]:
+def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwitch]:
     """What its recipes read."""
     if path == ("enable_activation_checkpointing",) and truthy(setting.value):
-        yield Switch("torchtune", "each TransformerSelfAttentionLayer", "non-reentrant")
+        yield SettingSwitch("torchtune", "each TransformerSelfAttentionLayer", "non-reentrant")
