@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,14 @@ _TEXTS = {
     "src/recompute_scan": ("report/*/*.html", "report/*/*.css", "report/*/*.js", "bundle/*.txt"),
     ".": ("docs/findings/RS*.md", "docs/messages.md"),
 }
+
+# Pages that the package makes itself, from what it knows of each failure and what logs say of it.
+_FAILURE = re.compile(r"docs/findings/RS[12]\d\d\.md$")
+
+
+def examples_alone(page: str) -> str:
+    """Of a page the beginnings of its parts, and what logs say in them."""
+    return "\n".join(re.findall(r"^#{1,2} |^```text\n.*?^```$", page, re.DOTALL | re.MULTILINE))
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -27,7 +36,9 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         for folder, patterns in _TEXTS.items():
             base = Path(self.root, folder)
             for path in sorted(path for pattern in patterns for path in base.glob(pattern)):
-                texts[path.relative_to(base).as_posix()] = path.read_text(encoding="utf-8")
+                name = path.relative_to(base).as_posix()
+                text = path.read_text(encoding="utf-8")
+                texts[name] = examples_alone(text) if _FAILURE.match(name) else text
         packed = zstandard.ZstdCompressor(level=22).compress(json.dumps(texts).encode())
         target = Path(self.root, "build", "texts.zst")
         target.parent.mkdir(exist_ok=True)

@@ -9,6 +9,10 @@ from types import ModuleType
 
 import pytest
 
+from recompute_scan import pages
+from recompute_scan.diagnose.causes import names
+from recompute_scan.diagnose.failure_pages import examples_of, failure_page
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 
@@ -47,3 +51,15 @@ def test_the_generated_pages_are_true(generator: ModuleType) -> None:
         if page.endswith(".html"):  # how a template is indented is no content
             written, now = " ".join(written.split()), " ".join(now.split())
         assert written == now, f"{page}: run python docs/generate.py (make fix does)"
+
+
+def test_an_installed_package_has_the_pages_of_failures_too() -> None:
+    """It makes them itself, and has been given what logs say alone."""
+    build = module_at(DOCS.parent / "hatch_build.py")
+    paths = sorted((DOCS / "findings").glob("RS[12]??.md"))
+    assert [path.stem for path in paths] == [*names()]
+    for path in paths:
+        written = path.read_text(encoding="utf-8")
+        shipped = build.examples_alone(written)
+        assert len(shipped) < len(written) / 2
+        assert failure_page(path.stem, examples_of(shipped)) == written == pages.page(path.stem)

@@ -6,6 +6,8 @@ import re
 from functools import cache
 
 from recompute_scan import package_texts
+from recompute_scan.diagnose.causes import names
+from recompute_scan.diagnose.failure_pages import examples_of, failure_page
 
 
 def page(code: str) -> str | None:
@@ -22,8 +24,14 @@ def titles() -> dict[str, str]:
 
 @cache
 def _pages() -> dict[str, str]:
-    found = (package_texts.text(name) or "" for name in package_texts.names("docs/findings/"))
-    return {page[2:7]: page.rstrip("\n") + "\n" for page in found if page.startswith("# RS")}
+    """All of them. Those of failures are made here: of theirs, a wheel has the examples alone."""
+    found = {}
+    failures = names()
+    for name in package_texts.names("docs/findings/"):
+        code, page = name[-8:-3], package_texts.text(name) or ""
+        made = failure_page(code, examples_of(page)) if code in failures else page
+        found[code] = made.rstrip("\n") + "\n"
+    return found
 
 
 def message(code: str) -> str | None:
