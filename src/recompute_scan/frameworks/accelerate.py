@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import fsdp
+from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.mechanism import Edit
 
 MECHANISM = replace(
-    fsdp.BASE,
+    pytorch.WRAPPER,
     name="accelerate-fsdp",
     title="accelerate's fsdp_activation_checkpointing",
     keep=70,

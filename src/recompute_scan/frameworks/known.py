@@ -30,7 +30,7 @@ _FRAMEWORKS = (
     "torchtune",
     "composer",
     "lightning",
-    "trainer",
+    "huggingface",
     "accelerate",
     "megatron",
     "deepspeed",
@@ -38,9 +38,6 @@ _FRAMEWORKS = (
     "fairscale",
     "timm",
     "diffusers",
-    "fsdp",
-    "huggingface",
-    "compiler",
     "pytorch",
 )
 

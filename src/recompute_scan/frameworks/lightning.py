@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import fsdp
+from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values
 from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.frameworks.signature import Signature, innermost
@@ -20,7 +20,7 @@ from recompute_scan.frameworks.signature import Signature, innermost
 _ISSUES = "https://github.com/Lightning-AI/pytorch-lightning/issues/"
 
 MECHANISM = replace(
-    fsdp.BASE,
+    pytorch.WRAPPER,
     name="lightning-fsdp",
     title="Lightning's activation_checkpointing_policy",
     keep=70,

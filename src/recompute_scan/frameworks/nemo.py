@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import fsdp, huggingface
+from recompute_scan.frameworks import huggingface, pytorch
 from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values
 
 MECHANISM = replace(
-    fsdp.BASE,
+    pytorch.WRAPPER,
     name="nemo-automodel",
     title="NeMo Automodel's activation_checkpointing",
     keep=70,
@@ -24,7 +24,7 @@ MECHANISM = replace(
     checked="read (nemo-automodel 0.7.0)",
     variants=("0.7: non-reentrant",),
     caution="Look whether the recipe is shared with other jobs.",
-    asks=(*fsdp.BASE.asks, *huggingface.BASE.asks),
+    asks=(*pytorch.WRAPPER.asks, *huggingface.BASE.asks),
     switched_by=("nemo_automodel/components/*:*",),
     edits=(),
 )

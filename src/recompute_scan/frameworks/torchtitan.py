@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import fsdp
+from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.configuration import Setting, SettingSwitch
 
 MECHANISM = replace(
-    fsdp.BASE,
+    pytorch.WRAPPER,
     name="torchtitan",
     title="torchtitan's activation checkpointing",
     keep=70,

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import fsdp
+from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values, truthy
 from recompute_scan.frameworks.mechanism import Edit
 
 MECHANISM = replace(
-    fsdp.BASE,
+    pytorch.WRAPPER,
     name="torchtune",
     title="torchtune's enable_activation_checkpointing",
     keep=70,
