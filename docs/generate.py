@@ -29,10 +29,10 @@ from recompute_scan.analysis import tables
 from recompute_scan.api import Events, Scan
 from recompute_scan.cli import NAMES, cli
 from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES, names
-from recompute_scan.diagnose.failure_pages import causes_of, failure_page
 from recompute_scan.diagnose.logs import lines_of, read_log
 from recompute_scan.events import event_schema
 from recompute_scan.frameworks.signature import Signature
+from recompute_scan.pages import causes_of, failure_page
 from recompute_scan.record.recording import Recording, record
 from recompute_scan.report.html import render_html
 from recompute_scan.result import from_json, json_schema

@@ -11,7 +11,7 @@ import pytest
 
 from recompute_scan import pages
 from recompute_scan.diagnose.causes import names
-from recompute_scan.diagnose.failure_pages import examples_of, failure_page
+from recompute_scan.pages import examples_of, failure_page
 
 DOCS = Path(__file__).parents[1] / "docs"
 
