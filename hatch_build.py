@@ -16,13 +16,20 @@ _TEXTS = {
     ".": ("docs/findings/RS*.md", "docs/messages.md"),
 }
 
-# Pages that the package makes itself, from what it knows of each failure and what logs say of it.
-_FAILURE = re.compile(r"docs/findings/RS[12]\d\d\.md$")
+# Pages of which the package reads some parts alone. Those of failures it makes itself, from what it
+# knows of each and from what logs say, which is in the page; of the messages, it shows one by one.
+_PARTS = {
+    r"docs/findings/RS[12]\d\d\.md": r"^#{1,2} |^```text\n.*?^```$",
+    r"docs/messages\.md": r"^### E.*?(?=\n#{2,3} |\Z)",
+}
 
 
-def examples_alone(page: str) -> str:
-    """Of a page the beginnings of its parts, and what logs say in them."""
-    return "\n".join(re.findall(r"^#{1,2} |^```text\n.*?^```$", page, re.DOTALL | re.MULTILINE))
+def shipped(name: str, text: str) -> str:
+    """What of a text goes into the wheel."""
+    for names, part in _PARTS.items():
+        if re.fullmatch(names, name):
+            return "\n".join(re.findall(part, text, re.DOTALL | re.MULTILINE))
+    return text
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -37,8 +44,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             base = Path(self.root, folder)
             for path in sorted(path for pattern in patterns for path in base.glob(pattern)):
                 name = path.relative_to(base).as_posix()
-                text = path.read_text(encoding="utf-8")
-                texts[name] = examples_alone(text) if _FAILURE.match(name) else text
+                texts[name] = shipped(name, path.read_text(encoding="utf-8"))
         packed = zstandard.ZstdCompressor(level=22).compress(json.dumps(texts).encode())
         target = Path(self.root, "build", "texts.zst")
         target.parent.mkdir(exist_ok=True)

@@ -53,8 +53,12 @@ def message(code: str) -> str | None:
 
 def messages() -> dict[str, str]:
     """What the documentation says of every error, by its code, heading first."""
-    whole = package_texts.text("docs/messages.md") or ""
-    parts = re.split(r"^(?=#{2,3} )", whole, flags=re.MULTILINE)
+    return messages_in(package_texts.text("docs/messages.md") or "")
+
+
+def messages_in(page: str) -> dict[str, str]:
+    """The same, in a page or in its parts."""
+    parts = re.split(r"^(?=#{2,3} )", page, flags=re.MULTILINE)
     return {part[4:8]: part for part in parts if part.startswith("### E")}
 
 
