@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
-from recompute_scan.analysis import pipeline
+from recompute_scan.analysis import loading, pipeline
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import ScanError
+from recompute_scan.recompute import facts
 
-_LOAD, _STUDY = pipeline.load_one, pipeline.study
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("recompute", "cost", "analysis")
 # Bounds on work and on what is shown, units, formulas' own numbers: not tuned.
@@ -70,15 +70,15 @@ def remember(*, studied: bool) -> None:
 
     def load_one(address: Any, *rest: Any) -> Any:
         if str(address) not in loaded:
-            loaded[str(address)] = _LOAD(address, *rest)
+            loaded[str(address)] = loading.load_one(address, *rest)
         return loaded[str(address)]
 
     def study(trace: Any, *rest: Any) -> Any:
         if id(trace) not in known:
-            known[id(trace)] = (trace, _STUDY(trace, *rest))
+            known[id(trace)] = (trace, facts.study(trace, *rest))
         return known[id(trace)][1]
 
-    vars(pipeline).update(load_one=load_one, study=study if studied else _STUDY)
+    vars(pipeline).update(load_one=load_one, study=study if studied else facts.study)
 
 
 def answers(all_traces: Sequence[list[Path]]) -> list[tuple[Any, float | None]]:
