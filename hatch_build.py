@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,21 @@ _TEXTS = {
     "src/recompute_scan": ("report/*/*.html", "report/*/*.css", "report/*/*.js", "bundle/*.txt"),
     ".": ("docs/findings/RS*.md", "docs/messages.md"),
 }
+
+# Pages of which the package reads some parts alone. Those of failures it makes itself, from what it
+# knows of each and from what logs say, which is in the page; of the messages, it shows one by one.
+_PARTS = {
+    r"docs/findings/RS[12]\d\d\.md": r"^#{1,2} |^```text\n.*?^```$",
+    r"docs/messages\.md": r"^### E.*?(?=\n#{2,3} |\Z)",
+}
+
+
+def shipped(name: str, text: str) -> str:
+    """What of a text goes into the wheel."""
+    for names, part in _PARTS.items():
+        if re.fullmatch(names, name):
+            return "\n".join(re.findall(part, text, re.DOTALL | re.MULTILINE))
+    return text
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -27,7 +43,8 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         for folder, patterns in _TEXTS.items():
             base = Path(self.root, folder)
             for path in sorted(path for pattern in patterns for path in base.glob(pattern)):
-                texts[path.relative_to(base).as_posix()] = path.read_text(encoding="utf-8")
+                name = path.relative_to(base).as_posix()
+                texts[name] = shipped(name, path.read_text(encoding="utf-8"))
         packed = zstandard.ZstdCompressor(level=22).compress(json.dumps(texts).encode())
         target = Path(self.root, "build", "texts.zst")
         target.parent.mkdir(exist_ok=True)

@@ -37,6 +37,12 @@ EXTENSIONS = ("A finding", "A framework", "A report section", "A trace source", 
 # A recipe's own module, and the lists and functions of others that get a line.
 _NEW = re.compile(r"^1\. `(src/recompute_scan/[^`]+)`", re.MULTILINE)
 _LISTED = re.compile(r"`(?:_[A-Z_]+|SECTION|load)`\s+(?:of|in)\s+`([^`]+\.py)`")
+# What is known of each belongs in its own module; ``known`` lists them.
+FRAMEWORKS = (
+    *("deepspeed", "megatron", "fairscale", "unsloth", "torchtitan", "torchtune", "nemo"),
+    *("composer", "diffusers", "timm", "peft", "trl", "accelerate", "lightning", "transformers"),
+)
+_ADDRESS = re.compile(r"https?://\S+")
 # What is worked out from a trace, by the functions that do it: each once is enough.
 FACTS = (
     *("load", "study", "nest", "find_collectives", "_outermost", "simulate", "price"),
@@ -53,7 +59,7 @@ class Module:
             the package's name.
         package: Whether it is a package's ``__init__``.
         lines: How many.
-        text: The source.
+        words: Its code's names and texts, in lower case: no comment, docstring or address.
         title: First line of its docstring; empty where there is none.
         names: Functions, classes and variables at its top level.
         classes: The classes among them.
@@ -64,7 +70,7 @@ class Module:
     name: str
     package: bool
     lines: int
-    text: str
+    words: str
     title: str
     names: tuple[str, ...]
     classes: tuple[str, ...]
@@ -153,9 +159,9 @@ def table(house: dict[str, Module]) -> dict[str, str]:
         "modules that one other imports": str(sum(users[module.name] == 1 for module in modules)),
         **{
             f"modules that name {framework}": str(
-                sum(framework in module.text.lower() for module in house.values())
+                sum(framework in module.words for module in house.values())
             )
-            for framework in ("deepspeed", "megatron")
+            for framework in FRAMEWORKS
         },
     }
 
@@ -235,13 +241,33 @@ def _module(path: Path, source: Path, known: set[str]) -> Module:
         name=_name(path, source),
         package=path.name == "__init__.py",
         lines=len(text.splitlines()),
-        text=text,
+        words=_words(tree),
         title=(ast.get_docstring(tree) or "").partition("\n")[0],
         names=tuple(names),
         classes=tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef)),
         imports=imports,
         hidden=frozenset(str(name) for name in strings if name in known),
     )
+
+
+def _words(tree: ast.Module) -> str:
+    """What the code itself names, without what is written for its readers alone."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    told = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            found.append(_ADDRESS.sub("", node.value))
+        found += [
+            value
+            for field in ("id", "attr", "arg", "name", "module", "asname")
+            if isinstance(value := getattr(node, field, None), str)
+        ]
+    return "\n".join(found).lower()
 
 
 def _imports(nodes: Sequence[ast.AST], known: set[str]) -> Iterator[str]:

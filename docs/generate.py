@@ -13,7 +13,6 @@ import inspect
 import json
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -31,10 +30,10 @@ from recompute_scan.analysis import tables
 from recompute_scan.api import Events, Scan
 from recompute_scan.cli import NAMES, cli
 from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES, names
-from recompute_scan.diagnose.classify import how_checked
 from recompute_scan.diagnose.logs import lines_of, read_log
-from recompute_scan.diagnose.signature import Signature
 from recompute_scan.events import event_schema
+from recompute_scan.frameworks.signature import Signature
+from recompute_scan.pages import causes_of, failure_page
 from recompute_scan.record.recording import Recording, record
 from recompute_scan.report.html import render_html
 from recompute_scan.result import from_json, json_schema
@@ -277,10 +276,6 @@ compiled FSDP model through its wrapper
 ([pytorch 119980](https://github.com/pytorch/pytorch/issues/119980); save the inner module).
 """
 
-_FAILURE = """\
-A failure that `recompute-scan run` recognises when the script raises or hangs, and
-`recompute-scan explain` in a log or a pasted traceback. Generated: `python docs/generate.py`."""
-
 
 def commands_page() -> str:
     """The help of every command, as Markdown."""
@@ -434,45 +429,10 @@ def _checked(one: Signature) -> str:
 
 def failure_pages() -> dict[str, str]:
     """The page of every known failure, by its name below ``docs``."""
-    known = [*SIGNATURES, *IN_RUNS, *HANGS]
     return {
-        f"findings/{code}.md": _failure_page([one for one in known if one.code == code])
+        f"findings/{code}.md": failure_page(code, [_example(one) for one in causes_of(code)])
         for code in names()
     }
-
-
-def _failure_page(causes: list[Signature]) -> str:
-    first = causes[-1]  # the general one stands last
-    parts = [f"# {first.code} {first.name}", _FAILURE, *map(_cause, causes)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _cause(one: Signature) -> str:
-    shown = _example(one)
-    symptom = (
-        "The log says:" if shown else f"{one.title}, as the log or the place of the ranks shows."
-    )
-    parts = [f"## {one.title}", "### Symptom", _wrapped(symptom)]
-    if shown is not None:
-        parts.append(f"```text\n{shown}\n```")
-    parts += ["### Cause", _wrapped(one.cause), "### Fix", _wrapped(one.fix)]
-    if one.more:
-        parts.append(one.more.strip())
-    parts += ["### Before and after", *map(_wrapped, _before_and_after(one)), "### Sources"]
-    parts.append(_wrapped(f"**Versions.** {one.versions}"))
-    parts.append(_wrapped(f"**How it was checked.** {how_checked(one)}"))
-    parts.append("\n".join(f"- <{address}>" for address in one.sources))
-    return "\n\n".join(parts)
-
-
-def _before_and_after(one: Signature) -> list[str]:
-    """What goes and what stays, and what that does to gradients."""
-    changed = "**Before.** The run fails as above." if one.severity == "error" else ""
-    found = [f"**Remove** {one.remove}. **Keep** {one.keep}."] if one.keep else []
-    gradients = one.gradients or (
-        "The fix touches no checkpoint's variant, random state, check or buffers."
-    )
-    return [*([changed] if changed else []), *found, f"**After.** {gradients}"]
 
 
 def _example(one: Signature) -> str | None:
@@ -497,22 +457,6 @@ def _example(one: Signature) -> str | None:
         return None
     text_lines = [line[:_EXAMPLE_WIDTH] for line in shown.splitlines()]
     return "\n".join(text_lines[:_EXAMPLE_LINES]).rstrip()
-
-
-def _wrapped(text: str) -> str:
-    marked = text if "`" in text else " ".join(map(_as_code, text.split(" ")))
-    return "\n".join(textwrap.wrap(marked, 100, break_long_words=False, break_on_hyphens=False))
-
-
-def _as_code(word: str) -> str:
-    """A word that is code (a name with an underscore, a call, an assignment) marked as such."""
-    if not re.search(r"_|\(\)|=", word) or word.startswith("http"):
-        return word
-    before = "(" if word.startswith("(") else ""
-    core = word.removeprefix("(").rstrip(".,;:").removesuffix("'s")
-    if core.count(")") > core.count("("):
-        core = core[:-1]
-    return f"{before}`{core}`{word[len(before) + len(core) :]}"
 
 
 def design_page() -> str:

@@ -22,6 +22,11 @@ class Frame(Struct, frozen=True):
         """``file:line``."""
         return f"{self.file}:{self.line}"
 
+    @property
+    def site(self) -> str:
+        """``file:function`` with forward slashes, as patterns look for it."""
+        return f"{self.file}:{self.function}".replace("\\", "/")
+
 
 class Raised(Struct, frozen=True):
     """One exception.

@@ -1,11 +1,25 @@
-"""The pages of the findings and of the messages, as they ship with the package."""
+"""The pages of the findings and of the messages. Those of failures are made here: of each what its
+signatures say, with what a log of it says.
+"""
 
 from __future__ import annotations
 
 import re
+import textwrap
+from collections.abc import Sequence
 from functools import cache
 
 from recompute_scan import package_texts
+from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES, names
+from recompute_scan.diagnose.classify import how_checked
+from recompute_scan.frameworks.signature import Signature
+
+_HEAD = """\
+A failure that `recompute-scan run` recognises when the script raises or hangs, and
+`recompute-scan explain` in a log or a pasted traceback. Generated: `python docs/generate.py`."""
+_UNTOUCHED = "The fix touches no checkpoint's variant, random state, check or buffers."
+_CAUSE = re.compile(r"^## ", re.MULTILINE)
+_EXAMPLE = re.compile(r"^```text\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
 
 
 def page(code: str) -> str | None:
@@ -22,8 +36,14 @@ def titles() -> dict[str, str]:
 
 @cache
 def _pages() -> dict[str, str]:
-    found = (package_texts.text(name) or "" for name in package_texts.names("docs/findings/"))
-    return {page[2:7]: page.rstrip("\n") + "\n" for page in found if page.startswith("# RS")}
+    """All of them. Of those of failures, a wheel has the examples alone."""
+    found = {}
+    failures = names()
+    for name in package_texts.names("docs/findings/"):
+        code, page = name[-8:-3], package_texts.text(name) or ""
+        made = failure_page(code, examples_of(page)) if code in failures else page
+        found[code] = made.rstrip("\n") + "\n"
+    return found
 
 
 def message(code: str) -> str | None:
@@ -33,6 +53,68 @@ def message(code: str) -> str | None:
 
 def messages() -> dict[str, str]:
     """What the documentation says of every error, by its code, heading first."""
-    whole = package_texts.text("docs/messages.md") or ""
-    parts = re.split(r"^(?=#{2,3} )", whole, flags=re.MULTILINE)
+    return messages_in(package_texts.text("docs/messages.md") or "")
+
+
+def messages_in(page: str) -> dict[str, str]:
+    """The same, in a page or in its parts."""
+    parts = re.split(r"^(?=#{2,3} )", page, flags=re.MULTILINE)
     return {part[4:8]: part for part in parts if part.startswith("### E")}
+
+
+def causes_of(code: str) -> list[Signature]:
+    """The causes of one failure, in the order of its page: the general one stands last."""
+    return [one for one in (*SIGNATURES, *IN_RUNS, *HANGS) if one.code == code]
+
+
+def failure_page(code: str, examples: Sequence[str | None]) -> str:
+    """The page as Markdown; for each cause what a log says, where one is known to."""
+    causes = causes_of(code)
+    parts = [f"# {code} {causes[-1].name}", _HEAD, *map(_cause, causes, examples)]
+    return "\n\n".join(parts) + "\n"
+
+
+def examples_of(page: str) -> list[str | None]:
+    """What logs say, read back from a page, for each cause."""
+    found = (_EXAMPLE.search(cause) for cause in _CAUSE.split(page)[1:])
+    return [example[1] if example else None for example in found]
+
+
+def _cause(one: Signature, example: str | None) -> str:
+    symptom = (
+        "The log says:" if example else f"{one.title}, as the log or the place of the ranks shows."
+    )
+    parts = [f"## {one.title}", "### Symptom", _wrapped(symptom)]
+    if example is not None:
+        parts.append(f"```text\n{example}\n```")
+    parts += ["### Cause", _wrapped(one.cause), "### Fix", _wrapped(one.fix)]
+    if one.more:
+        parts.append(one.more.strip())
+    parts += ["### Before and after", *map(_wrapped, _before_and_after(one)), "### Sources"]
+    parts.append(_wrapped(f"**Versions.** {one.versions}"))
+    parts.append(_wrapped(f"**How it was checked.** {how_checked(one)}"))
+    parts.append("\n".join(f"- <{address}>" for address in one.sources))
+    return "\n\n".join(parts)
+
+
+def _before_and_after(one: Signature) -> list[str]:
+    """What goes and what stays, and what that does to gradients."""
+    changed = ["**Before.** The run fails as above."] if one.severity == "error" else []
+    found = [f"**Remove** {one.remove}. **Keep** {one.keep}."] if one.keep else []
+    return [*changed, *found, f"**After.** {one.gradients or _UNTOUCHED}"]
+
+
+def _wrapped(text: str) -> str:
+    marked = text if "`" in text else " ".join(map(_as_code, text.split(" ")))
+    return "\n".join(textwrap.wrap(marked, 100, break_long_words=False, break_on_hyphens=False))
+
+
+def _as_code(word: str) -> str:
+    """A word that is code (a name with an underscore, a call, an assignment) marked as such."""
+    if not re.search(r"_|\(\)|=", word) or word.startswith("http"):
+        return word
+    before = "(" if word.startswith("(") else ""
+    core = word.removeprefix("(").rstrip(".,;:").removesuffix("'s")
+    if core.count(")") > core.count("("):
+        core = core[:-1]
+    return f"{before}`{core}`{word[len(before) + len(core) :]}"

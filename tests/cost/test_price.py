@@ -159,7 +159,7 @@ def test_a_plain_trace_leaves_room_for_what_the_profiler_takes() -> None:
     )
     assert hurry is not None
     assert hurry.overhead == 0
-    assert hurry.supposed == pytest.approx(850, rel=0.3)  # what is usual of 1,000
+    assert hurry.other == pytest.approx(850, rel=0.3)  # what is usual of 1,000
     # Small calls beside a long wait, in which the profiler takes nothing.
     steps = []
     for number in range(8):

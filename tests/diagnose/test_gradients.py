@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.diagnose import gradients
 from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES
 from recompute_scan.diagnose.classify import Diagnosis
 from recompute_scan.diagnose.outcome import finding_of
-from recompute_scan.diagnose.signature import Signature
+from recompute_scan.frameworks import gradients
+from recompute_scan.frameworks.signature import Signature
 
 Step = Callable[[nn.Sequential, Tensor], Tensor]
 ALL = (*SIGNATURES, *IN_RUNS, *HANGS)

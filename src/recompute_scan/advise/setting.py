@@ -13,7 +13,7 @@ from recompute_scan.advise.wording import (
     title_of,
     worded,
 )
-from recompute_scan.diagnose.gradients import NON_REENTRANT
+from recompute_scan.frameworks.gradients import NON_REENTRANT
 from recompute_scan.frameworks.known import find_mechanism
 from recompute_scan.frameworks.mechanism import FEWER, SELECTIVELY, Mechanism
 from recompute_scan.result import Checkpoint, Fix, PlannedModule, Region

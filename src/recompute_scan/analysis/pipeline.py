@@ -21,7 +21,7 @@ from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine
 from recompute_scan.errors import InputError, UsageError
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.result import Result, from_json
-from recompute_scan.run_info import run_info_name
+from recompute_scan.run_info import RunInfo, run_info_name
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
 from recompute_scan.trace.allocations import read_allocations
 from recompute_scan.trace.looks import is_snapshot, snapshots_in
@@ -103,24 +103,11 @@ def _analyse_traces(
     except InputError as error:
         found, refused = [], error
     if not ends.failed and (refused or all(map(is_text, found))):
-        logs = [log for address in addresses for log in logs_alone(address, limits)]
-        if logs:
-            from recompute_scan.analysis.without_trace import result_of_log  # noqa: PLC0415
-
-            return merge([Piece(log.name, log.rank, result_of_log(log)) for log in logs], ())
-    if refused and not ends.failed:
-        compared = [info for info in ends.records if info.fidelity is not None]
-        if not compared:
+        pieces = _without_trace(addresses, ends.records if refused else (), limits)
+        if pieces:
+            return merge(pieces, ())
+        if refused:
             raise refused
-        from recompute_scan.analysis.without_trace import result_of_comparison  # noqa: PLC0415
-
-        return merge(
-            [
-                Piece(run_info_name(one.rank), one.rank, result_of_comparison(one))
-                for one in compared
-            ],
-            (),
-        )
     jobs = [_Job(*each, limits, machine, hta) for each in enumerate(found)]
     answers = _answer_each(jobs, workers, on_progress)
     pieces = [answer for answer in answers if isinstance(answer, Piece)]
@@ -131,6 +118,24 @@ def _analyse_traces(
         return ends.with_crash(result_without_trace(ends.records[0]))
     whole = merge(pieces, failures)
     return ends.with_crash(whole) if ends.failed else whole
+
+
+def _without_trace(
+    addresses: Sequence[Address], records: Sequence[RunInfo], limits: Limits
+) -> list[Piece]:
+    """What is told where there is no trace: by the compiler's logs, or by compared steps."""
+    from recompute_scan.analysis.without_trace import (  # noqa: PLC0415 - hardly ever needed
+        result_of_comparison,
+        result_of_log,
+    )
+
+    logs = [log for address in addresses for log in logs_alone(address, limits)]
+    told = [Piece(log.name, log.rank, result_of_log(log)) for log in logs]
+    return told or [
+        Piece(run_info_name(one.rank), one.rank, result_of_comparison(one))
+        for one in records
+        if one.fidelity is not None
+    ]
 
 
 class _Job(Struct, frozen=True):

@@ -65,9 +65,11 @@ class Base(Struct, frozen=True):
         annotations: The run wrapper's own time.
         overhead: What the profiler costs at each beginning or end of a call, ns; 0 where no step
             was timed: the times are then those of the trace.
-        supposed: The same, and what it usually costs where no step was timed.
+        other: The other account of it: none where it was taken off, and what it usually costs where
+            no step was timed.
         host_speed: How much longer the host takes than the one whose times are assumed.
         steps: Each step as simulated without that and without the annotations, ns.
+        other_steps: The same by the other account.
         unlike: How far these are from the timed ones, as a share of them; 0 where none was timed.
         error: How far the unchanged simulation is from the trace, as a share of it.
     """
@@ -77,9 +79,10 @@ class Base(Struct, frozen=True):
     around: Context
     annotations: tuple[TimeEdit, ...]
     overhead: float
-    supposed: float
+    other: float
     host_speed: float
     steps: Float64
+    other_steps: Float64
     unlike: float
     error: float
 
@@ -119,18 +122,24 @@ def prepare(facts: RecomputeFacts, timed: Float64) -> Base | None:
         return None
     annotations = tuple(annotation_edits(facts))
     short = _short(graph)
-    overhead = _overhead(facts, graph, annotations, timed, short) if len(timed) else 0.0
-    supposed = overhead if len(timed) else _USUAL * short
-    steps = simulate(graph, facts, join(annotations), overhead)
+
+    def simulated(overhead: float) -> Float64:
+        return simulate(graph, facts, join(annotations), overhead)
+
+    slow = simulated(0.0)
+    overhead = _overhead(slow, simulated(short), timed, short) if len(timed) else 0.0
+    other = 0.0 if len(timed) else _USUAL * short
+    steps = simulated(overhead) if overhead else slow
     return Base(
         facts=facts,
         graph=graph,
         around=find_context(facts, spans[0].start, spans[-1].end),
         annotations=annotations,
         overhead=overhead,
-        supposed=supposed,
+        other=other,
         host_speed=float(np.clip(short / _REFERENCE_NS, *_SPEEDS)),
         steps=steps,
+        other_steps=simulated(other) if other else slow,
         unlike=abs(median(steps) / median(timed) - 1) if len(timed) else 0.0,
         error=float(abs(whole.sum() / graph.measured.sum() - 1)),
     )
@@ -147,10 +156,10 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
     hooks = scale(hooks, base.host_speed)
     removal = Removal(base.around, keep)
     edits, free = removal.edits(hooks), removal.edits(scale(hooks, 0.0))
-    share = _shares(base, edits, base.overhead)
-    bare = _shares(base, free, base.overhead)
+    share = _shares(base, edits, base.overhead, base.steps)
+    bare = _shares(base, free, base.overhead, base.steps)
     # With the profiler's time where it was taken off, without where it was not.
-    other = _shares(base, edits, 0.0 if base.overhead else base.supposed)
+    other = _shares(base, edits, base.other, base.other_steps)
     middle = _typical(share, base)
     saved = abs(1 - middle)
     work = base.facts.work
@@ -189,11 +198,8 @@ def _deviation(values: Float64) -> float:
     return _DEVIATION * median(np.abs(values - median(values)))
 
 
-def _shares(base: Base, edits: Sequence[TimeEdit], overhead: float) -> Float64:
+def _shares(base: Base, edits: Sequence[TimeEdit], overhead: float, before: Float64) -> Float64:
     """Each step after the edits, as a share of itself before; not a number for an empty one."""
-    before = base.steps
-    if overhead != base.overhead:
-        before = simulate(base.graph, base.facts, join(base.annotations), overhead)
     after = simulate(base.graph, base.facts, join([*base.annotations, *edits]), overhead)
     shares: Float64 = np.full(len(before), np.nan)
     return np.divide(after, before, out=shares, where=before > 0)
@@ -206,16 +212,15 @@ def _typical(shares: Float64, base: Base) -> float:
     return median(shares[steps[: max(_FEWEST, round(len(steps) / 2))]])
 
 
-def _overhead(
-    facts: RecomputeFacts,
-    graph: Graph,
-    annotations: Sequence[TimeEdit],
-    timed: Float64,
-    most: float,
-) -> float:
-    """What the profiler takes at each beginning or end of a call, ns; see the module."""
-    edits = join(annotations)
-    slow, fast = (simulate(graph, facts, edits, overhead) for overhead in (0.0, most))
+def _overhead(slow: Float64, fast: Float64, timed: Float64, most: float) -> float:
+    """What the profiler takes at each beginning or end of a call, ns; see the module.
+
+    Args:
+        slow: The steps as they were.
+        fast: The same where it takes as much as it can.
+        timed: Steps without it.
+        most: That much, ns.
+    """
     # Time of a step for each ns of it.
     slope = (median(slow) - median(fast)) / most if most else 0.0
     if slope <= 0:

@@ -11,17 +11,30 @@ from recompute_scan.diagnose import (
     reentrant,
     saving,
 )
-from recompute_scan.diagnose.signature import Signature
+from recompute_scan.frameworks import known
+from recompute_scan.frameworks.signature import Signature
+
+
+def _with_frameworks(general: tuple[Signature, ...]) -> tuple[Signature, ...]:
+    """Each framework's own causes before the last one of their code, which is the general one."""
+    found = list(general)
+    for one in known.SIGNATURES:
+        places = [place for place, other in enumerate(found) if other.code == one.code]
+        found.insert(places[-1] if places else len(found), one)
+    return tuple(found)
+
 
 # Those that look at more come first: within a message the particular causes before the general
 # one, and "out of memory while saving" before "out of memory".
-SIGNATURES: tuple[Signature, ...] = (
-    *recomputes.SIGNATURES,
-    *reentrant.SIGNATURES,
-    *checkpointing.SIGNATURES,
-    *saving.SIGNATURES,
-    *out_of_memory.SIGNATURES,
-    *parallel.SIGNATURES,
+SIGNATURES = _with_frameworks(
+    (
+        *recomputes.SIGNATURES,
+        *reentrant.SIGNATURES,
+        *checkpointing.SIGNATURES,
+        *saving.SIGNATURES,
+        *out_of_memory.SIGNATURES,
+        *parallel.SIGNATURES,
+    )
 )
 # Seen in a run alone: what its weights show, without any failure.
 IN_RUNS: tuple[Signature, ...] = (reentrant.SILENT,)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.diagnose import gradients
-from recompute_scan.diagnose.places import site
-from recompute_scan.diagnose.signature import Signature, some
+from recompute_scan.frameworks import gradients
+from recompute_scan.frameworks.signature import Signature, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _HF = "https://github.com/huggingface/transformers/issues/"
@@ -38,7 +37,7 @@ SIGNATURES = (
         cause_name="second-backward",
         error="RuntimeError",
         message=re.compile(r"Trying to backward an extra time.{0,400}?selective", re.DOTALL),
-        fits=lambda raised: not any("compiled_autograd" in site(one) for one in raised.frames),
+        fits=lambda raised: not any("compiled_autograd" in one.site for one in raised.frames),
         title="A second backward pass went through a selective checkpoint",
         cause=(
             "What a selective checkpoint keeps is used up by the first backward pass. Compiled "
@@ -92,24 +91,6 @@ SIGNATURES = (
         sources=(_DOCS,),
     ),
     Signature(
-        code="RS121",
-        name="early-stop-assertion",
-        cause_name="fp8",
-        error="AssertionError",
-        message=re.compile(r"if early stop is enabled, we don't expect to reach here"),
-        title="The recompute ended without saving what the original run saved (early stop)",
-        cause=(
-            "The recompute saved fewer tensors than the first run. Transformer Engine's fp8 layers "
-            "under torch's own checkpoint do so."
-        ),
-        fix=(
-            "Checkpoint Transformer Engine's layers with transformer_engine.pytorch.checkpoint "
-            "(composer: te_checkpoint_wrapper: true)."
-        ),
-        versions="torch 2.0, as reported; torch 2.13 raises RS102 instead.",
-        sources=("https://github.com/NVIDIA/TransformerEngine/issues/415",),
-    ),
-    Signature(
         code="RS122",
         name="checkpoint-under-cuda-graph",
         cause_name="deallocated",
@@ -161,62 +142,5 @@ SIGNATURES = (
         fix="Use offload_wrapper(checkpoint_wrapper(module)) in its place.",
         versions="torch from pull request 84907 (September 2022) on.",
         sources=("https://github.com/pytorch/pytorch/pull/84907", f"{_HF}30523"),
-    ),
-    Signature(
-        code="RS119",
-        name="both-checkpoint-switches",
-        cause_name="trainer",
-        error="ValueError",
-        message=re.compile(
-            r"activation_checkpointing.{0,400}?can't (?:both )?be set to True", re.DOTALL
-        ),
-        title="Both switches for activation checkpointing are on, and the Trainer refuses them",
-        cause=(
-            "FSDP's activation_checkpointing and the training argument would each checkpoint "
-            "every layer."
-        ),
-        fix=(
-            "Keep fsdp_config's activation_checkpointing and set the training argument "
-            "(gradient_checkpointing, from 5.23 activation_checkpointing) to False."
-        ),
-        keep="fsdp_config['activation_checkpointing']",
-        remove="the training argument",
-        versions="transformers 4.33 and later.",
-        sources=("https://github.com/huggingface/transformers/pull/25771",),
-        checked="message",
-    ),
-    Signature(
-        code="RS125",
-        name="second-checkpoint-warned",
-        cause_name="all-gather",
-        message=re.compile(
-            r"redundant AllGather (?:operation )?in (?:the )?backward pass", re.IGNORECASE
-        ),
-        notice=True,
-        severity="warning",
-        title="transformers warns that its checkpointing gathers FSDP's parameters once more",
-        cause=(
-            "The model's own checkpointing is on under FSDP; where it is outside the FSDP "
-            "units, every recompute gathers the parameters again."
-        ),
-        fix=(
-            "Set fsdp_config's activation_checkpointing instead, and the training argument to "
-            "False."
-        ),
-        versions="The warning: transformers 4.43 and later.",
-        sources=(f"{_HF}30404",),
-    ),
-    Signature(
-        code="RS125",
-        name="second-checkpoint-warned",
-        cause_name="lightning",
-        message=re.compile(r"the model already contains checkpointed layers"),
-        notice=True,
-        severity="warning",
-        title="Lightning found checkpoint wrappers in the model and left its own policy out",
-        cause="Checkpointing is configured in the strategy and done by hand in the model as well.",
-        fix="Keep the strategy's policy and take the wrappers out of the model's code.",
-        versions="Lightning 2.1 and later.",
-        sources=("https://github.com/Lightning-AI/pytorch-lightning/pull/18006",),
     ),
 )

@@ -21,10 +21,10 @@ from recompute_scan.diagnose.hangs import (
 )
 from recompute_scan.diagnose.log_lines import Ended
 from recompute_scan.diagnose.logs import Log
-from recompute_scan.diagnose.places import phase, user_place
-from recompute_scan.diagnose.signature import Beside, Match, Signature, doing
+from recompute_scan.diagnose.places import doing, phase, user_place
 from recompute_scan.diagnose.tracebacks import Failure
 from recompute_scan.diagnose.waiting import is_saving, of_timeouts
+from recompute_scan.frameworks.signature import Beside, Match, Signature
 from recompute_scan.result import Level
 
 # What a rank says when another has died, or a launcher when one of its processes has.

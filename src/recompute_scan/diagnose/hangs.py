@@ -10,7 +10,7 @@ import re
 
 from msgspec.structs import replace
 
-from recompute_scan.diagnose.signature import Signature
+from recompute_scan.frameworks.signature import Signature
 
 _NOTHING = re.compile(r"(?!)")
 _DISTRIBUTED = "https://docs.pytorch.org/docs/stable/distributed.html"

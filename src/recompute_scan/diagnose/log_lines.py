@@ -7,6 +7,8 @@ import signal
 
 from msgspec import Struct
 
+from recompute_scan.frameworks.known import commands
+
 # What programs put before every line. Each ends with the one blank that belongs to it, so that
 # the indentation of what follows stays.
 _STAMP = re.compile(r"\s*\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?(?:\s|$)")
@@ -107,6 +109,8 @@ def is_warning(text: str) -> bool:
     )
 
 
+# The programs that start training, but for Python itself.
+_PROGRAMS = "|".join(sorted({rf"\b{re.escape(one.split()[0])}\b" for one in commands()}))
 _FAILED = re.compile(
     r"failed \(exitcode: (?P<status>-?\d{1,18})\) local_rank: (?P<rank>\d{1,18})"
     r"|died with <Signals\.(?P<signal>SIG\w+): \d+>"
@@ -118,7 +122,7 @@ _FAILED = re.compile(
     # Shells: of what they ran, and of a line of a script. Then faulthandler, of its own process.
     r"|(?P<shell>[Ss]egmentation fault|[Bb]us error|[Ii]llegal instruction) +\(core dumped\)"
     r"|: line \d{1,9}: +\d{1,9} (?P<job>Killed|Segmentation fault|Bus error|Illegal instruction)  "
-    r".{0,200}?(?:python|torchrun|accelerate|deepspeed)"
+    rf".{{0,200}}?(?:python|{_PROGRAMS})"
     r"|^Fatal Python error: (?P<python>Segmentation fault|Bus error|Illegal instruction)$"
 )
 _SHELL = {"segmentation fault": "SIGSEGV", "bus error": "SIGBUS", "illegal instruction": "SIGILL"}

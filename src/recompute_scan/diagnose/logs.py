@@ -14,9 +14,9 @@ from typing import BinaryIO
 from msgspec import Struct
 
 from recompute_scan.diagnose.log_lines import Ended, Launcher, is_telling, is_warning, owner
-from recompute_scan.diagnose.signature import Beside
 from recompute_scan.diagnose.tracebacks import Failure, LogStream
 from recompute_scan.diagnose.waiting import CollectiveReports, Dumped, Timeout
+from recompute_scan.frameworks.signature import Beside
 
 __all__ = ["Failure", "Log", "lines_of", "read_log"]
 

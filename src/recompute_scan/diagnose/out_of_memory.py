@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from recompute_scan.crash import Frame
-from recompute_scan.diagnose import gradients
-from recompute_scan.diagnose.places import site
-from recompute_scan.diagnose.signature import Signature, doing, innermost, some
+from recompute_scan.diagnose.places import doing
+from recompute_scan.frameworks import gradients, known
+from recompute_scan.frameworks.signature import Signature, innermost, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
@@ -26,9 +26,7 @@ _HOST = re.compile(
     r"memory|^\[enforce fail at CPUAllocator\.cpp:\d+\] posix_memalign\([^)]*\) == 0\. 12 vs 0"
 )
 # What puts a sharded state together, or its pieces; not what writes each rank's own shard.
-_TOGETHER = re.compile(
-    r"torch/distributed/(?:fsdp|checkpoint)/|/_shard/|deepspeed/runtime/|fairscale/"
-)
+_TOGETHER = re.compile(known.either("gathering"))
 _OWN_SHARD = re.compile(r":_(?:sharded|local)_")
 _COPIES_AT_ONCE = re.compile(r"""\.to\(\s*["']cpu["'].*non_blocking\s*=\s*True""")
 # torch's save_on_cpu makes its host buffers so where it pins them, and in no other case.
@@ -45,7 +43,7 @@ _EMPTY_CARD = "Checkpoints would change nothing there: no backward pass follows.
 def _gathers(frames: Sequence[Frame]) -> int | None:
     """The frame that saves, where a sharded state is put together under it."""
     found = _SAVES(frames)
-    inner = [site(frame) for frame in frames[found:]] if found is not None else []
+    inner = [frame.site for frame in frames[found:]] if found is not None else []
     whole = any(map(_TOGETHER.search, inner)) and not any(map(_OWN_SHARD.search, inner))
     return found if whole else None
 

@@ -12,9 +12,9 @@ from recompute_scan.diagnose.classify import (
     is_consequence,
 )
 from recompute_scan.diagnose.places import phase
-from recompute_scan.diagnose.signature import Beside
 from recompute_scan.diagnose.tracebacks import Failure
 from recompute_scan.diagnose.waiting import of_ranks
+from recompute_scan.frameworks.signature import Beside
 from recompute_scan.result import Finding, Fix
 
 _MOST_RANKS_NAMED = 4

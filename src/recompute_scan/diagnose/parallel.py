@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.diagnose import gradients
-from recompute_scan.diagnose.signature import Signature, doing, some
+from recompute_scan.diagnose.places import doing
+from recompute_scan.frameworks import gradients, known
+from recompute_scan.frameworks.signature import Signature, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
-# The backward pass of a reentrant checkpoint: torch's, and those that others wrote after it.
-REENTRANT = (
-    r"torch/utils/checkpoint\.py:backward$"
-    r"|(?:/checkpointing|gradient_checkpointing|checkpoint_activations)\.py:backward$"
-)
 
 SIGNATURES = (
     Signature(
@@ -21,7 +17,7 @@ SIGNATURES = (
         cause_name="reentrant",
         error="RuntimeError",
         message=re.compile(r"Expected to mark a variable ready only once"),
-        where=some(REENTRANT),
+        where=some(known.either("backward")),
         needs_frames=True,
         title="DDP saw the gradient of one parameter twice in one backward pass",
         cause=(
@@ -163,7 +159,7 @@ SIGNATURES = (
         cause_name="called-past-root",
         error="RuntimeError",
         message=re.compile(r"^'weight' must be 2-D"),
-        sharded=some(r"fsdp|fully_sharded|deepspeed|/zero/|fairscale"),
+        sharded=some(known.either("sharding")),
         title="A layer was called while its weight was a flat, sharded piece (FSDP, ZeRO-3)",
         cause=(
             "FSDP and ZeRO-3 gather a unit's parameters when the unit is called. A sub-module "
@@ -199,32 +195,5 @@ SIGNATURES = (
         versions="Seen with torch 2.13.",
         sources=("https://docs.pytorch.org/docs/stable/fsdp.html",),
         checked="reproduced",
-    ),
-    Signature(
-        code="RS126",
-        name="zero-reduced-twice",
-        cause_name="reduced-twice",
-        error="AssertionError",
-        message=re.compile(
-            r"[Pp]arameter \S+ has already been reduced\.\s+Gradient computed twice"
-            r"|^Gradient computed twice for this partition"
-        ),
-        title="ZeRO saw the gradient of one parameter twice in one backward pass",
-        cause=(
-            "ZeRO reduces a gradient once. Two things give it twice, and the message does not tell "
-            "them apart: a reentrant checkpoint around a module that runs more than once before "
-            "the backward pass, and several backward passes through one graph."
-        ),
-        fix=(
-            "With checkpoints, use the non-reentrant variant (use_reentrant=False). Make one "
-            "forward pass and one backward pass per step: add the losses up; or put the batches "
-            "together, where neither BatchNorm nor the loss looks across a batch."
-        ),
-        gradients=gradients.NON_REENTRANT,
-        versions="DeepSpeed, ZeRO stages 1 and 2.",
-        sources=(
-            "https://github.com/modelscope/ms-swift/issues/3128",
-            "https://github.com/xfactlab/orpo/issues/9",
-        ),
     ),
 )

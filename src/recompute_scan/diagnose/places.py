@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from recompute_scan.crash import Frame
+from recompute_scan.frameworks import known
+from recompute_scan.frameworks.signature import Where
 
 Activity = Literal[
     "recompute",
@@ -25,10 +27,8 @@ _INSTALLED = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages)/|^<|/lib/python3\.\d+/|/recompute_scan/"
 )
 _RECOMPUTE = re.compile(
-    r"torch/utils/checkpoint\.py:(?:recompute_fn|unpack_hook\w*|backward|check_recomputed\w*)$"
-    # Reentrant checkpoints of others: DeepSpeed, fairscale and fairseq, Megatron, Unsloth.
-    r"|(?:/checkpointing|gradient_checkpointing|checkpoint_activations|tensor_parallel/random)"
-    r"\.py:backward$"
+    r"torch/utils/checkpoint\.py:(?:recompute_fn|unpack_hook\w*|check_recomputed\w*)$"
+    rf"|{known.either('backward')}"
 )
 # Of an inference engine, what runs the model or makes room for its cache; it loads weights too.
 _ENGINE = re.compile(
@@ -93,11 +93,6 @@ def user_place(frames: Sequence[Frame]) -> str | None:
     return frame.place if frame is not None else None
 
 
-def site(frame: Frame) -> str:
-    """``file:function`` with forward slashes, as patterns look for it."""
-    return f"{frame.file}:{frame.function}".replace("\\", "/")
-
-
 def activity(frames: Sequence[Frame]) -> tuple[Activity, int] | None:
     """What was going on, and the index of the frame that shows it; ``None`` where none does.
 
@@ -111,10 +106,20 @@ def activity(frames: Sequence[Frame]) -> tuple[Activity, int] | None:
         found = _of_frame(frames[index], inner, forward=forward, gathers=gathers)
         if found is not None:
             return found, index
-        where = site(frames[index])
+        where = frames[index].site
         forward = forward or _FORWARD.search(where) is not None
         gathers = gathers or _GATHERS.search(where) is not None
     return None
+
+
+def doing(*wanted: Activity) -> Where:
+    """The frame that shows one of these to have been going on."""
+
+    def found(frames: Sequence[Frame]) -> int | None:
+        what = activity(frames)
+        return what[1] if what is not None and what[0] in wanted else None
+
+    return found
 
 
 def phase(frames: Sequence[Frame]) -> str | None:
@@ -122,13 +127,13 @@ def phase(frames: Sequence[Frame]) -> str | None:
     found = activity(frames)
     if found is not None:
         return _WORDS[found[0]]
-    return "in the forward pass" if any(_FORWARD.search(site(one)) for one in frames) else None
+    return "in the forward pass" if any(_FORWARD.search(one.site) for one in frames) else None
 
 
 def _of_frame(
     frame: Frame, inner: Frame | None, *, forward: bool, gathers: bool
 ) -> Activity | None:
-    where = site(frame)
+    where = frame.site
     if _RECOMPUTE.search(where):
         return "recompute"
     if _ENGINE.search(where) or (forward and _GENERATES.search(where)):

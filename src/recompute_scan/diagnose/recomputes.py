@@ -6,8 +6,9 @@ import re
 
 from msgspec.structs import replace
 
-from recompute_scan.diagnose import gradients, metadata
-from recompute_scan.diagnose.signature import Signature, doing, some
+from recompute_scan.diagnose.places import doing
+from recompute_scan.frameworks import metadata
+from recompute_scan.frameworks.signature import Signature, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _HF = "https://github.com/huggingface/transformers/issues/"
@@ -17,7 +18,7 @@ _MISMATCH = Signature(
     name="checkpoint-metadata-mismatch",
     cause_name="unknown",
     error="CheckpointError",
-    message=re.compile(r"have different metadata than during the forward pass"),
+    message=metadata.MISMATCH,
     title="A checkpointed block saved other tensors in its recompute than in its first run",
     cause=(
         "The block does not do the same thing twice: something that it reads changed between "
@@ -86,31 +87,6 @@ _GROWING_CACHE = replace(
 )
 
 _OTHER_MISMATCHES = (
-    replace(
-        _MISMATCH,
-        cause_name="zero3-frozen",
-        fits=metadata.came_back_empty,
-        title="Frozen parameters were given back before their layer was recomputed (ZeRO-3)",
-        cause=(
-            "Under DeepSpeed ZeRO-3, a frozen parameter is partitioned again when its layer's "
-            "forward ends, and the recompute then saves its empty placeholder, of shape [0]. LoRA "
-            "on ZeRO-3 is the usual case."
-        ),
-        fix=(
-            "Take a DeepSpeed with the fix. Before it, pass "
-            "gradient_checkpointing_kwargs={'use_reentrant': True} together with "
-            "use_cache=False and enable_input_require_grads(), or use ZeRO-2: here the tensors "
-            "are the same ones and only the placeholder differs."
-        ),
-        gradients=gradients.REENTRANT,
-        versions="DeepSpeed before 0.19.3 (pull request 8148), as far as its thread tells.",
-        sources=(
-            f"{_HF}47254",
-            "https://github.com/deepspeedai/DeepSpeed/pull/8148",
-            "https://github.com/huggingface/trl/issues/2514",
-        ),
-        checked="message",
-    ),
     replace(
         _MISMATCH,
         cause_name="sequence-parallel",

@@ -6,8 +6,8 @@ import re
 
 from msgspec.structs import replace
 
-from recompute_scan.diagnose import gradients
-from recompute_scan.diagnose.signature import Signature, innermost
+from recompute_scan.frameworks import gradients
+from recompute_scan.frameworks.signature import Signature, innermost
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _HF = "https://github.com/huggingface/transformers/issues/"

@@ -4,31 +4,12 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.diagnose.signature import Signature, innermost, some
+from recompute_scan.frameworks.signature import Signature, innermost, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
-_LIGHTNING = "https://github.com/Lightning-AI/pytorch-lightning/issues/"
 _OPTIMIZER_STATE = r"_optim_utils\.py:|:_?optim_state_dict$|:get_state_dict$"
 
 SIGNATURES = (
-    Signature(
-        code="RS201",
-        name="weights-only-sharded-save",
-        cause_name="optimizer-states",
-        error="KeyError",
-        message=re.compile(r"^'optimizer_states'$"),
-        where=innermost(r"lightning/\S*strategies/\S+:\S*save_checkpoint$"),
-        title="Lightning looked for optimizer state in a checkpoint that was to hold weights only",
-        cause=(
-            "With state_dict_type='sharded', FSDPStrategy.save_checkpoint takes "
-            "'optimizer_states' out of the checkpoint without asking whether it is there. "
-            "ModelCheckpoint(save_weights_only=True) leaves it out."
-        ),
-        fix="Take lightning 2.2.2 or later; before it, save with save_weights_only=False.",
-        versions="lightning up to 2.2.1 (read in 2.1.4, 2.2.0 and 2.2.1); fixed in 2.2.2.",
-        sources=(f"{_LIGHTNING}19492",),
-        checked="reproduced",
-    ),
     Signature(
         code="RS202",
         name="optimizer-state-dtype-mismatch",
@@ -119,20 +100,5 @@ SIGNATURES = (
         versions="FSDP1; seen with torch 2.13.",
         sources=("https://docs.pytorch.org/docs/stable/fsdp.html",),
         checked="reproduced",
-    ),
-    Signature(
-        code="RS206",
-        name="checkpoint-folder-not-empty",
-        cause_name="exists",
-        error="FileExistsError",
-        message=re.compile(r"The checkpoint directory already exists and is not empty"),
-        title="A sharded checkpoint was to be written over an older one",
-        cause="A sharded checkpoint is a folder, and Fabric does not write into one with files.",
-        fix=(
-            "Save under a new name; or, once nobody needs it, remove the old folder first (on one "
-            "rank, then a barrier)."
-        ),
-        versions="Fabric 2.1.0; later versions write into it (XLA's strategy still refuses).",
-        sources=(f"{_LIGHTNING}18881",),
     ),
 )

@@ -20,8 +20,8 @@ from recompute_scan.diagnose.hangs import (
     TIMED_OUT,
     UNCLEAR,
 )
-from recompute_scan.diagnose.places import activity, site, user_frame
-from recompute_scan.diagnose.signature import Signature
+from recompute_scan.diagnose.places import activity, user_frame
+from recompute_scan.frameworks.signature import Signature
 
 _WATCHDOG = re.compile(
     r"\[(?:PG (?P<group>[^\]]*?) ?)?Rank (?P<rank>\d{1,18})\](?P<before>.*?)"
@@ -205,7 +205,7 @@ def is_saving(stack: Sequence[Frame]) -> bool:
 def collective(stack: Sequence[Frame]) -> str | None:
     """The outermost call of torch.distributed that the stack is in; ``None`` where in none."""
     for frame in stack:
-        match = _CALL.search(site(frame))
+        match = _CALL.search(frame.site)
         if match is not None and match["name"] not in _WRAPPERS:
             return match["name"]
     return None
@@ -219,7 +219,7 @@ def _by_itself(stack: Sequence[Frame]) -> bool:
     """
     if not stack or stack[-1] is user_frame(stack):
         return False
-    where = site(stack[-1])
+    where = stack[-1].site
     return "/torch/" not in where or _LOADS_ALONE.search(where) is not None
 
 
@@ -234,7 +234,7 @@ def _place(end: RankEnd) -> Standing:
     """The user's line, the functions below it, the collective, and its number where it is known."""
     frame = user_frame(end.stack)
     below = end.stack[end.stack.index(frame) + 1 :] if frame is not None else end.stack
-    functions = tuple(site(one) for one in below[:_LIBRARY_FRAMES] if not _CALL.search(site(one)))
+    functions = tuple(one.site for one in below[:_LIBRARY_FRAMES] if not _CALL.search(one.site))
     noted = next((m for note in end.notes if (m := _NOTED.search(note))), None)
     number = (noted["name"], noted["number"]) if noted is not None else None
     return end.place, functions, collective(end.stack), number

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.annotations import CHECK_OFF
 from recompute_scan.faithful import ComparedRegion
 from recompute_scan.findings.base import Answer, Rule
-from recompute_scan.findings.differences import CHECKPOINT_DOCS, count_blocks, name_blocks
+from recompute_scan.findings.differences import CHECKPOINT_DOCS, count_blocks, name_blocks, set_back
 from recompute_scan.findings.evidence import RunEvidence
-from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.result import Finding, Fix
 
 _SWITCH = "determinism_check"
-_EDITS = (
-    Edit("*", "keyword", name=_SWITCH, value='"default"'),
-    Edit("*", "entry", name=_SWITCH, value='"default"'),
-)
 
 
 def check(evidence: RunEvidence) -> Answer:
@@ -30,9 +24,6 @@ def check(evidence: RunEvidence) -> Answer:
 
 
 def _finding(evidence: RunEvidence, site: str, regions: list[ComparedRegion]) -> Finding:
-    source = evidence.sources.get(site)
-    new = edited(source, _EDITS) if source is not None else None
-    diff = change_diff(site, source, new) if source is not None and new is not None else None
     blocks = count_blocks(len(regions), len(evidence.compared))
     return RULE.finding(
         evidence,
@@ -47,7 +38,7 @@ def _finding(evidence: RunEvidence, site: str, regions: list[ComparedRegion]) ->
         fix=Fix(
             summary=f"Leave {_SWITCH} at its default.",
             disposition="review",
-            diff=diff,
+            diff=set_back(evidence, site, _SWITCH, '"default"'),
             keep="the checkpoint",
             remove=f'{_SWITCH}="none"',
             docs=CHECKPOINT_DOCS,

@@ -8,8 +8,10 @@ from collections.abc import Collection
 from msgspec import Struct
 
 from recompute_scan.advise import place
+from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.faithful import ComparedRegion, Difference, DifferenceKind, Operation
 from recompute_scan.findings.evidence import RunEvidence
+from recompute_scan.frameworks.mechanism import Edit
 
 CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _MOST_NAMED = 3
@@ -77,6 +79,19 @@ def name_blocks(regions: Collection[ComparedRegion]) -> tuple[str, ...]:
     ]
     more = len(regions) - _MOST_NAMED
     return (*lines, f"and {more} more") if more > 0 else tuple(lines)
+
+
+def set_back(evidence: RunEvidence, site: str, option: str, default: str) -> str | None:
+    """The checkpoint's option at its default, as a diff of the call site; ``None`` where that
+    does not name it.
+    """
+    source = evidence.sources.get(site)
+    if source is None:
+        return None
+    new = edited(
+        source, (Edit("*", "keyword", option, default), Edit("*", "entry", option, default))
+    )
+    return change_diff(site, source, new) if new is not None else None
 
 
 def _percent(share: float) -> str:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.findings.base import Answer, Rule
 from recompute_scan.findings.differences import (
     CHECKPOINT_DOCS,
     Fault,
     describe_operation,
     find_faults,
+    set_back,
 )
 from recompute_scan.findings.evidence import RunEvidence
-from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.result import Finding, Fix
 from recompute_scan.units import ms
-
-_SWITCH = "preserve_rng_state"
-_EDITS = (
-    Edit("*", "keyword", name=_SWITCH, value="True"),
-    Edit("*", "entry", name=_SWITCH, value="True"),
-)
 
 
 def check(evidence: RunEvidence) -> Answer:
@@ -48,9 +41,7 @@ def _fix(evidence: RunEvidence, fault: Fault) -> Fix:
     diff = None
     if generator.startswith("torch"):
         site = next((region.site for region in fault.regions if region.site), "")
-        source = evidence.sources.get(site)
-        new = edited(source, _EDITS) if source is not None else None
-        diff = change_diff(site, source, new) if source is not None and new is not None else None
+        diff = set_back(evidence, site, "preserve_rng_state", "True")
         summary = "Keep the random state: preserve_rng_state=True, which is torch's default."
         keep = (
             "the checkpoint; one of your own has to save torch's random state in its forward, "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from recompute_scan.advise import find_mechanism, title_of
-from recompute_scan.diagnose.gradients import NON_REENTRANT
 from recompute_scan.findings.base import Answer, NotApplicable, Rule, describe, name_some
 from recompute_scan.findings.evidence import Evidence
+from recompute_scan.frameworks.gradients import NON_REENTRANT
 from recompute_scan.result import Checkpoint, Finding, Fix, Region
 
 _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import fsdp
+from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.mechanism import Edit
 
 MECHANISM = replace(
-    fsdp.BASE,
+    pytorch.WRAPPER,
     name="accelerate-fsdp",
     title="accelerate's fsdp_activation_checkpointing",
     keep=70,
@@ -33,6 +33,7 @@ MECHANISM = replace(
     switched_by=("accelerate/accelerator.py:*", "accelerate/utils/fsdp_utils.py:*"),
     settings=("accelerate.utils.dataclasses:FullyShardedDataParallelPlugin.__post_init__",),
     variables=("FSDP_ACTIVATION_CHECKPOINTING",),
+    commands=("accelerate launch", "accelerate.commands.launch"),
     launchers=("accelerate.commands",),
     edits=(Edit("*", "keyword", "activation_checkpointing"),),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import fsdp, huggingface
+from recompute_scan.frameworks import huggingface, pytorch
 
 MECHANISM = replace(
     huggingface.BASE,
@@ -23,7 +23,7 @@ MECHANISM = replace(
         "supervised, all layers trained: reentrant by its default",
         "reinforcement learning: non-reentrant by its default",
     ),
-    asks=(*huggingface.BASE.asks, *fsdp.BASE.asks, "axolotl/*:*"),
+    asks=(*huggingface.BASE.asks, *pytorch.WRAPPER.asks, "axolotl/*:*"),
     switched_by=("axolotl/*:*",),
     functions=("CPU_Offloaded_Gradient_Checkpointer", "HiddenStatesOffloadCheckpoint", "Disco"),
     edits=(),

@@ -6,7 +6,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
+from recompute_scan.frameworks import gradients, metadata
+from recompute_scan.frameworks.configuration import Flaw, Values
 from recompute_scan.frameworks.mechanism import Mechanism
+from recompute_scan.frameworks.signature import Signature
 
 MECHANISM = Mechanism(
     name="deepspeed-checkpoint",
@@ -35,5 +41,90 @@ MECHANISM = Mechanism(
         "deepspeed.runtime.activation_checkpointing.checkpointing:non_reentrant_checkpoint",
     ),
     launchers=("deepspeed.launcher",),
+    commands=("deepspeed",),
+    calls=("deepspeed.checkpointing", "activation_checkpointing.checkpointing"),
     engines=(("DeepSpeedEngine", "DeepSpeed"),),
+    backward=r"/checkpointing\.py:backward$",
+    sharding=r"deepspeed|/zero/",
+    gathering=r"deepspeed/runtime/",
+)
+
+_ROOTS = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
+
+
+def flaws(values: Values) -> Iterator[Flaw]:
+    """The section of its configuration, where no script calls what the section is for."""
+    asked = [
+        (path, setting)
+        for path, setting in values.items()
+        if path[:1] == ("activation_checkpointing",) and setting.value is True
+    ]
+    known = _ROOTS & {path[0] for path in values if path}
+    if known and any(len(path) > 1 for path, _ in asked):
+        yield Flaw(
+            asked[0][1].line,
+            "RS606",
+            "activation_checkpointing switches nothing on alone",
+            "DeepSpeed reads this section when a model calls deepspeed.checkpointing; no script "
+            "among these does.",
+            "Delete the section, or switch checkpointing on in the model.",
+            unless=MECHANISM.calls,
+        )
+
+
+SIGNATURES = (
+    Signature(
+        code="RS101",
+        name="checkpoint-metadata-mismatch",
+        cause_name="zero3-frozen",
+        error="CheckpointError",
+        message=metadata.MISMATCH,
+        fits=metadata.came_back_empty,
+        title="Frozen parameters were given back before their layer was recomputed (ZeRO-3)",
+        cause=(
+            "Under DeepSpeed ZeRO-3, a frozen parameter is partitioned again when its layer's "
+            "forward ends, and the recompute then saves its empty placeholder, of shape [0]. LoRA "
+            "on ZeRO-3 is the usual case."
+        ),
+        fix=(
+            "Take a DeepSpeed with the fix. Before it, pass "
+            "gradient_checkpointing_kwargs={'use_reentrant': True} together with "
+            "use_cache=False and enable_input_require_grads(), or use ZeRO-2: here the tensors "
+            "are the same ones and only the placeholder differs."
+        ),
+        gradients=gradients.REENTRANT,
+        versions="DeepSpeed before 0.19.3 (pull request 8148), as far as its thread tells.",
+        sources=(
+            "https://github.com/huggingface/transformers/issues/47254",
+            "https://github.com/deepspeedai/DeepSpeed/pull/8148",
+            "https://github.com/huggingface/trl/issues/2514",
+        ),
+    ),
+    Signature(
+        code="RS126",
+        name="zero-reduced-twice",
+        cause_name="reduced-twice",
+        error="AssertionError",
+        message=re.compile(
+            r"[Pp]arameter \S+ has already been reduced\.\s+Gradient computed twice"
+            r"|^Gradient computed twice for this partition"
+        ),
+        title="ZeRO saw the gradient of one parameter twice in one backward pass",
+        cause=(
+            "ZeRO reduces a gradient once. Two things give it twice, and the message does not tell "
+            "them apart: a reentrant checkpoint around a module that runs more than once before "
+            "the backward pass, and several backward passes through one graph."
+        ),
+        fix=(
+            "With checkpoints, use the non-reentrant variant (use_reentrant=False). Make one "
+            "forward pass and one backward pass per step: add the losses up; or put the batches "
+            "together, where neither BatchNorm nor the loss looks across a batch."
+        ),
+        gradients=gradients.NON_REENTRANT,
+        versions="DeepSpeed, ZeRO stages 1 and 2.",
+        sources=(
+            "https://github.com/modelscope/ms-swift/issues/3128",
+            "https://github.com/xfactlab/orpo/issues/9",
+        ),
+    ),
 )

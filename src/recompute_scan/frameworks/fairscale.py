@@ -21,6 +21,9 @@ MECHANISM = Mechanism(
     holding=("fairscale/nn/checkpoint/checkpoint_activations.py:_checkpointed_forward",),
     asks=("fairscale/nn/checkpoint/checkpoint_activations.py:*",),
     watched=("fairscale.nn.checkpoint.checkpoint_activations:CheckpointFunction",),
+    backward=r"checkpoint_activations\.py:backward$",
+    sharding="fairscale",
+    gathering="fairscale/",
     switches=("fairscale.nn.checkpoint.checkpoint_activations:checkpoint_wrapper",),
     edits=(Edit("checkpoint_wrapper", "unwrap"),),
 )

@@ -1,15 +1,18 @@
-"""Every known mechanism, most specific first, and which of them a stack shows."""
+"""What is known of all frameworks: every mechanism, most specific first, and their other facts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fnmatch import translate
 from functools import cache, lru_cache
 from importlib import import_module
+from typing import Literal
 
 from recompute_scan.frameworks import pytorch
+from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values
 from recompute_scan.frameworks.mechanism import Mechanism
+from recompute_scan.frameworks.signature import Signature
 
 _WILDCARD = re.compile(r"[*?]")
 # Where transformers keeps code that came with a model: anybody's.
@@ -27,7 +30,7 @@ _FRAMEWORKS = (
     "torchtune",
     "composer",
     "lightning",
-    "trainer",
+    "huggingface",
     "accelerate",
     "megatron",
     "deepspeed",
@@ -35,21 +38,22 @@ _FRAMEWORKS = (
     "fairscale",
     "timm",
     "diffusers",
-    "fsdp",
-    "huggingface",
-    "compiler",
     "pytorch",
 )
 
 
-def _mechanisms(framework: str) -> tuple[Mechanism, ...]:
-    """Those of one module: its ``MECHANISMS``, or the one ``MECHANISM`` that it has."""
-    module = vars(import_module(f"{__package__}.{framework}"))
-    several: tuple[Mechanism, ...] = module.get("MECHANISMS") or (module["MECHANISM"],)
-    return several
+_MODULES = tuple(vars(import_module(f"{__package__}.{name}")) for name in _FRAMEWORKS)
 
-
-MECHANISMS = tuple(mechanism for name in _FRAMEWORKS for mechanism in _mechanisms(name))
+# Of each module its ``MECHANISMS``, or the one ``MECHANISM`` that it has.
+MECHANISMS: tuple[Mechanism, ...] = tuple(
+    mechanism
+    for module in _MODULES
+    for mechanism in module.get("MECHANISMS") or (module["MECHANISM"],)
+)
+# Failures that are a framework's own.
+SIGNATURES: tuple[Signature, ...] = tuple(
+    signature for module in _MODULES for signature in module.get("SIGNATURES", ())
+)
 
 
 def find_mechanism(name: str | None) -> Mechanism | None:
@@ -89,6 +93,35 @@ def find_title(name: str | None) -> str | None:
     """What a person calls the mechanism of that name; ``None`` for one that is not known."""
     found = find_mechanism(name)
     return found.title if found else None
+
+
+def flaws(values: Values) -> Iterator[Flaw]:
+    """What is wrong with these settings by themselves, as each framework reads its own."""
+    for module in _MODULES:
+        if "flaws" in module:
+            yield from module["flaws"](values)
+
+
+def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwitch]:
+    """What one setting switches on, by the frameworks that read it."""
+    for module in _MODULES:
+        if "switched_on" in module:
+            yield from module["switched_on"](path, setting)
+
+
+def calls_in(script: str) -> frozenset[str]:
+    """Of what tells that frameworks' functions are called, that which is in this script's text."""
+    return frozenset(words for m in MECHANISMS for words in m.calls if words in script)
+
+
+def commands() -> tuple[str, ...]:
+    """What begins a command that starts training: ``torchrun``, ``accelerate launch``."""
+    return tuple(dict.fromkeys(command for m in MECHANISMS for command in m.commands))
+
+
+def either(field: Literal["backward", "sharding", "gathering"]) -> str:
+    """One pattern for what any mechanism has in this field."""
+    return "|".join(filter(None, (getattr(m, field) for m in MECHANISMS)))
 
 
 def packages() -> tuple[str, ...]:

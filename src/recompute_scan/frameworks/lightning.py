@@ -7,13 +7,20 @@ wrapper, unless a ``CheckpointWrapper`` is there already; it does not look at th
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import fsdp
+from recompute_scan.frameworks import pytorch
+from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values
 from recompute_scan.frameworks.mechanism import Edit
+from recompute_scan.frameworks.signature import Signature, innermost
+
+_ISSUES = "https://github.com/Lightning-AI/pytorch-lightning/issues/"
 
 MECHANISM = replace(
-    fsdp.BASE,
+    pytorch.WRAPPER,
     name="lightning-fsdp",
     title="Lightning's activation_checkpointing_policy",
     keep=70,
@@ -39,5 +46,87 @@ MECHANISM = replace(
     edits=(
         Edit("*", "keyword", "activation_checkpointing_policy", "None"),
         Edit("*", "keyword", "activation_checkpointing", "None"),
+    ),
+)
+
+
+def flaws(values: Values) -> Iterator[Flaw]:
+    """What a strategy that is written out in a configuration refuses."""
+    for path, setting in values.items():
+        if path[-1:] != ("class_path",) or not str(setting.value).endswith("FSDPStrategy"):
+            continue
+        given = {
+            other[len(path)]
+            for other in values
+            if other[: len(path)] == (*path[:-1], "init_args") and len(other) > len(path)
+        }
+        yield from refused(given, setting.line)
+
+
+def refused(given: set[str], line: int) -> Iterator[Flaw]:
+    """Two arguments of one strategy, of which it takes one."""
+    if {"activation_checkpointing", "activation_checkpointing_policy"} <= given:
+        yield Flaw(
+            line,
+            "RS604",
+            "activation_checkpointing and activation_checkpointing_policy are both given",
+            "Lightning's FSDPStrategy raises a ValueError.",
+            "Keep activation_checkpointing_policy.",
+        )
+
+
+def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwitch]:
+    """The classes that a strategy's policy names."""
+    if path[-2:-1] == ("activation_checkpointing_policy",) and "init_args" in path:
+        layers = f"each {str(setting.value).rpartition('.')[2]}"
+        yield SettingSwitch("Lightning's strategy", layers, "non-reentrant")
+
+
+SIGNATURES = (
+    Signature(
+        code="RS201",
+        name="weights-only-sharded-save",
+        cause_name="optimizer-states",
+        error="KeyError",
+        message=re.compile(r"^'optimizer_states'$"),
+        where=innermost(r"lightning/\S*strategies/\S+:\S*save_checkpoint$"),
+        title="Lightning looked for optimizer state in a checkpoint that was to hold weights only",
+        cause=(
+            "With state_dict_type='sharded', FSDPStrategy.save_checkpoint takes "
+            "'optimizer_states' out of the checkpoint without asking whether it is there. "
+            "ModelCheckpoint(save_weights_only=True) leaves it out."
+        ),
+        fix="Take lightning 2.2.2 or later; before it, save with save_weights_only=False.",
+        versions="lightning up to 2.2.1 (read in 2.1.4, 2.2.0 and 2.2.1); fixed in 2.2.2.",
+        sources=(f"{_ISSUES}19492",),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS206",
+        name="checkpoint-folder-not-empty",
+        cause_name="exists",
+        error="FileExistsError",
+        message=re.compile(r"The checkpoint directory already exists and is not empty"),
+        title="A sharded checkpoint was to be written over an older one",
+        cause="A sharded checkpoint is a folder, and Fabric does not write into one with files.",
+        fix=(
+            "Save under a new name; or, once nobody needs it, remove the old folder first (on one "
+            "rank, then a barrier)."
+        ),
+        versions="Fabric 2.1.0; later versions write into it (XLA's strategy still refuses).",
+        sources=(f"{_ISSUES}18881",),
+    ),
+    Signature(
+        code="RS125",
+        name="second-checkpoint-warned",
+        cause_name="lightning",
+        message=re.compile(r"the model already contains checkpointed layers"),
+        notice=True,
+        severity="warning",
+        title="Lightning found checkpoint wrappers in the model and left its own policy out",
+        cause="Checkpointing is configured in the strategy and done by hand in the model as well.",
+        fix="Keep the strategy's policy and take the wrappers out of the model's code.",
+        versions="Lightning 2.1 and later.",
+        sources=("https://github.com/Lightning-AI/pytorch-lightning/pull/18006",),
     ),
 )

@@ -22,6 +22,7 @@ MECHANISM = replace(
     variants=("reentrant (use_reentrant_gc)", "FSDP2: non-reentrant, forced"),
     asks=("llamafactory/model/model_utils/checkpointing.py:*",),
     functions=("UnslothGradientCheckpointing",),
+    commands=("llamafactory-cli",),
     switches=(),
     edits=(),
 )

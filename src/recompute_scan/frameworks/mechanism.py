@@ -96,9 +96,15 @@ class Mechanism(Struct, frozen=True):
             ``context_fn``) and ``{title}``.
         hooked: Those of ``functions`` whose recompute a gradient hook starts, and not a node that
             asks for a saved tensor.
+        commands: What begins a command that starts training: ``accelerate launch``.
         launchers: Modules that start or serve training, which the recorded script is not.
         engines: Classes that are around a model to train it in parallel, with what a person
             calls them.
+        calls: What is in the text of a script that calls its functions; of it one is enough.
+        backward: A pattern of the places where a reentrant checkpoint of its own recomputes; in
+            copies of it, too.
+        sharding: A pattern of places that are in a stack while the model is sharded by it.
+        gathering: A pattern of places that put a sharded state together.
     """
 
     name: str
@@ -128,5 +134,10 @@ class Mechanism(Struct, frozen=True):
     fewer_before: tuple[Before, ...] = ()
     selectively: str = SELECTIVELY
     hooked: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
     engines: tuple[tuple[str, str], ...] = ()
+    calls: tuple[str, ...] = ()
+    backward: str = ""
+    sharding: str = ""
+    gathering: str = ""

@@ -26,5 +26,6 @@ MECHANISM = Mechanism(
     hooked=(_SELECTIVE,),
     holding=("megatron/core/tensor_parallel/random.py:checkpoint",),
     asks=("megatron/core/tensor_parallel/random.py:*",),
+    backward=r"tensor_parallel/random\.py:backward$",
     watched=("megatron.core.tensor_parallel.random:CheckpointFunction",),
 )

@@ -6,12 +6,15 @@ around layers, or the wrapper around parts of them, and never two.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import fsdp, huggingface
+from recompute_scan.frameworks import huggingface, pytorch
+from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values
 
 MECHANISM = replace(
-    fsdp.BASE,
+    pytorch.WRAPPER,
     name="nemo-automodel",
     title="NeMo Automodel's activation_checkpointing",
     keep=70,
@@ -21,7 +24,34 @@ MECHANISM = replace(
     checked="read (nemo-automodel 0.7.0)",
     variants=("0.7: non-reentrant",),
     caution="Look whether the recipe is shared with other jobs.",
-    asks=(*fsdp.BASE.asks, *huggingface.BASE.asks),
+    asks=(*pytorch.WRAPPER.asks, *huggingface.BASE.asks),
     switched_by=("nemo_automodel/components/*:*",),
     edits=(),
 )
+
+_GRANULARITY = ("activations_checkpoint_granularity",)
+
+
+def flaws(values: Values) -> Iterator[Flaw]:
+    """What NeMo's ``ParallelTransformer`` refuses."""
+    for path, setting in values.items():
+        if path[-1:] != _GRANULARITY or setting.value != "full":
+            continue
+        method = values.get((*path[:-1], "activations_checkpoint_method"))
+        if method is None or method.value not in ("uniform", "block"):
+            if method is not None and "$" in str(method.value):
+                continue
+            yield Flaw(
+                setting.line,
+                "RS604",
+                "granularity full needs activations_checkpoint_method uniform or block",
+                "NeMo raises a ValueError when the model is made.",
+                "Set activations_checkpoint_method: uniform and ..._num_layers: 1.",
+            )
+
+
+def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwitch]:
+    """What its ``ParallelTransformer`` reads."""
+    if path[-1:] == _GRANULARITY and setting.value in ("full", "selective"):
+        which = "whole layers" if setting.value == "full" else "the attention of each layer"
+        yield SettingSwitch("NeMo", which, "reentrant")

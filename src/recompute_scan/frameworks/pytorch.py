@@ -1,9 +1,13 @@
-"""PyTorch's own checkpoint functions, called from the user's code or a library's.
+"""PyTorch's own checkpointing, asked for by the user's code or a library's.
 
-``torch/utils/checkpoint.py`` and ``torch/distributed/_composable/checkpoint_activation.py``.
+``torch/utils/checkpoint.py``, ``torch/distributed/_composable/checkpoint_activation.py``, the
+wrapper in ``torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py`` (a module of class
+``CheckpointWrapper``), and ``torch._functorch.config.activation_memory_budget``.
 """
 
 from __future__ import annotations
+
+from msgspec.structs import replace
 
 from recompute_scan.frameworks.mechanism import Edit, Mechanism
 
@@ -11,6 +15,43 @@ _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _VARIANTS = ("use_reentrant as passed; without it reentrant, up to torch 2.15",)
 ANYWHERE = ("*",)
 
+# Made for FSDP; what all share that apply it. A second application wraps again.
+WRAPPER = Mechanism(
+    name="fsdp-wrapper",
+    title="FSDP's checkpoint wrapper",
+    keep=55,
+    keep_sharded=100,
+    why_keep="it is around the layer itself, whatever calls the layer",
+    remove="delete the apply_activation_checkpointing(…) or checkpoint_wrapper(…) call",
+    docs="https://docs.pytorch.org/docs/stable/fsdp.html",
+    checked="ran here (torch 2.13.0)",
+    variants=("torch < 2.2: reentrant", "torch >= 2.2: non-reentrant"),
+    asks=("torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py:*",),
+    edits=(Edit("apply_activation_checkpointing", "delete"), Edit("checkpoint_wrapper", "unwrap")),
+)
+APPLIED = replace(
+    WRAPPER,
+    fewer="let the check_fn of apply_activation_checkpointing refuse {layers}",
+    selectively="pass context_fn={context} to checkpoint_wrapper",
+    sharding="fsdp|fully_sharded",
+    gathering=r"torch/distributed/(?:fsdp|checkpoint)/|/_shard/",
+    engines=(("FullyShardedDataParallel", "FSDP"),),
+)
+# A recompute is part of the compiled backward graph, and never more than one.
+COMPILER = Mechanism(
+    name="compile-memory-budget",
+    title="torch.compile's activation_memory_budget",
+    keep=95,
+    why_keep="the compiler recomputes what is cheapest, and fuses it with the backward",
+    remove="set torch._functorch.config.activation_memory_budget = 1.0",
+    docs="https://docs.pytorch.org/docs/stable/torch.compiler.html",
+    checked="ran here (torch 2.13.0): the setting is noted, recomputes are inside compiled code",
+    variants=("torch >= 2.4: neither; part of the compiled backward",),
+    caution=(
+        "Every compiled function of the process goes by it. Below 1 gradients through dropout can "
+        "be wrong (pytorch/pytorch issue 190758)."
+    ),
+)
 COMPOSABLE = Mechanism(
     name="composable-checkpoint",
     title="PyTorch's composable checkpoint",
@@ -62,6 +103,8 @@ DIRECT = Mechanism(
     edits=(Edit("checkpoint", "call"),),
     fewer="call {layers} directly instead of through checkpoint(…)",
     selectively="checkpoint(…, use_reentrant=False, context_fn={context})",
+    backward=r"torch/utils/checkpoint\.py:backward$",
+    commands=("torchrun",),
     launchers=("torch.distributed", "torch._inductor", "torch.multiprocessing"),
     engines=(("DistributedDataParallel", "DDP"),),
 )
@@ -87,4 +130,4 @@ OWN = Mechanism(
     variants=("its own; reentrant, as every autograd function that runs its forward again",),
     caution="What else the function does, such as moving what it saves to the host, goes with it.",
 )
-MECHANISMS = (COMPOSABLE, SEQUENTIAL, SELECTIVE, DIRECT, LIBRARY, OWN)
+MECHANISMS = (APPLIED, COMPILER, COMPOSABLE, SEQUENTIAL, SELECTIVE, DIRECT, LIBRARY, OWN)

@@ -6,12 +6,15 @@ a second non-reentrant checkpoint around a block would double it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import fsdp
+from recompute_scan.frameworks import pytorch
+from recompute_scan.frameworks.configuration import Setting, SettingSwitch
 
 MECHANISM = replace(
-    fsdp.BASE,
+    pytorch.WRAPPER,
     name="torchtitan",
     title="torchtitan's activation checkpointing",
     keep=70,
@@ -25,3 +28,12 @@ MECHANISM = replace(
     switched_by=("torchtitan/distributed/activation_checkpoint.py:*",),
     edits=(),
 )
+
+
+def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwitch]:
+    """What its section ``[activation_checkpoint]`` asks for."""
+    if path == ("activation_checkpoint", "mode") and setting.value in ("full", "selective"):
+        which = (
+            "each TransformerBlock" if setting.value == "full" else "TransformerBlocks, selectively"
+        )
+        yield SettingSwitch("torchtitan", which, "non-reentrant")

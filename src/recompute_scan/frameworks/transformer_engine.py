@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from recompute_scan.frameworks.mechanism import Mechanism
+from recompute_scan.frameworks.signature import Signature
 
 MECHANISM = Mechanism(
     name="transformer-engine",
@@ -19,4 +22,25 @@ MECHANISM = Mechanism(
     holding=("transformer_engine/pytorch/distributed.py:checkpoint",),
     asks=("transformer_engine/pytorch/distributed.py:*",),
     watched=("transformer_engine.pytorch.distributed:_CheckpointFunction",),
+)
+
+SIGNATURES = (
+    Signature(
+        code="RS121",
+        name="early-stop-assertion",
+        cause_name="fp8",
+        error="AssertionError",
+        message=re.compile(r"if early stop is enabled, we don't expect to reach here"),
+        title="The recompute ended without saving what the original run saved (early stop)",
+        cause=(
+            "The recompute saved fewer tensors than the first run. Transformer Engine's fp8 layers "
+            "under torch's own checkpoint do so."
+        ),
+        fix=(
+            "Checkpoint Transformer Engine's layers with transformer_engine.pytorch.checkpoint "
+            "(composer: te_checkpoint_wrapper: true)."
+        ),
+        versions="torch 2.0, as reported; torch 2.13 raises RS102 instead.",
+        sources=("https://github.com/NVIDIA/TransformerEngine/issues/415",),
+    ),
 )

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import trainer
+from recompute_scan.frameworks import huggingface
 
 MECHANISM = replace(
-    trainer.MECHANISM,
+    huggingface.TRAINER,
     name="trl-trainer",
     title="TRL's gradient_checkpointing",
     remove=(
@@ -27,5 +27,6 @@ MECHANISM = replace(
         "SFT with PEFT and ZeRO-3: reentrant, forced",
     ),
     switched_by=("trl/*:*",),
+    commands=("trl sft", "trl dpo", "trl grpo", "trl kto", "trl reward"),
     on_by_default=True,
 )

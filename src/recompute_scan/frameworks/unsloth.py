@@ -32,5 +32,6 @@ MECHANISM = Mechanism(
         f"{_MODULE}:Unsloth_Gradient_Checkpointer",
         f"{_MODULE}:Unsloth_Offloaded_Gradient_Checkpointer",
     ),
+    backward=r"gradient_checkpointing\.py:backward$",
     edits=(Edit("get_peft_model", "keyword", "use_gradient_checkpointing"),),
 )

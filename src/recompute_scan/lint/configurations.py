@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from recompute_scan.lint.said import Found, Pinned, Setting, Variant
-from recompute_scan.lint.settings import truthy
+from recompute_scan.frameworks import known
+from recompute_scan.frameworks.configuration import Flaw, Setting, Values, truthy
+from recompute_scan.lint.said import Found, Pinned, Variant
 
 ONE_SETTING = "Keep one: delete gradient_checkpointing, or FSDP's activation_checkpointing."
 RUN = "`recompute-scan run` counts what happens."
@@ -13,23 +14,27 @@ REFUSES = "The Trainer of transformers raises a ValueError where both are on."
 _PLUGIN = (("fsdp_config", "fsdp_activation_checkpointing"), ("fsdp_activation_checkpointing",))
 _OWN = (("gradient_checkpointing",), ("activation_checkpointing",))
 
-Values = dict[tuple[str, ...], Setting]
-
 
 def settings_findings(
-    file: str, settings: Sequence[Setting], pinned: Pinned, *, deepspeed_checkpointing: bool
+    file: str, settings: Sequence[Setting], pinned: Pinned, calls: frozenset[str]
 ) -> Iterator[Found]:
-    """What a configuration file alone shows; ``pinned`` is what is pinned beside it."""
+    """What a configuration file alone shows; ``pinned`` is what is pinned beside it, ``calls``
+    tell which frameworks' functions some script calls.
+    """
     values = {setting.path: setting for setting in settings}
     yield from _random_numbers(file, values, settings)
     if is_llama_factory(settings):
         yield from _llama_factory(file, values)
     else:
         yield from _trainer(file, values, settings, pinned)
-    if not deepspeed_checkpointing:
-        yield from _deepspeed(file, values, settings)
-    for rule in (_torchtune, _nemo, _lightning):
-        yield from rule(file, values)
+    for flaw in known.flaws(values):
+        if not calls.intersection(flaw.unless):
+            yield found_flaw(file, flaw)
+
+
+def found_flaw(file: str, flaw: Flaw) -> Found:
+    """What a framework knows of its own settings, as a finding in this file."""
+    return Found(file, flaw.line, flaw.code, flaw.title, flaw.why, flaw.fix, flaw.edit)
 
 
 def wrapper_of(settings: Sequence[Setting]) -> Setting | None:
@@ -148,97 +153,4 @@ def _trainer(
             REFUSES if certain else f"{REFUSES} Other trainers may checkpoint twice. {RUN}",
             ONE_SETTING,
             "off",
-        )
-
-
-def _deepspeed(file: str, values: Values, settings: Sequence[Setting]) -> Iterator[Found]:
-    asked = [s for s in settings if s.path[:1] == ("activation_checkpointing",) and s.value is True]
-    roots = {path[0] for path in values if path}
-    known = roots & {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
-    if known and any(len(s.path) > 1 for s in asked):
-        yield Found(
-            file,
-            asked[0].line,
-            "RS606",
-            "activation_checkpointing switches nothing on alone",
-            "DeepSpeed reads this section when a model calls deepspeed.checkpointing; no script "
-            "among these does.",
-            "Delete the section, or switch checkpointing on in the model.",
-        )
-
-
-def _torchtune(file: str, values: Values) -> Iterator[Found]:
-    """Facts of ``recipes/full_finetune_distributed.py``."""
-    if not any(
-        path[-1:] == ("_component_",) and str(setting.value).startswith("torchtune.")
-        for path, setting in values.items()
-    ):
-        return
-    whole = values.get(("enable_activation_checkpointing",))
-    mode = values.get(("ac_mode",))
-    offload = values.get(("enable_activation_offloading",))
-    if whole and truthy(whole.value) and mode and mode.value not in (None, "None", ""):
-        yield Found(
-            file,
-            mode.line,
-            "RS606",
-            "nothing is checkpointed: ac_mode and enable_activation_checkpointing exclude each "
-            f"other, and line {whole.line} is on",
-            "torchtune's distributed recipe applies each only where the other is off.",
-            "Keep one of the two.",
-        )
-    if offload and truthy(offload.value) and not (whole and truthy(whole.value)):
-        yield Found(
-            file,
-            offload.line,
-            "RS604",
-            "enable_activation_offloading needs enable_activation_checkpointing",
-            "torchtune's recipes raise a RuntimeError.",
-            "Switch both on, or this one off.",
-            "off",
-        )
-
-
-def _nemo(file: str, values: Values) -> Iterator[Found]:
-    """Facts of NeMo's ``ParallelTransformer`` and of Megatron's ``TransformerConfig``."""
-    for path, setting in values.items():
-        if path[-1:] != ("activations_checkpoint_granularity",) or setting.value != "full":
-            continue
-        method = values.get((*path[:-1], "activations_checkpoint_method"))
-        if method is None or method.value not in ("uniform", "block"):
-            if method is not None and "$" in str(method.value):
-                continue
-            yield Found(
-                file,
-                setting.line,
-                "RS604",
-                "granularity full needs activations_checkpoint_method uniform or block",
-                "NeMo raises a ValueError when the model is made.",
-                "Set activations_checkpoint_method: uniform and ..._num_layers: 1.",
-            )
-
-
-def _lightning(file: str, values: Values) -> Iterator[Found]:
-    """Facts of Lightning's ``FSDPStrategy``."""
-    for path, setting in values.items():
-        if path[-1:] != ("class_path",) or not str(setting.value).endswith("FSDPStrategy"):
-            continue
-        given = {
-            other[len(path)]: values[other]
-            for other in values
-            if other[: len(path)] == (*path[:-1], "init_args") and len(other) > len(path)
-        }
-        yield from lightning_refuses(file, set(given), setting.line)
-
-
-def lightning_refuses(file: str, given: set[str], line: int) -> Iterator[Found]:
-    """Both arguments of one strategy."""
-    if {"activation_checkpointing", "activation_checkpointing_policy"} <= given:
-        yield Found(
-            file,
-            line,
-            "RS604",
-            "activation_checkpointing and activation_checkpointing_policy are both given",
-            "Lightning's FSDPStrategy raises a ValueError.",
-            "Keep activation_checkpointing_policy.",
         )

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from recompute_scan.lint.configurations import ONE_SETTING, REFUSES, RUN, lightning_refuses
+from recompute_scan.frameworks import lightning
+from recompute_scan.lint.configurations import ONE_SETTING, REFUSES, RUN, found_flaw
 from recompute_scan.lint.python import Script
 from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned
 
@@ -33,7 +34,7 @@ def script_findings(
         )
     for line in script.two_policies:
         both = {"activation_checkpointing", "activation_checkpointing_policy"}
-        yield from lightning_refuses(file, both, line)
+        yield from (found_flaw(file, flaw) for flaw in lightning.refused(both, line))
     for line, keywords in script.arguments:
         config = keywords.get("fsdp_config")
         if (

@@ -11,13 +11,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.errors import InputError
+from recompute_scan.frameworks.configuration import Setting
 from recompute_scan.lint.accepted import Unused, acceptances, sorted_out
 from recompute_scan.lint.configurations import settings_findings
 from recompute_scan.lint.doubling import script_findings
 from recompute_scan.lint.launches import Launch, launch_findings, read_shell
 from recompute_scan.lint.pins import pinned_beside
 from recompute_scan.lint.python import ImportedCall, Script, read_script
-from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned, Setting, Unreadable
+from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned, Unreadable
 from recompute_scan.lint.settings import read_settings
 from recompute_scan.lint.switched_on import SwitchInFile, on_in_script, on_in_settings
 from recompute_scan.project_file import LintSettings
@@ -97,7 +98,7 @@ def lint(
         except Unreadable as error:
             unread[path] = str(error)
             texts.pop(path, None)
-    deepspeed = any(script.deepspeed_checkpointing for script in scripts.values())
+    calls = frozenset[str]().union(*(script.calls for script in scripts.values()))
     found: set[Found] = set()
     on: set[SwitchInFile] = set()
     pins: dict[Path, Pinned] = {
@@ -110,11 +111,7 @@ def lint(
         on.update(on_in_script(str(path), script, pins[path.parent]))
     for path, settings in configurations.items():
         on.update(on_in_settings(str(path), settings, pins[path.parent]))
-        found.update(
-            settings_findings(
-                str(path), settings, pins[path.parent], deepspeed_checkpointing=deepspeed
-            )
-        )
+        found.update(settings_findings(str(path), settings, pins[path.parent], calls))
     for path, text in list(texts.items()):
         if path.suffix != ".py" and path.suffix not in _CONFIGURATION:
             found.update(_launches(path, text, texts, scripts, pins[path.parent]))

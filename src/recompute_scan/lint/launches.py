@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace as replaced
 
+from recompute_scan.frameworks.configuration import Setting, truthy
+from recompute_scan.frameworks.known import commands
 from recompute_scan.lint.configurations import (
     ONE_SETTING,
     REFUSES,
@@ -23,12 +25,13 @@ from recompute_scan.lint.configurations import (
 )
 from recompute_scan.lint.doubling import asks, script_findings
 from recompute_scan.lint.python import Script
-from recompute_scan.lint.said import Found, Pinned, Setting
-from recompute_scan.lint.settings import truthy
+from recompute_scan.lint.said import Found, Pinned
 
 _LAUNCHERS = re.compile(
-    r"\baccelerate\s+launch\b|\baccelerate\.commands\.launch\b|\btorchrun\b|\bpython3?\b"
-    r"|\bdeepspeed\b|\bllamafactory-cli\b|\btrl\s+(?:sft|dpo|grpo|kto|reward)\b"
+    "|".join(
+        rf"\b{re.escape(command)}\b".replace(r"\ ", r"\s+")
+        for command in ("python", "python3", *commands())
+    )
 )
 _FILES = (".py", ".yaml", ".yml", ".json")
 _ASSIGNED = re.compile(

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.frameworks import known
 from recompute_scan.lint.expressions import ScriptNames
 from recompute_scan.lint.library_calls import HELPERS, LibraryCalls
 from recompute_scan.lint.said import CheckpointSwitch, Unreadable
@@ -47,7 +48,7 @@ class Script(Struct, frozen=True):
         early_stop_off: It switches torch's early stop off.
         parses: It reads Trainer arguments from its command line.
         trl: It uses TRL, whose arguments switch checkpointing on unless told otherwise.
-        deepspeed_checkpointing: It uses DeepSpeed's own checkpointing.
+        calls: What tells that it calls functions of frameworks.
         prepared: The wrappers that accelerate's plugin puts there where a configuration asks.
         two_policies: Lines of Lightning's strategies that are given both of their arguments.
         modules: Its classes that are Lightning's modules.
@@ -67,7 +68,7 @@ class Script(Struct, frozen=True):
     early_stop_off: bool
     parses: bool
     trl: bool
-    deepspeed_checkpointing: bool
+    calls: frozenset[str]
     prepared: tuple[CheckpointSwitch, ...] = ()
     two_policies: tuple[int, ...] = ()
     modules: frozenset[str] = frozenset()
@@ -124,8 +125,7 @@ class _ScriptReader(ast.NodeVisitor):
             imported=tuple(self.imported),
             parses=bool(names & {"transformers.HfArgumentParser", "trl.TrlParser"}),
             trl=any(name in ("trl.SFTConfig", "trl.TrlParser") for name in names),
-            deepspeed_checkpointing="deepspeed.checkpointing" in text
-            or "activation_checkpointing.checkpointing" in text,
+            calls=known.calls_in(text),
         )
 
     def generic_visit(self, node: ast.AST) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 from msgspec import Struct
@@ -88,39 +87,6 @@ class Found(Struct, frozen=True, order=True):
     def severity(self) -> Severity:
         """How certain and how bad it is."""
         return RULES[self.code][1]
-
-
-class Setting(Struct, frozen=True):
-    """One value of a configuration file or command line.
-
-    Attributes:
-        path: Its keys, from the root on.
-        value: As the file gives it.
-        written: Its line, or the file's text where a parser tells none: few lines are ever asked
-            for, and to find one takes a walk through the text.
-    """
-
-    path: tuple[str, ...]
-    value: object
-    written: int | str
-
-    @property
-    def line(self) -> int:
-        """Where its last key is."""
-        return self.written if isinstance(self.written, int) else _find(self.path, self.written)
-
-
-def _find(path: tuple[str, ...], text: str) -> int:
-    """The line of the last key, looked for after those before it."""
-    start = 0
-    for key in path:
-        if key == "[]":
-            continue
-        quoted = re.escape(key)
-        found = re.compile(rf"[\"'\[.]{quoted}[\"'\].]|^\s*{quoted}\s*=", re.MULTILINE)
-        hit = found.search(text, start)
-        start = hit.end() - 1 if hit else start
-    return text.count("\n", 0, start) + 1
 
 
 class Unreadable(Exception):

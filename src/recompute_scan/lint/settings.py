@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from recompute_scan.lint.said import Setting, Unreadable
+from recompute_scan.frameworks.configuration import Setting, truthy
+from recompute_scan.lint.said import Unreadable
 
 _MOST = 20_000
 _DEEPEST = 50
@@ -29,13 +30,6 @@ def read_settings(text: str, suffix: str) -> list[Setting]:
     except ImportError:
         raise Unreadable("TOML needs tomli before Python 3.11") from None
     return [Setting(path, value, text) for path, value in _flat(data, (), _budget())]
-
-
-def truthy(value: object) -> bool:
-    """Whether a setting is on, as accelerate and argument parsers read it."""
-    return value is True or (
-        isinstance(value, str) and value.strip().lower() in ("true", "yes", "on", "1", "y", "t")
-    )
 
 
 def _budget() -> Iterator[int]:

@@ -1,8 +1,4 @@
-"""Which checkpoints files switch on, on which layers and by which variant, doubled or not.
-
-The keys are those that each framework's own code reads: torchtitan's ``[activation_checkpoint]``,
-torchtune's recipes, NeMo's ``ParallelTransformer``, Lightning's strategies, accelerate's plugin.
-"""
+"""Which checkpoints files switch on, on which layers and by which variant, doubled or not."""
 
 from __future__ import annotations
 
@@ -10,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from recompute_scan.frameworks import known
+from recompute_scan.frameworks.configuration import Setting, truthy
 from recompute_scan.lint.configurations import (
     is_fsdp2,
     is_llama_factory,
@@ -19,8 +17,7 @@ from recompute_scan.lint.configurations import (
 )
 from recompute_scan.lint.doubling import asks
 from recompute_scan.lint.python import Script
-from recompute_scan.lint.said import Pinned, Setting, Variant
-from recompute_scan.lint.settings import truthy
+from recompute_scan.lint.said import Pinned, Variant
 
 _OWN = "the layers that the model's own switch covers"
 _WRAPPED = ("fsdp_transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap")
@@ -91,23 +88,8 @@ def on_in_settings(
         by = "gradient_checkpointing"
         yield SwitchInFile(file, own_switch.line, by, _OWN, _known(variant, pinned))
     for path, setting in values.items():
-        yield from _of_framework(file, path, setting)
-
-
-def _of_framework(file: str, path: tuple[str, ...], setting: Setting) -> Iterator[SwitchInFile]:
-    mode = str(setting.value)
-    if path == ("activation_checkpoint", "mode") and mode in ("full", "selective"):
-        which = "each TransformerBlock" if mode == "full" else "TransformerBlocks, selectively"
-        yield SwitchInFile(file, setting.line, "torchtitan", which, "non-reentrant")
-    elif path == ("enable_activation_checkpointing",) and truthy(setting.value):
-        layers = "each TransformerSelfAttentionLayer"
-        yield SwitchInFile(file, setting.line, "torchtune", layers, "non-reentrant")
-    elif path[-1:] == ("activations_checkpoint_granularity",) and mode in ("full", "selective"):
-        which = "whole layers" if mode == "full" else "the attention of each layer"
-        yield SwitchInFile(file, setting.line, "NeMo", which, "reentrant")
-    elif path[-2:-1] == ("activation_checkpointing_policy",) and "init_args" in path:
-        layers = f"each {mode.rpartition('.')[2]}"
-        yield SwitchInFile(file, setting.line, "Lightning's strategy", layers, "non-reentrant")
+        for switch in known.switched_on(path, setting):
+            yield SwitchInFile(file, setting.line, switch.by, switch.layers, switch.variant)
 
 
 def _by_kwargs(reentrant: object) -> Variant:

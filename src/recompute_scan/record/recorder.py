@@ -27,9 +27,15 @@ from recompute_scan.record.steps import StepCounter, StepTimer, in_backward
 from recompute_scan.record.tracing import DecidingStep, Tracing
 from recompute_scan.record.verify.gauges import PeakMemory
 
-_COMPILED = (
-    "Part of the step is compiled, and compiled code runs no operators that could be compared."
-)
+
+def _hidden() -> Fidelity | None:
+    """Why nothing can be compared, where something is compiled."""
+    if not compiled_something():
+        return None
+    return Fidelity(
+        untold="Part of the step is compiled, and compiled code runs no operators that could be "
+        "compared."
+    )
 
 
 class ComparedStep(Protocol):
@@ -249,18 +255,17 @@ class Recorder:
             return
         if kept.trace is None and (not self._plan.only_compares or kept.failure is not None):
             return
-        if compiled_something():
-            kept.fidelity = Fidelity(untold=_COMPILED)
-            return
-        self._comparison.compare()
-        kept.phase = Phase.COMPARING
+        kept.fidelity = _hidden()
+        if kept.fidelity is None:
+            self._comparison.compare()
+            kept.phase = Phase.COMPARING
 
     def _end_comparison(self) -> None:
         if self.kept.phase is Phase.COMPARING and self._comparison is not None:
             self.kept.phase = Phase.DONE
             found = self._comparison.compared()
             # What is compiled in that very step hides its operators as well.
-            self.kept.fidelity = Fidelity(untold=_COMPILED) if compiled_something() else found
+            self.kept.fidelity = _hidden() or found
             self._on_kept()
 
     def _after_warmup_step(self) -> None:

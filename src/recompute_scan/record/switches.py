@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import Struct
 from torch import nn
 
-from recompute_scan.frameworks import fsdp, pytorch
+from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.known import MECHANISMS, matches, recognise
 from recompute_scan.frameworks.mechanism import Mechanism
 from recompute_scan.record.call_sites import CallSites, places_of
@@ -161,7 +161,7 @@ class Switches:
 
         def init(call: Call, wrapper: Any, *args: Any, **kwargs: Any) -> None:
             call(wrapper, *args, **kwargs)
-            self._remember(self._wrappers, wrapper, fsdp.MECHANISM.asks)
+            self._remember(self._wrappers, wrapper, pytorch.WRAPPER.asks)
 
         self._patches.replace(kind, "__init__", self._guard.around(original, init))
 

@@ -10,7 +10,7 @@ from recompute_scan.trace.kineto import parse
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 from recompute_scan.trace.looks import look_at_names
 from recompute_scan.trace.perfetto.packets import is_perfetto
-from recompute_scan.trace.rocprof.rocprofv3 import is_rocprof, read_rocprof
+from recompute_scan.trace.rocprof import is_rocprof, read_rocprof
 from recompute_scan.trace.streams import Front, Stream, inflate
 
 _HEAD = 64

@@ -9,7 +9,7 @@ from recompute_scan.errors import InputError
 from recompute_scan.trace import formats, remote, store
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
-from recompute_scan.trace.nsys.told_apart import REPORT_SUFFIXES, is_sqlite, refuse_report
+from recompute_scan.trace.nsys import REPORT_SUFFIXES, is_sqlite, refuse_report
 from recompute_scan.trace.outline import Outline
 
 # A path, or a remote address (`s3://…`): a path would lose one of its slashes.

@@ -31,6 +31,9 @@ _TABLE_DIMENSIONS = 2
 _FEW_ROWS, _FEW_ROWS_AWAY = 0.2, 0.01
 
 
+MISMATCH = re.compile(r"have different metadata than during the forward pass")
+
+
 class Mismatch(Struct, frozen=True):
     """One tensor: shape and dtype as saved, and as the recompute made it."""
 

@@ -12,7 +12,6 @@ from typing import Literal
 from msgspec import Struct
 
 from recompute_scan.crash import Frame, Raised
-from recompute_scan.diagnose.places import Activity, activity, site
 
 Checked = Literal["reproduced", "message"]
 # The index of the frame that shows something; None where no frame does.
@@ -53,7 +52,7 @@ def some(pattern: str) -> Where:
     compiled = re.compile(pattern)
 
     def found(frames: Sequence[Frame]) -> int | None:
-        hits = (n for n in range(len(frames) - 1, -1, -1) if compiled.search(site(frames[n])))
+        hits = (n for n in range(len(frames) - 1, -1, -1) if compiled.search(frames[n].site))
         return next(hits, None)
 
     return found
@@ -64,17 +63,7 @@ def innermost(pattern: str) -> Where:
     compiled = re.compile(pattern)
 
     def found(frames: Sequence[Frame]) -> int | None:
-        return len(frames) - 1 if compiled.search(site(frames[-1])) else None
-
-    return found
-
-
-def doing(*wanted: Activity) -> Where:
-    """The frame that shows one of these to have been going on."""
-
-    def found(frames: Sequence[Frame]) -> int | None:
-        what = activity(frames)
-        return what[1] if what is not None and what[0] in wanted else None
+        return len(frames) - 1 if compiled.search(frames[-1].site) else None
 
     return found
 
