@@ -15,11 +15,12 @@ from recompute_scan.diagnose.signature import Signature, doing, innermost, some
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
 _ERRORS = r"OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError"
+# Each device's allocator says the same after the device's name; Apple's is "MPS backend".
+_SAYS_FULL = r"^(?:RuntimeError: )?(?!CPU)[A-Z]{2,8}(?: backend)? out of memory\b"
 _FULL = re.compile(
-    r"^(?:RuntimeError: )?(?:CUDA|HIP|XPU|NPU) out of memory|^(?:CUDA|HIP) error: out of memory"
-    r"|Cuda failure (?:2 )?'out of memory'"
+    rf"{_SAYS_FULL}|^(?:CUDA|HIP) error: out of memory|Cuda failure (?:2 )?'out of memory'"
 )
-_ALLOCATOR = re.compile(r"^(?:RuntimeError: )?(?:CUDA|HIP|XPU|NPU) out of memory")
+_ALLOCATOR = re.compile(_SAYS_FULL)
 # torch 1.1 gives the number of the system's error alone: 12 is "cannot allocate memory".
 _HOST = re.compile(
     r"^\[enforce fail at [^\]]{1,300}\] .{0,40}?DefaultCPUAllocator: (?:can't allocate|not enough) "
