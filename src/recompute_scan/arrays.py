@@ -6,6 +6,7 @@ In a small trace, that takes longer than all that is asked here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,6 +36,12 @@ def changes(*keys: npt.NDArray[np.number[Any]]) -> npt.NDArray[np.bool_]:
     for key in keys:
         differ[1:] |= key[1:] != key[:-1]
     return differ
+
+
+def split(values: npt.NDArray[_Value], begins: npt.NDArray[np.int64]) -> list[npt.NDArray[_Value]]:
+    """The values in runs that begin there, the first of them at 0; ``np.split``."""
+    edges = [*begins.tolist(), len(values)]
+    return [values[begin:end] for begin, end in pairwise(edges)]
 
 
 def sizes(begins: npt.NDArray[np.int64], end: int) -> npt.NDArray[np.int64]:

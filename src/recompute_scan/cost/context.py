@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from recompute_scan.annotations import ANNOTATING, REGION
-from recompute_scan.arrays import median, true_at
+from recompute_scan.arrays import changes, median, split, true_at
 from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.hooks import saved_tensors
 from recompute_scan.cost.reruns import OpSequence, find_sequences
@@ -39,12 +39,10 @@ class Moments:
         times = np.concatenate([moment[among] for among, moment in kinds])
         order = np.lexsort((times, thread[rows]))
         rows, times = rows[order], times[order]
-        codes, firsts = np.unique(thread[rows], return_index=True)
-        stops = np.append(firsts, len(rows))[1:].tolist()
-        self._times: dict[int, Int64] = {}
-        self._rows: dict[int, Int64] = {}
-        for code, first, stop in zip(codes.tolist(), firsts.tolist(), stops, strict=True):
-            self._times[code], self._rows[code] = times[first:stop], rows[first:stop]
+        firsts = true_at(changes(thread[rows]))
+        codes = thread[rows[firsts]].tolist()
+        self._times: dict[int, Int64] = dict(zip(codes, split(times, firsts), strict=True))
+        self._rows: dict[int, Int64] = dict(zip(codes, split(rows, firsts), strict=True))
 
     def last(self, thread: int, time: int, *, otherwise: int) -> tuple[int, int]:
         """The last moment at or before ``time`` and its call's row; ``otherwise`` and -1."""

@@ -18,7 +18,7 @@ from bisect import bisect_left
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import changes, distinct, percentile, true_at
+from recompute_scan.arrays import changes, distinct, percentile, split, true_at
 from recompute_scan.cost.phases import sum_covered
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -280,4 +280,4 @@ def _typical(times: Int64, percent: float, otherwise: int) -> int:
 
 def _by_stream(stream: Int64) -> list[Int64]:
     order = np.argsort(stream, kind="stable")
-    return np.split(order, true_at(changes(stream[order]))[1:])
+    return split(order, true_at(changes(stream[order])))

@@ -7,7 +7,7 @@ import re
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct, tally, true_at
+from recompute_scan.arrays import changes, distinct, split, tally, true_at
 from recompute_scan.cost.clock import HostThread
 from recompute_scan.cost.device import Device
 from recompute_scan.model import StepSpan
@@ -131,7 +131,7 @@ def hand_overs(facts: RecomputeFacts, threads: tuple[HostThread, ...], main: int
         rows = true_at((calls.thread == code) & (calls.depth == 0))
         rows = rows[(calls.start[rows] >= times[0]) & (calls.end[rows] <= times[-1])]
         gap = times.searchsorted(calls.start[rows], side="right") - 1
-        for part in np.split(rows, true_at(np.diff(gap)) + 1):
+        for part in split(rows, true_at(changes(gap))):
             if not len(part):
                 continue
             first, last = int(calls.start[part].min()), int(calls.end[part].max())

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import changes, gaps, tally, true_at
+from recompute_scan.arrays import changes, gaps, split, tally, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.spans import Node, Span, forest
@@ -91,8 +91,8 @@ def _forward_passes(counts: Counts) -> dict[int, Int64]:
     """Places of the counted operators of each forward pass, by its number."""
     counted = true_at(counts.counted)
     counted = counted[np.argsort(counts.batch[counted], kind="stable")]
-    edges = true_at(changes(counts.batch[counted]))[1:]
-    return {int(counts.batch[here[0]]): here for here in np.split(counted, edges) if len(here)}
+    passes = split(counted, true_at(changes(counts.batch[counted])))
+    return {int(counts.batch[here[0]]): here for here in passes}
 
 
 def _blocks_of(nodes: list[Node], code: Int64, batch: int) -> list[Block]:

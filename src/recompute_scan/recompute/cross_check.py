@@ -99,8 +99,9 @@ def count_plainly(
     losses = words.nodes_of(structure.functions.losses)
     formula = np.array([name in losses for name in trace.names], np.bool_)
     formulas = true_at(formula[trace.name] & (trace.kind == Kind.OP))
-    rows = rows[_with_gradients(trace, rows, engines) & ~_lie_in(trace, rows, formulas)]
     inside = _lie_in(trace, rows, engines)
+    counted = _with_gradients(trace, rows, inside) & ~_lie_in(trace, rows, formulas)
+    rows, inside = rows[counted], inside[counted]
     hooked = inside & ~_lie_deepest_in(trace, rows, nodes, engines)
     forward, again = _matched(trace, calls, structure, alignment, rows)
 
@@ -128,14 +129,19 @@ def _most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
     return not attention, inner, -tally.outside, tally.name
 
 
-def _with_gradients(trace: Trace, rows: Int64, engines: Int64) -> Bool:
+def _with_gradients(trace: Trace, rows: Int64, inside: Bool) -> Bool:
     """For each row: did it run with gradients on, or for a function that has a node?
 
     Under a dispatch mode torch before 2.4 gives out no numbers. A name most of which has none in
     the forward pass is taken whole.
+
+    Args:
+        trace: The trace.
+        rows: The rows.
+        inside: Whether each starts within the backward pass.
     """
     numbered = (trace.sequence[rows] >= 0) | _lie_in(trace, rows, _custom_calls(trace))
-    outside = ~_lie_in(trace, rows, engines)
+    outside = ~inside
     size = len(trace.names)
     every = np.bincount(trace.name[rows[outside]], minlength=size)
     known = np.bincount(trace.name[rows[outside & numbered]], minlength=size)
