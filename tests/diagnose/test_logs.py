@@ -161,6 +161,8 @@ def test_a_shells_words_tell_how_its_program_ended(line: str, code: str | None) 
         ("NPU out of memory. Tried to allocate 52.00 MiB (NPU 0; 60.96 GiB total capacity", True),
         ("MPS backend out of memory (MPS allocated: 17.68 GB, other allocations: 3.95 MB", True),
         ("MUSA out of memory. Tried to allocate 2 MiB", True),
+        ("cuda runtime error (2) : out of memory at /opt/lib/THC/generic/THCStorage.cu:66", True),
+        ("cuda runtime error (2) : out of memory at /opt/THC/THCCachingHostAllocator.cpp:1", False),
         ("CPU out of memory", False),
         ("The cluster is out of memory", False),
         ("Shared memory manager: out of memory", False),

@@ -16,7 +16,11 @@ _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
 _ERRORS = r"OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError"
 # Each device's allocator says the same after the device's name; Apple's is "MPS backend".
-_SAYS_FULL = r"^(?:RuntimeError: )?(?!CPU)[A-Z]{2,8}(?: backend)? out of memory\b"
+# torch before 0.4 gave CUDA's own words and the place; that of pinned memory has "Host" in it.
+_SAYS_FULL = (
+    r"^(?:RuntimeError: )?(?:(?!CPU)[A-Z]{2,8}(?: backend)? out of memory\b"
+    r"|cuda runtime error \(2\) ?: out of memory at \S{1,400}/THC(?!\w*Host))"
+)
 _FULL = re.compile(
     rf"{_SAYS_FULL}|^(?:CUDA|HIP) error: out of memory|Cuda failure (?:2 )?'out of memory'"
 )
