@@ -19,7 +19,7 @@ _ERRORS = r"OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError"
 # torch before 0.4 gave CUDA's own words and the place; that of pinned memory has "Host" in it.
 _SAYS_FULL = (
     r"^(?:RuntimeError: )?(?:(?!CPU)[A-Z]{2,8}(?: backend)? out of memory\b"
-    r"|cuda runtime error \(2\) ?: out of memory at \S{1,400}/THC(?!\w*Host))"
+    r"|cuda runtime error \(2\) ?: out of memory at \S{1,400}/THC(?!\w*Host)\w*\.\w+:\d)"
 )
 _FULL = re.compile(
     rf"{_SAYS_FULL}|^(?:CUDA|HIP) error: out of memory|Cuda failure (?:2 )?'out of memory'"
