@@ -26,10 +26,12 @@ def true_at(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
 
 def gaps(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
     """From each value to the next: ``np.diff`` of numbers."""
-    return values[1:] - values[:-1]
+    between = values[1:].copy()
+    between -= values[:-1]
+    return between
 
 
-def changes(*keys: npt.NDArray[np.number[Any]]) -> npt.NDArray[np.bool_]:
+def changes(*keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """For each row: is any key another than in the row before? The first row is a change."""
     differ = np.zeros(len(keys[0]), np.bool_)
     differ[:1] = True

@@ -20,8 +20,8 @@ SMALL, LARGE = 250_000, 5_000_000
 
 
 # Threads by the thousand, damage in every event, an analysis for each member: milliseconds each.
-LONG = ("packets of threads", "threads", "closed amid", "raw backslashes", "keys", "config of keys")
-LONG += ("processes", "archive of members", "lint of ifs")
+LONG = {"packets of threads", "threads", "closed amid", "raw backslashes", "keys", "config of keys"}
+LONG |= {"processes", "archive of members", "lint of ifs"}
 WIDER = {*wider_files(), *wider_logs(), *wider_texts(), *wider_traces()}
 SOME = [*some([one for one in SHAPES if one not in WIDER], 2), *some(sorted(WIDER), 4)]
 

@@ -195,8 +195,8 @@ def _moments(rehearsal: Rehearsal, fixed: frozenset[int]) -> tuple[Moment, ...]:
 
 def _turns(end: int, begins: Sequence[int], ends: Sequence[int]) -> bool:
     """Is this the first end behind a beginning?"""
-    last_begin = begins[begins.searchsorted(end) - 1] if begins and begins[0] < end else -1
-    place = int(ends.searchsorted(end))
+    last_begin = begins[np.searchsorted(begins, end) - 1] if begins and begins[0] < end else -1
+    place = int(np.searchsorted(ends, end))
     return last_begin >= 0 and (place == 0 or ends[place - 1] < last_begin)
 
 

@@ -172,7 +172,7 @@ def _repeats(code: Int64, here: Int64, batch: int) -> list[Block]:
     best: tuple[int, int, int] | None = None  # operators covered, start, period
     for period in _likely_periods(part):
         equal = np.concatenate(([False], part[period:] == part[:-period], [False]))
-        edges = true_at(np.diff(equal.astype(np.int8)))
+        edges = true_at(equal[1:] != equal[:-1])
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
             covered = (int(end - begin) // period + 1) * period
             if end - begin >= period and (best is None or covered > best[0]):

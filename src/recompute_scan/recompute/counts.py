@@ -240,5 +240,5 @@ def _batches(calls: Calls, structure: Structure, alignment: Alignment) -> Int64:
     is_backward = is_backward[order]
     begins = ~is_backward[1:] & is_backward[:-1]
     # From the end of that pass: what a forward pass does first may have no gradient.
-    times = calls.end[rows[order]][:-1][begins]
+    times: Int64 = calls.end[rows[order]][:-1][begins]
     return times.searchsorted(calls.start[forward], side="right")
