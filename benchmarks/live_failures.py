@@ -2,15 +2,19 @@
 
     python benchmarks/live_failures.py                  all of them
     python benchmarks/live_failures.py cache save_hang  those whose script's name holds a word
+    python benchmarks/live_failures.py --torch 2.4      with an older torch
 
 Each row is a script that fails, and its twin without the fault, both under ``recompute-scan run``:
 the code that was expected, the one found, and what the twin got. A version of a library that isn't
 installed is put into a folder of its own for the time of the run, without what it depends on.
-Ends with 1 where an answer differs.
+An older torch gets an environment of its own (``benchmarks/environments.py`` has which) with the
+packages of its day, five to seven gigabytes, which is removed again. Ends with 1 where an answer
+differs.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import subprocess
 import sys
@@ -21,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.environments import ROOT, VERSIONS, Environment
 from tests.diagnose.cases import HUNG, Case, Ended, run_case
 
 # What each version is made of.
@@ -86,9 +91,37 @@ FAILURES = (
 )
 
 
-def main(words: Sequence[str]) -> int:
+# What the scripts need beside torch and transformers, and what reads their results.
+BESIDE = ("lightning", "psutil", "pytest")
+
+
+def main(arguments: Sequence[str]) -> int:
     """Run those; 1 where an answer differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*")
+    versions = [one.name for one in VERSIONS if one.fsdp]
+    parser.add_argument("--torch", choices=versions, help="in an environment made for it")
+    options = parser.parse_args(arguments)
+    return with_torch(options.torch, options.words) if options.torch else run(options.words)
+
+
+def with_torch(name: str, words: Sequence[str]) -> int:
+    """Run those with another torch."""
+    (version,) = (one for one in VERSIONS if one.name == name)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = Environment(Path(folder, "environment"), Path(folder, "scratch"))
+        made = environment.make((*version.packages, *BESIDE), version.python)
+        if made.status:
+            print(made.output, file=sys.stderr)
+            return made.status
+        command = [environment.python, __file__, *words]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def run(words: Sequence[str]) -> int:
+    """Run those with this torch; 1 where an answer differs."""
     wrong = 0
+    print(f"torch {importlib.metadata.version('torch')}\n")
     print("| reported | script | ranks | with | expected | found | repaired twin |")
     print("| --- | --- | ---: | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,28 +1,69 @@
-"""Of arrays what NumPy tells as well, but only after loading ``numpy.ma``, as a rule.
+"""Of arrays what NumPy tells as well, but after loading ``numpy.ma`` or much else, as a rule.
 
-Loading that takes longer than all that is asked here in a small trace.
+In a small trace, that takes longer than all that is asked here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 _Value = TypeVar("_Value", bound=np.generic)
+_Number = TypeVar("_Number", bound=np.number[Any])
 
 # Numbers up to so many times as large as there are of them are told apart without sorting.
 _DENSE = 4
 
 
+def true_at(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Where it is true, ascending: ``np.flatnonzero``."""
+    return mask.nonzero()[0]
+
+
+def gaps(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    """From each value to the next: ``np.diff`` of numbers."""
+    between = values[1:].copy()
+    between -= values[:-1]
+    return between
+
+
+def changes(*keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """For each row: is any key another than in the row before? The first row is a change."""
+    differ = np.zeros(len(keys[0]), np.bool_)
+    differ[:1] = True
+    for key in keys:
+        differ[1:] |= key[1:] != key[:-1]
+    return differ
+
+
+def split(values: npt.NDArray[_Value], begins: npt.NDArray[np.int64]) -> list[npt.NDArray[_Value]]:
+    """The values in runs that begin there, the first of them at 0; ``np.split``."""
+    edges = [*begins.tolist(), len(values)]
+    return [values[begin:end] for begin, end in pairwise(edges)]
+
+
+def sizes(begins: npt.NDArray[np.int64], end: int) -> npt.NDArray[np.int64]:
+    """How long each of these runs is that follow one another, the last up to ``end``."""
+    return gaps(np.concatenate((begins, (end,))))
+
+
 def distinct(values: npt.NDArray[_Value]) -> npt.NDArray[_Value]:
     """The values in ascending order, each once: ``np.unique``."""
-    ordered = np.sort(values, axis=None)
-    first = np.ones(len(ordered), np.bool_)
-    first[1:] = ordered[1:] != ordered[:-1]
-    return ordered[first]
+    ordered = values.flatten()
+    ordered.sort()
+    return ordered[changes(ordered)]
+
+
+def tally(values: npt.NDArray[_Value]) -> tuple[npt.NDArray[_Value], npt.NDArray[np.int64]]:
+    """The values in ascending order, each once, and how often each is there."""
+    ordered = values.flatten()
+    ordered.sort()
+    first = true_at(changes(ordered))
+    return ordered[first], sizes(first, len(ordered))
 
 
 def among(values: npt.NDArray[_Value], wanted: npt.NDArray[_Value]) -> npt.NDArray[np.bool_]:
@@ -37,17 +78,21 @@ def among(values: npt.NDArray[_Value], wanted: npt.NDArray[_Value]) -> npt.NDArr
 def ranked(
     numbers: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The different ones of these numbers from 0, ascending, and the position there of each.
+    """The different ones of these numbers, ascending, and the position there of each.
 
-    ``np.unique(numbers, return_inverse=True)``, without sorting where the numbers are not large.
+    ``np.unique(numbers, return_inverse=True)``, without sorting where they are not large.
     """
     most = int(numbers.max(initial=0)) + 1
-    if most > _DENSE * len(numbers):
-        known, place = np.unique(numbers, return_inverse=True)
-        return known, place
+    if most > _DENSE * len(numbers) or numbers.min(initial=0) < 0:
+        order = numbers.argsort(kind="stable")
+        ordered = numbers[order]
+        first = changes(ordered)
+        place = np.empty(len(numbers), np.int64)
+        place[order] = first.cumsum() - 1
+        return ordered[first], place
     found = np.zeros(most, np.bool_)
     found[numbers] = True
-    return np.flatnonzero(found), (np.cumsum(found) - 1)[numbers]
+    return true_at(found), (found.cumsum() - 1)[numbers]
 
 
 def percentile(values: npt.NDArray[np.number[Any]], percent: float) -> float:

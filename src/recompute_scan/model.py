@@ -13,9 +13,20 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import true_at
 from recompute_scan.microseconds import are_whole, tell_apart
 from recompute_scan.nesting import levels_of, nest_intervals, whole_trees
-from recompute_scan.trace.columns import Bool, Int8, Int16, Int32, Int64, Ints, Kind, Trace
+from recompute_scan.trace.columns import (
+    KIND_NAMES,
+    Bool,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Ints,
+    Kind,
+    Trace,
+)
 
 _STEP = re.compile(r"ProfilerStep#(\d+)$")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
@@ -93,7 +104,7 @@ class Calls(Struct, frozen=True):
 
     def named(self, pattern: re.Pattern[str]) -> Int64:
         """Rows whose name matches from its beginning."""
-        return np.flatnonzero(self.matching(pattern)[self.name])
+        return true_at(self.matching(pattern)[self.name])
 
     def matching(self, pattern: re.Pattern[str]) -> Bool:
         """One entry per distinct name: does it match from its beginning?"""
@@ -123,10 +134,10 @@ class StepSpan(Struct, frozen=True):
     end: int
 
 
-def nest(trace: Trace, kinds: Sequence[Kind] = _HOST) -> Calls:
+def nest(trace: Trace, kinds: Sequence[int] = _HOST) -> Calls:
     """The events of these kinds, the host's calls by default, as a forest; see :class:`Calls`."""
-    wanted = np.array([kind in kinds for kind in Kind], np.bool_)
-    rows: Int32 = np.flatnonzero(wanted[trace.kind]).astype(np.int32)
+    wanted = np.array([kind in kinds for kind in range(len(KIND_NAMES))], np.bool_)
+    rows: Int32 = true_at(wanted[trace.kind]).astype(np.int32)
     cut = guessed = 0
     events: slice | Int32
     if are_whole(trace, rows):
@@ -165,9 +176,9 @@ def link_kernels(trace: Trace, calls: Calls) -> Kernels:
     Linked by correlation alone: ``External id`` repeats the correlation between torch 1.11
     and 2.3 and collides with operator numbers there, and ``ac2g`` arrows miss launches.
     """
-    event = np.flatnonzero((trace.kind == Kind.KERNEL) | (trace.kind == Kind.COPY))
+    event = true_at((trace.kind == Kind.KERNEL) | (trace.kind == Kind.COPY))
     event = event[np.argsort(trace.ts[event], kind="stable")]
-    launches = np.flatnonzero(calls.kind == Kind.RUNTIME)
+    launches = true_at(calls.kind == Kind.RUNTIME)
     numbers = trace.correlation[calls.event[launches]]
     launches, numbers = launches[numbers >= 0], numbers[numbers >= 0]
     by_number = np.argsort(numbers, kind="stable")
@@ -175,7 +186,7 @@ def link_kernels(trace: Trace, calls: Calls) -> Kernels:
     wanted = trace.correlation[event]
     launch = np.full(len(event), -1, np.int64)
     if len(numbers):
-        at = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+        at = np.minimum(numbers.searchsorted(wanted), len(numbers) - 1)
         launch = np.where((numbers[at] == wanted) & (wanted >= 0), launches[at], -1)
     start = trace.ts[event]
     return Kernels(event=event, start=start, end=start + trace.dur[event], launch=launch)
@@ -219,7 +230,7 @@ def step_of(steps: list[StepSpan], times: Int64) -> Int64:
         return np.full(len(times), -1, np.int64)
     starts = np.array([step.start for step in steps], np.int64)
     ends = np.array([step.end for step in steps], np.int64)
-    at = np.searchsorted(starts, times, side="right") - 1
+    at = starts.searchsorted(times, side="right") - 1
     return np.where((at >= 0) & (times < ends[np.maximum(at, 0)]), at, -1)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Bool, Int16, Int32, Int64, Kind, Trace
 
 # Times written as absolute float microseconds are off by up to a quarter of one.
@@ -52,7 +53,7 @@ def nest_intervals(thread: Int32, start: Int64, end: Int64) -> tuple[Int16, Int3
 
 def _pieces(thread: Int32, start: Int64, end: Int64) -> Iterator[slice]:
     """Groups of intervals of one thread that none of another group reaches into."""
-    edges = np.flatnonzero(thread[1:] != thread[:-1]) + 1
+    edges = true_at(thread[1:] != thread[:-1]) + 1
     for first, last in itertools.pairwise((0, *edges.tolist(), len(thread))):
         alone = np.ones(last - first, np.bool_)
         alone[1:] = start[first + 1 : last] >= np.maximum.accumulate(end[first : last - 1])
@@ -127,7 +128,7 @@ def _depths(start: Int64, end: Int64) -> Int16:
         # A call without duration holds nothing, and closes after calls of the same instant before
         # it, not after those behind it: those are counted in `closed` and must come off.
         empty_before = np.concatenate(([0], np.cumsum(empty)))
-        behind = np.searchsorted(start, start, side="right")
+        behind = start.searchsorted(start, side="right")
         closed -= empty_before[behind] - empty_before[rows]
     # NumPy sorts 16 bits by counting them, four times faster than what is longer.
     depth: Int16 = np.minimum(rows - closed, _DEEPEST).astype(np.int16)
@@ -138,7 +139,7 @@ def _parents(size: int, levels: tuple[Int64, ...]) -> Int64:
     parent = np.full(size, -1, np.int64)
     for above, rows in itertools.pairwise(levels):
         if len(above):
-            parent[rows] = above[np.searchsorted(above, rows) - 1]
+            parent[rows] = above[above.searchsorted(rows) - 1]
     return parent
 
 
@@ -171,7 +172,7 @@ def in_order(trace: Trace, rows: Int32) -> tuple[Int32, bool, bool]:
     start, end, thread = trace.ts[rows], trace.ts[rows] + trace.dur[rows], trace.thread[rows]
     # The runtime's calls come after what may hold them.
     runtime = trace.kind[rows] == Kind.RUNTIME
-    written = np.flatnonzero(~runtime)
+    written = true_at(~runtime)
     written = written[np.argsort(thread[written], kind="stable")]
     backwards = not _ascends(start[written], thread[written])
     if backwards and not _ascends(end[written], thread[written]):
@@ -196,13 +197,13 @@ def _odd(name: Int32, start: Int64, end: Int64, thread: Int32) -> bool:
 
     What lasts into another microsecond holds whatever begins behind it in its first.
     """
-    lasting = np.flatnonzero(end > start)
+    lasting = true_at(end > start)
     above, below = lasting[:-1], lasting[1:]
     longer = (thread[above] == thread[below]) & (start[above] == start[below])
     longer &= end[above] < end[below]
     if longer.sum() > _ODD * max(1, len(lasting)):
         return True
-    row = some_of(np.flatnonzero(thread[1:] == thread[:-1]) + 1)
+    row = some_of(true_at(thread[1:] == thread[:-1]) + 1)
     above, below = name[row - 1].astype(np.int64), name[row].astype(np.int64)
     size = int(name.max(initial=0)) + 1
     together = start[row] == start[row - 1]

@@ -70,6 +70,7 @@ CASES = (
     Case("selective_other_operators", "RS108"),
     Case("ddp_marked_twice", "RS111", ranks=2),
     Case("ddp_unused", "RS112", ranks=2),
+    Case("fsdp_second_root", "RS114", ranks=2),
     Case("fsdp_mixed_grad", "RS115", ranks=2),
     Case("fsdp_mixed_dtype", "RS116", ranks=2),
     Case("fsdp_weight", "RS117", ranks=2),

@@ -88,7 +88,7 @@ class PublicLog:
     def half(self) -> Half:
         """Which part it is of."""
         even = hashlib.sha256(self.thread.encode()).digest()[0] % 2 == 0
-        if self.file in {"recent", "fresh"}:
+        if self.file in {"recent", "fresh", "unseen", "since"}:
             return "recent" if even else "recent, aside"
         return _PARTS.get(self.file, "built on" if even else "kept aside")
 

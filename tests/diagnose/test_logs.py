@@ -132,6 +132,14 @@ def test_what_follows_from_another_ranks_death_is_not_the_cause() -> None:
         ("Fatal Python error: Segmentation fault", "RS213"),
         ("run.sh: line 12: 4711 Bus error               python train.py", "RS213"),
         ("run.sh: line 12: 4711 Killed                  torchrun train.py", "RS212"),
+        # Handlers in native code.
+        ("[host:1:0:1] Caught signal 11 (Segmentation fault: address not mapped)", "RS213"),
+        ("logging.cc:501: *** SIGSEGV received at time=1785 on cpu 169 ***", "RS213"),
+        ("*** SIGBUS (@0x0) received by PID 7 (TID 0x7f) from PID 0; stack trace: ***", "RS213"),
+        ("[host:07] Signal: Segmentation fault (11)", "RS213"),
+        ("Caught signal 15 (Terminated)", None),
+        ("*** SIGTERM received at time=1785 on cpu 169 ***", None),
+        ("[host:07] Signal: Terminated (15)", None),
         # Another program's end, and what speaks of one.
         ("run.sh: line 12: 4711 Killed                  tail -f train.log", None),
         ("Fatal Python error: Aborted", None),
@@ -144,6 +152,46 @@ def test_a_shells_words_tell_how_its_program_ended(line: str, code: str | None) 
     assert (cause and cause.signature.code) == code
     if cause is not None:
         assert cause.evidence[0] == f"line 2: {line}"
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [
+        ("CUDA out of memory. Tried to allocate 2 MiB", True),
+        ("NPU out of memory. Tried to allocate 52.00 MiB (NPU 0; 60.96 GiB total capacity", True),
+        ("MPS backend out of memory (MPS allocated: 17.68 GB, other allocations: 3.95 MB", True),
+        ("MUSA out of memory. Tried to allocate 2 MiB", True),
+        ("cuda runtime error (2) : out of memory at /opt/lib/THC/generic/THCStorage.cu:66", True),
+        ("cuda runtime error (2) : out of memory at /opt/THC/THCCachingHostAllocator.cpp:1", False),
+        ("CPU out of memory", False),
+        ("The cluster is out of memory", False),
+        ("Shared memory manager: out of memory", False),
+    ],
+)
+def test_every_devices_words_for_full_memory_are_known(words: str, known: bool) -> None:
+    cause = diagnose_log(read(f"RuntimeError: {words}\n")).cause
+    assert (cause and cause.signature.code) == ("RS120" if known else None)
+
+
+def test_exceptions_of_a_group_are_read_and_the_group_is_not_the_cause() -> None:
+    """As Python prints them, written down from `asyncio.TaskGroup`."""
+    text = (
+        "  + Exception Group Traceback (most recent call last):\n"
+        '  |   File "train.py", line 6, in <module>\n  |     asyncio.run(main())\n'
+        "  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)\n"
+        "  +-+---------------- 1 ----------------\n"
+        "    | Traceback (most recent call last):\n"
+        '    |   File "train.py", line 3, in step\n    |     loss.backward()\n'
+        "    | RuntimeError: 'weight' must be 2-D\n"
+        "    +------------------------------------\n"
+    )
+    found = diagnose_log(read(text))
+    assert found.first is not None
+    (raised,) = found.first.errors
+    assert raised.name == "RuntimeError"
+    assert raised.frames == (Frame("train.py", 3, "step", "loss.backward()"),)
+    assert found.cause is not None
+    assert found.cause.signature.code == "RS117"
 
 
 def test_what_a_process_raised_outranks_how_it_ended() -> None:

@@ -15,6 +15,7 @@ from recompute_scan.compiled.compiled_answer import graphs_from
 from recompute_scan.compiled.structured import read_records
 from recompute_scan.errors import ScanError
 from tests.fuzz.target import log, outcome, pftrace, whole_of_any_size
+from tests.fuzz.wider import wider_files, wider_logs, wider_texts, wider_traces
 from tests.sources import pftrace_builder as build
 
 NODE = "autograd::engine::evaluate_function: "
@@ -216,13 +217,14 @@ _OTHERS: dict[str, tuple[Make, str]] = {
     "snapshot of numbers": (_repeated(b"\x80\x04(", b"K\x01", b"l."), "snapshot"),
 }
 SHAPES: dict[str, tuple[Make, Callable[[bytes], object]]] = {
-    **{name: (make, whole_of_any_size) for name, make in _TRACES.items()},
+    **{name: (make, whole_of_any_size) for name, make in (_TRACES | wider_traces()).items()},
     **{name: (make, pftrace) for name, make in _PERFETTO.items()},
-    **{name: (make, log) for name, make in _LOGS.items()},
+    **{name: (make, log) for name, make in (_LOGS | wider_logs()).items()},
     **{name: (make, structured) for name, make in _COMPILED.items()},
+    **wider_files(),
     **{
         name: (make, lambda data, target=target: outcome(target, data))  # type: ignore[misc]
-        for name, (make, target) in _OTHERS.items()
+        for name, (make, target) in (_OTHERS | wider_texts()).items()
     },
 }
 

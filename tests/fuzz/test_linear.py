@@ -10,6 +10,7 @@ import pytest
 
 from tests.effort import some
 from tests.fuzz.shapes import SHAPES, count_for, read
+from tests.fuzz.wider import wider_files, wider_logs, wider_texts, wider_traces
 
 # Of an input four times as large: 4 where time is linear, 16 where it is quadratic.
 MOST = 8
@@ -18,12 +19,15 @@ FLOOR_S = 0.05
 SMALL, LARGE = 250_000, 5_000_000
 
 
-# Threads by the thousand, and damage in every event: milliseconds for each of them.
-LONG = ("packets of threads", "threads", "closed amid", "raw backslashes", "keys", "config of keys")
+# Threads by the thousand, damage in every event, an analysis for each member: milliseconds each.
+LONG = {"packets of threads", "threads", "closed amid", "raw backslashes", "keys", "config of keys"}
+LONG |= {"processes", "archive of members", "lint of ifs"}
+WIDER = {*wider_files(), *wider_logs(), *wider_texts(), *wider_traces()}
+SOME = [*some([one for one in SHAPES if one not in WIDER], 2), *some(sorted(WIDER), 4)]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in some(SHAPES, 2)]
+    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in SOME]
 )
 def test_time_grows_no_faster_than_the_input(name: str) -> None:
     make = SHAPES[name][0]

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from recompute_scan.annotations import REGION, parse_region, region_name
 from recompute_scan.compiled.structured import BREAK
+from recompute_scan.events import SCHEMA, EventLine
 from recompute_scan.faithful import Sampled, sampled_name
 from recompute_scan.guarding.changes import Stored
 from recompute_scan.rehearsal import Rehearsal
@@ -278,6 +279,7 @@ def plant_folder(folder: Path, document: Json, account: Json, *, names: str = ""
         (place / "guard-rank0.json").write_bytes(_document(Stored, canary))
         (place / "guarded-rank0.json").write_bytes(as_json({"said": canary(), canary(): 1}))
         (place / "snapshot.pickle").write_bytes(pickle.dumps(snapshot))
+        (place / "events.jsonl").write_bytes(_events(canary))
         (place / "output.txt").write_text(f"loss {canary()}\nTraceback {canary()}\n")
         (place / "result.json").write_bytes(as_json({"schema": canary(), "verdict": canary()}))
         (place / "report.html").write_text(f"<title>{canary()}</title>")
@@ -285,6 +287,14 @@ def plant_folder(folder: Path, document: Json, account: Json, *, names: str = ""
 
 def _document(kind: Any, canary: Canary) -> bytes:
     return msgspec.json.encode(_filled(kind, canary))
+
+
+def _events(canary: Canary) -> bytes:
+    """A line of each kind that ``--events`` writes."""
+    kinds = EventLine.__subclasses__()
+    assert len(kinds) >= 10
+    lines = (replace(_filled(kind, canary), schema=SCHEMA) for kind in kinds)
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
 def _frames(document: Json, canary: Canary) -> Iterator[Json]:

@@ -55,7 +55,7 @@ OWN = [
 
 @pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
 @pytest.mark.parametrize(("kind", "name"), STAY)
-def test_names_of_frameworks_stay(kind: Kind, name: str, strict: bool) -> None:
+def test_names_of_frameworks_stay(kind: int, name: str, strict: bool) -> None:
     assert Names(strict).event(name, kind) == name
 
 
@@ -73,14 +73,14 @@ def test_names_of_kernels_stay_unless_strict(name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name", "what"), PRIVATE)
-def test_other_names_become_aliases(kind: Kind, name: str, what: str) -> None:
+def test_other_names_become_aliases(kind: int, name: str, what: str) -> None:
     names = Names(strict=False)
     assert names.event(name, kind).startswith((f"private_{what}_1", f"Private_{what}_1"))
     assert names.event(name, kind) == names.event(name, kind)
 
 
 @pytest.mark.parametrize(("kind", "name"), OWN)
-def test_own_names_become_aliases_of_the_same_family_when_strict(kind: Kind, name: str) -> None:
+def test_own_names_become_aliases_of_the_same_family_when_strict(kind: int, name: str) -> None:
     assert Names(strict=False).event(name, kind) == name
     alias = Names(strict=True).event(name, kind)
     assert alias.lower().startswith("private_")
@@ -213,7 +213,7 @@ def test_a_runtime_call_stays_whole_under_strict_only_where_the_vendor_named_it(
         (Kind.ANNOTATION, "recompute_scan.region?call=1&depth=0&module=private_module_1_alice"),
     ],
 )
-def test_nothing_passes_strict_in_the_shape_of_a_known_name(kind: Kind, name: str) -> None:
+def test_nothing_passes_strict_in_the_shape_of_a_known_name(kind: int, name: str) -> None:
     shown = Names(strict=True).event(name, kind)
     assert "alice" not in shown
     assert "738291645" not in shown

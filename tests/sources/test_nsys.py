@@ -23,7 +23,7 @@ def export(tmp_path: Path) -> Export:
     return Export(tmp_path / "report.sqlite")
 
 
-def named(path: Path, kind: Kind) -> list[str]:
+def named(path: Path, kind: int) -> list[str]:
     trace = load_nsys(path)
     return [trace.names[code] for code in trace.name[trace.kind == kind]]
 

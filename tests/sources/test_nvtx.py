@@ -48,7 +48,7 @@ OP, NOTE = Kind.OP, Kind.ANNOTATION
         ("aten::mm, seq = 1, sizes = [[2, 3", ("aten::mm", OP, 1, "")),
     ],
 )
-def test_the_parts_of_a_text(text: str, expected: tuple[str, Kind, int, str]) -> None:
+def test_the_parts_of_a_text(text: str, expected: tuple[str, int, int, str]) -> None:
     assert parse_range(text) == expected
 
 

@@ -18,6 +18,7 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
 from recompute_scan.result import to_json
 from recompute_scan.trace import Kind, Trace, find, load
+from recompute_scan.trace.columns import KIND_NAMES
 from recompute_scan.trace.formats import read
 from recompute_scan.trace.limits import Limits
 from recompute_scan.trace.perfetto.packets import is_perfetto
@@ -137,7 +138,9 @@ def test_render_stages_are_kernels_and_copies() -> None:
 
 def test_kinds_without_categories() -> None:
     trace = read_bytes(build.pftrace(small()))
-    said = {trace.names[n]: Kind(k).name for n, k in zip(trace.name, trace.kind, strict=True)}
+    said = {
+        trace.names[n]: KIND_NAMES[k].upper() for n, k in zip(trace.name, trace.kind, strict=True)
+    }
     assert said == {
         "aten::linear": "OP",
         "aten::addmm": "OP",

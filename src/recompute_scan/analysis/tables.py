@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from recompute_scan.model import find_steps, nest, step_of
 from recompute_scan.result import Checkpoint, Result
-from recompute_scan.trace.columns import Ints, Kind, Trace
+from recompute_scan.trace.columns import KIND_NAMES, Ints, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +109,7 @@ def event_table(trace: Trace) -> pd.DataFrame:
     signatures = [_parts(text) for text in trace.signatures]
     values: dict[str, Any] = {
         "name": coded(trace.name, trace.names),
-        "kind": coded(trace.kind, [kind.name.lower() for kind in Kind]),
+        "kind": coded(trace.kind, list(KIND_NAMES)),
         "process": coded(trace.thread, [process for process, _ in trace.threads]),
         "thread": coded(trace.thread, [thread for _, thread in trace.threads]),
         "stream": known(trace.stream),

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from recompute_scan.arrays import true_at
 from recompute_scan.bundle.names import Names
 from recompute_scan.frameworks.known import find_mechanism, packages
 from recompute_scan.run_info import RunInfo, SwitchedOn
 from recompute_scan.trace import Kind, Trace
-from recompute_scan.trace.columns import Int32, Int64
+from recompute_scan.trace.columns import KIND_NAMES, Int32, Int64
 
 # Categories that go into an archive, as torch writes them today.
 CATEGORIES = {
@@ -76,7 +77,7 @@ def clean_trace(trace: Trace, names: Names) -> Trace:
     Times begin at 0; processes, threads, streams, launches and autograd's numbers are counted
     anew, in their order.
     """
-    kept = np.flatnonzero(np.isin(trace.kind, tuple(CATEGORIES)))
+    kept = true_at(np.isin(trace.kind, tuple(CATEGORIES)))
     kind = trace.kind[kept]
     names.reserve(trace.names)
     name, texts = _names(trace, kept, names)
@@ -185,14 +186,14 @@ def _is_small(value: Any) -> bool:
 
 
 def _names(trace: Trace, kept: Int64, names: Names) -> tuple[Int32, tuple[str, ...]]:
-    pairs = trace.name[kept].astype(np.int64) * len(Kind) + trace.kind[kept]
+    pairs = trace.name[kept].astype(np.int64) * len(KIND_NAMES) + trace.kind[kept]
     # In the order in which they first appear, so that aliases follow the file.
     unique, first, place = np.unique(pairs, return_index=True, return_inverse=True)
     codes: dict[str, int] = {}
     code = np.zeros(len(unique), np.int32)
     for at in np.argsort(first):
         pair = int(unique[at])
-        shown = names.event(trace.names[pair // len(Kind)], Kind(pair % len(Kind)))
+        shown = names.event(trace.names[pair // len(KIND_NAMES)], pair % len(KIND_NAMES))
         code[at] = codes.setdefault(shown, len(codes))
     return code[place], tuple(codes)
 
@@ -211,7 +212,7 @@ def _threads(codes: Int32, kind: Any) -> tuple[Int32, tuple[tuple[str, str], ...
     anew = np.zeros(len(unique), np.int32)
     threads = []
     for number, at in enumerate(np.argsort(first)):
-        device = Kind(int(kind[first[at]])) in _ON_DEVICE
+        device = int(kind[first[at]]) in _ON_DEVICE
         threads.append((str(_DEVICE_PROCESS if device else _HOST_PROCESS), str(number + 1)))
         anew[at] = number
     return anew[place], tuple(threads)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import distinct, true_at
 from recompute_scan.bundle.clean import CATEGORIES
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute import vocabulary as words
@@ -85,7 +85,7 @@ def rows_of(facts: RecomputeFacts, cut: Cut) -> Int64:
     if cut.steps is None or not facts.complete.any():
         start = facts.trace.ts
         end = start.min() + cut.share * (start.max() - start.min())
-        rows: Int64 = np.flatnonzero(start <= end)
+        rows: Int64 = true_at(start <= end)
         return rows
     spans = _spans(facts, cut.steps)
     begin, end = spans[0].start, spans[-1].end
@@ -107,7 +107,7 @@ def rows_of(facts: RecomputeFacts, cut: Cut) -> Int64:
 
 def _spans(facts: RecomputeFacts, most: int) -> list[StepSpan]:
     """From the first to the last of ``most`` complete steps, the middle ones."""
-    complete = np.flatnonzero(facts.complete)
+    complete = true_at(facts.complete)
     first = max(0, (len(complete) - most) // 2)
     chosen = complete[first : first + most]
     return list(facts.steps[int(chosen[0]) : int(chosen[-1]) + 1])
@@ -152,8 +152,8 @@ def _belonging(facts: RecomputeFacts, blocks: int, begin: int, end: int) -> Bool
         chosen[again] = True
     engines = structure.rows(Role.BACKWARD)
     chosen[engines[np.isin(structure.number[engines], numbers)]] = True
-    inside = facts.calls.within(np.flatnonzero(chosen))
-    for row in np.flatnonzero(chosen):
+    inside = facts.calls.within(true_at(chosen))
+    for row in true_at(chosen):
         above = int(calls.parent[row])
         while above >= 0 and not inside[above]:
             inside[above] = True
@@ -221,7 +221,7 @@ def _process_rows(trace: Trace, rows: Int64) -> Iterator[str]:
     for code in distinct(trace.thread[rows]).tolist():
         pid, tid = trace.threads[code]
         mine = trace.kind[rows][trace.thread[rows] == code]
-        device = Kind(int(mine[0])) in (Kind.KERNEL, Kind.COPY)
+        device = int(mine[0]) in (Kind.KERNEL, Kind.COPY)
         if pid not in shown:
             shown.add(pid)
             yield _meta("process_name", pid, 0, "device" if device else "host")

@@ -145,7 +145,7 @@ class Names:
                 self._numbers[kind] = max(self._numbers.get(kind, 0), int(number))
         self.places.reserve(self._numbers.get("file", 0))
 
-    def event(self, name: str, kind: Kind) -> str:
+    def event(self, name: str, kind: int) -> str:
         """The name of an event, for the archive."""
         if name.startswith(REGION) and (annotation := parse_region(name)):
             return region_name(self._mark(annotation))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recompute_scan.arrays import median
+from recompute_scan.arrays import median, tally, true_at
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD
 from recompute_scan.recompute.attention.sequence import (
     KernelSequence,
@@ -151,7 +151,7 @@ def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, l
         inside = (begun >= spans[0].start) & (begun < spans[-1].end)
         if not inside.any():
             return None
-        places = np.flatnonzero(inside)
+        places = true_at(inside)
         first, last = int(places[0]), int(places[-1]) + 1
         busy = int(sequence.time[first : last - 1].sum()) // len(spans)
         lengths = [span.end - span.start for span in spans]
@@ -170,9 +170,9 @@ def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, l
 
 def _period(token: Int64) -> int | None:
     """After how many kernels the sequence returns; ``None`` where it does not, or only once."""
-    values, counts = np.unique(token, return_counts=True)
+    values, counts = tally(token)
     for value in values[np.argsort(counts, kind="stable")].tolist():
-        places = np.flatnonzero(token == value)
+        places = true_at(token == value)
         if len(places) < 2:
             continue
         for period in sorted(set((places[1:] - places[0]).tolist()))[:_MOST_PERIODS]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct, ranked
+from recompute_scan.arrays import changes, distinct, gaps, ranked, sizes, true_at
 from recompute_scan.cost.phases import Float64
 from recompute_scan.model import Calls, StepSpan
 from recompute_scan.trace.columns import Bool, Int32, Int64
@@ -44,6 +44,8 @@ class Edits(Struct, frozen=True):
     def of(self, thread: int) -> Edits:
         """Those of one thread."""
         mine = self.thread == thread
+        if mine.all():
+            return self
         return Edits(
             self.thread[mine], self.start[mine], self.end[mine], self.gone[mine], self.add[mine]
         )
@@ -51,10 +53,10 @@ class Edits(Struct, frozen=True):
     def removed(self, thread: Int32, time: Int64) -> Bool:
         """For each (thread, time): does it lie in an interval that goes?"""
         found = np.zeros(len(time), np.bool_)
-        for code in distinct(self.thread):
+        for code in distinct(self.thread) if self.gone.any() else ():
             edits = self.of(int(code))
-            mine = np.flatnonzero(thread == code)
-            at = np.searchsorted(edits.start, time[mine], side="right") - 1
+            mine = true_at(thread == code)
+            at = edits.start.searchsorted(time[mine], side="right") - 1
             inside = (at >= 0) & (time[mine] < edits.end[at]) & edits.gone[at]
             found[mine[inside]] = True
         return found
@@ -135,7 +137,7 @@ def host_threads(calls: Calls, steps: Sequence[StepSpan], main: int) -> tuple[Ho
     starts = np.array([step.start for step in steps], np.int64)
     # A call that took no time belongs to the step that it begins with.
     during = (calls.end > begin) | (calls.start >= begin)
-    here = np.flatnonzero((calls.start < end) & during)
+    here = true_at((calls.start < end) & during)
     threads = calls.thread[here]
     kinds: dict[str, int] = {}
     kind_of_name = np.array(
@@ -154,12 +156,12 @@ def host_threads(calls: Calls, steps: Sequence[StepSpan], main: int) -> tuple[Ho
         cuts = np.concatenate(([begin], cuts[order], [end]))
         beyond = 2 * len(known)
         kind = np.concatenate(([beyond], kind[order], [beyond]))
-        first = np.flatnonzero(_changes(cuts))
-        times, marks = cuts[first], np.diff(np.append(first, len(cuts)))
+        first = true_at(changes(cuts))
+        times, marks = cuts[first], sizes(first, len(cuts))
         last = first + marks - 1
-        step = np.searchsorted(starts, times[:-1], side="right")
+        step = starts.searchsorted(times[:-1], side="right")
         pair = kind[last[:-1]] * (beyond + 1) + kind[first[1:]]
-        usual = _usual(np.diff(times).astype(np.float64), pair, step)
+        usual = _usual(gaps(times).astype(np.float64), pair, step)
         found.append(HostThread(int(code), times, marks, usual))
     return tuple(found)
 
@@ -181,9 +183,9 @@ def _usual(length: Float64, pair: Int64, step: Int64) -> Float64:
     # NumPy sorts 16 bits by counting them, four times faster than what is longer.
     short = pair.astype(np.uint16) if len(different) < 1 << 16 else pair
     order = np.argsort(short, kind="stable")
-    kinds = _changes(pair[order])
-    begins = np.flatnonzero(kinds | _changes(step[order]))
-    turn = np.arange(len(length)) - np.repeat(begins, np.diff(np.append(begins, len(length))))
+    kinds = changes(pair[order])
+    begins = true_at(kinds | changes(step[order]))
+    turn = np.arange(len(length)) - np.repeat(begins, sizes(begins, len(length)))
     place = np.empty(len(length), np.int64)
     place[order] = pair[order] * (int(turn.max()) + 1) + turn
     # Between most pairs of cuts nothing ever takes that long.
@@ -193,23 +195,14 @@ def _usual(length: Float64, pair: Int64, step: Int64) -> Float64:
     if not len(long):
         return length
     order = long[np.lexsort((length[long], place[long]))]
-    begins = np.flatnonzero(_changes(place[order]))
-    size = np.diff(np.append(begins, len(order)))
+    begins = true_at(changes(place[order]))
+    size = sizes(begins, len(order))
     median = np.repeat(length[order[begins + (size - 1) // 2]], size)
     known = np.repeat(size >= _ENOUGH, size)
     held_up = known & (length[order] > _HELD_UP * median + _HELD_UP_NS)
     usual: Float64 = length.copy()
     usual[order[held_up]] = median[held_up]
     return usual
-
-
-def _changes(*keys: Int64) -> Bool:
-    """For each row: is any key another than in the row before?"""
-    differ = np.zeros(len(keys[0]), np.bool_)
-    differ[0] = True
-    for key in keys:
-        differ[1:] |= key[1:] != key[:-1]
-    return differ
 
 
 class Clock(Struct, frozen=True):
@@ -246,28 +239,30 @@ def change_clock(thread: HostThread, edits: Edits, overhead: float) -> Clock:
     # Half of what a cut costs falls before it, half after.
     cost = 0.5 * overhead * (thread.marks[:-1] + thread.marks[1:])
     length = np.maximum(thread.usual - cost, 0.0)
-    passed = np.concatenate(([0.0], np.cumsum(length)))
+    passed = np.concatenate(((0.0,), length.cumsum()))
     mine = edits.of(thread.thread)
     if not len(mine.start):
         return Clock(thread.times, passed)
     first, last = int(thread.times[0]), int(thread.times[-1])
-    begins, ends = np.clip(mine.start, first, last), np.clip(mine.end, first, last)
+    begins, ends = mine.start.clip(first, last), mine.end.clip(first, last)
     more = distinct(np.concatenate([begins, ends]))
-    place = np.searchsorted(thread.times, more)
+    place = thread.times.searchsorted(more)
     between = thread.times[place] != more
     more, place = more[between], place[between]
-    old = np.insert(thread.times, place, more)
     passed_more = np.interp(more - first, thread.times - first, passed)
-    length = np.diff(np.insert(passed, place, passed_more))
-    begin, end = np.searchsorted(old, begins), np.searchsorted(old, ends)
-    some = np.flatnonzero(begin < end)
+    old = np.concatenate((thread.times, more))
+    order = old.argsort(kind="stable")
+    old, length = old[order], gaps(np.concatenate((passed, passed_more))[order])
+    begin, end = old.searchsorted(begins), old.searchsorted(ends)
+    some = true_at(begin < end)
     begin, end, gone, add = begin[some], end[some], mine.gone[some], mine.add[some]
     if len(some):
-        whole = np.add.reduceat(np.append(length, 0.0), np.column_stack((begin, end)).ravel())[::2]
+        borders = np.stack((begin, end), axis=1).ravel()
+        whole = np.add.reduceat(np.concatenate((length, (0.0,))), borders)[::2]
         wanted = np.maximum(0.0, np.where(gone, add, whole + add))
         size = end - begin
         place = np.repeat(end - np.cumsum(size), size) + np.arange(int(size.sum()))
         scale = np.divide(wanted, whole, out=np.zeros(len(some)), where=whole > 0)
         evenly = np.where(whole > 0, 0.0, wanted / size)
         length[place] = length[place] * np.repeat(scale, size) + np.repeat(evenly, size)
-    return Clock(old, np.concatenate(([0.0], np.cumsum(length))))
+    return Clock(old, np.concatenate(((0.0,), length.cumsum())))

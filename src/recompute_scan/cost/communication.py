@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct, median
+from recompute_scan.arrays import distinct, median, true_at
 from recompute_scan.cost.phases import sum_covered
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
@@ -129,7 +129,7 @@ def _exposed_ms(facts: RecomputeFacts, rows: Int64) -> float | None:
     others = _computing(facts)
     step = np.full(len(mine), -1, np.int64)
     step[mine] = step_of(list(facts.steps), facts.calls.start[kernels.launch[mine]])
-    alone = [_beyond(facts, step == at, others) for at in np.flatnonzero(facts.complete)]
+    alone = [_beyond(facts, step == at, others) for at in true_at(facts.complete)]
     return median(alone) / _NS_PER_MS
 
 

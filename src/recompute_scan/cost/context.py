@@ -13,15 +13,17 @@ import numpy as np
 from msgspec import Struct
 
 from recompute_scan.annotations import ANNOTATING, REGION
-from recompute_scan.arrays import median
+from recompute_scan.arrays import changes, median, split, true_at
 from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.hooks import saved_tensors
 from recompute_scan.cost.reruns import OpSequence, find_sequences
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.roles import Role, table
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int32, Int64
+
+_WORK = table(Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD)
 
 
 class Moments:
@@ -33,16 +35,14 @@ class Moments:
     """
 
     def __init__(self, thread: Int32, kinds: Sequence[tuple[Bool, Int64]]) -> None:
-        rows = np.concatenate([np.flatnonzero(among) for among, _ in kinds])
+        rows = np.concatenate([true_at(among) for among, _ in kinds])
         times = np.concatenate([moment[among] for among, moment in kinds])
         order = np.lexsort((times, thread[rows]))
         rows, times = rows[order], times[order]
-        codes, firsts = np.unique(thread[rows], return_index=True)
-        stops = np.append(firsts, len(rows))[1:].tolist()
-        self._times: dict[int, Int64] = {}
-        self._rows: dict[int, Int64] = {}
-        for code, first, stop in zip(codes.tolist(), firsts.tolist(), stops, strict=True):
-            self._times[code], self._rows[code] = times[first:stop], rows[first:stop]
+        firsts = true_at(changes(thread[rows]))
+        codes = thread[rows[firsts]].tolist()
+        self._times: dict[int, Int64] = dict(zip(codes, split(times, firsts), strict=True))
+        self._rows: dict[int, Int64] = dict(zip(codes, split(rows, firsts), strict=True))
 
     def last(self, thread: int, time: int, *, otherwise: int) -> tuple[int, int]:
         """The last moment at or before ``time`` and its call's row; ``otherwise`` and -1."""
@@ -201,7 +201,7 @@ def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
     nodes = words.nodes_of(facts.structure.functions.names)
     checkpoint_node = _named(facts, nodes)
     annotating = _named(facts, frozenset({ANNOTATING}))
-    work = recomputed | np.isin(role, (Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD))
+    work = recomputed | _WORK[role]
     ranges = (role == Role.RANGE) & ~annotating & ~checkpoint_node
     done = here & (work | ranges | (role == Role.PLUMBING))
     operators = here & (recomputed | (role == Role.FORWARD))
@@ -229,7 +229,7 @@ def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
 def annotation_edits(facts: RecomputeFacts) -> list[TimeEdit]:
     """The time that the run wrapper itself took to name checkpoints: never part of a step."""
     calls = facts.calls
-    rows = np.flatnonzero(_named(facts, frozenset({ANNOTATING})))
+    rows = true_at(_named(facts, frozenset({ANNOTATING})))
     return [
         TimeEdit(int(calls.thread[row]), int(calls.start[row]), int(calls.end[row]), gone=True)
         for row in rows

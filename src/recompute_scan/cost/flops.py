@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import distinct, ranked, true_at
 from recompute_scan.cost.formulas import count_call, has_formula, number_type, parse_inputs
 from recompute_scan.cost.peaks import Peak, peak_of
 from recompute_scan.model import step_of
@@ -107,20 +107,18 @@ def _count(facts: RecomputeFacts) -> _Counted:
     """
     calls, trace = facts.calls, facts.trace
     costly = np.array([has_formula(name) or _is_heavy(name) for name in calls.names], np.bool_)
-    rows = np.flatnonzero(costly[calls.name] & (calls.kind == Kind.OP) & ~_idle(facts))
+    rows = true_at(costly[calls.name] & (calls.kind == Kind.OP) & ~_idle(facts))
     rows = rows[facts.structure.role[rows] != Role.BACKWARD]
     step = step_of(list(facts.steps), calls.start[rows])
     rows = rows[(step >= 0) & facts.complete[np.maximum(step, 0)]]
-    pairs, which = np.unique(
-        np.stack([calls.name[rows], calls.dims[rows]]), axis=1, return_inverse=True
-    )
+    shapes = int(calls.dims.max(initial=0)) + 1
+    pairs, which = ranked(calls.name[rows].astype(np.int64) * shapes + calls.dims[rows])
     flops, types = [], []
-    for name, dims in pairs.T:
+    for name, dims in (divmod(pair, shapes) for pair in pairs.tolist()):
         inputs = parse_inputs(trace.signatures[dims])
         known = count_call(calls.names[name], inputs) if inputs else None
         flops.append(np.nan if known is None else known)
         types.append(number_type(inputs) if inputs else "")
-    which = which.reshape(-1)
     value = np.array(flops, np.float64)[which]
     can = np.isfinite(value)
     inner = _innermost(facts, rows, can)
@@ -155,15 +153,15 @@ def _idle(facts: RecomputeFacts) -> Bool:
 def _innermost(facts: RecomputeFacts, rows: Int64, can: Bool) -> Bool:
     """Which of these (ascending) rows can be counted and hold no other that can."""
     counted = rows[can]
-    inside = np.searchsorted(counted, rows + facts.calls.size[rows], side="right")
-    return np.asarray(can & (inside == np.searchsorted(counted, rows, side="right")), np.bool_)
+    inside = counted.searchsorted(rows + facts.calls.size[rows], side="right")
+    return np.asarray(can & (inside == counted.searchsorted(rows, side="right")), np.bool_)
 
 
 def _touches(facts: RecomputeFacts, rows: Int64, counted: Int64) -> Bool:
     """Which rows hold one of ``counted`` or are in one (both ascending)."""
     size = facts.calls.size
-    after = np.searchsorted(counted, rows, side="right")
-    holds = np.searchsorted(counted, rows + size[rows], side="right") > after
+    after = counted.searchsorted(rows, side="right")
+    holds = counted.searchsorted(rows + size[rows], side="right") > after
     before = counted[np.maximum(after - 1, 0)] if len(counted) else rows
     stands = (after > 0) & (rows <= before + size[before])
     return np.asarray(holds | stands, np.bool_)

@@ -120,7 +120,7 @@ def _held(facts: RecomputeFacts, block: Block, layer: int, ts: Int64, total: Int
         # What the recompute's own frames held is released before the next operator begins.
         same = following < len(calls) and calls.thread[following] == calls.thread[last]
         end = int(calls.start[following]) if same else int(calls.end[last])
-        at = np.searchsorted(ts, [begin, end])
+        at = ts.searchsorted([begin, end])
         size = max(size, int(total[at[1]] - total[at[0]]))
         first_start = begin if first_start is None else min(first_start, begin)
     if first_start is None:

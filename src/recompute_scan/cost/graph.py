@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import distinct, gaps, true_at
 from recompute_scan.cost.clock import HostThread, host_threads
 from recompute_scan.cost.device import Device, find_device, find_waits
 from recompute_scan.cost.hosts import HostWait, gpu_waits, hand_overs, main_thread
@@ -99,7 +99,7 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
     anchors = _Anchors(threads, hosts, of_host, begin)
 
     edges = _Edges()
-    launched = np.flatnonzero(device.thread >= 0)
+    launched = true_at(device.thread >= 0)
     long = (device.end - device.start).astype(np.float64)
     for code in distinct(device.thread[launched]):
         mine = launched[device.thread[launched] == code]
@@ -113,7 +113,7 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
             device.launched[mine],
             along=False,
         )
-    later = np.flatnonzero(device.before >= 0)
+    later = true_at(device.before >= 0)
     edges.add(
         of_kernel[device.before[later]], of_kernel[later], (waits.gap + long)[later], along=True
     )
@@ -143,7 +143,7 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
             )
     source, target, delay, along, on_host, host, since, until = edges.in_order()
     floor = np.zeros(len(keys) + 1)
-    under_way = np.flatnonzero((device.thread < 0) & (device.before < 0))
+    under_way = true_at((device.thread < 0) & (device.before < 0))
     floor[of_kernel[under_way]] = np.maximum(device.end[under_way] - begin, 0)
     kernel = np.full(len(keys) + 1, -1, np.int64)
     kernel[of_kernel] = device.rows
@@ -189,11 +189,11 @@ def _step_ends(
     }
     ends, over = [], [steps[0].start]
     for step in steps:
-        mine = np.flatnonzero((device.launched >= step.start) & (device.launched < step.end))
+        mine = true_at((device.launched >= step.start) & (device.launched < step.end))
         ends.append(np.append(of_kernel[mine], number_of[step.end]))
         over.append(max([step.end, over[-1], *device.end[mine].max(initial=0, keepdims=True)]))
     # Differences first: nanoseconds since 1970 do not fit into a double.
-    return tuple(ends), np.diff(np.array(over, np.int64)).astype(np.float64)
+    return tuple(ends), gaps(np.array(over, np.int64)).astype(np.float64)
 
 
 class _Anchors:
@@ -217,7 +217,7 @@ class _Anchors:
     def before(self, thread: int, moments: Int64, *, strictly: bool = False) -> tuple[Int64, Int64]:
         """The node, and its time in the trace."""
         times = self._times[thread]
-        at = np.searchsorted(times, moments, side="left" if strictly else "right") - 1
+        at = times.searchsorted(moments, side="left" if strictly else "right") - 1
         at = np.maximum(at, 0)
         return self._nodes[thread][at], times[at]
 
@@ -256,9 +256,9 @@ class _Edges:
             np.concatenate(column) for column in zip(*self._parts, strict=True)
         )
         # An edge against the order would ask for what is not known yet.
-        good = np.flatnonzero(source < target)
+        good = true_at(source < target)
         order = good[np.argsort(target[good], kind="stable")]
-        on_host = np.flatnonzero(host[order] >= 0)
+        on_host = true_at(host[order] >= 0)
         timed = order[on_host]
         return (
             source[order],

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import distinct, true_at
 from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.peaks import Machine, capacity
 from recompute_scan.result import Cost, Memory, MemoryPlan, Region, RegionMemory
@@ -146,8 +146,8 @@ def _solve(problem: Problem, gains: Float64, budget: int) -> Bool:
 def _most_in(footprint: Footprint, starts: Int64, stops: Int64) -> Int64:
     """Most that is allocated within each span, what is there at its start included."""
     ts, allocated = footprint.ts, footprint.allocated
-    first = np.searchsorted(ts, starts, side="right") - 1
-    last = np.searchsorted(ts, stops, side="left")
+    first = ts.searchsorted(starts, side="right") - 1
+    last = ts.searchsorted(stops, side="left")
     return np.array(
         [
             int(allocated[max(0, before) : max(behind, before + 1)].max(initial=0))
@@ -241,7 +241,7 @@ def _why_no_plan(
 def _plan(
     choice: Bool, peak: int, regions: Sequence[Region], gains: Sequence[float], step_ms: float
 ) -> MemoryPlan:
-    out = np.flatnonzero(choice).tolist()
+    out = true_at(choice).tolist()
     return MemoryPlan(
         regions=tuple(regions[place].ordinal for place in out),
         step_ms=step_ms - sum(gains[place] for place in out),

@@ -7,7 +7,7 @@ import re
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import changes, distinct, split, tally, true_at
 from recompute_scan.cost.clock import HostThread
 from recompute_scan.cost.device import Device
 from recompute_scan.model import StepSpan
@@ -57,7 +57,7 @@ def main_thread(facts: RecomputeFacts, step: StepSpan) -> int:
     rows = rows if len(rows) else np.arange(len(facts.calls))
     here = rows[(facts.calls.start[rows] >= step.start) & (facts.calls.start[rows] < step.end)]
     threads = facts.calls.thread[here if len(here) else rows]
-    codes, times = np.unique(threads, return_counts=True)
+    codes, times = tally(threads)
     return int(codes[np.argmax(times)])
 
 
@@ -69,9 +69,7 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
     that took unusually long for the last kernel that ended while it lasted.
     """
     calls = facts.calls
-    runtime = np.flatnonzero(
-        (calls.kind == Kind.RUNTIME) & (calls.start >= begin) & (calls.start < end)
-    )
+    runtime = true_at((calls.kind == Kind.RUNTIME) & (calls.start >= begin) & (calls.start < end))
     if not len(device) or not len(runtime):
         return []
     duration = calls.duration[runtime]
@@ -84,14 +82,14 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
     by_end = np.argsort(device.end, kind="stable")
     ends = device.end[by_end]
     found = []
-    for at in np.flatnonzero(synchronizes | copies | slow):
+    for at in true_at(synchronizes | copies | slow):
         row = int(runtime[at])
         start, finish = int(calls.start[row]), int(calls.end[row])
         if copies[at]:
             kernel = own_kernel.get(row, -1)
             waited = kernel >= 0 and device.end[kernel] <= finish
         else:
-            place = int(np.searchsorted(ends, finish, side="right")) - 1
+            place = int(ends.searchsorted(finish, side="right")) - 1
             kernel = int(by_end[place]) if place >= 0 else -1
             waited = kernel >= 0 and (synchronizes[at] or device.end[kernel] > start)
         if not waited:
@@ -112,7 +110,7 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
 
 def _last_of_streams(device: Device, before: int) -> list[int]:
     """Position of the last kernel of each stream that was launched before a time."""
-    mine = np.flatnonzero(device.launched < before)
+    mine = true_at(device.launched < before)
     # In order of start, so that the last one of a stream is found first from behind.
     streams, last = np.unique(device.stream[mine][::-1], return_index=True)
     return mine[::-1][last].tolist() if len(streams) else []
@@ -130,14 +128,14 @@ def hand_overs(facts: RecomputeFacts, threads: tuple[HostThread, ...], main: int
     for code in distinct(calls.thread[roots]):
         if int(code) == main or int(code) not in cuts:
             continue
-        rows = np.flatnonzero((calls.thread == code) & (calls.depth == 0))
+        rows = true_at((calls.thread == code) & (calls.depth == 0))
         rows = rows[(calls.start[rows] >= times[0]) & (calls.end[rows] <= times[-1])]
-        gap = np.searchsorted(times, calls.start[rows], side="right") - 1
-        for part in np.split(rows, np.flatnonzero(np.diff(gap)) + 1):
+        gap = times.searchsorted(calls.start[rows], side="right") - 1
+        for part in split(rows, true_at(changes(gap))):
             if not len(part):
                 continue
             first, last = int(calls.start[part].min()), int(calls.end[part].max())
-            at = int(np.searchsorted(times, first, side="right")) - 1
+            at = int(times.searchsorted(first, side="right")) - 1
             asked, resumed = int(times[at]), int(times[min(at + 1, len(times) - 1)])
             found.append(HostWait(int(code), first, -1, other=main, at=asked, lag=first - asked))
             if last <= resumed:
@@ -151,7 +149,7 @@ def _typical(name: Int32, duration: Int64, names: int) -> Int64:
     """The median duration of each call's kind."""
     median = np.zeros(names, np.int64)
     order = np.lexsort((duration, name))
-    edges = np.flatnonzero(np.diff(name[order])) + 1
+    edges = true_at(np.diff(name[order])) + 1
     for part in np.split(order, edges):
         median[name[part[0]]] = duration[part[len(part) // 2]]
     return median[name]

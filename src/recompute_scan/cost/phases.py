@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import distinct, true_at
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.roles import Role
@@ -64,7 +64,7 @@ class _Begun:
 
     def within(self, span: StepSpan) -> Int64:
         """Places of the moments in a step, ascending."""
-        first, last = np.searchsorted(self._sorted, (span.start, span.end))
+        first, last = self._sorted.searchsorted((span.start, span.end))
         return np.sort(self._order[first:last])
 
 
@@ -139,7 +139,7 @@ def sum_covered(start: Int64, end: Int64) -> float:
     order = np.argsort(start, kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order])
     begins = np.concatenate(([True], start[1:] > end[:-1]))
-    firsts = np.flatnonzero(begins)
+    firsts = true_at(begins)
     lasts = np.concatenate((firsts[1:] - 1, [len(start) - 1]))
     return float((end[lasts] - start[firsts]).sum())
 

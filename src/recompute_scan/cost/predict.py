@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import median, percentile
+from recompute_scan.arrays import median, percentile, true_at
 from recompute_scan.cost.clock import TimeEdit, join
 from recompute_scan.cost.context import Context, annotation_edits, find_context
 from recompute_scan.cost.graph import Graph, build_graph
@@ -207,7 +207,7 @@ def _shares(base: Base, edits: Sequence[TimeEdit], overhead: float, before: Floa
 
 def _typical(shares: Float64, base: Base) -> float:
     """The median over the faster half of the steps."""
-    steps = np.flatnonzero(np.isfinite(shares))
+    steps = true_at(np.isfinite(shares))
     steps = steps[np.argsort(base.steps[steps], kind="stable")]
     return median(shares[steps[: max(_FEWEST, round(len(steps) / 2))]])
 
@@ -253,7 +253,7 @@ def _chosen(facts: RecomputeFacts) -> list[StepSpan]:
     chosen: list[StepSpan] = []
     calls = 0
     for step in longest[:_MOST_STEPS]:
-        calls += int(np.searchsorted(starts, step.end) - np.searchsorted(starts, step.start))
+        calls += int(starts.searchsorted(step.end) - starts.searchsorted(step.start))
         if chosen and calls > _MOST_CALLS:
             break
         chosen.append(step)

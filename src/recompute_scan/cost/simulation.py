@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from recompute_scan.arrays import gaps, true_at
 from recompute_scan.cost.clock import NOTHING, Clock, Edits, change_clock, keep_clock
 from recompute_scan.cost.graph import Graph
 from recompute_scan.cost.phases import Float64
@@ -54,7 +55,7 @@ def _with_host_time(graph: Graph, delay: Float64, clocks: Sequence[Clock]) -> Fl
 def _steps(graph: Graph, delay: Float64) -> Float64:
     times = _settle(graph, delay)
     over = np.maximum.accumulate([times[nodes].max() for nodes in graph.step_ends])
-    return np.diff(over, prepend=0.0)
+    return gaps(np.concatenate(([0.0], over)))
 
 
 def _gone(graph: Graph, facts: RecomputeFacts, edits: Edits) -> Bool:
@@ -63,7 +64,7 @@ def _gone(graph: Graph, facts: RecomputeFacts, edits: Edits) -> Bool:
     row = graph.call.copy()
     kernels = graph.kernel >= 0
     row[kernels] = launches[graph.kernel[kernels]]
-    known = np.flatnonzero(row >= 0)
+    known = true_at(row >= 0)
     gone = np.zeros(len(row), np.bool_)
     gone[known] = edits.removed(calls.thread[row[known]], calls.start[row[known]])
     return gone

@@ -34,7 +34,7 @@ _CONSEQUENCE = re.compile(
     r"|DistNetworkError|Connection (?:closed|reset) by peer|Connection reset|Broken pipe"
     r"|communicator was aborted|Watchdog caught collective|NCCL Error 6|ncclRemoteError"
     r"|remote process exited|Timed out (?:after )?waiting|Application timeout"
-    r"|reached monitoredBarrier, but"
+    r"|reached monitoredBarrier, but|^(?:Base)?ExceptionGroup\b"
 )
 _SIGNALS = {"SIGKILL": KILLED, "SIGBUS": BUS}
 _SIGNALS |= dict.fromkeys(("SIGSEGV", "SIGILL", "SIGFPE"), CRASHED)

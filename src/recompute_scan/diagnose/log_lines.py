@@ -21,6 +21,7 @@ _OTHERS = re.compile(
     r"|\[\d+\] (?=\[rank)"  # a count of lines
     r"|\d{1,3}(?:\.\d{1,3}){3}: "  # pdsh, with the host's address
     r"|[\w.]+-\d+ +\| "  # docker compose
+    r"| +\| "  # a group of exceptions
     r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./\-]+:\d+\] ?"  # vLLM
 )
 _MOST_PREFIXES = 6
@@ -61,6 +62,9 @@ def is_telling(line: bytes) -> bool:
         or b"interrupted by signal" in line
         or b"core dumped" in line
         or b"Fatal Python error" in line
+        or b"Caught signal" in line
+        or b"*** SIG" in line
+        or b"Signal: " in line
         or b": line " in line
         or b"oom_kill event" in line
         or b"oom-kill event" in line
@@ -124,6 +128,10 @@ _FAILED = re.compile(
     r"|: line \d{1,9}: +\d{1,9} (?P<job>Killed|Segmentation fault|Bus error|Illegal instruction)  "
     rf".{{0,200}}?(?:python|{_PROGRAMS})"
     r"|^Fatal Python error: (?P<python>Segmentation fault|Bus error|Illegal instruction)$"
+    # Handlers in native code: UCX's, absl's and glog's (Ray), Open MPI's.
+    r"|Caught signal (?P<caught>4|7|8|11) \("
+    r"|\*\*\* (?P<handler>SIG(?:SEGV|BUS|ILL|FPE)) (?:\(@0x\w+\) )?received "
+    r"|^(?:\[[\w.\-]+:\d+\] )?Signal: [A-Z][\w ]{3,30} \((?P<mpi>4|7|8|11)\)$"
 )
 _SHELL = {"segmentation fault": "SIGSEGV", "bus error": "SIGBUS", "illegal instruction": "SIGILL"}
 _SHELL["killed"] = "SIGKILL"
@@ -171,7 +179,9 @@ class Launcher:
         if not self._said and (match := _FAILED.search(text)) is not None:
             status = match["status"] or match["code"]
             named = match["signal"] or match["spawned"] or match["ide"]
-            named = "SIGKILL" if match["slurm"] else named
+            named = "SIGKILL" if match["slurm"] else named or match["handler"]
+            if (number_of := match["caught"] or match["mpi"]) is not None:
+                named = _name(-int(number_of))
             if (word := match["shell"] or match["job"] or match["python"]) is not None:
                 named = _SHELL[word.lower()]
             self._note(number, text, named or _name(int(status or 0)))

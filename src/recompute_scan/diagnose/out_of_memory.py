@@ -15,11 +15,16 @@ from recompute_scan.frameworks.signature import Signature, innermost, some
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
 _ERRORS = r"OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError"
-_FULL = re.compile(
-    r"^(?:RuntimeError: )?(?:CUDA|HIP|XPU|NPU) out of memory|^(?:CUDA|HIP) error: out of memory"
-    r"|Cuda failure (?:2 )?'out of memory'"
+# Each device's allocator says the same after the device's name; Apple's is "MPS backend".
+# torch before 0.4 gave CUDA's own words and the place; that of pinned memory has "Host" in it.
+_SAYS_FULL = (
+    r"^(?:RuntimeError: )?(?:(?!CPU)[A-Z]{2,8}(?: backend)? out of memory\b"
+    r"|cuda runtime error \(2\) ?: out of memory at \S{1,400}/THC(?!\w*Host)\w*\.\w+:\d)"
 )
-_ALLOCATOR = re.compile(r"^(?:RuntimeError: )?(?:CUDA|HIP|XPU|NPU) out of memory")
+_FULL = re.compile(
+    rf"{_SAYS_FULL}|^(?:CUDA|HIP) error: out of memory|Cuda failure (?:2 )?'out of memory'"
+)
+_ALLOCATOR = re.compile(_SAYS_FULL)
 # torch 1.1 gives the number of the system's error alone: 12 is "cannot allocate memory".
 _HOST = re.compile(
     r"^\[enforce fail at [^\]]{1,300}\] .{0,40}?DefaultCPUAllocator: (?:can't allocate|not enough) "

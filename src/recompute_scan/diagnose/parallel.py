@@ -106,6 +106,26 @@ SIGNATURES = (
         ),
     ),
     Signature(
+        code="RS114",
+        name="fsdp-state-broken",
+        cause_name="second-root",
+        error="AssertionError|RuntimeError",
+        message=re.compile(r"Non-root FSDP instance's `_is_root` should not have been set yet"),
+        title="An inner FSDP unit was used before the model that holds it",
+        cause=(
+            "The first unit that is called, or asked for its state, takes itself for the root. "
+            "Here that was an inner one: called by itself, or part of another model that was "
+            "wrapped or saved first."
+        ),
+        fix=(
+            "Make the first call through the outermost wrapped model, and take state dicts from "
+            "it; wrap a model once. FSDP2 finds its root at the first forward pass in the same way."
+        ),
+        versions="FSDP1, all versions; seen with torch 2.13.",
+        sources=(f"{_TORCH}113496",),
+        checked="reproduced",
+    ),
+    Signature(
         code="RS115",
         name="fsdp-mixed-requires-grad",
         cause_name="flattening",

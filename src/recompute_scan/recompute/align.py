@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among
+from recompute_scan.arrays import among, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.matching import Matcher, Recompute, SequenceMatch
@@ -71,7 +71,7 @@ class Alignment(Struct, frozen=True, dict=True):
     @cached_property
     def places(self) -> Int64:
         """Positions of the same operators in ``forward``."""
-        return np.searchsorted(self.forward, self.original)
+        return self.forward.searchsorted(self.original)
 
     @cached_property
     def begins(self) -> Int64:
@@ -90,8 +90,8 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
         starts: Start of each step in ns, ascending; a recompute repeats work of its own step.
     """
     neutral = calls.matching(words.NEUTRAL)[calls.name]
-    forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
-    candidates = np.flatnonzero((structure.role == Role.CANDIDATE) & ~neutral)
+    forward = true_at((structure.role == Role.FORWARD) & ~neutral)
+    candidates = true_at((structure.role == Role.CANDIDATE) & ~neutral)
     matcher = Matcher(calls, structure, forward, candidates, starts)
     endings = Endings({})
     matches, unexplained = _match_all(matcher, endings)
@@ -211,10 +211,10 @@ class Kept(Struct, frozen=True):
         Args:
             later: For each place: was it recomputed after this one?
         """
-        lost = np.flatnonzero(self.lost & ~later[self.places])
+        lost = true_at(self.lost & ~later[self.places])
         if not len(lost):
             return None
-        behind = np.flatnonzero(self.saving[lost[-1] + 1 :])
+        behind = true_at(self.saving[lost[-1] + 1 :])
         return int(self.places[lost[-1] + behind[0]] if len(behind) else self.places[-1])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import changes, distinct, ranked, sizes, tally, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.roles import OPERATORS, Role
@@ -46,7 +46,7 @@ class Anchors:
         functions = (structure.role == Role.RANGE) & numbered & (structure.function >= 0)
         functions &= structure.function == np.arange(len(calls))
         outside = structure.engine < 0
-        rows = np.flatnonzero(numbered & outside & ((structure.role == Role.FORWARD) | functions))
+        rows = true_at(numbered & outside & ((structure.role == Role.FORWARD) | functions))
         self._outer_rows = rows[np.argsort(structure.number[rows], kind="stable")]
         self._outer_numbers = structure.number[self._outer_rows]
         self._askers = self._find_askers(engines)
@@ -72,7 +72,7 @@ class Anchors:
         askers = np.full(len(engines), -1, np.int64)
         askers[at] = rows
         enclosing = enclosing_engines(self._calls, self._structure, engines)
-        nested = np.flatnonzero(enclosing >= 0)
+        nested = true_at(enclosing >= 0)
         if len(nested):
             askers[nested] = self._find_nested(engines[nested], enclosing[nested])
         askers[numbers < 0] = -1
@@ -89,26 +89,26 @@ class Anchors:
         holds[enclosing] = True  # and not what is in no range, at -1
         role = structure.role
         own = holds[structure.engine] & (structure.number >= 0)
-        rows = np.flatnonzero(own & ((role == Role.CANDIDATE) | (role == Role.RANGE)))
+        rows = true_at(own & ((role == Role.CANDIDATE) | (role == Role.RANGE)))
         if not len(rows):
             return np.full(len(engines), -1, np.int64)
-        known, rank = np.unique(structure.number[rows], return_inverse=True)
+        known, rank = ranked(structure.number[rows].astype(np.int64))
         ranks = len(known) + 1
         group = structure.engine[rows].astype(np.int64) * ranks + rank + 1
         order = np.argsort(group, kind="stable")
         rows, group = rows[order], group[order]
-        begins = np.flatnonzero(np.diff(group, prepend=-1))
+        begins = true_at(changes(group))
         groups, firsts = group[begins], rows[begins]
         # The highest number up to the node's own of which there is one before the node.
         least = enclosing.astype(np.int64) * ranks
         highest = known.searchsorted(structure.number[engines], side="right")
         at = groups.searchsorted(least + highest, side="right") - 1
-        behind = np.flatnonzero((at >= 0) & (firsts[at] > engines))
+        behind = true_at((at >= 0) & (firsts[at] > engines))
         while len(behind):
             at[behind] -= 1
             behind = behind[(at[behind] >= 0) & (firsts[at[behind]] > engines[behind])]
-        found = np.flatnonzero((at >= 0) & (groups[at] > least))
-        place = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(rows))))
+        found = true_at((at >= 0) & (groups[at] > least))
+        place = np.repeat(np.arange(len(begins)), sizes(begins, len(rows)))
         last = (place * size + rows).searchsorted(at[found] * size + engines[found]) - 1
         askers = np.full(len(engines), -1, np.int64)
         askers[found] = rows[last]
@@ -134,9 +134,9 @@ class Anchors:
         Nodes of one graph run in falling order of their numbers, so what rises is another's.
         """
         over = self._differentiated()
-        places = np.flatnonzero(over >= 0)
+        places = true_at(over >= 0)
         over = over[places]
-        ends = np.flatnonzero(np.append(over[1:] > over[:-1], True)) if len(over) else places
+        ends = true_at(np.append(over[1:] > over[:-1], True)) if len(over) else places
         return places[ends], over[ends]
 
     def _place(self, row: int, engine: int) -> Anchor | None:
@@ -158,7 +158,7 @@ class Anchors:
         times = np.zeros(len(calls), np.int64)
         root = self._roots()
         if len(self._outer_rows) and len(root):
-            numbers, counts = np.unique(structure.number[root], return_counts=True)
+            numbers, counts = tally(structure.number[root])
             if len(distinct(calls.thread[self._outer_rows])) > 1:
                 counts = np.minimum(counts, 1)  # numbers of several threads repeat each other
             at, rows = self._outer(numbers)
@@ -187,8 +187,8 @@ class Anchors:
 
     def _outer(self, numbers: Ints) -> tuple[Int64, Int64]:
         """Positions of those of these numbers that lead to the forward pass, and rows there."""
-        at = np.searchsorted(self._outer_numbers, numbers, side="right") - 1
-        known = np.flatnonzero(at >= 0)
+        at = self._outer_numbers.searchsorted(numbers, side="right") - 1
+        known = true_at(at >= 0)
         return known, self._outer_rows[at[known]]
 
     def _of_operators(self, values: Int64) -> Int64:
@@ -218,8 +218,8 @@ class Boundaries:
     def __init__(self, calls: Calls, structure: Structure) -> None:
         saver = np.array([name == words.INPUT_SAVER for name in calls.names], np.bool_)
         operator = OPERATORS[structure.role]
-        savers = np.flatnonzero(saver[calls.name] & operator)
-        functions = np.flatnonzero(structure.function == np.arange(len(calls)))
+        savers = true_at(saver[calls.name] & operator)
+        functions = true_at(structure.function == np.arange(len(calls)))
         rows = np.concatenate([savers, functions, functions + calls.size[functions] + 1])
         engine = structure.engine[np.concatenate([savers, functions, functions])]
         # In order of the engine range, and in each of the row.
@@ -237,6 +237,6 @@ class Boundaries:
         passed = self._place.searchsorted(first + operators, side="right")
         passed -= self._place.searchsorted(first)
         crossed: Int64 = passed.copy()
-        on = np.flatnonzero(engine[1:] == engine[:-1])
+        on = true_at(engine[1:] == engine[:-1])
         crossed[on + 1] -= passed[on]
         return crossed

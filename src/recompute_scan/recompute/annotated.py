@@ -14,6 +14,7 @@ from recompute_scan.annotations import (
     parse_recompute,
     parse_region,
 )
+from recompute_scan.arrays import true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.roles import Role
@@ -74,8 +75,8 @@ def read_annotations(
     marked = []
     for row in regions[structure.engine[regions] < 0]:
         annotation = parse_region(calls.names[calls.name[row]])
-        first = int(np.searchsorted(alignment.forward, row))
-        last = int(np.searchsorted(alignment.forward, row + calls.size[row], side="right")) - 1
+        first = int(alignment.forward.searchsorted(row))
+        last = int(alignment.forward.searchsorted(row + calls.size[row], side="right")) - 1
         if annotation is not None and last >= first:
             marked.append(
                 AnnotatedCall(annotation, int(row), first, last, times.get(annotation.call, 0))
@@ -124,10 +125,10 @@ def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:
     Within a reentrant checkpoint, whose first run has gradients off, some functions are called
     in the recompute alone, and so is what makes their arguments (fairscale).
     """
-    functions = np.flatnonzero(structure.function == np.arange(len(structure.function)))
+    functions = true_at(structure.function == np.arange(len(structure.function)))
     end = len(structure.function)
     function, recomputed = (
-        np.append(after, end)[np.searchsorted(after, rows)] for after in (functions, matched)
+        np.append(after, end)[after.searchsorted(rows)] for after in (functions, matched)
     )
     same = structure.engine[np.minimum(function, end - 1)] == structure.engine[rows]
     return np.asarray((function < recomputed) & same)

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.arrays import changes, gaps, split, tally, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.spans import Node, Span, forest
@@ -88,10 +89,10 @@ def with_lookalikes(checkpointed: Sequence[Block], counts: Counts, code: Int64) 
 
 def _forward_passes(counts: Counts) -> dict[int, Int64]:
     """Places of the counted operators of each forward pass, by its number."""
-    counted = np.flatnonzero(counts.counted)
+    counted = true_at(counts.counted)
     counted = counted[np.argsort(counts.batch[counted], kind="stable")]
-    edges = np.flatnonzero(np.diff(counts.batch[counted])) + 1
-    return {int(counts.batch[here[0]]): here for here in np.split(counted, edges) if len(here)}
+    passes = split(counted, true_at(changes(counts.batch[counted])))
+    return {int(counts.batch[here[0]]): here for here in passes}
 
 
 def _blocks_of(nodes: list[Node], code: Int64, batch: int) -> list[Block]:
@@ -154,7 +155,7 @@ def _lookalikes(
     found: list[Block] = []
     first, last = int(here[0]), int(here[-1])
     for pattern in patterns:
-        starts = np.flatnonzero(code[first : last + 1] == pattern[0]) + first
+        starts = true_at(code[first : last + 1] == pattern[0]) + first
         for start in starts:
             stop = int(start) + len(pattern)
             if stop - 1 > last or taken[start:stop].any() or not counted[start:stop].any():
@@ -171,7 +172,7 @@ def _repeats(code: Int64, here: Int64, batch: int) -> list[Block]:
     best: tuple[int, int, int] | None = None  # operators covered, start, period
     for period in _likely_periods(part):
         equal = np.concatenate(([False], part[period:] == part[:-period], [False]))
-        edges = np.flatnonzero(np.diff(equal.astype(np.int8)))
+        edges = true_at(equal[1:] != equal[:-1])
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
             covered = (int(end - begin) // period + 1) * period
             if end - begin >= period and (best is None or covered > best[0]):
@@ -189,9 +190,9 @@ def _likely_periods(part: Int64) -> list[int]:
     """Distances at which operators of the rarest repeated kinds return, commonest first."""
     order = np.argsort(part, kind="stable")
     same = part[order][1:] == part[order][:-1]
-    distances = np.diff(order)[same]
+    distances = gaps(order)[same]
     distances = distances[distances >= SHORTEST_LOOKALIKE]
-    values, times = np.unique(distances, return_counts=True)
+    values, times = tally(distances)
     return [int(value) for value in values[np.argsort(-times, kind="stable")][:12]]
 
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among
+from recompute_scan.arrays import among, true_at
 from recompute_scan.model import Calls, Kernels
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.structure import Structure
@@ -86,7 +86,7 @@ def find_by_design(
     outside: dict[str, Int64] = {}
     inside: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for name in functions:
-        rows = np.flatnonzero((calls.name == code[name]) & operator)
+        rows = true_at((calls.name == code[name]) & operator)
         engine = structure.engine[rows]
         outside[name] = rows[engine < 0]
         for row, around in zip(rows.tolist(), engine.tolist(), strict=True):
@@ -157,7 +157,7 @@ class _Launched:
     """The kernels that calls launched."""
 
     def __init__(self, trace: Trace, calls: Calls, kernels: Kernels) -> None:
-        known = np.flatnonzero(kernels.launch >= 0)
+        known = true_at(kernels.launch >= 0)
         order = known[np.argsort(kernels.launch[known], kind="stable")]
         self._calls = calls
         self._launch = kernels.launch[order]
@@ -166,7 +166,7 @@ class _Launched:
         self.any = bool(len(order))
 
     def _span(self, row: int) -> slice:
-        first, last = np.searchsorted(self._launch, [row, row + 1 + int(self._calls.size[row])])
+        first, last = self._launch.searchsorted([row, row + 1 + int(self._calls.size[row])])
         return slice(int(first), int(last))
 
     def of(self, rows: Sequence[int]) -> tuple[int, int]:
@@ -248,7 +248,7 @@ def _forward_alone(
     name: str,
 ) -> bool:
     """Has the function's call work that its own gradient has not?"""
-    nodes = np.flatnonzero((calls.name == code[f"{name}Backward"]) & (calls.kind == Kind.OP))
+    nodes = true_at((calls.name == code[f"{name}Backward"]) & (calls.kind == Kind.OP))
     some = outside.tolist()
     if launched.any and launched.of(some)[0]:
         return bool(set(launched.names(some)) - set(launched.names(nodes.tolist())))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, distinct
+from recompute_scan.arrays import among, distinct, true_at
 from recompute_scan.model import Calls, Kernels, StepSpan, step_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -54,7 +54,7 @@ def find_collectives(
         complete: For each step: does it count?
     """
     is_one = calls.matching(words.COLLECTIVE) & ~calls.matching(words.NO_COLLECTIVE)
-    rows = np.flatnonzero(is_one[calls.name])
+    rows = true_at(is_one[calls.name])
     parent = calls.parent[rows]
     rows = rows[(parent < 0) | ~is_one[calls.name[np.maximum(parent, 0)]]]
     step = step_of(list(steps), calls.start[rows])
@@ -86,7 +86,7 @@ def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
         rows: Calls none of which is in another, ascending.
     """
     launch = kernels.launch
-    at = np.searchsorted(rows, launch, side="right") - 1
+    at = rows.searchsorted(launch, side="right") - 1
     held: Bool = (at >= 0) & (launch >= 0)
     if len(rows):
         held &= launch <= (rows + calls.size[rows])[np.maximum(at, 0)]
@@ -102,11 +102,11 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     bare = calls.matching(words.RECORD)[calls.name[rows]]
     if not bare.any():
         return bare
-    ranges = np.flatnonzero(calls.matching(words.BACKEND)[calls.name])
+    ranges = true_at(calls.matching(words.BACKEND)[calls.name])
     launches = distinct(kernels.launch)
     last = rows + calls.size[rows]
     for work in (ranges, launches):
-        bare &= np.searchsorted(work, rows) == np.searchsorted(work, last, side="right")
+        bare &= work.searchsorted(rows) == work.searchsorted(last, side="right")
     return bare
 
 
@@ -114,7 +114,7 @@ def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
     """For each collective: is it a gather that FSDP started?"""
     gather, sharding = calls.matching(words.GATHER), calls.matching(words.SHARDING)
     found: Bool = np.zeros(len(rows), np.bool_)
-    for place in np.flatnonzero(gather[calls.name[rows]]):
+    for place in true_at(gather[calls.name[rows]]):
         above = int(calls.parent[rows[place]])
         while above >= 0 and not sharding[calls.name[above]]:
             above = int(calls.parent[above])

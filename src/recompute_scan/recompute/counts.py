@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import changes, distinct, sizes, true_at
 from recompute_scan.model import Calls, StepSpan, step_of
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.roles import Role
@@ -154,7 +154,7 @@ def join_steps(calls: Calls, structure: Structure, steps: list[StepSpan]) -> lis
     optimizer = set(calls.end[structure.rows(Role.OPTIMIZER)].tolist())
 
     def between(times: Int64, first: int, last: int) -> bool:
-        return bool(np.searchsorted(times, first) < np.searchsorted(times, last))
+        return bool(times.searchsorted(first) < times.searchsorted(last))
 
     joined: list[StepSpan] = []
     for step in steps:
@@ -162,7 +162,7 @@ def join_steps(calls: Calls, structure: Structure, steps: list[StepSpan]) -> lis
         if last is None or last.end not in optimizer:
             joined.append(step)
             continue
-        at = int(np.searchsorted(begins, last.end)) - 1
+        at = int(begins.searchsorted(last.end)) - 1
         inside = at >= 0 and ends[at] >= last.end
         apart = between(forward if inside else begins, last.end, step.end)
         if apart:
@@ -196,9 +196,8 @@ def _typical(time: Int64, name: Int32, dims: Int32) -> Float64:
     if not len(time):
         return time.astype(np.float64)
     order = np.lexsort((time, dims, name))
-    changes = (np.diff(name[order]) != 0) | (np.diff(dims[order]) != 0)
-    first = np.concatenate(([0], np.flatnonzero(changes) + 1))
-    size = np.diff(np.concatenate((first, [len(time)])))
+    first = true_at(changes(name[order], dims[order]))
+    size = sizes(first, len(time))
     ordered = time[order]
     median = (ordered[first + (size - 1) // 2] + ordered[first + size // 2]) / 2
     typical = np.empty(len(time), np.float64)
@@ -217,7 +216,7 @@ def _shares(calls: Calls, work: Work, alignment: Alignment) -> Float64:
     total = np.add.reduceat(time, begins)
     factor = np.ones(len(begins))
     np.divide(span, total, out=factor, where=total > 0)
-    time *= np.repeat(np.maximum(factor, 1.0), np.diff(np.append(begins, len(again))))
+    time *= np.repeat(np.maximum(factor, 1.0), sizes(begins, len(again)))
     return time
 
 
@@ -226,7 +225,7 @@ def _turns(places: Int64) -> Int64:
     order = np.argsort(places, kind="stable")
     ordered = places[order]
     turns = np.empty(len(places), np.int64)
-    turns[order] = np.arange(len(places)) - np.searchsorted(ordered, ordered)
+    turns[order] = np.arange(len(places)) - ordered.searchsorted(ordered)
     return turns
 
 
@@ -241,5 +240,5 @@ def _batches(calls: Calls, structure: Structure, alignment: Alignment) -> Int64:
     is_backward = is_backward[order]
     begins = ~is_backward[1:] & is_backward[:-1]
     # From the end of that pass: what a forward pass does first may have no gradient.
-    times = calls.end[rows[order]][:-1][begins]
-    return np.searchsorted(times, calls.start[forward], side="right")
+    times: Int64 = calls.end[rows[order]][:-1][begins]
+    return times.searchsorted(calls.start[forward], side="right")

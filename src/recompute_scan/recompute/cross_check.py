@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import distinct, true_at
 from recompute_scan.model import Calls
 from recompute_scan.nesting import nest_intervals
 from recompute_scan.recompute import vocabulary as words
@@ -98,9 +98,10 @@ def count_plainly(
     engines, nodes = _backward_ranges(trace)
     losses = words.nodes_of(structure.functions.losses)
     formula = np.array([name in losses for name in trace.names], np.bool_)
-    formulas = np.flatnonzero(formula[trace.name] & (trace.kind == Kind.OP))
-    rows = rows[_with_gradients(trace, rows, engines) & ~_lie_in(trace, rows, formulas)]
+    formulas = true_at(formula[trace.name] & (trace.kind == Kind.OP))
     inside = _lie_in(trace, rows, engines)
+    counted = _with_gradients(trace, rows, inside) & ~_lie_in(trace, rows, formulas)
+    rows, inside = rows[counted], inside[counted]
     hooked = inside & ~_lie_deepest_in(trace, rows, nodes, engines)
     forward, again = _matched(trace, calls, structure, alignment, rows)
 
@@ -119,7 +120,7 @@ def count_plainly(
 
 def _named(trace: Trace, wanted: Callable[[str], bool]) -> Int64:
     names = np.array([wanted(name) for name in trace.names], np.bool_)
-    return np.flatnonzero(names[trace.name] & (trace.kind == Kind.OP))
+    return true_at(names[trace.name] & (trace.kind == Kind.OP))
 
 
 def _most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
@@ -128,14 +129,19 @@ def _most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
     return not attention, inner, -tally.outside, tally.name
 
 
-def _with_gradients(trace: Trace, rows: Int64, engines: Int64) -> Bool:
+def _with_gradients(trace: Trace, rows: Int64, inside: Bool) -> Bool:
     """For each row: did it run with gradients on, or for a function that has a node?
 
     Under a dispatch mode torch before 2.4 gives out no numbers. A name most of which has none in
     the forward pass is taken whole.
+
+    Args:
+        trace: The trace.
+        rows: The rows.
+        inside: Whether each starts within the backward pass.
     """
     numbered = (trace.sequence[rows] >= 0) | _lie_in(trace, rows, _custom_calls(trace))
-    outside = ~_lie_in(trace, rows, engines)
+    outside = ~inside
     size = len(trace.names)
     every = np.bincount(trace.name[rows[outside]], minlength=size)
     known = np.bincount(trace.name[rows[outside & numbered]], minlength=size)
@@ -146,7 +152,7 @@ def _custom_calls(trace: Trace) -> Int64:
     """Rows of the calls of autograd functions: what has a node of its own name."""
     names = set(trace.names)
     custom = np.array([f"{name}Backward" in names for name in trace.names], np.bool_)
-    return np.flatnonzero(custom[trace.name] & (trace.kind == Kind.OP))
+    return true_at(custom[trace.name] & (trace.kind == Kind.OP))
 
 
 def _backward_ranges(trace: Trace) -> tuple[Int64, Int64]:
@@ -159,8 +165,8 @@ def _backward_ranges(trace: Trace) -> tuple[Int64, Int64]:
         engine = node = np.array([bool(words.BARE_NODE.match(name)) for name in trace.names])
     operator = trace.kind == Kind.OP
     return (
-        np.flatnonzero(engine[trace.name] & operator),
-        np.flatnonzero(node[trace.name] & operator),
+        true_at(engine[trace.name] & operator),
+        true_at(node[trace.name] & operator),
     )
 
 
@@ -172,8 +178,8 @@ def _lie_in(trace: Trace, rows: Int64, ranges: Int64) -> Bool:
         mine = mine[np.argsort(trace.ts[mine], kind="stable")]
         begin = trace.ts[mine]
         until = np.maximum.accumulate(begin + trace.dur[mine])
-        own = np.flatnonzero(trace.thread[rows] == thread)
-        at = np.searchsorted(begin, trace.ts[rows[own]], side="right") - 1
+        own = true_at(trace.thread[rows] == thread)
+        at = begin.searchsorted(trace.ts[rows[own]], side="right") - 1
         inside[own] = (at >= 0) & (trace.ts[rows[own]] < until[np.maximum(at, 0)])
     return inside
 

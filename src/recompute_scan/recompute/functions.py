@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import distinct, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.trace.columns import Bool, Int64, Kind
@@ -58,7 +58,7 @@ def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions
     if not functions:
         return CheckpointFunctions(known, frozenset(), frozenset(), functions)
     operator = calls.kind == Kind.OP
-    begun = np.flatnonzero(engine[calls.name] & operator)
+    begun = true_at(engine[calls.name] & operator)
     starter = _operators_around(calls, begun)
     # A bare node is its own engine range, so the outermost range is in no operator.
     inside = starter >= 0
@@ -68,7 +68,7 @@ def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions
     until = begun[named][first]
     found, in_parts, losses = set(known), set[str](), set[str]()
     for code in distinct(calls.name[nodes]).tolist():
-        mine = np.flatnonzero(calls.name[nodes] == code)[:_ENOUGH]
+        mine = true_at(calls.name[nodes] == code)[:_ENOUGH]
         pairs = list(zip(nodes[mine].tolist(), until[mine].tolist(), strict=True))
         name = calls.names[functions[code]]
         if not _run_again(calls, functions[code], pairs):
@@ -105,7 +105,7 @@ def _operators_around(calls: Calls, rows: Int64) -> Int64:
     """
     around: Int64 = calls.parent[rows].astype(np.int64)
     while True:
-        through = np.flatnonzero((around >= 0) & (calls.kind[around] == Kind.ANNOTATION))
+        through = true_at((around >= 0) & (calls.kind[around] == Kind.ANNOTATION))
         if not len(through):
             return around
         around[through] = calls.parent[around[through]]
@@ -117,10 +117,10 @@ def _run_again(calls: Calls, function: int, pairs: list[tuple[int, int]]) -> boo
     Where a node holds a call of its own function, a checkpoint around the function ran that again,
     or the function is nested in itself. The latter shows in other nodes, the former ends with it.
     """
-    calls_of = np.flatnonzero((calls.name == function) & (calls.kind == Kind.OP))
+    calls_of = true_at((calls.name == function) & (calls.kind == Kind.OP))
     begins = []
     for node, stop in pairs:
-        first, last = np.searchsorted(calls_of, [node, stop])
+        first, last = calls_of.searchsorted([node, stop])
         own = calls_of[first:last]
         begins.append(int((own + 1 + calls.size[own]).max(initial=node + 1)))
     bare = [begin == node + 1 for begin, (node, _) in zip(begins, pairs, strict=True)]
@@ -164,7 +164,7 @@ def _is_loss(calls: Calls, function: int, node: int) -> bool:
         return False
     after = calls.start >= calls.end[own]
     after &= (calls.start < calls.start[node]) & (calls.thread == calls.thread[own])
-    rows = np.flatnonzero(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
+    rows = true_at(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
     names = {calls.names[name] for name in distinct(calls.name[rows]).tolist()}
     return not any(words.forward_only(name) or words.REDUCES.match(name) for name in names)
 
@@ -183,7 +183,7 @@ def _own_operators(calls: Calls, node: int, first: int, stop: int) -> Int64:
 def _call_of(calls: Calls, function: int, node: int) -> int | None:
     """Row of the call in the forward pass whose node this is, by autograd's number."""
     same = (calls.name == function) & (calls.kind == Kind.OP) & (calls.start < calls.start[node])
-    rows = np.flatnonzero(same & (calls.sequence == calls.sequence[node]))
+    rows = true_at(same & (calls.sequence == calls.sequence[node]))
     return int(rows[-1]) if len(rows) else None
 
 
@@ -195,7 +195,7 @@ def _in_forward(calls: Calls, function: int, own: int) -> int | None:
     if began is None:
         return own
     same = (calls.name == function) & (calls.kind == Kind.OP) & (calls.start < calls.start[began])
-    for row in np.flatnonzero(same)[::-1].tolist():
+    for row in true_at(same)[::-1].tolist():
         if _outermost_engine(calls, row) is None:
             return int(row)
     return None
@@ -233,5 +233,5 @@ def _with_gradients(calls: Calls, first: int, stop: int) -> set[int]:
 
 def _kinds(calls: Calls, first: int, stop: int) -> set[tuple[int, int]]:
     """Name and shapes of each operator within [first, stop), those inside others too."""
-    rows = first + np.flatnonzero(calls.kind[first:stop] == Kind.OP)
+    rows = first + true_at(calls.kind[first:stop] == Kind.OP)
     return set(zip(calls.name[rows].tolist(), calls.dims[rows].tolist(), strict=True))

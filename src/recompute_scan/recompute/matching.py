@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import changes, distinct, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.anchors import Anchor, Anchors, Boundaries
@@ -134,7 +134,7 @@ class Matcher:
         order = np.lexsort((candidates, calls.start[structure.engine[candidates]]))
         rows = candidates[order]
         engine: Int64 = structure.engine[rows].astype(np.int64)
-        begins = np.append(0, np.flatnonzero(np.diff(engine)) + 1)
+        begins = true_at(changes(engine))
         engines = engine[begins]
         lowest, highest = self._bounds(engines, starts)
         codes, function = code[rows], structure.function[rows]
@@ -164,7 +164,7 @@ class Matcher:
         # Forward operators are in order of time.
         times = self._calls.start[self.forward]
         own = self._calls.start[engines]
-        begin = np.concatenate(([0], starts))[np.searchsorted(starts, own, side="right")]
+        begin = np.concatenate(([0], starts))[starts.searchsorted(own, side="right")]
         return times.searchsorted(begin), times.searchsorted(own)
 
     def _unpacking(self, rows: Int64, begins: Int64, engines: Int64) -> Int64:
@@ -174,9 +174,9 @@ class Matcher:
         """
         structure = self.structure
         brings_back = self._calls.matching(words.BRINGS_BACK)[self._calls.name[rows]]
-        others = np.flatnonzero(~(brings_back & (structure.number[rows] < 0)))
+        others = true_at(~(brings_back & (structure.number[rows] < 0)))
         # A sequence of nothing else is not cut at all.
-        first = np.append(others, len(rows))[np.searchsorted(others, begins)]
+        first = np.append(others, len(rows))[others.searchsorted(begins)]
         alone = first >= np.append(begins[1:], len(rows))
         return np.where(alone | structure.checkpoint_node[engines], 0, first - begins)
 

@@ -18,7 +18,7 @@ from bisect import bisect_left
 
 import numpy as np
 
-from recompute_scan.arrays import among, distinct
+from recompute_scan.arrays import among, distinct, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.functions import CheckpointFunctions
@@ -61,7 +61,7 @@ def _under_a_mode(calls: Calls, rows: Int64) -> Bool:
 
     A dispatch mode sees an operator, and calls it again.
     """
-    child = np.flatnonzero((calls.parent >= 0) & (calls.kind == Kind.OP))
+    child = true_at((calls.parent >= 0) & (calls.kind == Kind.OP))
     echo = np.zeros(len(calls) + 1, np.int64)
     echo[child + 1] = calls.name[child] == calls.name[calls.parent[child]]
     before = np.cumsum(echo)
@@ -70,8 +70,8 @@ def _under_a_mode(calls: Calls, rows: Int64) -> Bool:
 
 def _fill_in(calls: Calls, number: Ints, forward: Bool, engine: Int32, nodes: Int64) -> Int64:
     """Give operators of the forward pass the numbers of the nodes that they made, in place."""
-    numbered = np.flatnonzero((engine < 0) & (number >= 0) & (calls.kind == Kind.OP))
-    unnumbered = np.flatnonzero(forward & (number < 0))
+    numbered = true_at((engine < 0) & (number >= 0) & (calls.kind == Kind.OP))
+    unnumbered = true_at(forward & (number < 0))
     if not len(unnumbered) or not len(numbered):
         return _NONE
     orphans = nodes[~among(number[nodes], number[numbered])]
@@ -106,7 +106,7 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, engine: Int32, nodes: In
 
 def _by_operator(calls: Calls, rows: Int64) -> dict[str, Int64]:
     """Rows of these calls and of all inside them, in order, by what their nodes are called."""
-    inside = np.flatnonzero(calls.within(rows))
+    inside = true_at(calls.within(rows))
     codes = calls.name[inside]
     found: dict[str, Int64] = {}
     for code in distinct(codes).tolist():
@@ -118,7 +118,7 @@ def _by_operator(calls: Calls, rows: Int64) -> dict[str, Int64]:
 
 def settle_updates(calls: Calls, role: Int8, closures: Int64) -> None:
     """Turn what follows the closure in an optimizer's range into OPTIMIZER, in place."""
-    engines = np.flatnonzero(role == Role.BACKWARD)
+    engines = true_at(role == Role.BACKWARD)
     for row in closures.tolist():
         inside = np.arange(row + 1, row + 1 + calls.size[row])
         # On a GPU the backward pass runs in another thread, and the closure waits for it.
@@ -135,7 +135,7 @@ def settle_hooks(calls: Calls, role: Int8, engine: Int32, owner: Int32, node: Bo
     holds_node = np.zeros(len(calls), np.bool_)
     holds_node[engine[node]] = True
     accumulates = np.array([name == words.ACCUMULATE_GRAD for name in calls.names], np.bool_)
-    candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
+    candidates = true_at((role == Role.CANDIDATE) & (owner >= 0))
     around = engine[candidates]
     hooked = (owner[candidates] == around) & holds_node[around]
     role[candidates[hooked | accumulates[calls.name[around]]]] = Role.FORMULA
@@ -148,10 +148,8 @@ def settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints, told: 
     operator with a sequence number of its own is formula. Where a dispatch mode left the operators
     of the forward pass without one, it is the last operator under such a mode.
     """
-    candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
-    numbered = np.flatnonzero(
-        _RECOMPUTED[role] & (owner >= 0) & (number >= 0) & (calls.kind == Kind.OP)
-    )
+    candidates = true_at((role == Role.CANDIDATE) & (owner >= 0))
+    numbered = true_at(_RECOMPUTED[role] & (owner >= 0) & (number >= 0) & (calls.kind == Kind.OP))
     if len(told):
         moded = candidates[among(number[owner[candidates]], number[told])]
         numbered = np.append(numbered, moded[_under_a_mode(calls, moded)])
@@ -169,16 +167,16 @@ def settle_gradients(calls: Calls, role: Int8, owner: Int32, functions: dict[int
     asked for that. Where it runs its own call too, a checkpoint's recompute ends with that, but for
     work that its call does not hold.
     """
-    candidates = np.flatnonzero((role == Role.CANDIDATE) & (owner >= 0))
+    candidates = true_at((role == Role.CANDIDATE) & (owner >= 0))
     for node, function in functions.items():
         mine = candidates[calls.name[owner[candidates]] == node]
         if not len(mine):
             continue
-        called = np.flatnonzero((calls.name == function) & (calls.kind == Kind.OP))
+        called = true_at((calls.name == function) & (calls.kind == Kind.OP))
         if not len(called):
             continue  # a range of the user's has its name
         around = owner[mine]
-        first, last = np.searchsorted(called, [around + 1, around + 1 + calls.size[around]])
+        first, last = called.searchsorted([around + 1, around + 1 + calls.size[around]])
         own = called[np.maximum(last - 1, 0)]
         behind = mine > own + calls.size[own]
         held = distinct(calls.name[own[0] + 1 : own[0] + 1 + calls.size[own[0]]])
@@ -203,5 +201,5 @@ def settle_parts(
     nodes = words.nodes_of(functions.in_parts)
     in_parts = np.array([name.removeprefix(words.ENGINE) in nodes for name in calls.names])
     own = (role == Role.CANDIDATE) & (number < 0) & (function < 0)
-    rows = np.flatnonzero(own & in_parts[calls.name[engine]])
+    rows = true_at(own & in_parts[calls.name[engine]])
     role[rows] = Role.FORMULA

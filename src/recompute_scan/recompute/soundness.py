@@ -23,7 +23,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from recompute_scan.arrays import distinct, ranked
+from recompute_scan.arrays import changes, distinct, ranked, sizes, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.counts import Counts
@@ -94,7 +94,7 @@ def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
     """Engine ranges without their node in them, and nodes in no such range; of how many."""
     operator = calls.kind == Kind.OP
     ranges = np.array([name.startswith(words.ENGINE) for name in calls.names], np.bool_)
-    engines = np.flatnonzero(ranges[calls.name] & operator & ~_unasked(calls, structure))
+    engines = true_at(ranges[calls.name] & operator & ~_unasked(calls, structure))
     if not len(engines):
         return 0, 0  # torch 1.8 to 1.10 opened none
     codes = {name: code for code, name in enumerate(calls.names)}
@@ -107,7 +107,7 @@ def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
     )
     is_node = np.array([_NAMED.match(name) is not None for name in calls.names], np.bool_)
     is_node[node_of[node_of >= 0]] = True
-    nodes = np.flatnonzero(is_node[calls.name] & operator)
+    nodes = true_at(is_node[calls.name] & operator)
     above = calls.parent[nodes]
     inside = (above >= 0) & (node_of[calls.name[np.maximum(above, 0)]] == calls.name[nodes])
     holding = distinct(above[inside])
@@ -130,7 +130,7 @@ def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
     nodes = np.array([_NAMED.match(name) is not None for name in names], np.bool_)
     own = calls.sequence.copy()
     own[structure.told] = structure.number[structure.told]
-    rows = np.flatnonzero(
+    rows = true_at(
         (calls.kind == Kind.OP)
         & (own >= 0)
         & (structure.role != Role.BACKWARD)
@@ -139,8 +139,8 @@ def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
     rows = _first_to_end(calls, rows, own)
     numbers = own[rows]
     wanted = structure.number[engines]
-    first = np.searchsorted(numbers, wanted)
-    many = np.where(wanted >= 0, np.searchsorted(numbers, wanted, side="right") - first, 0)
+    first = numbers.searchsorted(wanted)
+    many = np.where(wanted >= 0, numbers.searchsorted(wanted, side="right") - first, 0)
     asker = np.repeat(np.arange(len(engines)), many)
     within = np.arange(len(asker)) - np.repeat(np.cumsum(many) - many, many)
     operator = rows[np.repeat(first, many) + within]
@@ -159,10 +159,9 @@ def _first_to_end(calls: Calls, rows: Int64, number: Ints) -> Int64:
     its operators and its nodes.
     """
     rows = rows[np.lexsort((calls.end[rows], calls.name[rows], number[rows]))]
-    new_number = np.diff(number[rows], prepend=-1) != 0
-    rows = rows[new_number | (np.diff(calls.name[rows], prepend=-1) != 0)]
-    begins = np.flatnonzero(np.diff(number[rows], prepend=-1))
-    place = np.arange(len(rows)) - np.repeat(begins, np.diff(begins, append=len(rows)))
+    rows = rows[changes(number[rows], calls.name[rows])]
+    begins = true_at(changes(number[rows]))
+    place = np.arange(len(rows)) - np.repeat(begins, sizes(begins, len(rows)))
     return rows[place < _MOST_NAMES]
 
 
@@ -174,12 +173,11 @@ def _belong_together(names: list[str], node: Ints, operator: Ints, asker: Ints) 
     """
     if not len(node):
         return np.zeros(0, np.bool_)
-    pairs, place = np.unique(node.astype(np.int64) * len(names) + operator, return_inverse=True)
-    place = place.ravel()
+    pairs, place = ranked(node.astype(np.int64) * len(names) + operator)
     spelt = [_comes_from(names[pair // len(names)], names[pair % len(names)]) for pair in pairs]
     many = int(asker[-1]) + 1  # they are in order
     having = np.bincount(distinct(place * many + asker) // many, minlength=len(pairs))
-    first = np.flatnonzero(np.diff(asker, prepend=-1))
+    first = true_at(changes(asker))
     of_node = np.bincount(node[first], minlength=len(names))
     usual = 2 * having > of_node[pairs // len(names)]
     return np.asarray((np.array(spelt, np.bool_) | usual)[place])
@@ -197,7 +195,7 @@ def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
     """Operators that run inside what hardly another of their kind runs; of how many."""
     operator = calls.kind == Kind.OP
     looked_through = LOOKED_THROUGH[structure.role]
-    rows = np.flatnonzero(operator & ~looked_through)
+    rows = true_at(operator & ~looked_through)
     above = calls.parent[rows]
     within = (above >= 0) & operator[np.maximum(above, 0)]
     shapes = int(calls.dims.max(initial=0)) + 1
@@ -216,7 +214,7 @@ def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
     one[kind] = held
     mixed_kind = np.zeros(len(all_of), np.bool_)
     mixed_kind[kind[held != one[kind]]] = True
-    mixed = np.flatnonzero((mixed_kind & (all_of >= _KIND))[kind])
+    mixed = true_at((mixed_kind & (all_of >= _KIND))[kind])
     kind, held = kind[mixed], held[mixed]
     _, both = np.unique(_mixed(kind) ^ held, return_inverse=True)
     alike = np.bincount(both, minlength=1)[both]
@@ -226,7 +224,7 @@ def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
 
 def _shapes_missing(calls: Calls) -> tuple[int, int]:
     """Operators without shapes where most of the same name have them; of how many."""
-    rows = np.flatnonzero(calls.kind == Kind.OP)
+    rows = true_at(calls.kind == Kind.OP)
     name, shaped = calls.name[rows], calls.dims[rows] > 0
     of_name = np.bincount(name, minlength=1)
     with_shapes = np.bincount(name[shaped], minlength=len(of_name))

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.arrays import true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -98,7 +99,7 @@ def _unmarked(calls: Calls, structure: Structure, annotations: Annotations) -> l
     marked = {
         int(calls.parent[c.row]) for c in annotations.calls if c.annotation.variant == "reentrant"
     }
-    return [row for row in np.flatnonzero(own).tolist() if row not in marked]
+    return [row for row in true_at(own).tolist() if row not in marked]
 
 
 def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignment) -> list[Span]:

@@ -24,7 +24,7 @@ from collections.abc import Collection
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import distinct, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.functions import CheckpointFunctions, find_checkpoint_functions
@@ -74,7 +74,7 @@ class Structure(Struct, frozen=True):
 
     def rows(self, role: int) -> Int64:
         """Rows with that role, in order."""
-        return np.flatnonzero(self.role == role)
+        return true_at(self.role == role)
 
 
 class _NameClasses(Struct, frozen=True):
@@ -109,35 +109,34 @@ def classify(calls: Calls) -> Structure:
     begins_engine = classes.engine[calls.name] & (calls.kind == Kind.OP)
     for every in calls.levels():
         parent = calls.parent[every].astype(np.intp)
-        inside = parent >= 0
         # What lies inside an operator with a role is nothing of its own: most calls do.
         for above in (engine, owner, function):
             above[every] = above.take(parent)
         above_role = role.take(parent)
-        some = np.flatnonzero(_OPEN[above_role] | begins_engine[every])
-        rows, parent, inside, above_role = every[some], parent[some], inside[some], above_role[some]
+        some = true_at(_OPEN[above_role] | begins_engine[every])
+        if not len(some):
+            continue
+        rows, parent, above_role = every[some], parent[some], above_role[some]
         above_engine, above_owner, above_function = engine[rows], owner[rows], function[rows]
-        name = calls.name[rows]
-        is_op = calls.kind[rows] == Kind.OP
+        name, kind = calls.name[rows], calls.kind[rows]
+        is_op = kind == Kind.OP
 
         starts_engine = begins_engine[rows]
         open_above = LOOKED_THROUGH[above_role] | (
             (above_role == Role.FORMULA) & (above_owner == parent)
         )
-        is_node = (
-            (above_role == Role.BACKWARD)
-            & is_op
-            & (name == np.where(inside, node_of_engine[parent], -2))
-        )
+        # What is in no other call is in no range of the engine's.
+        is_node = (above_role == Role.BACKWARD) & is_op & (name == node_of_engine[parent])
         new = np.full(len(rows), Role.INNER, np.int8)
         free = open_above & ~is_node
         in_backward = above_engine >= 0
         new[free & is_op] = Role.FORWARD
         new[free & is_op & in_backward] = Role.CANDIDATE
-        looked_through = (calls.kind[rows] == Kind.ANNOTATION) | (is_op & classes.function[name])
+        in_function = is_op & classes.function[name]
+        looked_through = (kind == Kind.ANNOTATION) | in_function
         looked_through |= holds_backward[rows]
         new[free & looked_through] = Role.RANGE
-        new[free & classes.plumbing[name] & (calls.kind[rows] != Kind.RUNTIME)] = Role.PLUMBING
+        new[free & classes.plumbing[name] & (kind != Kind.RUNTIME)] = Role.PLUMBING
         new[free & classes.optimizer[name] & ~closure[rows]] = Role.OPTIMIZER
         new[is_node] = Role.FORMULA
         new[starts_engine] = Role.BACKWARD
@@ -145,20 +144,19 @@ def classify(calls: Calls) -> Structure:
         role[rows] = new
         node[rows] = is_node
         engine[rows] = np.where(starts_engine, rows, above_engine)
-        owner[rows] = np.where(_KEEPS_OWNER[new], above_owner, -1)
-        owns = (starts_engine | is_node) & ~is_checkpoint_node[rows]
-        owner[rows] = np.where(owns, rows, owner[rows])
+        starts, of_checkpoint = starts_engine | is_node, is_checkpoint_node[rows]
+        above_owner[~_KEEPS_OWNER[new]] = -1
+        owner[rows] = np.where(starts & ~of_checkpoint, rows, above_owner)
         # A checkpoint function's node is looked through: all it runs itself is the recompute.
-        role[rows[is_node & is_checkpoint_node[rows]]] = Role.RANGE
-        in_function = (new == Role.RANGE) & classes.function[name] & is_op
-        function[rows] = np.where(
-            starts_engine | is_node, -1, np.where(in_function, rows, above_function)
-        )
+        role[rows[is_node & of_checkpoint]] = Role.RANGE
+        in_function &= new == Role.RANGE
+        above_function[starts] = -1
+        function[rows] = np.where(in_function & ~starts, rows, above_function)
     role, engine, function, owner = role[:-1], engine[:-1], function[:-1], owner[:-1]
     settle_updates(calls, role, closures)
     if words.RECOMPUTED_BY_HOOK.isdisjoint(calls.names):
         settle_hooks(calls, role, engine, owner, node)
-    number, told = numbers_of(calls, OPERATORS[role], engine, np.flatnonzero(node))
+    number, told = numbers_of(calls, OPERATORS[role], engine, true_at(node))
     settle_formulas(calls, role, owner, number, told)
     settle_gradients(calls, role, owner, classes.functions.called)
     settle_parts(calls, role, engine, function, number, classes.functions)
@@ -182,7 +180,7 @@ def _holding_backward(calls: Calls, classes: _NameClasses) -> Bool:
     the backward passes that these start.
     """
     engines = np.append(0, np.cumsum(classes.engine[calls.name]))
-    rows = np.flatnonzero((calls.size > 0) & (calls.sequence < 0))
+    rows = true_at((calls.size > 0) & (calls.sequence < 0))
     held = np.zeros(len(calls), np.bool_)
     held[rows] = engines[rows + 1 + calls.size[rows]] > engines[rows + 1]
     return held
@@ -197,11 +195,11 @@ def _broken_regions(calls: Calls) -> Bool:
     names = [words.COMPILED_REGION.match(name) for name in calls.names]
     region = np.array([name is not None for name in names], np.bool_)
     broken = np.zeros(len(calls), np.bool_)
-    rows = np.flatnonzero(region[calls.name])
+    rows = true_at(region[calls.name])
     if not len(rows):
         return broken
     compiled = calls.matching(words.COMPILED_FUNCTION)[calls.name]
-    hidden = calls.within(np.flatnonzero(compiled))
+    hidden = calls.within(true_at(compiled))
     own = (calls.sequence >= 0) & (calls.kind == Kind.OP) & ~hidden
     told = np.append(0, np.cumsum(own | region[calls.name]))
     divided = rows[told[rows + 1 + calls.size[rows]] > told[rows + 1]]
@@ -216,10 +214,10 @@ def _closures(calls: Calls, classes: _NameClasses) -> Int64:
     Lightning steps so by default. An update itself runs without gradients, so that none of its
     operators has a sequence number.
     """
-    ranges = np.flatnonzero(classes.optimizer[calls.name])
-    numbered = np.flatnonzero((calls.sequence >= 0) & (calls.kind == Kind.OP))
-    first = np.searchsorted(numbered, ranges + 1)
-    return ranges[first < np.searchsorted(numbered, ranges + 1 + calls.size[ranges])]
+    ranges = true_at(classes.optimizer[calls.name])
+    numbered = true_at((calls.sequence >= 0) & (calls.kind == Kind.OP))
+    first = numbered.searchsorted(ranges + 1)
+    return ranges[first < numbered.searchsorted(ranges + 1 + calls.size[ranges])]
 
 
 class OperatorCodes:
@@ -244,7 +242,7 @@ def enclosing_engines(calls: Calls, structure: Structure, engines: Int64) -> Int
 
 
 def _outermost(calls: Calls, role: Int8, engine: Int32) -> Int64:
-    engines = np.flatnonzero(role == Role.BACKWARD)
+    engines = true_at(role == Role.BACKWARD)
     parent = calls.parent[engines]
     return engines[(parent < 0) | (engine[np.maximum(parent, 0)] < 0)]
 
@@ -265,12 +263,12 @@ def _classify_names(calls: Calls) -> _NameClasses:
     node = np.full(len(calls.names), -1, np.int64)
     engine = np.array([name.startswith(words.ENGINE) for name in calls.names], np.bool_)
     if engine.any():
-        for code in np.flatnonzero(engine):
+        for code in true_at(engine):
             node[code] = codes.get(calls.names[code][len(words.ENGINE) :], -1)
     else:
         # A bare node is its own engine range.
         engine = calls.matching(words.BARE_NODE)
-        node[engine] = np.flatnonzero(engine)
+        node[engine] = true_at(engine)
 
     def among(known: Collection[str]) -> Bool:
         return np.array([name in known for name in calls.names], np.bool_)

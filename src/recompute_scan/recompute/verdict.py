@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among
+from recompute_scan.arrays import among, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -50,7 +50,7 @@ def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | Non
     forward = np.array(
         [words.only_forward(name) and name != "aten::addmm" for name in calls.names], np.bool_
     )
-    rows = np.flatnonzero(forward[calls.name] & (structure.top >= 0) & (structure.engine >= 0))
+    rows = true_at(forward[calls.name] & (structure.top >= 0) & (structure.engine >= 0))
     rows = rows[structure.role[structure.top[rows]] == Role.FORMULA]
     return Compiled(
         nodes=len(mine),
@@ -145,7 +145,7 @@ def _whole(counts: Counts, block: Block) -> bool:
     again = counts.runs[places] > 0
     if not again.any():
         return False
-    until = places[: int(np.flatnonzero(again)[-1]) + 1]
+    until = places[: int(true_at(again)[-1]) + 1]
     holes = counts.weight[until[~again[: len(until)]]].sum()
     return bool(holes <= HOLES * counts.weight[places].sum())
 

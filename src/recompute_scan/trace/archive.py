@@ -5,15 +5,17 @@ A member is named by the archive's path followed by its own, as if the archive w
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, NamedTuple
 
 from recompute_scan.errors import InputError
 from recompute_scan.trace.health import count
@@ -49,20 +51,40 @@ def split_member(path: Path) -> tuple[Path, str] | None:
     return None
 
 
-def members(path: Path, limits: Limits) -> list[str]:
-    """The names of the files in an archive.
+def members(path: Path, limits: Limits) -> KeysView[str]:
+    """The names of the files in an archive, in its order.
 
     Raises:
         InputError: It is damaged (``E307``), holds too many files (``E316``), or a link or a
             name that leads out of it (``E317``).
     """
+    return _opened(path, limits).files.keys()
+
+
+class _Opened(NamedTuple):
+    """An archive that is open, and its files by their names."""
+
+    archive: zipfile.ZipFile
+    files: dict[str, zipfile.ZipInfo]
+
+
+def _opened(path: Path, limits: Limits) -> _Opened:
     try:
-        with zipfile.ZipFile(path) as archive:
-            infos = archive.infolist()
+        now = path.stat()
+        # A process of its own needs a place in the file of its own.
+        seen = (os.getpid(), now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
+        return _open(path, limits.members, seen)
     except _BROKEN as error:
         raise broken_archive(str(path), str(error)) from None
-    if len(infos) > limits.members:
-        raise refuse_members(str(path), limits.members)
+
+
+# Of each rank several members are asked for: an archive's directory is as long as all its ranks.
+@functools.lru_cache(maxsize=1)
+def _open(path: Path, most: int, _: tuple[int, ...]) -> _Opened:
+    archive = zipfile.ZipFile(path)
+    infos = archive.infolist()
+    if len(infos) > most:
+        raise refuse_members(str(path), most)
     for info in infos:
         if why := _unsafe(info):
             raise InputError(
@@ -71,7 +93,7 @@ def members(path: Path, limits: Limits) -> list[str]:
                 why=f"the member is {info.filename[:200]!r}",
                 hint="an honest archive of traces has plain files only; pack it anew",
             )
-    return [info.filename for info in infos if not info.is_dir()]
+    return _Opened(archive, {info.filename: info for info in infos if not info.is_dir()})
 
 
 @contextmanager
@@ -84,11 +106,12 @@ def open_member(
         InputError: As :func:`members`, or there is no such member (``E301``), or it is
             encrypted or packed in an unknown way (``E307``).
     """
-    if name not in members(path, limits):
+    opened = _opened(path, limits)
+    info = opened.files.get(name)
+    if info is None:
         raise InputError("E301", f"Cannot read {source}.", why=f"{path.name} has no such member")
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(name) as file:
-            info = archive.getinfo(name)
+        with opened.archive.open(info) as file:
             # What it says of itself first; what comes out is bounded all the same.
             check_inflation(info.file_size, info.compress_size, source, limits)
             yield Bounded(_Member(file, health), lambda: info.compress_size, source, limits)

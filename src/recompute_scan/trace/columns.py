@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from recompute_scan.trace.kineto.schema import Kind
+from recompute_scan.trace.kineto.schema import KIND_NAMES, Kind
 from recompute_scan.trace.outline import Outline
 
-__all__ = ["Bool", "Int8", "Int16", "Int32", "Int64", "Ints", "Kind", "Trace"]
+__all__ = ["KIND_NAMES", "Bool", "Int8", "Int16", "Int32", "Int64", "Ints", "Kind", "Trace"]
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]

@@ -16,7 +16,7 @@ from collections import Counter
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, distinct
+from recompute_scan.arrays import among, distinct, true_at
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
 from recompute_scan.recompute.attention.kernels import Direction, attention_role
 from recompute_scan.recompute.attention.passes import (
@@ -143,8 +143,8 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
     roles = _roles(trace, kernels.event)
     code = trace.name[kernels.event]
     main = among(code, np.array(sorted(roles), np.int64))
-    beside = np.flatnonzero(_named_backward(trace, code) & ~main)
-    rows = np.flatnonzero(main)
+    beside = true_at(_named_backward(trace, code) & ~main)
+    rows = true_at(main)
     launched = bool((kernels.launch >= 0).any())
     if launched:
         rows, beside = (each[kernels.launch[each] >= 0] for each in (rows, beside))
@@ -162,7 +162,7 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
     found = tuple(
         _read_step(
             span,
-            [events[row] for row in np.flatnonzero(step == place)],
+            [events[row] for row in true_at(step == place)],
             forward_pass is not None,
             bool(marked),
             parted[step == place].tolist(),
@@ -170,7 +170,7 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         for place, span in enumerate(steps)
         if backward[step == place].any()
     )
-    inside = np.flatnonzero(step >= 0)
+    inside = true_at(step >= 0)
     times = (kernels.end - kernels.start)[rows]
     return KernelEvidence(
         families=_count_families(
@@ -228,7 +228,7 @@ def _named_backward(trace: Trace, code: Int32) -> Bool:
 def _parted(kernels: Kernels, rows: Int64, beside: Int64) -> Bool:
     """For each kernel: does one of ``beside`` begin between it and the one before?"""
     begun = np.sort(kernels.start[beside])
-    number = np.searchsorted(begun, kernels.start[rows])
+    number = begun.searchsorted(kernels.start[rows])
     return np.diff(number, prepend=number[:1]) > 0
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import among, distinct, median
+from recompute_scan.arrays import among, distinct, median, true_at
 from recompute_scan.model import Kernels
 from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
@@ -41,7 +41,7 @@ class KernelSequence(Struct, frozen=True):
 
     def places(self, rows: Int64) -> Int64:
         """Where these kernels are in the sequence, by their positions in :class:`Kernels`."""
-        return np.searchsorted(self.rows, rows)
+        return self.rows.searchsorted(rows)
 
 
 def kernel_sequence(trace: Trace, kernels: Kernels, attention: Int64) -> KernelSequence:
@@ -49,7 +49,7 @@ def kernel_sequence(trace: Trace, kernels: Kernels, attention: Int64) -> KernelS
     stream = trace.thread[kernels.event]
     mine = among(stream, distinct(stream[attention])) & (trace.kind[kernels.event] == Kind.KERNEL)
     mine[attention] = True
-    rows = np.flatnonzero(mine)
+    rows = true_at(mine)
     event = kernels.event[rows]
     start = kernels.start[rows]
     time = np.append(np.diff(start), kernels.end[rows[-1:]] - start[-1:])

@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 from msgspec import Struct, structs
 
+from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Bool, Int64, Kind
 from recompute_scan.trace.limits import Limits, refuse_distinct, refuse_events
 from recompute_scan.trace.nsys.database import UNKNOWN, UNREADABLE, Database
@@ -145,7 +146,7 @@ class _TableReader:
     def activities(
         self,
         table: str,
-        kind: Kind,
+        kind: int,
         name: str,
         column: str | None = None,
         variants: dict[int, str] | None = None,
@@ -174,7 +175,7 @@ class _TableReader:
             closed = numbers[:, 1] != UNKNOWN
             self.left_out += int((~pushed).sum())
             self._add("ranges_without_end", int((pushed & ~closed).sum()))
-            kept = np.flatnonzero(pushed & closed)
+            kept = true_at(pushed & closed)
             said = [
                 _nameless(Kind.ANNOTATION) if (text := texts[row]) is None else self._range(text)
                 for row in kept.tolist()
@@ -220,7 +221,7 @@ class _TableReader:
     def _events(
         self,
         columns: dict[str, Int64],
-        kind: Kind,
+        kind: int,
         strings: Int64 | None = None,
         reading: Callable[[bytes], Said] | None = None,
         *,
@@ -278,7 +279,7 @@ class _TableReader:
             self._health[counter] = self._health.get(counter, 0) + number
 
 
-def _nameless(kind: Kind) -> Said:
+def _nameless(kind: int) -> Said:
     return NAMELESS, kind, -1, 0
 
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Int64, Kind
 from recompute_scan.trace.nsys.database import TEXT_CHARS
 
@@ -45,7 +46,7 @@ class Range(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: int
     sequence: int
     sizes: str
 
@@ -71,7 +72,7 @@ def _number(text: str, label: str) -> tuple[str, int]:
     return text, -1
 
 
-def _kind(name: str, sequence: int, operator_number: int) -> Kind:
+def _kind(name: str, sequence: int, operator_number: int) -> int:
     if name.startswith(_NAMED_BY_US):
         return Kind.ANNOTATION
     if sequence >= 0 or name.startswith(_OPERATORS):
@@ -169,8 +170,8 @@ class Wanted:
         """Take what is wanted of some rows of ``StringIds``."""
         if not len(self._rows):
             return
-        at = np.minimum(np.searchsorted(self._rows, rows), len(self._rows) - 1)
-        for row in np.flatnonzero(self._rows[at] == rows).tolist():
+        at = np.minimum(self._rows.searchsorted(rows), len(self._rows) - 1)
+        for row in true_at(self._rows[at] == rows).tolist():
             if (text := texts[row]) is not None:
                 self._said[at[row]] = self._reading(text)
 
@@ -178,7 +179,7 @@ class Wanted:
         """Write what the texts say over the events' rows of ``said``, where a text was found."""
         found = self._said[self._where]
         known = found[:, 0] != NAMELESS
-        said[np.flatnonzero(self._asks)[known]] = found[known]
+        said[true_at(self._asks)[known]] = found[known]
 
 
 def look_up(wanted: Iterable[Wanted], blocks: Iterable[tuple[Int64, list[bytes | None]]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Bool, Int64
 from recompute_scan.trace.perfetto.wire import (
     FIXED64,
@@ -52,7 +53,7 @@ class _Key:
     def find(self, data: Bytes, start: Int64, first: Any) -> Int64:
         """Which of the annotations have this name."""
         (_, mask, wanted), *rest = self.parts
-        rows: Int64 = np.flatnonzero((first & mask) == wanted)
+        rows: Int64 = true_at((first & mask) == wanted)
         for place, mask, wanted in rest:
             at = np.minimum(start[rows] + place, len(data))
             rows = rows[(data.words[at] & mask) == wanted]
@@ -120,7 +121,7 @@ class DebugAnnotations:
 def _name_starts(data: Bytes, fields: Fields) -> Int64:
     """Where each annotation's name is: in front, or behind its number, as protobuf orders them."""
     at: Int64 = fields.start
-    late = np.flatnonzero(data.bytes[at] != _NAME)
+    late = true_at(data.bytes[at] != _NAME)
     if not len(late):
         return at
     at = np.copy(at)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Int64
 from recompute_scan.trace.limits import Limits, refuse_distinct
 from recompute_scan.trace.perfetto.wire import (
@@ -108,7 +109,7 @@ class InternedNames:
             if len({code for _, code in meanings}) > 1:
                 codes[place] = -1 - place
         found: Int64 = codes[pair]
-        for row in np.flatnonzero(found < 0).tolist():
+        for row in true_at(found < 0).tolist():
             key = (space, int(sequence[row]), int(iid[row]))
             meanings = self._meanings[key]
             last = bisect_right(meanings, (int(packet[row]), len(self.texts)))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Int64
 from recompute_scan.trace.health import count
 from recompute_scan.trace.limits import Limits, refuse_event_size, refuse_ratio
@@ -107,7 +108,7 @@ class Packets:
         _, length = whole.varints(tag + 1)
         start, end = tag + 1 + length, np.append(tag[1:], rest)
         pair = whole.words[start] & np.uint64(0xFFFF)
-        packed = np.flatnonzero(pair == np.uint64(int.from_bytes(_COMPRESSED, "little")))
+        packed = true_at(pair == np.uint64(int.from_bytes(_COMPRESSED, "little")))
         if not len(packed):
             yield whole, start, end
             return

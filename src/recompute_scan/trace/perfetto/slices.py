@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
+from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64
 from recompute_scan.trace.health import Numbering
 from recompute_scan.trace.limits import Limits, refuse_distinct
@@ -66,7 +67,7 @@ class Slices:
         number = len(events.message)
         fields = run.gather(events)
         kind = fields.numbers(_TYPE, number)
-        edge = np.flatnonzero((kind == _BEGIN) | (kind == _END))
+        edge = true_at((kind == _BEGIN) | (kind == _END))
         track = fields.numbers(_TRACK, number)
         begins = kind[edge] == _BEGIN
         packet = events.message
@@ -83,7 +84,7 @@ class Slices:
             )
             self._name_inline(run.data, fields.pick(_NAME, LENGTH), row_of, code)
             beside = fields.pick(_ANNOTATIONS, LENGTH)
-            beside = beside.rows(np.flatnonzero(row_of[beside.message] >= 0))
+            beside = beside.rows(true_at(row_of[beside.message] >= 0))
             beside = replace(beside, message=row_of[beside.message])
             self._begin(run.data, DebugAnnotations(run.data, beside, len(opened)), code)
         return number - len(edge)
@@ -129,7 +130,7 @@ class Slices:
         """Code of each event's shapes; of a convolution, with the values of its inputs."""
         known = self._known
         codes = np.zeros(len(convolves), np.int32)
-        shaped = np.flatnonzero((dims[1] > 0) | (types[1] > 0))
+        shaped = true_at((dims[1] > 0) | (types[1] > 0))
         spans = [each[shaped].tolist() for each in (*dims, *types)]
         for row, start, end, t_start, t_end in zip(shaped.tolist(), *spans, strict=True):
             key = raw[start:end] if end else None, raw[t_start:t_end] if t_end else None
@@ -140,7 +141,7 @@ class Slices:
         if convolves.any():
             # What a convolution does depends on its stride and the like, not on shapes alone.
             starts, ends = beside.spans("Concrete Inputs")
-            for row in np.flatnonzero(convolves).tolist():
+            for row in true_at(convolves).tolist():
                 pairs = (dims, types, (starts, ends))
                 wide = tuple(raw[s[row] : e[row]] if e[row] else None for s, e in pairs)
                 code = known.get(wide)
@@ -180,7 +181,7 @@ def pair(track: Int64, time: Int64, begins: Bool) -> Int64:
 
 def _in_blocks(track: Int64, time: Int64, begins: Bool) -> Int64 | None:
     """Ends of slices written in blocks; ``None`` where they are not. The last may be cut."""
-    borders = np.flatnonzero(begins[1:] != begins[:-1]) + 1
+    borders = true_at(begins[1:] != begins[:-1]) + 1
     lengths = np.diff(np.concatenate([[0], borders, [len(begins)]]))
     if not begins[0]:
         return None
@@ -189,7 +190,7 @@ def _in_blocks(track: Int64, time: Int64, begins: Bool) -> Int64 | None:
         closed = np.append(closed, 0)
     if (opened[:-1] != closed[:-1]).any() or closed[-1] > opened[-1]:
         return None
-    started, ended = np.flatnonzero(begins), np.flatnonzero(~begins)
+    started, ended = true_at(begins), true_at(~begins)
     closes = started[: len(ended)]
     if (track[closes] != track[ended]).any() or (time[ended] < time[closes]).any():
         return None

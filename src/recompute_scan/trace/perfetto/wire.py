@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Int64
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
@@ -62,7 +63,7 @@ class Bytes:
         """
         value: Int64 = self.bytes[at].astype(np.int64)
         length = np.ones(len(at), np.int64)
-        more = np.flatnonzero(value >= 128)
+        more = true_at(value >= 128)
         if len(more):
             value[more], length[more] = self._long(at[more])
         return value, length
@@ -76,7 +77,7 @@ class Bytes:
             value = (value & low) | ((value & high) >> shift)
         length = (((first >> np.uint64(7)) * _LENGTHS) >> np.uint64(56)).astype(np.int64)
         if (length == 0).any():
-            more = np.flatnonzero(length == 0)
+            more = true_at(length == 0)
             ninth, tenth = (self.bytes[at[more] + n].astype(np.uint64) for n in (8, 9))
             goes_on = ninth >= 128
             value[more] |= (ninth & np.uint64(127)) << np.uint64(56)
@@ -118,7 +119,7 @@ class Gathered:
         tag = number << 3 | wire
         found = []
         for part in self._parts:
-            mine = np.flatnonzero(part.tag == tag)
+            mine = true_at(part.tag == tag)
             if len(mine) == len(part.tag):
                 found.append(part)
             elif len(mine):
@@ -135,7 +136,7 @@ class Gathered:
         """The numbers of one field, one for each message; the last where it is there twice."""
         values = np.full(messages, default, np.int64)
         for part in self._parts:
-            mine = np.flatnonzero(part.tag == number << 3 | VARINT)
+            mine = true_at(part.tag == number << 3 | VARINT)
             values[part.message[mine]] = part.value[mine]
         return values
 
