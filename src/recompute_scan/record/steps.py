@@ -189,12 +189,8 @@ class StepHooks:
 
     def remove(self) -> None:
         """Stop listening. A ``step`` that somebody got hold of meanwhile passes calls through."""
-        self.stop()
-        self._patches.undo()
-
-    def stop(self) -> None:
-        """Hear nothing more: a forked process has no recorder."""
         self._active = False
+        self._patches.undo()
 
     def _saw_explicit(self) -> None:
         self._saw(EXPLICIT)
@@ -290,8 +286,9 @@ _LISTENING: weakref.WeakSet[StepHooks] = weakref.WeakSet()
 
 
 def _forked() -> None:
+    """A forked process has no recorder."""
     for hooks in list(_LISTENING):
-        hooks.stop()
+        hooks._active = False
 
 
 in_forked_processes(_forked)
