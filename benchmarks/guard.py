@@ -12,10 +12,15 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import checkpoint
 
@@ -98,24 +103,48 @@ def added_per_call(pairs: int, *, reentrant: bool) -> float:
     return float(statistics.median(differences))
 
 
-def added_per_step(steps: int, layers: int) -> float:
-    """What the guard adds to the end of a step with so many checkpointed layers, in µs."""
-    passes, optimizer = steps_of(layers or 1, 1, 1, reentrant=False if layers else None)
-    took: list[float] = []
+def added_per_step(steps: int, layers: int, *, made_before: bool = True) -> float:
+    """What the guard adds to the end of a step with so many checkpointed layers, in µs.
+
+    Timed is all of an optimizer's step but what is between torch's own first hooks in it, with the
+    guard and without. The training step does enough else to push what the guard needs out of the
+    processor's caches.
+
+    Args:
+        steps: How many, with the guard and without.
+        layers: Checkpointed ones; 0 for a model without checkpoints.
+        made_before: Whether the optimizer was there when the guard began.
+    """
+
+    def around(guard: AbstractContextManager[object]) -> list[float]:
+        took: list[float] = []
+        at: list[int] = []
+        passes, optimizer = steps_of(layers or 12, 64, 256, reentrant=False if layers else None)
+
+        def note(*_: object) -> None:
+            at.append(time.perf_counter_ns())
+
+        hooks = [register_optimizer_step_pre_hook(note), register_optimizer_step_post_hook(note)]
+        with guard:
+            if not made_before:
+                kind = type("Late", (type(optimizer),), {})
+                optimizer = kind(optimizer.param_groups[0]["params"], lr=1e-3)
+            for _ in range(10):
+                passes()
+                began = time.perf_counter_ns()
+                optimizer.step()
+                took.append((at[0] - began + time.perf_counter_ns() - at[-1]) / 1e3)
+                at.clear()
+        for hook in hooks:
+            hook.remove()
+        return took[5:]
+
+    with_it: list[float] = []
     without: list[float] = []
-
-    def timed(into: list[float]) -> None:
-        passes()
-        began = time.thread_time_ns()
-        optimizer.step()
-        into.append((time.thread_time_ns() - began) / 1e3)
-
-    for _ in range(steps):
-        timed(without)
-    with recompute_scan.guard(sample_every=0, learning=5):
-        for _ in range(steps):
-            timed(took)
-    return statistics.median(took) - statistics.median(without)
+    for _ in range(steps // 5):
+        with_it += around(recompute_scan.guard(sample_every=0, learning=3))
+        without += around(nullcontext())
+    return statistics.median(with_it) - statistics.median(without)
 
 
 def added_by_comparing(
@@ -147,10 +176,14 @@ def costs(pairs: int) -> None:
         f"a checkpointed call and its recompute: {calls[0]:.1f} µs non-reentrant,"
         f" {calls[1]:.1f} µs reentrant"
     )
-    idle = added_per_step(pairs // 10, 0)
-    print(f"the end of a step in which nothing is checkpointed: {idle:.0f} µs")
+    steps = pairs // 30
+    idle, late = (added_per_step(steps, 0, made_before=one) for one in (True, False))
+    print(
+        f"the end of a step in which nothing is checkpointed: {idle:.0f} µs, with an optimizer"
+        f" made under the guard {late:.0f} µs"
+    )
     for layers, width, rows, what in _MODELS:
-        end = added_per_step(pairs // 10, layers)
+        end = added_per_step(steps, layers)
         step = steps_of(layers, width, rows, reentrant=False)
         whole = min(spent(*step) for _ in range(2))
         counting = layers * calls[0] + end

@@ -68,7 +68,9 @@ PACKAGES = {
             "torchdata==0.11.0",
             "tiktoken",
         ),
-        *("blobfile", "kagglehub", "tyro", "einops==0.8.2", "protobuf"),
+        *("blobfile", "kagglehub", "tyro", "einops==0.8.2", "protobuf", "tensorboard==2.21.0"),
+        *("torch-geometric==2.8.1", "gymnasium==1.4.0", "fire==0.7.1", "ftfy==6.3.1"),
+        *("mpi4py==4.1.2", "mpich==5.0.2"),
     ),
     "older": (
         *("torch==2.13.0", "torchvision==0.28.0", "torchaudio==2.11.0", "transformers==4.57.6"),

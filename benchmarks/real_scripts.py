@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import Environment, Ran
 from benchmarks.real_rows import PACKAGES, PYTHON, ROWS, Row
+from benchmarks.real_rows_elsewhere import ELSEWHERE
 
 HERE = Path(__file__).resolve().parent
 COUNTER = str(HERE / "counting_main.py")
@@ -268,7 +269,8 @@ def main() -> int:
     parser.add_argument("--write", type=Path)
     parser.add_argument("--keep", type=Path, help="a folder for what the tool wrote")
     given = parser.parse_intermixed_args()
-    rows = [row for row in ROWS if not given.rows or row.name.startswith(tuple(given.rows))]
+    every = (*ROWS, *ELSEWHERE)
+    rows = [row for row in every if not given.rows or row.name.startswith(tuple(given.rows))]
     folder = given.environments.resolve()
     lines = ["| script | changed | counted | said | losses | fix | right |", "|" + " --- |" * 7]
     print("\n".join(lines), flush=True)
@@ -282,7 +284,9 @@ def main() -> int:
                 if made.status:
                     print(f"No environment {name}: {last_line(made)}", file=sys.stderr)
             if not inputs.exists():
-                environment.run([environment.python, str(HERE / "real_inputs.py"), str(inputs)])
+                for script in ("real_inputs.py", "real_pictures.py"):
+                    if script == "real_inputs.py" or name == "newest":
+                        environment.run([environment.python, str(HERE / script), str(inputs)])
         for row in rows:
             with tempfile.TemporaryDirectory(prefix="row") as scratch:
                 outcome = attempt(Work(row, given.sources.resolve(), folder, inputs, Path(scratch)))

@@ -35,6 +35,7 @@ class Note(Struct, frozen=True):
         alert: The title of an alert; ``None`` where nobody need be woken.
         verdict: That of a scan; ``None`` where there was none.
         files: What is kept with the run, by file name.
+        artifact: The name that the files are kept under.
     """
 
     step: int
@@ -43,6 +44,7 @@ class Note(Struct, frozen=True):
     alert: str | None = None
     verdict: str | None = None
     files: Mapping[str, bytes] = {}
+    artifact: str = _ARTIFACT
 
 
 def in_use() -> tuple[str, ...]:
@@ -96,7 +98,7 @@ def _tell_wandb(run: Any, note: Note, scalars: dict[str, float], files: list[Pat
     if note.alert is not None:
         run.alert(title=note.alert, text=note.text, level="WARN")
     if files:
-        artifact = sys.modules["wandb"].Artifact(_ARTIFACT, type="report")
+        artifact = sys.modules["wandb"].Artifact(note.artifact, type="report")
         for file in files:
             artifact.add_file(str(file))
         run.log_artifact(artifact)
@@ -116,7 +118,7 @@ def _tell_mlflow(run: Any, note: Note, scalars: dict[str, float], files: list[Pa
     if note.alert is not None:  # it has no alerts: a tag is what its search finds
         mlflow.set_tag("recompute_scan.alert", f"{note.alert}: {note.text}")
     for file in files:
-        mlflow.log_artifact(str(file), _ARTIFACT)
+        mlflow.log_artifact(str(file), note.artifact)
 
 
 def _open_tensorboard() -> list[Any]:
@@ -141,11 +143,11 @@ def _tell_tensorboard(
         writer.add_text(_PREFIX + "verdict", note.verdict, note.step)
     if note.alert is not None:
         writer.add_text(_PREFIX + "alert", f"{note.alert}: {note.text}", note.step)
-    folder = Path(str(writer.log_dir))
-    if files and folder.is_dir():  # it has no artifacts, and may write to a bucket
-        (folder / _ARTIFACT).mkdir(exist_ok=True)
+    folder = Path(str(writer.log_dir), note.artifact)
+    if files and folder.parent.is_dir():  # it has no artifacts, and may write to a bucket
+        folder.mkdir(exist_ok=True)
         for file in files:
-            (folder / _ARTIFACT / file.name).write_bytes(file.read_bytes())
+            (folder / file.name).write_bytes(file.read_bytes())
     writer.flush()
 
 
@@ -164,7 +166,7 @@ def _tell_trackio(run: Any, note: Note, scalars: dict[str, float], files: list[P
     if note.alert is not None:
         trackio.alert(note.alert, note.text)
     if files:
-        artifact = trackio.Artifact(_ARTIFACT, type="report")
+        artifact = trackio.Artifact(note.artifact, type="report")
         for file in files:
             artifact.add_file(str(file))
         trackio.log_artifact(artifact)

@@ -109,6 +109,8 @@ def test_the_summary_has_the_report_and_the_comparison(tmp_path: Path) -> None:
     )
     assert "| " in report
     assert "once" in report
+    # GitHub draws it: https://docs.github.com/en/get-started/writing-on-github/working-with-advanced-formatting/creating-diagrams
+    assert report.count("```mermaid\npie title One step takes ") == 1
     lines = compared.splitlines()
     assert any("doubled" in line for line in lines)
     assert all(line.startswith("    ") for line in lines)

@@ -116,3 +116,21 @@ def test_json_for_a_page_means_the_same() -> None:
     quoted = script_json(json.dumps(value, ensure_ascii=False))
     assert json.loads(quoted) == value
     assert not set("<>&\u2028\u202e\x7f\U000e0041") & set(quoted)
+
+
+def test_the_picture_has_the_parts_of_a_step() -> None:
+    result = doubled()
+    assert result.cost is not None
+    fenced = re.compile(r"```mermaid\npie title [^\n:;#]+\n(.*?)\n```", re.S)
+    (picture,) = fenced.findall(render_markdown(result))
+    form = re.compile(r' {4}"([^",]+), [^"]+" : (\d+\.\d\d)')
+    slices = [form.fullmatch(line) for line in picture.split("\n")]
+    drawn = {one[1]: float(one[2]) for one in slices if one}
+    assert len(drawn) == len(slices)
+    parts = result.cost.breakdown
+    ratio = drawn["Redundant recomputes"] / drawn["Backward pass"]
+    assert ratio == pytest.approx(parts.redundant / parts.backward, abs=0.01)
+
+
+def test_without_a_cost_there_is_no_picture() -> None:
+    assert "mermaid" not in render_markdown(inconclusive())

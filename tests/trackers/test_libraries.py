@@ -6,7 +6,9 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,14 @@ RECOMPUTES = "recompute_scan/recompute_per_backward"
 PER_FORWARD = "recompute_scan/recomputes_per_forward"
 DOUBLED = "Activation checkpointing is doubled"
 CHANGED = "Recomputes have changed: doubled"
+GUARDS = "recompute-scan-guard"
+
+
+def tells(page: Path, change: Any) -> None:
+    """The guard's page, of which the script of a browser would run nothing."""
+    text = page.read_text(encoding="utf-8")
+    assert change.text in unescape(text)
+    assert "<script" not in text
 
 
 def are_kept(artifact: Path) -> None:
@@ -40,7 +50,24 @@ def are_kept(artifact: Path) -> None:
 
 
 def wandb_records(folder: Path) -> list[Any]:
-    """The records of an offline run: a LevelDB log of protobuf messages behind seven bytes."""
+    """The records of an offline run, once that of its end is among them.
+
+    W&B's own process writes them, in blocks of 32 KiB, and the last one when it closes the run.
+    `finish` only asks it to (`inform_finish` has no answer), so that right behind it a small run's
+    file may have nothing but its first seven bytes.
+    """
+    until = time.monotonic() + 60
+    while True:
+        found = wandb_records_so_far(folder)
+        ended = any(record.WhichOneof("record_type") == "exit" for record in found)
+        if ended or time.monotonic() > until:
+            assert ended, f"{len(found)} records, and none of the run's end"
+            return found
+        time.sleep(0.05)
+
+
+def wandb_records_so_far(folder: Path) -> list[Any]:
+    """The whole records in the file: a LevelDB log of protobuf messages behind seven bytes."""
     internal = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     data, at, parts, found = file.read_bytes(), 7, b"", []
@@ -50,6 +77,8 @@ def wandb_records(folder: Path) -> list[Any]:
             at += left
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
+        if at + 7 + length > len(data):  # being written
+            break
         parts += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part
@@ -66,6 +95,17 @@ def wandb_history(records: list[Any]) -> Iterator[dict[str, str]]:
             yield {
                 one.key or "/".join(one.nested_key): one.value_json for one in record.history.item
             }
+
+
+def wandb_artifact(records: list[Any]) -> Any:
+    (artifact,) = [
+        record.artifact for record in records if record.WhichOneof("record_type") == "artifact"
+    ] or [
+        record.request.log_artifact.artifact
+        for record in records
+        if record.request.WhichOneof("request_type") == "log_artifact"
+    ]
+    return artifact
 
 
 def wandb_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -95,13 +135,7 @@ def test_wandb_is_told_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for one in record.summary.update
     }
     assert summary["recompute_scan/verdict"] == '"doubled"'
-    (artifact,) = [
-        record.artifact for record in records if record.WhichOneof("record_type") == "artifact"
-    ] or [
-        record.request.log_artifact.artifact
-        for record in records
-        if record.request.WhichOneof("request_type") == "log_artifact"
-    ]
+    artifact = wandb_artifact(records)
     assert artifact.name == "recompute-scan"
     folder = tmp_path / "artifacts" / "recompute-scan:v0"  # as `artifact.download()` names it
     folder.mkdir(parents=True)
@@ -121,6 +155,11 @@ def test_wandb_is_told_by_the_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [float(row[PER_FORWARD]) for row in rows if PER_FORWARD in row] == [change.after]
     (alert,) = [record.alert for record in records if record.WhichOneof("record_type") == "alert"]
     assert (alert.title, alert.text) == (CHANGED, change.text)
+    artifact = wandb_artifact(records)
+    assert artifact.name == GUARDS
+    (entry,) = artifact.manifest.contents
+    assert entry.path == "guard.html"
+    tells(Path(entry.local_path), change)
 
 
 def mlflow_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -144,6 +183,7 @@ def test_mlflow_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(client.get_metric_history(run.info.run_id, "loss")) == STEPS
     folder = Path(client.download_artifacts(run.info.run_id, "recompute-scan"))
     are_kept(folder)
+    tells(Path(client.download_artifacts(run.info.run_id, GUARDS)) / "guard.html", change)
 
 
 def test_mlflow_without_a_run_begins_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +220,7 @@ def test_tensorboard_is_told(tmp_path: Path) -> None:
     assert said[2] == f"{CHANGED}: {change.text}"
     folder = tmp_path / "open" / "recompute-scan"
     are_kept(folder)
+    tells(folder.with_name(GUARDS) / "guard.html", change)
 
 
 def test_trackio_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,10 +240,12 @@ def test_trackio_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     alerts = storage.get_alerts(run.project, run.name)
     assert {one["title"] for one in alerts} == {DOUBLED, CHANGED}
     assert change.text in [one["text"] for one in alerts]
-    (artifact,) = storage.get_run_artifacts(run.project, run.name, run.id)["output"]
-    assert "recompute-scan" in str(artifact)
+    artifacts = storage.get_run_artifacts(run.project, run.name, run.id)["output"]
+    assert len(artifacts) == 2
+    assert GUARDS in str(artifacts)
     kept = sorted((tmp_path / "artifacts").rglob("*"), key=lambda file: file.name)
     texts = [file.read_text(errors="replace") for file in kept if file.is_file()]
     assert sum(text.startswith("PK") for text in texts) == 1
-    assert sum("<html" in text for text in texts) == 1
+    assert sum("<html" in text for text in texts) == 2
+    assert sum(change.text in unescape(text) for text in texts) == 1
     assert sum(text.startswith("{") and '"recompute-scan/1"' in text for text in texts) == 1

@@ -60,6 +60,10 @@ class Judge:
         usual: Checkpoints of each module in a stored baseline.
         training: Tells of a module by name whether it is trained now.
         trained_then: Tells whether it was, when the first steps were over.
+
+    Attributes:
+        step: The steps that have ended. One that is like the step before is counted from outside.
+        settled: Whether every module did in the last step what is usual; not before the first.
     """
 
     def __init__(
@@ -74,26 +78,12 @@ class Judge:
         self._trained_then = trained_then
         self._known = {name: _Known({parts}, (), parts) for name, parts in usual.items()}
         self.step = 0
+        self.settled = False
         self._began = 0
-        self._seen_last = False
 
     def usual(self) -> dict[str, Parts]:
         """What each module's checkpoints are now, for a stored baseline."""
         return {name: known.last for name, known in self._known.items() if known.last}
-
-    @property
-    def learned(self) -> bool:
-        """Whether what is usual is known."""
-        return self.step - self._began >= self._learning
-
-    @property
-    def settled(self) -> bool:
-        """Whether every module did in the last step what is usual; not known before the first."""
-        return self._seen_last
-
-    def pass_over(self) -> None:
-        """A step has ended that is like the one before."""
-        self.step += 1
 
     def begin_at(self, step: int) -> None:
         """The steps before this one are of an earlier run."""
@@ -102,7 +92,7 @@ class Judge:
     def see(self, seen: Mapping[str, SeenStep]) -> list[Change]:
         """A step has ended: what has changed, if anything."""
         self.step += 1
-        learning = not self.learned
+        learning = self.step - self._began < self._learning
         found: dict[tuple[Kind, int, Parts, Parts], _Told] = {}
         for name, one in seen.items():
             known = self._known.get(name)
@@ -120,7 +110,7 @@ class Judge:
             if name not in seen:
                 nothing = SeenStep((), (), entered=False)
                 self._compare(name, known, nothing, found, learning=learning)
-        self._seen_last = all(known.unlike is None for known in self._known.values())
+        self.settled = all(known.unlike is None for known in self._known.values())
         return [
             Change(
                 kind=kind,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -112,6 +113,9 @@ class Sampling:
 
     What a region's first look shows that is kept between calls (statistics that every recompute
     adds to) was so from the beginning, and is told only where it is new.
+
+    Attributes:
+        due: The step from whose end on :meth:`step` has something to do.
     """
 
     def __init__(self, index: ModuleIndex, guard: Guard, every: int, share: float | None) -> None:
@@ -119,7 +123,7 @@ class Sampling:
         self._guard = guard
         self._every = every
         self._share = share
-        self._next = _FIRST
+        self.due: float = _FIRST if every else math.inf
         self._turn = 0
         self._sample: _Sample | None = None
         self._began = 0.0
@@ -134,10 +138,12 @@ class Sampling:
         if sample is not None:
             said = sample.end()
             spent = time.perf_counter() - self._began
-            self._next = number + self._distance(spent, pace.usual_s)
+            self.due = number + self._distance(spent, pace.usual_s)
             if said is not None:
                 found = self._judged(sample.region, said)
-        elif self._every and number >= self._next and regions and _can_sample():
+        elif not _can_sample():
+            self.due = number + self._every
+        elif self._every and number >= self.due:
             named = [one for one in regions if one.name is not None and not one.gone]
             if named:
                 self._turn += 1
@@ -148,7 +154,7 @@ class Sampling:
     def drop(self) -> None:
         """Compare no more."""
         sample, self._sample = self._sample, None
-        self._every = 0
+        self._every, self.due = 0, math.inf
         if sample is not None:
             sample.end()
 

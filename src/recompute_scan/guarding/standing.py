@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -115,13 +115,14 @@ class StandingGuard:
             self._trained.then,
         )
         self._judge.begin_at(self.stored.steps)
+        self._learned_at = None if self.stored.modules else self.stored.steps + self._learning
         self._explicit = False
         self._sampling = Sampling(index, self._guard, self._every, self._share)
         self._undo.callback(self._sampling.drop)
         self._hooks = CheckpointHooks(self._tallies, self._guard, self._failed)
         self._undo.callback(self._hooks.remove)
         self._hooks.install()
-        self._steps = StepHooks(StepCounter(), _StepBoundaries(self), self._guard)
+        self._steps = StepHooks(StepCounter(), self, self._guard)
         self._steps.install()
         return True
 
@@ -131,7 +132,7 @@ class StandingGuard:
         Raises:
             RunError: With ``on_change="raise"``, something has changed (``E352``).
         """
-        if not self._under_way:
+        if not self._under_way or os.getpid() != self._process:
             return
         if not self._explicit:
             self._explicit = True
@@ -160,51 +161,57 @@ class StandingGuard:
             except OSError as error:
                 _log.warning("The baseline %s cannot be written: %s", self._baseline, error)
 
+    def restart(self) -> None:
+        """Nothing: which checkpoints are recomputed does not hang on where a step ends."""
+
     def boundary(self) -> None:
-        """A step has ended: look at what it did, and tell what has changed."""
+        """A step has ended: look at what it did, and tell what has changed.
+
+        In most steps that is all that the guard does, and each function called here would take
+        some microseconds, because the step itself has left nothing of ours in the caches.
+        """
         if self._guard.failure is not None:
             return
-        nothing: list[Change] = []
-        found = self._guard.run(self._look, otherwise=nothing)
-        for change in found:
-            self._guard.run(partial(self._telling.tell, change), otherwise=None)
-            if self._on_change == "raise":
-                raise refusal(change)
-
-    def _look(self) -> list[Change]:
-        if os.getpid() != self._process:
-            return []
-        self._pace.step()
-        regions = self._tallies.regions
-        moved = False
+        self._pace.ends.append(time.perf_counter())
+        judge, regions = self._judge, self._tallies.regions
+        moved = not judge.settled
         for region in regions:
             bits = (
-                region.runs_again
+                (region.recomputed > region.handed_on)
                 | (region.again > 0) << 1
                 | (region.nested > 0) << 2
                 | bool(region.keeps_random) << 3
             )
-            moved |= bits != region.bits
-            region.bits = bits
-        judge = self._judge
-        was_learned = judge.learned
+            if bits != region.bits:
+                region.bits, moved = bits, True
         found: list[Change] = []
-        if moved or not judge.settled:
-            self._names.give(regions)
-            found = judge.see(seen_step(regions))
-            self._tallies.forget_gone()
+        if moved:
+            found = self._seen(regions)
         else:
-            judge.pass_over()
+            judge.step += 1
         for region in regions:
             region.entered = region.nested = region.recomputed = region.again = 0
             region.handed_on = 0
-        if judge.learned and not was_learned:
+        if judge.step == self._learned_at:
             self._trained.remember()
             self._pace.look_at_memory()
+        if regions and judge.step >= self._sampling.due:
+            sampled = self._sampling.step(judge.step, regions, self._pace)
+            found = found if sampled is None else [*found, self._unfaithful(*sampled)]
+        for change in found:
+            self._tell(with_pace(change, self._pace))
+
+    def _seen(self, regions: list[TalliedRegion]) -> list[Change]:
+        self._names.give(regions)
+        found = self._judge.see(seen_step(regions))
+        self._tallies.forget_gone()
         self._trained.let_go()
-        if sampled := self._sampling.step(judge.step, regions, self._pace):
-            found.append(self._unfaithful(*sampled))
-        return [with_pace(one, self._pace) for one in found]
+        return found
+
+    def _tell(self, change: Change) -> None:
+        self._telling.tell(change)
+        if self._on_change == "raise":
+            raise refusal(change)
 
     def _training(self, name: str) -> Training:
         modules = [one.module for one in self._tallies.regions if one.name == name]
@@ -233,20 +240,6 @@ class StandingGuard:
 
     def _give_up(self) -> None:
         self._undo.close()  # all of it, also where a part fails
-
-
-class _StepBoundaries:
-    """The guard as a listener of the step hooks."""
-
-    def __init__(self, guard: StandingGuard) -> None:
-        self._guard = guard
-
-    def restart(self) -> None:
-        """Nothing: which checkpoints are recomputed does not hang on where a step ends."""
-
-    def boundary(self) -> None:
-        """A step has ended."""
-        self._guard.boundary()
 
 
 def guard(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from recompute_scan import trackers
 from recompute_scan.errors import RunError
+from recompute_scan.guarding.alert_page import alert_page
 from recompute_scan.guarding.changes import Change
 from recompute_scan.guarding.judging import IN_A_ROW
 
-_KEPT = 64
+_KEPT = 65
 _log = logging.getLogger("recompute_scan.guard")
 Listening = Callable[[Change], object]
 
@@ -55,6 +56,8 @@ class Telling:
                         "changes": len(self.changes),
                     },
                     alert=f"Recomputes have changed: {change.kind}",
+                    artifact="recompute-scan-guard",
+                    files={"guard.html": alert_page(self.changes)},
                 )
             )
 
@@ -77,24 +80,24 @@ def with_pace(change: Change, pace: Pace) -> Change:
 
 
 class Pace:
-    """The latest step times, on the clock of the process, and the memory at the last look."""
+    """The latest step times, on the clock of the process, and the memory at the last look.
+
+    Attributes:
+        ends: When the latest steps ended, in s of ``time.perf_counter``.
+    """
 
     def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=_KEPT)
-        self._last: float | None = None
+        self.ends: deque[float] = deque(maxlen=_KEPT)
         self._memory: int | None = None
-
-    def step(self) -> None:
-        """A step has ended."""
-        now = time.perf_counter()
-        if self._last is not None:
-            self._times.append(now - self._last)
-        self._last = now
 
     @property
     def usual_s(self) -> float | None:
         """Median of the latest step times in s."""
-        return statistics.median(self._times) if self._times else None
+        times = self._times()
+        return statistics.median(times) if times else None
+
+    def _times(self) -> list[float]:
+        return [end - began for began, end in pairwise(self.ends)]
 
     def look_at_memory(self) -> None:
         """Keep what is in use now."""
@@ -102,7 +105,7 @@ class Pace:
 
     def slower(self, steps: int) -> float | None:
         """Median time of the last steps over that of those before; ``None`` with too few."""
-        times = list(self._times)
+        times = self._times()
         since, before = times[-steps:], times[:-steps]
         if len(since) < steps or len(before) < steps:
             return None

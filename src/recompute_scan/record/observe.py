@@ -142,7 +142,9 @@ def observe(
     alternation: Alternation | Rehearsing | None = rehearsing
     if options.switching:
         alternation = Alternation(bypass, recorder, plan.warmup)
-    boundaries = _Boundaries(recorder, probe, graphs, alternation, gauges, keeps_probe=bypassing)
+    boundaries = _Boundaries(
+        guard, recorder, probe, graphs, alternation, gauges, keeps_probe=bypassing
+    )
     hooks = StepHooks(counter, boundaries, guard)
     unstepped = Unstepped(counter, guard)
     ends: list[RankEnd] = []
@@ -272,6 +274,7 @@ class _Boundaries(Struct, frozen=True):
     With the last recorded step the probe goes, unless checkpoints are to stay out.
     """
 
+    guard: Guard
     recorder: Recorder
     probe: Probe
     graphs: CompiledGraphs
@@ -280,9 +283,12 @@ class _Boundaries(Struct, frozen=True):
     keeps_probe: bool
 
     def restart(self) -> None:
-        self.recorder.restart()
+        self.guard.run(self.recorder.restart, otherwise=None)
 
     def boundary(self) -> None:
+        self.guard.run(self._boundary, otherwise=None)
+
+    def _boundary(self) -> None:
         if not self.recorder.done:
             self.probe.look_at_gradients()
         if self.gauges is not None:

@@ -10,7 +10,6 @@ They are timed without a profiler: the honest times.
 from __future__ import annotations
 
 import inspect
-import os
 import threading
 import time
 import weakref
@@ -25,6 +24,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from recompute_scan import _step
 from recompute_scan.record.guard import Call, Guard
+from recompute_scan.record.launch.forks import in_forked_processes
 from recompute_scan.record.patches import Patches
 
 
@@ -69,10 +69,14 @@ class StepTimer:
 
 EXPLICIT = "recompute_scan.step()"
 _MARK = "_recompute_scan_wrapped"
+# Number of the backward pass under way outside any; set in autograd's device threads as well.
+_NONE = -1
 
 
 class Listener(Protocol):
-    """Who wants to know. Both are called outside any running backward pass."""
+    """Who wants to know. Both are called outside any running backward pass, with nothing between
+    them and the script but what :class:`StepHooks` is called through.
+    """
 
     def restart(self) -> None:
         """Another optimizer ends the step than was thought: earlier boundaries were wrong."""
@@ -118,6 +122,9 @@ class StepCounter:
         Returns:
             Whether the idea of what ends a step has changed with it, and whether it ends one.
         """
+        if event == self._ender and len(self._counts) == 1 and not self._vacant:
+            self._counts[event] += 1  # what follows comes to the same, later
+            return False, True
         if self.explicit and event != EXPLICIT:
             return False, False
         if event in self._vacant:  # another object at the same address
@@ -159,10 +166,9 @@ class StepHooks:
         self._guard = guard or Guard()
         self._counter = counter
         self._listener = listener
-        self._process = os.getpid()
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._gone: deque[int] = deque()  # weak references call back in any thread
-        self._inside = threading.local()
+        self._stepping: set[int] = set()  # threads inside our wrapper of an optimizer's step
         self._restart_due = False
         self._boundary_due = False
         self._active = False
@@ -172,7 +178,8 @@ class StepHooks:
     def install(self) -> None:
         """Begin to listen. Optimizers made before this call are heard by the global hook."""
         self._active = True
-        handle = register_optimizer_step_post_hook(self._guard.aside(self._after_hooked_step))
+        _LISTENING.add(self)
+        handle = register_optimizer_step_post_hook(self._guard.aside(self._saw_step_of))
         self._patches.add(handle.remove)
         patch = getattr(Optimizer, "_patch_step_function", None)
         if patch is not None:
@@ -196,16 +203,16 @@ class StepHooks:
 
     def _wrapped(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def ours(call: Call, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._active:
+            thread = threading.get_ident()
+            # A step that calls other steps (super().step(), wrappers) is one.
+            if not self._active or thread in self._stepping:
                 return call(optimizer, *args, **kwargs)
-            depth = getattr(self._inside, "depth", 0)
-            self._inside.depth = depth + 1
+            self._stepping.add(thread)
             try:
                 result = call(optimizer, *args, **kwargs)
             finally:
-                self._inside.depth = depth
-            if depth == 0:  # a step that calls other steps (super().step(), wrappers) is one
-                self._saw_step_of(optimizer)
+                self._stepping.discard(thread)
+            self._saw_step_of(optimizer)
             return result
 
         wrapper = self._guard.around(step, ours, vital=True)
@@ -217,11 +224,9 @@ class StepHooks:
         setattr(wrapper, _MARK, True)
         return wrapper
 
-    def _after_hooked_step(self, optimizer: Any, *_: Any) -> None:
-        if getattr(self._inside, "depth", 0) == 0:
-            self._saw_step_of(optimizer)
-
-    def _saw_step_of(self, optimizer: Any) -> None:
+    def _saw_step_of(self, optimizer: Any, *_: Any) -> None:
+        if self._stepping and threading.get_ident() in self._stepping:
+            return  # our wrapper says it
         while self._gone:
             event = self._gone.popleft()
             self._optimizers.pop(event, None)
@@ -237,7 +242,7 @@ class StepHooks:
         return lambda _: gone.append(event)
 
     def _saw(self, event: Hashable) -> None:
-        if not self._active or os.getpid() != self._process:  # a forked child has no recorder
+        if not self._active:
             return
         changed, ended = self._counter.saw(event)
         self._restart_due |= changed
@@ -245,7 +250,7 @@ class StepHooks:
         self._boundary_due = ended or (self._boundary_due and not changed)
         if not (self._restart_due or self._boundary_due):
             return
-        if in_backward():
+        if torch._C._current_graph_task_id() != _NONE:
             self._wrap_backward()
         else:
             self._fire()
@@ -254,9 +259,9 @@ class StepHooks:
         restart, self._restart_due = self._restart_due, False
         boundary, self._boundary_due = self._boundary_due, False
         if restart:
-            self._guard.run(self._listener.restart, otherwise=None)
+            self._listener.restart()
         if boundary:
-            self._guard.run(self._listener.boundary, otherwise=None)
+            self._listener.boundary()
 
     def _wrap_backward(self) -> None:
         # Inside a running backward nothing may be raised and no profiler started or stopped, so
@@ -276,7 +281,19 @@ class StepHooks:
         self._patches.replace(torch.autograd, "backward", guarded)
 
 
+# Asking for the process's number in every step would take longer than all else that is done there.
+_LISTENING: weakref.WeakSet[StepHooks] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """A forked process has no recorder."""
+    for hooks in list(_LISTENING):
+        hooks._active = False
+
+
+in_forked_processes(_forked)
+
+
 def in_backward() -> bool:
     """Whether a backward pass is under way in this thread."""
-    # -1 outside any backward pass; set in autograd's device threads as well.
-    return bool(torch._C._current_graph_task_id() != -1)
+    return bool(torch._C._current_graph_task_id() != _NONE)

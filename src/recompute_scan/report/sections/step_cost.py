@@ -15,6 +15,8 @@ from recompute_scan.report.words import device_words
 from recompute_scan.result import Result
 from recompute_scan.units import plural, span
 
+# Of the longer bar, in per cent; a slice has two decimals.
+_THINNEST = 0.01
 _TOO_WIDE = "The step times vary too much to rely on"
 
 
@@ -71,10 +73,29 @@ def _text(page: Page, result: Result) -> None:
 
 
 def _markdown(result: Result) -> str:
-    if not _is_predicted(result):
+    parts = [_pie(result)]
+    if _is_predicted(result):
+        fix = fix_sentence(result)
+        words = [*([fix] if fix else []), *step_time_sentences(result)]
+        parts.append(markdown_prose(" ".join(words)))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _pie(result: Result) -> str:
+    """The step in its parts, as text of which GitHub and GitLab draw a picture: they take out
+    drawings that are in a summary or comment themselves.
+    """
+    bars = cost_bars(result)
+    if bars is None:
         return ""
-    fix = fix_sentence(result)
-    return markdown_prose(" ".join([*([fix] if fix else []), *step_time_sentences(result)]))
+    widths = {part.kind: part.width for part in bars.before}
+    slices = [
+        f'    "{row.name}, {row.before}" : {widths[row.kind]:.2f}'
+        for row in bars.table
+        if widths.get(row.kind, 0) >= _THINNEST
+    ]
+    head = f"pie title One step takes {bars.total_before}"
+    return "\n".join(["```mermaid", head, *slices, "```"]) if slices else ""
 
 
 SECTION = Section(
