@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -37,7 +38,7 @@ from benchmarks.machine import processor
 from benchmarks.plan_cases import CASES, PlanCase
 
 from recompute_scan.cost.activation_plan import Planner, Wish
-from recompute_scan.cost.arrangement import WAYS, Arrangements, Bool
+from recompute_scan.cost.arrangement import KEEP, SELECTIVE, WAYS, Arrangements, Choices
 from recompute_scan.how_far import Pieces
 from recompute_scan.record.arrange.proving import Rehearsals
 from recompute_scan.record.run_options import RunOptions
@@ -45,7 +46,7 @@ from recompute_scan.rehearsal import ArmWanted
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = (0.3, 0.5, 0.7, 0.9)
-_MOST_TRIED = 10
+_MOST_TRIED = 3**8
 _BYTES, _STEP_MEDIAN, _STEP_WORST = 0.03, 0.03, 0.08
 # What the fastest of several measured medians may be faster by chance.
 _CHANCE = 0.02
@@ -104,14 +105,21 @@ def rows_of(name: str, steps: int, folder: Path) -> list[Row]:
         timeout_s=300,
     )
     number = case.ranks if case.ranks > 1 else None
-    rehearsal = Rehearsals(options, number, Pieces(1)).run("case", tuple(map(ArmWanted, WAYS)))
-    planner = Planner(rehearsal, Wish("bytes", 0, ""))
+    ranks = Rehearsals(options, number, Pieces(1)).run("case", tuple(map(ArmWanted, WAYS)))
+    planner = Planner(ranks, Wish("bytes", 0, ""))
     model = planner.arrangements
     least, most = model.peak(model.everything), model.peak(model.nothing)
     budgets = [round(least + part * (most - least)) for part in BUDGETS]
     chosen = [model.solve(budget=budget) for budget in budgets]
     names = [one.module for one in model.candidates]
-    plans = [[n for n, on in zip(names, one, strict=True) if on] for one in map(_known, chosen)]
+    plans = [
+        [
+            f"{n}~" if how == SELECTIVE else n
+            for n, how in zip(names, one, strict=True)
+            if how != KEEP
+        ]
+        for one in map(_known, chosen)
+    ]
     simple = ["all", "none", ",".join(names[::2])]
     tried = [case.today, *simple, *(",".join(plan) or "none" for plan in plans)]
     shown = _oracle(name, case, steps, tried)
@@ -125,7 +133,7 @@ def rows_of(name: str, steps: int, folder: Path) -> list[Row]:
             Row(
                 name,
                 part,
-                f"{len(plans[place])}/{len(names)}",
+                f"{_counts(plans[place])}/{len(names)}",
                 budget,
                 model.peak(_known(choice)),
                 shown["peaks"][at],
@@ -139,17 +147,22 @@ def rows_of(name: str, steps: int, folder: Path) -> list[Row]:
     return found
 
 
-def _known(choice: Bool | None) -> Bool:
+def _counts(plan: list[str]) -> str:
+    partly = sum(name.endswith("~") for name in plan)
+    return f"{len(plan) - partly}+{partly}~" if partly else f"{len(plan)}"
+
+
+def _known(choice: Choices | None) -> Choices:
     assert choice is not None, "a budget between the two ends can be kept"
     return choice
 
 
-def _optimal(model: Arrangements, chosen: Bool, budget: int) -> bool | None:
+def _optimal(model: Arrangements, chosen: Choices, budget: int) -> bool | None:
     """Whether no arrangement that fits is faster; ``None`` where there are too many to try."""
-    number = len(model.candidates)
-    if number > _MOST_TRIED:
+    options = [model.options(place) for place in range(len(model.candidates))]
+    if math.prod(map(len, options)) > _MOST_TRIED:
         return None
-    every = (np.array(one, np.bool_) for one in itertools.product((False, True), repeat=number))
+    every = (np.array(one, np.int8) for one in itertools.product(*options))
     best = min(model.step_ms(one) for one in every if model.peak(one) <= budget)
     return model.step_ms(chosen) <= best * (1 + 1e-9)
 
@@ -171,7 +184,7 @@ def _oracle(name: str, case: PlanCase, steps: int, tried: list[str]) -> Any:
 
 
 _HEAD = (
-    "| script | budget | recomputed | peak / budget | bytes off "
+    "| script | budget | recomputed (~ selectively) | peak / budget | bytes off "
     "| step as a share of today's: predicted | processor time | wall clock | best simple | |\n"
     + "| --- " * 10
     + "|"

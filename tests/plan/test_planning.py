@@ -6,13 +6,24 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from benchmarks.plan_cases import CASES, arrange, build
 from benchmarks.plan_oracle import peak_of
+from msgspec.structs import replace
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.advise.setting import listed, setting_for
+from recompute_scan.cost.arrangement import WAYS, arrangements
+from recompute_scan.how_far import Pieces
+from recompute_scan.record.arrange.proving import Rehearsals
+from recompute_scan.record.run_options import RunOptions
+from recompute_scan.rehearsal import ArmWanted
 from recompute_scan.result import PlannedModule, from_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,8 +56,8 @@ def test_a_plan_keeps_its_budget_and_holds_what_was_said(name: str, tmp_path: Pa
     arrange(model, today)
     step()
     assert made.today.peak_bytes == peak_of(model, step)
-    on = [one.module for one in made.modules if one.recompute]
-    assert 0 < len(on) < len(made.modules)
+    on = [one.module + "~" * one.selective for one in made.modules if one.recompute]
+    assert on
     arrange(model, ",".join(on))
     peak = peak_of(model, step)
     assert peak <= made.budget_bytes
@@ -55,6 +66,26 @@ def test_a_plan_keeps_its_budget_and_holds_what_was_said(name: str, tmp_path: Pa
     assert made.proof.outcome in ("fits", "helps", "no-gain", "slower", "unclear")
     assert "Setting to change" in done.stdout or "Taken back" in done.stdout
     assert 'id="plan"' in (tmp_path / "out" / "report.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformer", "mlp-uneven", "convolutions", "bfloat16"])
+def test_every_choice_holds_what_was_said(name: str, tmp_path: Path) -> None:
+    """All three for all modules, and a mixture of them, against the oracle's count."""
+    options = RunOptions(str(SCRIPT), False, (name,), tmp_path, timing_steps=1, timeout_s=300)
+    (shown,) = Rehearsals(options, None, Pieces(1)).run("case", tuple(map(ArmWanted, WAYS)))
+    # However long they took here, everything is to be a choice.
+    steps = {"today": 10.0, "keep": 10.0, "recompute": 20.0, "selective": 12.0}
+    arms = tuple(replace(arm, steps_ms=(steps[arm.way],) * 8) for arm in shown.arms)
+    model = arrangements(replace(shown, arms=arms))
+    names = [one.module for one in model.candidates]
+    script, step = build(CASES[name])
+    step()
+    number = len(names)
+    for choices in ([0] * number, [1] * number, [2] * number, [n % 3 for n in range(number)]):
+        chosen = [f"{n}{'~' * (how == 2)}" for n, how in zip(names, choices, strict=True) if how]
+        arrange(script, ",".join(chosen) or "none")
+        assert model.peak(np.array(choices, np.int8)) == peak_of(script, step)
 
 
 @pytest.mark.slow
@@ -113,6 +144,43 @@ def test_the_setting_makes_the_arrangement() -> None:
     ]
     assert wrapped == [0, 2, 4]
     assert peak_of(model, step) == wanted
+
+
+class _Products(TorchDispatchMode):
+    """Counts matrix products that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += func is torch.ops.aten.addmm.default
+        return func(*args, **(kwargs or {}))
+
+
+def _products(step: Callable[[], None]) -> int:
+    with _Products() as counted:
+        step()
+    return counted.number
+
+
+def test_the_setting_keeps_what_heavy_operators_make() -> None:
+    model, step = build(CASES["mlp-uneven"])
+    arrange(model, "none")
+    nothing = _products(step)
+    arrange(model, "layers.0,layers.2~,layers.4~")
+    wanted = _products(step)
+    arrange(model, "layers.0,layers.2,layers.4")
+    whole = _products(step)
+    assert nothing < wanted < whole
+    arrange(model, "none")
+    modules = [
+        PlannedModule(name, "Mlp", False, name[-1] in "024", 1.0, 1, name[-1] in "24")
+        for name in model.names()
+    ]
+    _, code = setting_for(modules, (), operators=("aten.addmm.default",))
+    exec(code, {"model": model})
+    assert _products(step) == wanted
 
 
 def test_nothing_recomputed_and_everything() -> None:
