@@ -27,11 +27,13 @@ class ArmWanted(Struct, frozen=True):
             ``chosen`` around those that are named.
         recomputed: Names of modules, for ``chosen``.
         selective: Those whose checkpoints keep such results.
+        operators: The heavy ones, where that has been found out.
     """
 
     way: Way
     recomputed: tuple[str, ...] = ()
     selective: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
 
 class Candidate(Struct, frozen=True):

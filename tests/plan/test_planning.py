@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recompute_scan.advise.setting import listed, setting_for
 from recompute_scan.cost.arrangement import WAYS, arrangements
 from recompute_scan.how_far import Pieces
+from recompute_scan.record.arrange.arranging import draws
 from recompute_scan.record.arrange.proving import Rehearsals
 from recompute_scan.record.run_options import RunOptions
 from recompute_scan.rehearsal import ArmWanted
@@ -191,3 +192,13 @@ def test_nothing_recomputed_and_everything() -> None:
     assert "for n in (0, 1, 2, 4, 5)" in setting_for([*some, kept], ())[1]
     assert listed(["layers.0", "layers.1", "layers.2", "layers.5"]) == "layers[0 to 2, 5]"
     assert json.dumps(setting_for([kept], ())[1]) == '""'
+
+
+def test_an_operator_that_draws_random_numbers_is_never_kept() -> None:
+    """Without it a recompute would draw others behind it than the forward did."""
+    attention = torch.ops.aten._scaled_dot_product_flash_attention.default
+    q = torch.empty(1, 1, 2, 4)
+    assert draws(attention, (q, q, q, 0.1), {})
+    assert draws(attention, (q, q, q), {"dropout_p": 0.1})
+    assert not draws(attention, (q, q, q), {"is_causal": True})
+    assert not draws(torch.ops.aten.mm.default, (q[0, 0], q[0, 0].T), {})

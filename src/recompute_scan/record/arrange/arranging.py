@@ -8,7 +8,7 @@ their own stay where they are.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -57,25 +57,38 @@ def can_be_selective() -> bool:
     return _selective_contexts is not None and not compiled_something()
 
 
-def heavy_operators() -> list[Any]:
-    """Those of this torch whose results a selective checkpoint keeps."""
-    packets = (getattr(torch.ops.aten, name, None) for name in _HEAVY)
+def heavy_operators(names: Iterable[str]) -> list[Any]:
+    """Those that this torch has, of ``mm`` or ``aten.mm.default``."""
+    plain = (name.removeprefix("aten.").removesuffix(".default") for name in names)
+    packets = (getattr(torch.ops.aten, name, None) for name in plain)
     return [packet.default for packet in packets if hasattr(packet, "default")]
 
 
 class _Heavy(TorchDispatchMode):
-    """Tells what heavy operators make."""
+    """Tells what heavy operators make, and takes those from the list that draw random numbers: a
+    recompute that leaves one out would draw others behind it than the forward did.
+    """
 
-    def __init__(self, saved: SavedTensors, operators: Sequence[Any], met: dict[str, None]) -> None:
+    def __init__(self, saved: SavedTensors, operators: list[Any], met: dict[str, None]) -> None:
         super().__init__()
         self._saved, self._operators, self._met = saved, operators, met
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func in self._operators:
-            self._met[str(func)] = None
-            self._saved.keep_results(made)
+            if draws(func, args, kwargs or {}):
+                self._operators.remove(func)
+                self._met.pop(str(func), None)
+            else:
+                self._met[str(func)] = None
+                self._saved.keep_results(made)
         return made
+
+
+def draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operator is called with dropout."""
+    names = [argument.name for argument in func._schema.arguments]
+    return bool({**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p"))
 
 
 class Arranging(Bypass):
@@ -85,7 +98,8 @@ class Arranging(Bypass):
         covered: Modules that the script's own checkpoints cover, until :meth:`take_over`.
         recomputed: Places of the candidates that have a checkpoint, where ``active``.
         selective: Those of them whose checkpoints keep the results of heavy operators.
-        met: The heavy operators that ran in the step that was looked at.
+        heavy: Operators whose results selective checkpoints keep.
+        met: Those of them that ran in the step that was looked at.
         saved: What looks at the saved tensors of this step, if anything does.
     """
 
@@ -95,8 +109,8 @@ class Arranging(Bypass):
         self.covered: dict[int, nn.Module] = {}
         self.recomputed: frozenset[int] = frozenset()
         self.selective: frozenset[int] = frozenset()
+        self.heavy = heavy_operators(_HEAVY)
         self.met: dict[str, None] = {}
-        self._heavy = heavy_operators()
         self.saved: SavedTensors | None = None
         self._forwards = Patches()
         self._taken_over = False
@@ -217,16 +231,16 @@ class Arranging(Bypass):
         saved.keep_inputs(run, list(_tensors((args, kwargs))))
         self._runs.append((place, saved.now))
         saved.current_run = run
-        looks = _Heavy(saved, self._heavy, self.met) if self.active else nullcontext()
+        looks = self.active and can_be_selective()
         try:
-            with looks:
+            with _Heavy(saved, self.heavy, self.met) if looks else nullcontext():
                 return call(*args, **kwargs)
         finally:
             saved.current_run = before
             saved.see_weights(module, -1)
 
     def _contexts(self) -> Any:
-        return _selective_contexts(self._heavy)
+        return _selective_contexts(self.heavy)
 
     def _timed(self, place: int, original: Any) -> Any:
         """The function of a checkpoint, whose run in the backward pass is timed.

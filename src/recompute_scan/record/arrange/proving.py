@@ -106,7 +106,8 @@ def _proven(runs: Rehearsals, planner: Planner, chosen: Choices, plan: Activatio
     names = tuple(one.module for one in plan.modules if one.recompute)
     selective = tuple(one.module for one in plan.modules if one.selective)
     try:
-        ranks = runs.run("proof", (ArmWanted("today"), ArmWanted("chosen", names, selective)))
+        wanted = ArmWanted("chosen", names, selective, plan.operators)
+        ranks = runs.run("proof", (ArmWanted("today"), wanted))
     except RunError:
         return PlanProof("failed")
     arms = [[arm_of_way(one.arms, way) for one in ranks] for way in ("today", "chosen")]

@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 
-from recompute_scan.record.arrange.arranging import Arranging, can_be_selective
+from recompute_scan.record.arrange.arranging import Arranging, can_be_selective, heavy_operators
 from recompute_scan.record.arrange.candidates import Chosen, candidates
 from recompute_scan.record.arrange.holding import SavedTensors
 from recompute_scan.record.recorder import Recorder
@@ -144,6 +144,8 @@ class Rehearsing:
 
     def _arrange(self, arm: ArmWanted) -> None:
         everything = range(len(self._chosen or ()))
+        if arm.operators:
+            self._arranging.heavy = heavy_operators(arm.operators)
         self._arranging.active = arm.way != "today"
         self._arranging.recomputed = frozenset(
             place
