@@ -7,8 +7,9 @@ import random
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from recompute_scan.cost.activation_plan import read_wish
+from recompute_scan.cost.activation_plan import Planner, read_wish
 from recompute_scan.cost.arrangement import Arrangements, arrangements
 from recompute_scan.errors import UsageError
 from recompute_scan.rehearsal import ArmMeasured, Candidate, Hold, ModuleRun, Rehearsal, Storage
@@ -155,12 +156,34 @@ def two_layers() -> Arrangements:
     return arrangements(rehearsal(storages, runs, [3.0, 5.0]))
 
 
+def test_a_tower_that_is_not_checkpointed_is_told_of() -> None:
+    """The second and third layer are a tower of their own; between them they share 4 MiB."""
+    mib = 1 << 20
+    storages = [
+        Storage(2 * mib, (Hold(0, "saved", 1, 60),)),
+        Storage(4 * mib, (Hold(1, "saved", 2, 50), Hold(2, "saved", 3, 40))),
+        Storage(8 * mib, (Hold(2, "input", 3, 50), Hold(2, "saved", 4, 40))),
+    ]
+    runs = [ModuleRun(0, 0, 60), ModuleRun(1, 1, 50), ModuleRun(2, 2, 40)]
+    one = rehearsal(storages, runs, [1.0, 1.0, 1.0])
+    names = ("text.layers.0", "vision.blocks.0", "vision.blocks.1")
+    candidates = tuple(
+        replace(candidate, module=name, checkpointed=name.startswith("text"))
+        for candidate, name in zip(one.candidates, names, strict=True)
+    )
+    planner = Planner([replace(one, candidates=candidates)], read_wish("1GB", None))
+    (said,) = planner.plan(planner.best()).remarks
+    assert said == (
+        "1 of 3 modules are checkpointed today. Not so: 2 in vision.blocks, which save 12.0 MiB."
+    )
+    whole = Planner([one], read_wish("1GB", None))
+    assert not whole.plan(whole.best()).remarks
+
+
 def test_what_steps_say_outranks_what_recomputes_took() -> None:
     """Recomputes of 3 and 5 ms, and steps that differ by 16 ms for certain."""
     one = rehearsal([], [ModuleRun(0, 0, 5), ModuleRun(1, 1, 4)], [3.0, 5.0])
     arms = (*one.arms[:2], ArmMeasured("recompute", (116.0,) * 8, 0))
-    from msgspec.structs import replace  # noqa: PLC0415
-
     model = arrangements(replace(one, arms=arms))
     assert model.again_ms == pytest.approx((6.0, 10.0))
     assert model.step_ms(model.everything) == pytest.approx(116.0)

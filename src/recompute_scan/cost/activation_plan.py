@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 from typing import Literal
@@ -21,7 +22,7 @@ from recompute_scan.cost.arrangement import (
 from recompute_scan.errors import RunError, UsageError
 from recompute_scan.rehearsal import ArmMeasured, Rehearsal
 from recompute_scan.result import ActivationPlan, PlannedModule, PlanPoint, PlanProof
-from recompute_scan.units import ms, size
+from recompute_scan.units import ms, plural, size
 
 _AMOUNT = re.compile(
     r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?P<binary>i?)B?", re.IGNORECASE
@@ -169,7 +170,7 @@ class Planner:
             setting=(),
             code="",
             proof=PlanProof("not-tried"),
-            remarks=self._rehearsal.remarks,
+            remarks=(*_left_out(self._rehearsal), *self._rehearsal.remarks),
             operators=self._rehearsal.operators if (chosen == SELECTIVE).any() else (),
         )
 
@@ -219,6 +220,29 @@ class Planner:
 def taken(arm: ArmMeasured) -> int:
     """Most that was allocated at once on a GPU, or saved, bytes."""
     return (arm.saved_bytes if arm.allocated_bytes is None else arm.allocated_bytes) or 0
+
+
+def _left_out(rehearsal: Rehearsal) -> tuple[str, ...]:
+    """A sentence where only some of the modules are checkpointed today: what the others save."""
+    lists: dict[str, set[int]] = defaultdict(set)
+    for place, one in enumerate(rehearsal.candidates):
+        if not one.checkpointed:
+            lists[one.module.rpartition(".")[0] or one.module].add(place)
+    off = sum(map(len, lists.values()))
+    if not 0 < off < len(rehearsal.candidates):
+        return ()
+    said = []
+    for name, places in lists.items():
+        runs = {n for n, run in enumerate(rehearsal.runs) if run.candidate in places}
+        saved = sum(
+            storage.size
+            for storage in rehearsal.storages
+            if any(hold.kind == "saved" and hold.run in runs for hold in storage.holds)
+        )
+        said.append(f"{len(places)} in {name}, which save {size(saved)}")
+    on = len(rehearsal.candidates) - off
+    others = "; ".join(said)
+    return (f"{on} of {plural(on + off, 'module')} are checkpointed today. Not so: {others}.",)
 
 
 def _saved(rehearsal: Rehearsal, candidate: int) -> int:
