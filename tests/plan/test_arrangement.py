@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from recompute_scan.cost.activation_plan import Planner, read_wish
-from recompute_scan.cost.arrangement import Arrangements, arrangements
+from recompute_scan.cost.arrangement import Arrangements, arrangements, leveled
 from recompute_scan.errors import UsageError
 from recompute_scan.rehearsal import ArmMeasured, Candidate, Hold, ModuleRun, Rehearsal, Storage
 
@@ -178,6 +178,18 @@ def test_a_tower_that_is_not_checkpointed_is_told_of() -> None:
     )
     whole = Planner([one], read_wish("1GB", None))
     assert not whole.plan(whole.best()).remarks
+
+
+def test_a_script_without_checkpoints_is_what_it_is_without_them() -> None:
+    """Whatever the clock says: both arms made the same steps."""
+    one = rehearsal([], [ModuleRun(0, 0, 5)], [3.0])
+    today = ArmMeasured("today", (130.0,) * 8, 7)
+    keep = ArmMeasured("keep", (100.0,) * 8, 7)
+    one = replace(one, arms=(today, keep, *one.arms[2:]))
+    assert leveled(one) == one  # it has checkpoints
+    none = replace(one, candidates=(replace(one.candidates[0], checkpointed=False),))
+    planner = Planner([none], read_wish("1GB", None))
+    assert planner.today.step_ms == planner.arrangements.keep_ms == 115.0
 
 
 def test_what_steps_say_outranks_what_recomputes_took() -> None:

@@ -18,6 +18,7 @@ from recompute_scan.cost.arrangement import (
     Choices,
     arm_of_way,
     arrangements,
+    leveled,
 )
 from recompute_scan.errors import RunError, UsageError
 from recompute_scan.rehearsal import ArmMeasured, Rehearsal
@@ -105,6 +106,7 @@ class Planner:
     """
 
     def __init__(self, ranks: Sequence[Rehearsal], wish: Wish) -> None:
+        ranks = [leveled(one) for one in ranks]
         self._rehearsal = ranks[0]
         self._wish = wish
         self.arrangements: Arrangements = arrangements(*ranks)

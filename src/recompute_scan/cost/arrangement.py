@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.intervals import median_interval
 from recompute_scan.rehearsal import ArmMeasured, Candidate, Rehearsal, Way
@@ -177,6 +178,20 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
         fixed=fixed,
         selective_ms=selective_ms,
     )
+
+
+def leveled(rehearsal: Rehearsal) -> Rehearsal:
+    """Where the script has no checkpoint, its steps are those without: both get the mean of both."""
+    today, keep = (arm_of_way(rehearsal.arms, way) for way in WAYS[:2])
+    checkpointed = any(one.checkpointed for one in rehearsal.candidates)
+    if checkpointed or today.saved_bytes != keep.saved_bytes:
+        return rehearsal
+    pairs = zip(today.steps_ms, keep.steps_ms, strict=False)
+    steps_ms = tuple((one + other) / 2 for one, other in pairs)
+    arms = (
+        replace(arm, steps_ms=steps_ms) if arm.way in WAYS[:2] else arm for arm in rehearsal.arms
+    )
+    return replace(rehearsal, arms=tuple(arms))
 
 
 def _extra(
