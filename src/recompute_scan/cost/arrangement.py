@@ -181,7 +181,7 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
 
 
 def leveled(rehearsal: Rehearsal) -> Rehearsal:
-    """Where the script has no checkpoint, its steps are those without: both get the mean of both."""
+    """Where the script has no checkpoint, its steps are those without: both get their mean."""
     today, keep = (arm_of_way(rehearsal.arms, way) for way in WAYS[:2])
     checkpointed = any(one.checkpointed for one in rehearsal.candidates)
     if checkpointed or today.saved_bytes != keep.saved_bytes:
