@@ -4,7 +4,8 @@
 
 The case's own switch makes each arrangement (``all``, ``none`` or names of layers). What is saved
 is counted by hooks on saved tensors and, in recomputes, by torch's own bookkeeping, each storage
-once; of results that a policy keeps the policy tells, and they count as long as they live. Step
+once; of results that a policy keeps the policy tells, and they count until a recompute has taken
+them, or as long as they live. Step
 times are those of steps that take turns, each thrice in a row: the first of the three, which finds
 the memory as another arrangement has left it, does not count. Processor time is told beside them.
 """
@@ -48,6 +49,10 @@ class Saved:
                 storage = tensor.untyped_storage()
                 self.kept.append((StorageWeakRef(storage), _place(tensor), storage.nbytes()))
         self._look()
+
+    def take(self, result: torch.Tensor) -> None:
+        """A recompute takes what was kept."""
+        self.kept = [one for one in self.kept if one[1] != _place(result)]
 
     def pack(self, tensor: torch.Tensor) -> Any:
         place = _place(tensor)
@@ -115,12 +120,20 @@ def peak_of(model: Switched, step: Any) -> int:
 
             self.pack_hook = pack
 
-    torch_checkpoint._recomputation_hook = Counting
+    wrapper: Any = torch_checkpoint._VersionWrapper
+    get_val = wrapper.get_val
+
+    def taken(self: Any, *args: Any) -> Any:
+        if isinstance(self.val, torch.Tensor):
+            saved.take(self.val)
+        return get_val(self, *args)
+
+    torch_checkpoint._recomputation_hook, wrapper.get_val = Counting, taken
     try:
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda holder: holder.box[0]):
             step()
     finally:
-        torch_checkpoint._recomputation_hook = hook
+        torch_checkpoint._recomputation_hook, wrapper.get_val = hook, get_val
         model.tell = lambda _: None
     return saved.peak
 

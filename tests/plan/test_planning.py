@@ -10,21 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from benchmarks.plan import all_choices, arranged, some_choices
 from benchmarks.plan_cases import CASES, arrange, build
 from benchmarks.plan_oracle import peak_of
-from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.advise.setting import listed, setting_for
-from recompute_scan.cost.arrangement import WAYS, arrangements
-from recompute_scan.how_far import Pieces
 from recompute_scan.record.arrange.arranging import draws
-from recompute_scan.record.arrange.proving import Rehearsals
-from recompute_scan.record.run_options import RunOptions
-from recompute_scan.rehearsal import ArmWanted
 from recompute_scan.result import PlannedModule, from_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,20 +67,12 @@ def test_a_plan_keeps_its_budget_and_holds_what_was_said(name: str, tmp_path: Pa
 @pytest.mark.parametrize("name", ["transformer", "mlp-uneven", "convolutions", "bfloat16"])
 def test_every_choice_holds_what_was_said(name: str, tmp_path: Path) -> None:
     """All three for all modules, and a mixture of them, against the oracle's count."""
-    options = RunOptions(str(SCRIPT), False, (name,), tmp_path, timing_steps=1, timeout_s=300)
-    (shown,) = Rehearsals(options, None, Pieces(1)).run("case", tuple(map(ArmWanted, WAYS)))
-    # However long they took here, everything is to be a choice.
-    steps = {"today": 10.0, "keep": 10.0, "recompute": 20.0, "selective": 12.0}
-    arms = tuple(replace(arm, steps_ms=(steps[arm.way],) * 8) for arm in shown.arms)
-    model = arrangements(replace(shown, arms=arms))
-    names = [one.module for one in model.candidates]
+    model = all_choices(name, tmp_path)
     script, step = build(CASES[name])
     step()
-    number = len(names)
-    for choices in ([0] * number, [1] * number, [2] * number, [n % 3 for n in range(number)]):
-        chosen = [f"{n}{'~' * (how == 2)}" for n, how in zip(names, choices, strict=True) if how]
-        arrange(script, ",".join(chosen) or "none")
-        assert model.peak(np.array(choices, np.int8)) == peak_of(script, step)
+    for choices in some_choices(len(model.candidates)):
+        arrange(script, arranged(model, choices))
+        assert model.peak(choices) == peak_of(script, step)
 
 
 @pytest.mark.slow
