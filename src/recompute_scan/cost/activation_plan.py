@@ -118,7 +118,9 @@ class Planner:
         step_ms = max(median(arm.steps_ms) for arm in today)
         self.today = PlanPoint(None, step_ms, max(map(taken, today)), measured=True)
         free = [one.free_bytes for one in ranks if one.free_bytes is not None]
-        self.budget = wish.budget(self.today.peak_bytes, min(free, default=None))
+        # Ranks on CPUs share what their host has.
+        each = min(free) // (len(ranks) if ranks[0].device == "cpu" else 1) if free else None
+        self.budget = wish.budget(self.today.peak_bytes, each)
 
     def best(self, less: int = 0) -> Choices:
         """The best arrangement within the limit.
