@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.advise.setting import listed, setting_for
 from recompute_scan.record.arrange.arranging import draws
+from recompute_scan.record.arrange.rehearsing import arm_of, counts, steps_needed
 from recompute_scan.result import PlannedModule, from_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,3 +191,13 @@ def test_an_operator_that_draws_random_numbers_is_never_kept() -> None:
     assert draws(attention, (q, q, q), {"dropout_p": 0.1})
     assert not draws(attention, (q, q, q), {"is_causal": True})
     assert not draws(torch.ops.aten.mm.default, (q[0, 0], q[0, 0].T), {})
+
+
+@pytest.mark.parametrize("arms", [2, 3, 4])
+def test_a_step_that_counts_comes_behind_one_of_its_own(arms: int) -> None:
+    counted = [step for step in range(steps_needed(9, arms)) if counts(step)]
+    assert all(arm_of(step - 1, arms) == arm_of(step, arms) for step in counted)
+    assert Counter(arm_of(step, arms) for step in counted) == dict.fromkeys(range(arms), 10)
+    # In turn and back again: none is later than another on the whole.
+    places = [median([step for step in counted if arm_of(step, arms) == n]) for n in range(arms)]
+    assert max(places) - min(places) <= 2 * arms * 3
