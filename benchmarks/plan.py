@@ -3,6 +3,7 @@
     python benchmarks/plan.py                 all cases
     python benchmarks/plan.py moe lora        some of them
     python benchmarks/plan.py --steps 20      more timed steps for each arrangement
+    python benchmarks/plan.py --bytes         only what arrangements hold, of all three choices
 
 Each script is rehearsed once, as ``recompute-scan plan`` does it. Then a plan is made for budgets
 at 30, 50, 70 and 90 % between all recomputed and nothing recomputed, and ``plan_oracle.py`` runs
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -30,22 +32,25 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import processor
-from benchmarks.plan_cases import CASES, PlanCase
+from benchmarks.plan_cases import CASES, PlanCase, arrange, build
+from benchmarks.plan_oracle import peak_of
 
 from recompute_scan.cost.activation_plan import Planner, Wish
-from recompute_scan.cost.arrangement import WAYS, Arrangements, Bool
+from recompute_scan.cost.arrangement import WAYS, Arrangements, arrangements
+from recompute_scan.cost.moments import RECOMPUTE, SELECTIVE, Choices
 from recompute_scan.how_far import Pieces
 from recompute_scan.record.arrange.proving import Rehearsals
 from recompute_scan.record.run_options import RunOptions
-from recompute_scan.rehearsal import ArmWanted
+from recompute_scan.rehearsal import ArmWanted, Rehearsal
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = (0.3, 0.5, 0.7, 0.9)
-_MOST_TRIED = 10
+_MOST_TRIED = 3**8
 _BYTES, _STEP_MEDIAN, _STEP_WORST = 0.03, 0.03, 0.08
 # What the fastest of several measured medians may be faster by chance.
 _CHANCE = 0.02
@@ -92,8 +97,8 @@ class Row:
         return found
 
 
-def rows_of(name: str, steps: int, folder: Path) -> list[Row]:
-    """All plans for one script."""
+def rehearse(name: str, steps: int, folder: Path) -> tuple[Rehearsal, ...]:
+    """What each rank of the script has shown."""
     case = CASES[name]
     options = RunOptions(
         str(ROOT / "benchmarks" / "plan_cases.py"),
@@ -104,16 +109,55 @@ def rows_of(name: str, steps: int, folder: Path) -> list[Row]:
         timeout_s=300,
     )
     number = case.ranks if case.ranks > 1 else None
-    rehearsal = Rehearsals(options, number, Pieces(1)).run("case", tuple(map(ArmWanted, WAYS)))
-    planner = Planner(rehearsal, Wish("bytes", 0, ""))
+    return Rehearsals(options, number, Pieces(1)).run("case", tuple(map(ArmWanted, WAYS)))
+
+
+def all_choices(name: str, folder: Path) -> Arrangements:
+    """The script's arrangements, selective ones among them however long they took."""
+    (shown,) = rehearse(name, 1, folder)
+    steps = {"today": 10.0, "keep": 10.0, "recompute": 20.0, "selective": 12.0}
+    arms = tuple(replace(arm, steps_ms=(steps[arm.way],) * 8) for arm in shown.arms)
+    return arrangements(replace(shown, arms=arms))
+
+
+def some_choices(number: int) -> list[Choices]:
+    """One of the three for all, and mixtures of them."""
+    drawn = np.random.default_rng(0).integers(0, 3, (5, number), np.int8)
+    return [*(np.full(number, how, np.int8) for how in range(3)), *drawn]
+
+
+def arranged(model: Arrangements, choices: Choices) -> str:
+    """The names that ``plan_cases.arrange`` knows an arrangement by."""
+    each = zip(model.candidates, choices, strict=True)
+    return ",".join(f"{n.module}{'~' * int(how == SELECTIVE)}" for n, how in each if how) or "none"
+
+
+def show_bytes(name: str, folder: Path) -> bool:
+    """Print by how much what was worked out is off, arrangement by arrangement."""
+    model = all_choices(name, folder)
+    script, step = build(CASES[name])
+    step()
+    off = []
+    for choices in some_choices(len(model.candidates)):
+        arrange(script, arranged(model, choices))
+        off.append(model.peak(choices) / peak_of(script, step) - 1)
+    print(f"| {name} | {' | '.join(f'{one:+.2%}' for one in off)} |", flush=True)
+    return max(map(abs, off)) <= _BYTES
+
+
+def rows_of(name: str, steps: int, folder: Path) -> list[Row]:
+    """All plans for one script."""
+    case = CASES[name]
+    ranks = rehearse(name, steps, folder)
+    planner = Planner(ranks, Wish("bytes", 0, ""))
     model = planner.arrangements
     least, most = model.peak(model.everything), model.peak(model.nothing)
     budgets = [round(least + part * (most - least)) for part in BUDGETS]
     chosen = [model.solve(budget=budget) for budget in budgets]
     names = [one.module for one in model.candidates]
-    plans = [[n for n, on in zip(names, one, strict=True) if on] for one in map(_known, chosen)]
+    plans = [arranged(model, _known(one)) for one in chosen]
     simple = ["all", "none", ",".join(names[::2])]
-    tried = [case.today, *simple, *(",".join(plan) or "none" for plan in plans)]
+    tried = [case.today, *simple, *plans]
     shown = _oracle(name, case, steps, tried)
     busy = [median(times) for times in shown["busy"]]
     wall = [median(times) for times in shown["wall"]]
@@ -125,7 +169,7 @@ def rows_of(name: str, steps: int, folder: Path) -> list[Row]:
             Row(
                 name,
                 part,
-                f"{len(plans[place])}/{len(names)}",
+                f"{_counts(_known(choice))}/{len(names)}",
                 budget,
                 model.peak(_known(choice)),
                 shown["peaks"][at],
@@ -139,17 +183,22 @@ def rows_of(name: str, steps: int, folder: Path) -> list[Row]:
     return found
 
 
-def _known(choice: Bool | None) -> Bool:
+def _counts(choices: Choices) -> str:
+    whole, partly = (int((choices == how).sum()) for how in (RECOMPUTE, SELECTIVE))
+    return f"{whole}+{partly}~" if partly else f"{whole}"
+
+
+def _known(choice: Choices | None) -> Choices:
     assert choice is not None, "a budget between the two ends can be kept"
     return choice
 
 
-def _optimal(model: Arrangements, chosen: Bool, budget: int) -> bool | None:
+def _optimal(model: Arrangements, chosen: Choices, budget: int) -> bool | None:
     """Whether no arrangement that fits is faster; ``None`` where there are too many to try."""
-    number = len(model.candidates)
-    if number > _MOST_TRIED:
+    options = [model.options(place) for place in range(len(model.candidates))]
+    if math.prod(map(len, options)) > _MOST_TRIED:
         return None
-    every = (np.array(one, np.bool_) for one in itertools.product((False, True), repeat=number))
+    every = (np.array(one, np.int8) for one in itertools.product(*options))
     best = min(model.step_ms(one) for one in every if model.peak(one) <= budget)
     return model.step_ms(chosen) <= best * (1 + 1e-9)
 
@@ -171,7 +220,7 @@ def _oracle(name: str, case: PlanCase, steps: int, tried: list[str]) -> Any:
 
 
 _HEAD = (
-    "| script | budget | recomputed | peak / budget | bytes off "
+    "| script | budget | recomputed (~ selectively) | peak / budget | bytes off "
     "| step as a share of today's: predicted | processor time | wall clock | best simple | |\n"
     + "| --- " * 10
     + "|"
@@ -206,7 +255,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("names", nargs="*", metavar="CASE")
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--bytes", action="store_true", help="only what arrangements hold")
     args = parser.parse_args()
+    if args.bytes:
+        print("| script | none | all | all selectively | mixed" + " |" * 5)
+        print("| --- " * 9 + "|")
+        alone = [name for name in args.names or CASES if CASES[name].ranks == 1]
+        with tempfile.TemporaryDirectory() as folder:
+            good = [show_bytes(name, Path(folder)) for name in alone]
+        return 0 if all(good) else 1
     print(f"{processor()}\n\n{_HEAD}", flush=True)
     rows: list[Row] = []
     for name in args.names or CASES:

@@ -1,4 +1,4 @@
-"""What ``plan.py`` trains: ``python benchmarks/plan_cases.py NAME [--recompute all|none|A,B]``.
+"""What ``plan.py`` trains: ``python benchmarks/plan_cases.py NAME [--recompute all|none|A,B~]``.
 
 Every model checkpoints its layers by a switch of its own, one layer at a time, so that the same
 script is what is planned for and what a plan is tried on without recompute-scan.
@@ -19,35 +19,57 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 Step = Callable[[], None]
 
+# What a selective checkpoint keeps: the policy of today's, and what the others keep, "A~".
+TODAYS_POLICY = [torch.ops.aten.addmm.default]
+HEAVY = [
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.convolution.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+]
+
 
 class Switched(nn.Module):
-    """A model whose layers are checkpointed where their names are in ``on``."""
+    """A model whose layers are checkpointed where their names are in ``on``, with the operators
+    whose results are kept.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.on: set[str] = set()
-        self.policy = False
+        self.on: dict[str, list[Any]] = {}
+        #: Told of each result that is kept.
+        self.tell: Callable[[Any], None] = lambda _: None
 
     def through(self, listed: str, *args: Tensor) -> Tensor:
         """The layers of one list, one after the other."""
         x: Any
         x, *rest = args
         for n, layer in enumerate(getattr(self, listed)):
-            if f"{listed}.{n}" not in self.on:
+            kept = self.on.get(f"{listed}.{n}")
+            if kept is None:
                 x = layer(x, *rest)
-            elif self.policy:
-                kept = functools.partial(
-                    create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default]
-                )
-                x = checkpoint(layer, x, *rest, use_reentrant=False, context_fn=kept)
+            elif kept:
+                policy = functools.partial(self._policy, kept)
+                contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+                x = checkpoint(layer, x, *rest, use_reentrant=False, context_fn=contexts)
             else:
                 x = checkpoint(layer, x, *rest, use_reentrant=False)
         out: Tensor = x
         return out
+
+    def _policy(self, kept: list[Any], ctx: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        if op not in kept:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        self.tell(getattr(ctx, "op_output", None))
+        return CheckpointPolicy.MUST_SAVE
 
     def names(self) -> list[str]:
         """All layers that have a switch."""
@@ -321,11 +343,17 @@ def build(case: PlanCase) -> tuple[Switched, Step]:
 
 
 def arrange(model: Switched, what: str) -> None:
-    """Switch the checkpoints: ``all``, ``none``, ``policy`` or names with commas between."""
-    model.policy = what == "policy"
+    """Switch the checkpoints: ``all``, ``none``, ``policy`` or names with commas between, behind
+    those of selective ones a tilde.
+    """
     everything = model.names()
-    names = {"all": everything, "policy": everything, "none": []}
-    model.on = set(names.get(what, what.split(",")))
+    known: dict[str, dict[str, list[Any]]] = {
+        "all": {name: [] for name in everything},
+        "policy": dict.fromkeys(everything, TODAYS_POLICY),
+        "none": {},
+    }
+    named = {one.rstrip("~"): HEAVY if one.endswith("~") else [] for one in what.split(",")}
+    model.on = known.get(what, named)
 
 
 def main() -> None:

@@ -4,7 +4,10 @@
 
 The case's own switch makes each arrangement (``all``, ``none`` or names of layers). What is saved
 is counted by hooks on saved tensors and, in recomputes, by torch's own bookkeeping, each storage
-once. Step times are those of steps that take turns; processor time is told beside them.
+once; of results that a policy keeps the policy tells, and they count until a recompute has taken
+them, or as long as they live. Step
+times are those of steps that take turns, each thrice in a row: the first of the three, which finds
+the memory as another arrangement has left it, does not count. Processor time is told beside them.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.plan_cases import CASES, arrange, build
+from benchmarks.plan_cases import CASES, Switched, arrange, build
 
 
 class Saved:
@@ -35,7 +39,20 @@ class Saved:
         self.users: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.again: dict[int, int] = {}
+        self.kept: list[tuple[StorageWeakRef, int, int]] = []
         self.peak = 0
+
+    def keep(self, result: Any) -> None:
+        """A policy keeps it."""
+        for tensor in result if isinstance(result, tuple) else (result,):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
+                storage = tensor.untyped_storage()
+                self.kept.append((StorageWeakRef(storage), _place(tensor), storage.nbytes()))
+        self._look()
+
+    def take(self, result: torch.Tensor) -> None:
+        """A recompute takes what was kept."""
+        self.kept = [one for one in self.kept if one[1] != _place(result)]
 
     def pack(self, tensor: torch.Tensor) -> Any:
         place = _place(tensor)
@@ -65,10 +82,11 @@ class Saved:
         self.users[place] -= 1
 
     def _look(self) -> None:
-        live = {place for place, number in self.users.items() if number}
-        total = sum(self.sizes[place] for place in live)
-        total += sum(size for place, size in self.again.items() if place not in live)
-        self.peak = max(self.peak, total)
+        self.kept = [one for one in self.kept if not one[0].expired()]
+        held = {place: size for _, place, size in self.kept}
+        held |= self.again
+        held |= {place: self.sizes[place] for place, number in self.users.items() if number}
+        self.peak = max(self.peak, sum(held.values()))
 
 
 class _Holder:
@@ -83,9 +101,10 @@ def _place(tensor: torch.Tensor) -> int:
     return int(local.untyped_storage().data_ptr())
 
 
-def peak_of(model: nn.Module, step: Any) -> int:
+def peak_of(model: Switched, step: Any) -> int:
     """Most that one step saves at once, bytes."""
     saved = Saved(model)
+    model.tell = saved.keep
     torch_checkpoint: Any = torch.utils.checkpoint
     hook: Any = torch_checkpoint._recomputation_hook
 
@@ -101,12 +120,21 @@ def peak_of(model: nn.Module, step: Any) -> int:
 
             self.pack_hook = pack
 
-    torch_checkpoint._recomputation_hook = Counting
+    wrapper: Any = torch_checkpoint._VersionWrapper
+    get_val = wrapper.get_val
+
+    def taken(self: Any, *args: Any) -> Any:
+        if isinstance(self.val, torch.Tensor):
+            saved.take(self.val)
+        return get_val(self, *args)
+
+    torch_checkpoint._recomputation_hook, wrapper.get_val = Counting, taken
     try:
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda holder: holder.box[0]):
             step()
     finally:
-        torch_checkpoint._recomputation_hook = hook
+        torch_checkpoint._recomputation_hook, wrapper.get_val = hook, get_val
+        model.tell = lambda _: None
     return saved.peak
 
 
@@ -124,13 +152,15 @@ def main() -> None:
     wall: list[list[float]] = [[] for _ in arrangements]
     busy: list[list[float]] = [[] for _ in arrangements]
     places = list(range(len(arrangements)))
-    for turn in range(int(steps)):
+    for turn in range(-(-int(steps) // 2)):
         for place in places if turn % 2 else reversed(places):
             arrange(model, arrangements[place])
-            began, began_busy = time.perf_counter(), time.process_time()
             step()
-            wall[place].append((time.perf_counter() - began) * 1e3)
-            busy[place].append((time.process_time() - began_busy) * 1e3)
+            for _ in range(2):
+                began, began_busy = time.perf_counter(), time.process_time()
+                step()
+                wall[place].append((time.perf_counter() - began) * 1e3)
+                busy[place].append((time.process_time() - began_busy) * 1e3)
     if case.ranks == 1 or dist.get_rank() == 0:
         print(json.dumps({"peaks": peaks, "wall": wall, "busy": busy}))
     if case.ranks > 1:

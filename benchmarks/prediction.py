@@ -3,7 +3,10 @@
     python benchmarks/prediction.py                     on the CPU, all cases
     python benchmarks/prediction.py --device cuda       on a GPU, larger models
     python benchmarks/prediction.py "R in N" --keep F   some cases; traces and times stay in F
+    python benchmarks/prediction.py --kinds             other kinds of models, held apart
     python benchmarks/prediction.py --again F           predict once more from what is in F
+    python benchmarks/prediction.py --again F --halves  what each half of F would have chosen for
+                                                        the constants of the prediction
 
 The model is built twice, before and after the change, and both are trained in turn in one
 process, a few steps of the one, a few of the other, many times over, so that what else the
@@ -35,8 +38,9 @@ from torch.multiprocessing.spawn import spawn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import processor
-from benchmarks.prediction_cases import CASES, Case, Step, build
+from benchmarks.prediction_cases import CASES, HELD_APART, Case, Step, build
 
+from recompute_scan.cost import predict as predicting
 from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.price import keep_last, price
 from recompute_scan.cost.reruns import Keep
@@ -84,6 +88,7 @@ def measure(case: Case, trace: Path, device: torch.device, seconds: float) -> Me
     kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     probe = Probe(Path.cwd())
     probe.install()
+    torch.set_num_threads(case.threads)
     before, after = (build(case, asked, device) for asked in (case.before, case.after))
     warm = [_timed(step, kind, WARMUP)[-1] for step in (before, after)]
     turns = _agreed(max(LEAST_TURNS, round(1000 * seconds / (2 * sum(warm)))))
@@ -253,6 +258,34 @@ def show(rows: Sequence[Row], target: Target) -> bool:
     )
 
 
+def show_halves(recorded: Sequence[tuple[Case, Path]]) -> None:
+    """Which constants come out where either half is left out, by the least median error.
+
+    Tried are factors for what is assumed for saved tensors, and the usual share of the time between
+    events that is the profiler's.
+    """
+    usual, reference, speeds = predicting._USUAL, predicting._REFERENCE_NS, predicting._SPEEDS
+    errors: dict[tuple[float, float], list[float]] = {}
+    for hooks in (0.5, 0.7, 1.0, 1.4, 2.0):
+        for share in (0.65, 0.75, usual, 0.95):
+            vars(predicting).update(
+                _USUAL=share,
+                _REFERENCE_NS=reference / hooks,
+                _SPEEDS=(hooks * speeds[0], hooks * speeds[1]),
+            )
+            errors[hooks, share] = [abs(predict(*one).error) for one in recorded]
+    vars(predicting).update(_USUAL=usual, _REFERENCE_NS=reference, _SPEEDS=speeds)
+    print(f"as they are: median {100 * np.median(errors[1.0, usual]):.1f} %")
+    for name, start in (("one half", 0), ("the other", 1)):
+        best = min(errors, key=lambda each: float(np.median(errors[each][start::2])))
+        mine, others = (100 * np.median(errors[best][n::2]) for n in (start, 1 - start))
+        now = 100 * np.median(errors[1.0, usual][start::2])
+        print(
+            f"{name}: hooks times {best[0]:g}, usual share {best[1]:g}; median {mine:.1f} % there "
+            f"({now:.1f} % as they are), {others:.1f} % in what was left out"
+        )
+
+
 def main() -> int:
     """Print the table; the status is 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -261,14 +294,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=25.0, help="training time of each case")
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     parser.add_argument("--again", type=Path, metavar="FOLDER", help="measure nothing")
+    parser.add_argument("--kinds", action="store_true", help="other kinds of models")
+    parser.add_argument("--halves", action="store_true", help="constants by half")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
     folder = options.again or options.keep
     print(f"torch {torch.__version__} on {_machine(options.device)}", flush=True)
-    rows = []
+    rows, recorded = [], []
     with contextlib.nullcontext(folder) if folder else tempfile.TemporaryDirectory() as place:
-        for number, case in enumerate(CASES):
+        for number, case in enumerate(HELD_APART if options.kinds else CASES):
             if options.names and not any(part in case.name for part in options.names):
                 continue
             if options.device == "cuda" and case.ranks > torch.cuda.device_count():
@@ -281,6 +315,9 @@ def main() -> int:
                 record(case, trace, options.device, options.seconds * case.ranks)
             if trace.with_suffix(".times.json").exists():
                 rows.append(predict(case, trace))
+                recorded.append((case, trace))
+        if options.halves:
+            show_halves(recorded)
     return 0 if rows and show(rows, TARGETS[options.device]) else 1
 
 

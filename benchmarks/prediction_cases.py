@@ -1,4 +1,5 @@
-"""What ``prediction.py`` trains: a transformer of any size, checkpointed before and after a change.
+"""What ``prediction.py`` trains: a transformer of any size, or another kind of model, checkpointed
+before and after a change.
 
 Each case is a pair of arrangements of checkpoints around the same layers. The model is built
 twice from the same seed, so both do the same work but for the recomputes.
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from benchmarks.prediction_kinds import KINDS
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
@@ -69,6 +71,8 @@ class Case:
         sharding: ``fsdp1-outside`` has the wrapper around the FSDP unit, so that each of its
             recomputes gathers the parameters again.
         ranks: Processes.
+        kind: Another kind of model than a transformer, from ``prediction_kinds.py``.
+        threads: torch's.
     """
 
     name: str
@@ -77,6 +81,8 @@ class Case:
     after: Asked
     sharding: Sharding = "none"
     ranks: int = 1
+    kind: str = ""
+    threads: int = 1
 
     @property
     def removes_all(self) -> bool:
@@ -153,21 +159,45 @@ CASES = (
 )
 
 
+def _kinds() -> Iterator[Case]:
+    """Both changes for each other kind of model, and some with two threads."""
+    twice, once = Asked(outer="N", inner="R"), Asked(outer="N")
+    for kind in KINDS:
+        yield Case(f"{kind}, R in N, R removed", SMALL, twice, once, kind=kind)
+        yield Case(f"{kind}, N to none", SMALL, once, _NONE, kind=kind)
+    for kind in ("convolutions, large", "mlp, large", "experts"):
+        name = f"{kind}, two threads, N to none"
+        yield Case(name, SMALL, once, _NONE, kind=kind, threads=2)
+
+
+# Held apart: no constant of the prediction was chosen after them.
+HELD_APART = tuple(_kinds())
+
+
 def build(case: Case, asked: Asked, device: torch.device) -> Step:
     """One training step of the case's model with these checkpoints."""
     torch.manual_seed(0)
+    if case.kind:
+        other, given = KINDS[case.kind].build(asked.outer, asked.inner, device)
+        labels = given if given.dtype == torch.int64 else torch.arange(len(given)) % 10
+        return _step(other, given, labels.to(device))
     model: nn.Module = Transformer(case.size, asked).to(device)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
         model = _distribute(model, case.sharding, asked.outer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     torch.manual_seed(1 + (dist.get_rank() if dist.is_initialized() else 0))
     shape = (case.size.batch, case.size.length + 1)
     tokens = torch.randint(0, VOCABULARY, shape, device=device)
+    return _step(model, tokens[:, :-1], tokens[:, 1:])
+
+
+def _step(model: nn.Module, given: Tensor, labels: Tensor) -> Step:
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4)
 
     def step() -> None:
-        logits = model(tokens[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        logits = model(given)
+        loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()

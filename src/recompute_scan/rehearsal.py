@@ -15,7 +15,7 @@ from msgspec import Struct
 from recompute_scan.errors import InputError
 from recompute_scan.files import write_whole
 
-Way = Literal["today", "keep", "recompute", "chosen"]
+Way = Literal["today", "keep", "recompute", "selective", "chosen"]
 
 
 class ArmWanted(Struct, frozen=True):
@@ -23,12 +23,17 @@ class ArmWanted(Struct, frozen=True):
 
     Attributes:
         way: ``today`` leaves the script's own; ``keep`` has none, ``recompute`` one around every
-            module that can have one, ``chosen`` around those that are named.
+            module that can have one, ``selective`` one that keeps the results of heavy operators,
+            ``chosen`` around those that are named.
         recomputed: Names of modules, for ``chosen``.
+        selective: Those whose checkpoints keep such results.
+        operators: The heavy ones, where that has been found out.
     """
 
     way: Way
     recomputed: tuple[str, ...] = ()
+    selective: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
 
 class Candidate(Struct, frozen=True):
@@ -40,12 +45,14 @@ class Candidate(Struct, frozen=True):
         checkpointed: Whether the script checkpoints it.
         again_ms: What its recomputes take in a step; the median over steps in which everything
             is recomputed.
+        selective_ms: Likewise, where the results of heavy operators are kept.
     """
 
     module: str
     module_class: str
     checkpointed: bool
     again_ms: float
+    selective_ms: float = 0.0
 
 
 class ModuleRun(Struct, frozen=True):
@@ -67,13 +74,14 @@ class Hold(Struct, frozen=True):
 
     Attributes:
         run: Place of the module's run among all; -1 where it is outside of them.
-        kind: ``saved`` by an operator; ``input`` of the run, which a checkpoint would keep.
+        kind: ``saved`` by an operator; ``input`` of the run, which a checkpoint would keep;
+            ``heavy``, the result of an operator that a selective one would keep.
         begin: From this moment on.
         end: Until before this moment.
     """
 
     run: int
-    kind: Literal["saved", "input"]
+    kind: Literal["saved", "input", "heavy"]
     begin: int
     end: int
 
@@ -115,6 +123,7 @@ class Rehearsal(Struct, frozen=True):
         free_bytes: What the machine, or the GPU, had free behind the last step; ``None`` where
             that is not known.
         remarks: What the person should know, one sentence each.
+        operators: The heavy ones that were met, ``aten.mm.default``.
     """
 
     rank: int
@@ -125,6 +134,7 @@ class Rehearsal(Struct, frozen=True):
     arms: tuple[ArmMeasured, ...]
     free_bytes: int | None = None
     remarks: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
 
 def _name(rank: int | str) -> str:

@@ -7,20 +7,28 @@ import random
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from recompute_scan.cost.activation_plan import read_wish
-from recompute_scan.cost.arrangement import Arrangements, arrangements
+from recompute_scan.cost.activation_plan import Planner, read_wish
+from recompute_scan.cost.arrangement import Arrangements, arrangements, leveled
 from recompute_scan.errors import UsageError
 from recompute_scan.rehearsal import ArmMeasured, Candidate, Hold, ModuleRun, Rehearsal, Storage
 
 
-def rehearsal(storages: list[Storage], runs: list[ModuleRun], again: list[float]) -> Rehearsal:
+def rehearsal(
+    storages: list[Storage],
+    runs: list[ModuleRun],
+    again: list[float],
+    selective: tuple[float, ...] = (),
+) -> Rehearsal:
     whole = sum(again)
+    partly = ArmMeasured("selective", (100.0 + sum(selective),) * 8, 0)
     return Rehearsal(
         rank=0,
         device="cpu",
         candidates=tuple(
-            Candidate(f"layers.{n}", f"Layer{n}", True, ms) for n, ms in enumerate(again)
+            Candidate(f"layers.{n}", f"Layer{n}", True, ms, selective[n] if selective else 0.0)
+            for n, ms in enumerate(again)
         ),
         runs=tuple(runs),
         storages=tuple(storages),
@@ -28,12 +36,15 @@ def rehearsal(storages: list[Storage], runs: list[ModuleRun], again: list[float]
             ArmMeasured("today", (100.0,) * 8, 0),
             ArmMeasured("keep", (100.0,) * 8, 0),
             ArmMeasured("recompute", (100.0 + whole,) * 8, 0),
+            *((partly,) if selective else ()),
         ),
     )
 
 
-def chain(layers: int, rng: random.Random) -> Rehearsal:
-    """Layers that save tensors of their own, and the border to the one before."""
+def chain(layers: int, rng: random.Random, *, selective: bool = False) -> Rehearsal:
+    """Layers that save tensors of their own, and the border to the one before. Heavy operators
+    make some of those, and some that nobody saves.
+    """
     storages, runs = [], []
     last = 10 * layers
     for n in range(layers):
@@ -41,6 +52,10 @@ def chain(layers: int, rng: random.Random) -> Rehearsal:
         runs.append(ModuleRun(n, 10 * n, backward))
         own = Hold(n, "saved", 10 * n + 1, backward)
         storages.append(Storage(rng.randint(1, 60) << 20, (own,)))
+        heavy = [Hold(n, "heavy", 10 * n + 2, backward), Hold(n, "saved", 10 * n + 3, backward)]
+        storages.append(Storage(rng.randint(1, 30) << 20, tuple(heavy)))
+        if rng.random() < 0.5:
+            storages.append(Storage(rng.randint(1, 30) << 20, tuple(heavy[:1])))
         border = [Hold(n, "input", 10 * n, backward + 5)]
         if rng.random() < 0.6:  # the first operator saves the input too
             border.append(Hold(n, "saved", 10 * n + 1, backward + 2))
@@ -48,17 +63,18 @@ def chain(layers: int, rng: random.Random) -> Rehearsal:
             border.append(Hold(n - 1, "saved", 10 * n - 1, backward + 9))
         storages.append(Storage(rng.randint(1, 9) << 20, tuple(border)))
     storages.append(Storage(rng.randint(1, 90) << 20, (Hold(-1, "saved", last, last + 1),)))
-    return rehearsal(storages, runs, [rng.uniform(1, 9) for _ in range(layers)])
+    again = [rng.uniform(1, 9) for _ in range(layers)]
+    some = tuple(ms * rng.uniform(0.2, 1.1) for ms in again) if selective else ()
+    return rehearsal(storages, runs, again, some)
 
 
+@pytest.mark.parametrize("selective", [False, True], ids=["whole", "selective"])
 @pytest.mark.parametrize("seed", range(12))
-def test_the_solver_finds_what_trying_everything_finds(seed: int) -> None:
+def test_the_solver_finds_what_trying_everything_finds(seed: int, selective: bool) -> None:
     rng = random.Random(seed)
-    model = arrangements(chain(rng.randint(1, 7), rng))
-    every = [
-        np.array(one, np.bool_)
-        for one in itertools.product((False, True), repeat=len(model.candidates))
-    ]
+    model = arrangements(chain(rng.randint(1, 5 if selective else 7), rng, selective=selective))
+    options = [model.options(place) for place in range(len(model.candidates))]
+    every = [np.array(one, np.int8) for one in itertools.product(*options)]
     peaks = [model.peak(one) for one in every]
     assert model.least() == min(peaks)
     for part in (0.0, 0.3, 0.6, 0.9, 1.0):
@@ -81,15 +97,50 @@ def test_the_solver_finds_what_trying_everything_finds(seed: int) -> None:
 def test_memory_is_what_a_count_by_hand_gives() -> None:
     """Two layers: each saves 8, the border between them 4, what is in front 2, the loss 1."""
     model = two_layers()
-    neither, first, second, both = ([False, False], [True, False], [False, True], [True, True])
+    neither, first, second, both = ([0, 0], [1, 0], [0, 1], [1, 1])
     # At the turn: 2 + 8 + 4 + 8 + 1.
-    assert model.peak(np.array(neither)) == 23 << 20
+    assert model.peak(np.array(neither, np.int8)) == 23 << 20
     # At the turn 2 + 4 + 8 + 1; its recompute comes when the second layer has let go.
-    assert model.peak(np.array(first)) == 15 << 20
+    assert model.peak(np.array(first, np.int8)) == 15 << 20
     # The second's recompute: 2 + 8 + 4 + 8, without the loss.
-    assert model.peak(np.array(second)) == 22 << 20
+    assert model.peak(np.array(second, np.int8)) == 22 << 20
     # 2 + 4 + 1 at the turn, 2 + 4 + 8 in the second's recompute, 2 + 8 in the first's.
-    assert model.peak(np.array(both)) == 14 << 20
+    assert model.peak(np.array(both, np.int8)) == 14 << 20
+
+
+def test_a_selective_checkpoint_holds_what_heavy_operators_made() -> None:
+    """One layer: input 2, a product of 5 that is saved, 3 that nobody saves and its recompute drops
+    on the way, 1 that it never comes to; 4 that is saved behind all of them but the last.
+    """
+    mib = 1 << 20
+    storages = [
+        Storage(2 * mib, (Hold(0, "input", 0, 60),)),
+        Storage(5 * mib, (Hold(0, "heavy", 1, 9), Hold(0, "saved", 2, 50))),
+        Storage(3 * mib, (Hold(0, "heavy", 3, 9),)),
+        Storage(4 * mib, (Hold(0, "saved", 4, 50),)),
+        Storage(1 * mib, (Hold(0, "heavy", 5, 9),)),
+        Storage(8 * mib, (Hold(-1, "saved", 20, 30),)),
+    ]
+    runs = [ModuleRun(0, 0, 50)]
+    model = arrangements(rehearsal(storages, runs, [3.0], (1.0,)))
+    keep, recompute, selective = (model.peak(np.array([n], np.int8)) for n in range(3))
+    # At the turn: 5 + 4 + 8; 2 + 8, with which its recompute's 2 + 5 + 4 compare.
+    assert (keep, recompute) == (17 << 20, 11 << 20)
+    # At the turn: 2 + 5 + 3 + 1 + 8.
+    assert selective == 19 << 20
+    # Without the loss: its recompute's end, 2 + 5 + 4 + 1; on the way 2 + 5 + 3 + 1.
+    quiet = arrangements(rehearsal(storages[:-1], runs, [3.0], (1.0,)))
+    assert quiet.peak(np.array([2], np.int8)) == 12 << 20
+
+
+def test_every_rank_has_to_have_the_memory() -> None:
+    rng = random.Random(3)
+    one, other = chain(4, rng), chain(4, rng)
+    both = arrangements(one, other)
+    for choices in itertools.product((0, 1), repeat=4):
+        what = np.array(choices, np.int8)
+        alone = [arrangements(rank).peak(what) for rank in (one, other)]
+        assert both.peak(what) == max(alone)
 
 
 def two_layers() -> Arrangements:
@@ -105,12 +156,46 @@ def two_layers() -> Arrangements:
     return arrangements(rehearsal(storages, runs, [3.0, 5.0]))
 
 
+def test_a_tower_that_is_not_checkpointed_is_told_of() -> None:
+    """The second and third layer are a tower of their own; between them they share 4 MiB."""
+    mib = 1 << 20
+    storages = [
+        Storage(2 * mib, (Hold(0, "saved", 1, 60),)),
+        Storage(4 * mib, (Hold(1, "saved", 2, 50), Hold(2, "saved", 3, 40))),
+        Storage(8 * mib, (Hold(2, "input", 3, 50), Hold(2, "saved", 4, 40))),
+    ]
+    runs = [ModuleRun(0, 0, 60), ModuleRun(1, 1, 50), ModuleRun(2, 2, 40)]
+    one = rehearsal(storages, runs, [1.0, 1.0, 1.0])
+    names = ("text.layers.0", "vision.blocks.0", "vision.blocks.1")
+    candidates = tuple(
+        replace(candidate, module=name, checkpointed=name.startswith("text"))
+        for candidate, name in zip(one.candidates, names, strict=True)
+    )
+    planner = Planner([replace(one, candidates=candidates)], read_wish("1GB", None))
+    (said,) = planner.plan(planner.best()).remarks
+    assert said == (
+        "1 of 3 modules are checkpointed today. Not so: 2 in vision.blocks, which save 12.0 MiB."
+    )
+    whole = Planner([one], read_wish("1GB", None))
+    assert not whole.plan(whole.best()).remarks
+
+
+def test_a_script_without_checkpoints_is_what_it_is_without_them() -> None:
+    """Whatever the clock says: both arms made the same steps."""
+    one = rehearsal([], [ModuleRun(0, 0, 5)], [3.0])
+    today = ArmMeasured("today", (130.0,) * 8, 7)
+    keep = ArmMeasured("keep", (100.0,) * 8, 7)
+    one = replace(one, arms=(today, keep, *one.arms[2:]))
+    assert leveled(one) == one  # it has checkpoints
+    none = replace(one, candidates=(replace(one.candidates[0], checkpointed=False),))
+    planner = Planner([none], read_wish("1GB", None))
+    assert planner.today.step_ms == planner.arrangements.keep_ms == 115.0
+
+
 def test_what_steps_say_outranks_what_recomputes_took() -> None:
     """Recomputes of 3 and 5 ms, and steps that differ by 16 ms for certain."""
     one = rehearsal([], [ModuleRun(0, 0, 5), ModuleRun(1, 1, 4)], [3.0, 5.0])
     arms = (*one.arms[:2], ArmMeasured("recompute", (116.0,) * 8, 0))
-    from msgspec.structs import replace  # noqa: PLC0415
-
     model = arrangements(replace(one, arms=arms))
     assert model.again_ms == pytest.approx((6.0, 10.0))
     assert model.step_ms(model.everything) == pytest.approx(116.0)

@@ -12,6 +12,7 @@ from recompute_scan.report.escape import sentence, visible
 from recompute_scan.report.page import WIDTH, columns, wrap
 from recompute_scan.report.text import render_text
 from recompute_scan.result import CrossCheck, PlainCount, Result
+from tests.report.pages import recorded
 from tests.report.sample_results import (
     DIFF,
     HOSTILE,
@@ -222,3 +223,16 @@ def test_a_sentence_is_cut_at_the_end_of_a_word() -> None:
     assert sentence(text, len(text)) == text
     assert sentence("x" * 50, 11) == "xxxxx…xxxxx"
     assert "\x1b" not in sentence("a \x1b[31m b", 40)
+
+
+def test_a_plan_tells_of_selective_checkpoints() -> None:
+    result = recorded("planned")
+    assert result.plan is not None
+    first, *others = result.plan.modules
+    modules = (structs.replace(first, selective=True), *others)
+    written = render_text(
+        structs.replace(result, plan=structs.replace(result.plan, modules=modules)), color=False
+    )
+    assert "checkpoint 2 of 4 layers, 1 of them selectively" in written
+    for words in ("Recompute: blocks.1", "Recompute selectively: blocks.0", "Keep: blocks[2-3]"):
+        assert words in written

@@ -28,7 +28,17 @@ _MOST_NAMED = 4
 _IMPORT = (
     "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (\n"
     "    apply_activation_checkpointing,\n"
-    ")"
+    "{more})"
+)
+_KEPT = (
+    "from torch.utils.checkpoint import create_selective_checkpoint_contexts",
+    "",
+    "kept = [",
+)
+_SELECTIVE = (
+    "]",
+    "contexts = functools.partial(create_selective_checkpoint_contexts, kept)",
+    "selective = functools.partial(checkpoint_wrapper, context_fn=contexts)",
 )
 
 
@@ -98,7 +108,10 @@ def _template(mechanism: Mechanism | None, run: RunFacts) -> str:
 
 
 def setting_for(
-    modules: Sequence[PlannedModule], regions: Sequence[Region], run: RunFacts = UNKNOWN_RUN
+    modules: Sequence[PlannedModule],
+    regions: Sequence[Region],
+    run: RunFacts = UNKNOWN_RUN,
+    operators: Sequence[str] = (),
 ) -> tuple[tuple[str, ...], str]:
     """What to change in words, and the code to put in behind the model's making, if any.
 
@@ -106,18 +119,21 @@ def setting_for(
         modules: The arrangement.
         regions: What the recorded run checkpointed.
         run: What else is known of it.
+        operators: Whose results selective checkpoints keep, ``aten.mm.default``.
     """
+    partly = any(one.selective for one in modules)
     on = {one.module for one in modules if one.recompute}
     before = {one.module for one in modules if one.checkpointed}
     today = list(dict.fromkeys(c for region in regions for c in region.checkpoints))
     nested = any(len(region.checkpoints) > 1 for region in regions)
-    if on == before and not nested and (not today or _around_modules(regions, before)):
+    as_today = on == before and not nested and not partly
+    if as_today and (not today or _around_modules(regions, before)):
         return ("It is what the script does today: there is nothing to change.",), ""
     off = [_off(checkpoint, run) for checkpoint in _each_switch(today)]
     if not on:
         return tuple(off), ""
-    code = _code(modules, on)
-    if on < before and not nested and today:
+    code = _code(modules, operators)
+    if on < before and not nested and today and not partly:
         # Layers are left out of what is there; the code does the same.
         left_out = [one.module for one in modules if one.module in before - on]
         checkpoints = [kept(today, sharded=run.sharded)]
@@ -151,21 +167,33 @@ def _spans(numbers: Sequence[int]) -> list[str]:
     return [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in spans]
 
 
-def _code(modules: Sequence[PlannedModule], on: set[str]) -> str:
+def _code(modules: Sequence[PlannedModule], operators: Sequence[str]) -> str:
     """``apply_activation_checkpointing`` with a check of what is wrapped."""
-    chosen = [one for one in modules if one.module in on]
-    kinds = {one.module_class for one in chosen}
-    if len(chosen) == len(modules) and len(kinds) == 1 and chosen[0].module_class.isidentifier():
+    lines, calls = _IMPORT.format(more="").splitlines(), []
+    if operators:
+        lines = _IMPORT.format(more="    checkpoint_wrapper,\n").splitlines()
+        kept = [f"    torch.ops.{name}," for name in operators]
+        lines = ["import functools", "", "import torch", *lines, *_KEPT, *kept, *_SELECTIVE]
+    # Wrapped, a module goes by another name, so all are looked up before.
+    for partly, name, wrapper in (
+        (False, "chosen", ""),
+        (True, "selectively", "checkpoint_wrapper_fn=selective, "),
+    ):
+        chosen = [one for one in modules if one.recompute and one.selective is partly]
+        if not chosen:
+            continue
+        kinds = {one.module_class for one in chosen}
         check = f"isinstance(module, {chosen[0].module_class})"
-        return (
-            f"{_IMPORT}\n\napply_activation_checkpointing(model, check_fn=lambda module: {check})"
-        )
-    names = _names(chosen)
-    return (
-        f"{_IMPORT}\n\n"
-        f"chosen = [model.get_submodule(name) for name in {names}]\n"
-        "apply_activation_checkpointing(model, check_fn=lambda module: module in chosen)"
-    )
+        if len(chosen) < len(modules) or len(kinds) > 1 or not min(kinds).isidentifier():
+            check = f"module in {name}"
+            lines += ["", f"{name} = [model.get_submodule(name) for name in {_names(chosen)}]"]
+        calls += [
+            "",
+            "apply_activation_checkpointing(",
+            f"    model, {wrapper}check_fn=lambda module: {check}",
+            ")",
+        ]
+    return "\n".join((*lines, *calls))
 
 
 def _names(chosen: Sequence[PlannedModule]) -> str:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.cost.arrangement import Arrangements, Bool, arm_of_way, arrangements
+from recompute_scan.cost.arrangement import (
+    KEEP,
+    SELECTIVE,
+    Arrangements,
+    Choices,
+    arm_of_way,
+    arrangements,
+    leveled,
+)
 from recompute_scan.errors import RunError, UsageError
-from recompute_scan.rehearsal import Rehearsal
+from recompute_scan.rehearsal import ArmMeasured, Rehearsal
 from recompute_scan.result import ActivationPlan, PlannedModule, PlanPoint, PlanProof
-from recompute_scan.units import ms, size
+from recompute_scan.units import ms, plural, size
 
 _AMOUNT = re.compile(
     r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?P<binary>i?)B?", re.IGNORECASE
@@ -89,28 +99,30 @@ def read_wish(memory: str | None, step_time_ms: float | None) -> Wish:
 
 
 class Planner:
-    """Plans from one rank's rehearsal.
+    """Plans one arrangement for all ranks, from what each has rehearsed.
 
     Attributes:
         arrangements: What every arrangement takes.
     """
 
-    def __init__(self, rehearsal: Rehearsal, wish: Wish) -> None:
-        self._rehearsal = rehearsal
+    def __init__(self, ranks: Sequence[Rehearsal], wish: Wish) -> None:
+        ranks = [leveled(one) for one in ranks]
+        self._rehearsal = ranks[0]
         self._wish = wish
-        self.arrangements: Arrangements = arrangements(rehearsal)
-        again = arm_of_way(rehearsal.arms, "recompute")
+        self.arrangements: Arrangements = arrangements(*ranks)
+        saved = self.arrangements.peak(self.arrangements.everything)
+        again = [arm_of_way(one.arms, "recompute").allocated_bytes for one in ranks]
         #: What is allocated on a GPU beside what is saved; nothing on a CPU, where it is unknown.
-        self._beside = 0
-        if again.allocated_bytes is not None:
-            saved = self.arrangements.peak(self.arrangements.everything)
-            self._beside = max(0, again.allocated_bytes - saved)
-        today = arm_of_way(rehearsal.arms, "today")
-        taken = today.saved_bytes if today.allocated_bytes is None else today.allocated_bytes
-        self.today = PlanPoint(None, median(today.steps_ms), taken or 0, measured=True)
-        self.budget = wish.budget(self.today.peak_bytes, rehearsal.free_bytes)
+        self._beside = max([0, *(bytes_ - saved for bytes_ in again if bytes_ is not None)])
+        today = [arm_of_way(one.arms, "today") for one in ranks]
+        step_ms = max(median(arm.steps_ms) for arm in today)
+        self.today = PlanPoint(None, step_ms, max(map(taken, today)), measured=True)
+        free = [one.free_bytes for one in ranks if one.free_bytes is not None]
+        # Ranks on CPUs share what their host has.
+        each = min(free) // (len(ranks) if ranks[0].device == "cpu" else 1) if free else None
+        self.budget = wish.budget(self.today.peak_bytes, each)
 
-    def best(self, less: int = 0) -> Bool:
+    def best(self, less: int = 0) -> Choices:
         """The best arrangement within the limit.
 
         Args:
@@ -134,7 +146,7 @@ class Planner:
             raise self._impossible()
         return found
 
-    def plan(self, chosen: Bool) -> ActivationPlan:
+    def plan(self, chosen: Choices) -> ActivationPlan:
         """The plan with this arrangement, its setting and proof still open."""
         model = self.arrangements
         return ActivationPlan(
@@ -152,24 +164,29 @@ class Planner:
                     one.module,
                     one.module_class,
                     one.checkpointed,
-                    bool(chosen[place]),
-                    model.again_ms[place],
+                    bool(chosen[place] != KEEP),
+                    model.extra_ms(place, chosen[place]) or model.again_ms[place],
                     _saved(self._rehearsal, place),
+                    bool(chosen[place] == SELECTIVE),
                 )
                 for place, one in enumerate(model.candidates)
             ),
             setting=(),
             code="",
             proof=PlanProof("not-tried"),
-            remarks=self._rehearsal.remarks,
+            remarks=(*_left_out(self._rehearsal), *self._rehearsal.remarks),
+            operators=self._rehearsal.operators if (chosen == SELECTIVE).any() else (),
         )
 
-    def point(self, recomputed: Bool | None) -> PlanPoint:
+    def point(self, choices: Choices | None) -> PlanPoint:
         """One arrangement's figures."""
         model = self.arrangements
-        chosen = model.everything if recomputed is None else recomputed
+        chosen = model.everything if choices is None else choices
         return PlanPoint(
-            int(chosen.sum()), model.step_ms(chosen), model.peak(chosen) + self._beside
+            int((chosen != KEEP).sum()),
+            model.step_ms(chosen),
+            model.peak(chosen) + self._beside,
+            selective=int((chosen == SELECTIVE).sum()),
         )
 
     def _curve(self) -> tuple[PlanPoint, ...]:
@@ -202,6 +219,34 @@ class Planner:
             why=f"the one that needs least {what} {size(least)} at once ({least} bytes)",
             hint=f"give {size(least)} or more, or a smaller batch",
         )
+
+
+def taken(arm: ArmMeasured) -> int:
+    """Most that was allocated at once on a GPU, or saved, bytes."""
+    return (arm.saved_bytes if arm.allocated_bytes is None else arm.allocated_bytes) or 0
+
+
+def _left_out(rehearsal: Rehearsal) -> tuple[str, ...]:
+    """A sentence where only some of the modules are checkpointed today: what the others save."""
+    lists: dict[str, set[int]] = defaultdict(set)
+    for place, one in enumerate(rehearsal.candidates):
+        if not one.checkpointed:
+            lists[one.module.rpartition(".")[0] or one.module].add(place)
+    off = sum(map(len, lists.values()))
+    if not 0 < off < len(rehearsal.candidates):
+        return ()
+    said = []
+    for name, places in lists.items():
+        runs = {n for n, run in enumerate(rehearsal.runs) if run.candidate in places}
+        saved = sum(
+            storage.size
+            for storage in rehearsal.storages
+            if any(hold.kind == "saved" and hold.run in runs for hold in storage.holds)
+        )
+        said.append(f"{len(places)} in {name}, which save {size(saved)}")
+    on = len(rehearsal.candidates) - off
+    others = "; ".join(said)
+    return (f"{on} of {plural(on + off, 'module')} are checkpointed today. Not so: {others}.",)
 
 
 def _saved(rehearsal: Rehearsal, candidate: int) -> int:

@@ -1,15 +1,12 @@
 """Which modules to recompute: the least time for the memory that there is, or the other way round.
 
-What is held at a moment is a sum over storages, each counted once however many hold it. An operator
-inside a module holds what it saves where the module is not recomputed; a checkpoint holds the
-module's inputs, and while its recompute is used everything that the module saves. So each moment
-gives one linear constraint, with a helper variable for every set of modules that share a storage.
-Moments that can be the fullest: each module's recompute, and each turn from forward to backward.
-HiGHS solves it (``docs/decisions/memory-plan.md``).
+Each moment that can be the fullest (``cost/moments.py``) gives one linear constraint, with a helper
+variable for every set of modules that share a storage. HiGHS solves it
+(``docs/decisions/memory-plan.md``).
 
 A step takes what one without checkpoints takes, and what recomputing everything takes more, shared
-out by the recomputes' own times, which are measured where they run. Where the steps vary too much
-to say that they take more, those times themselves are added.
+out by the recomputes' own times, which are measured where they run; likewise for selective ones.
+Where the steps vary too much to say that they take more, those times themselves are added.
 """
 
 from __future__ import annotations
@@ -20,13 +17,21 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
+from recompute_scan.cost.moments import (
+    KEEP,
+    RECOMPUTE,
+    SELECTIVE,
+    Choices,
+    Condition,
+    Moment,
+    moments,
+)
 from recompute_scan.intervals import median_interval
 from recompute_scan.rehearsal import ArmMeasured, Candidate, Rehearsal, Way
 
-Bool = npt.NDArray[np.bool_]
 _TIME_LIMIT_S = 10.0
 # The solver gets MiB, so that its coefficients are of one size.
 _SCALE = 2.0**20
@@ -37,30 +42,7 @@ _PREFERENCE = 1e-6
 _ALIKE = 0.25
 
 # The arrangements that a rehearsal measures for a plan.
-WAYS: tuple[Way, ...] = ("today", "keep", "recompute")
-
-# A module, by its place, and whether it is recomputed.
-Condition = tuple[int, bool]
-
-
-class Moment(Struct, frozen=True):
-    """What is held at one moment.
-
-    Attributes:
-        always: Bytes, whatever is recomputed.
-        terms: Bytes by the conditions of which one has to hold.
-    """
-
-    always: int
-    terms: tuple[tuple[frozenset[Condition], int], ...]
-
-    def held(self, recomputed: Bool) -> int:
-        """Bytes with these modules recomputed."""
-        return self.always + sum(
-            size
-            for literals, size in self.terms
-            if any(bool(recomputed[place]) is again for place, again in literals)
-        )
+WAYS: tuple[Way, ...] = ("today", "keep", "recompute", "selective")
 
 
 class Arrangements(Struct, frozen=True):
@@ -72,6 +54,8 @@ class Arrangements(Struct, frozen=True):
         again_ms: What the recompute of each module takes of a step, ms.
         keep_ms: A step with nothing recomputed, ms.
         fixed: Modules that cannot be recomputed, because no backward pass was seen of them.
+        selective_ms: What a selective checkpoint takes; ``None`` where it would be no faster than
+            one that keeps nothing, or was not measured.
     """
 
     candidates: tuple[Candidate, ...]
@@ -79,35 +63,51 @@ class Arrangements(Struct, frozen=True):
     again_ms: tuple[float, ...]
     keep_ms: float
     fixed: frozenset[int] = frozenset()
+    selective_ms: tuple[float | None, ...] = ()
 
     @property
-    def nothing(self) -> Bool:
+    def nothing(self) -> Choices:
         """Nothing is recomputed."""
-        return np.zeros(len(self.candidates), np.bool_)
+        return np.zeros(len(self.candidates), np.int8)
 
     @property
-    def everything(self) -> Bool:
+    def everything(self) -> Choices:
         """Everything is that can be."""
-        return np.array([n not in self.fixed for n in range(len(self.candidates))], np.bool_)
+        return np.array([n not in self.fixed for n in range(len(self.candidates))], np.int8)
 
-    def peak(self, recomputed: Bool) -> int:
+    def options(self, place: int) -> tuple[int, ...]:
+        """What can be chosen for a module."""
+        if place in self.fixed:
+            return (KEEP,)
+        known = self.selective_ms[place] if self.selective_ms else None
+        return (KEEP, RECOMPUTE) if known is None else (KEEP, RECOMPUTE, SELECTIVE)
+
+    def peak(self, choices: Choices) -> int:
         """Most that is saved at once, bytes."""
-        return max((moment.held(recomputed) for moment in self.moments), default=0)
+        return max((moment.held(choices) for moment in self.moments), default=0)
 
-    def step_ms(self, recomputed: Bool) -> float:
+    def step_ms(self, choices: Choices) -> float:
         """How long a step takes."""
-        return self.keep_ms + float(np.array(self.again_ms)[recomputed].sum())
+        return self.keep_ms + sum(self.extra_ms(n, choice) for n, choice in enumerate(choices))
+
+    def extra_ms(self, place: int, choice: int) -> float:
+        """What a choice for one module adds to a step."""
+        if choice == SELECTIVE:
+            known = self.selective_ms[place]
+            assert known is not None, "one of the options"
+            return known
+        return self.again_ms[place] if choice == RECOMPUTE else 0.0
 
     def least(self) -> int:
         """The least memory that any arrangement takes, bytes."""
         best = self.solve(step_ms=float("inf"))
         return self.peak(best if best is not None else self.everything)
 
-    def solve(self, *, budget: int | None = None, step_ms: float | None = None) -> Bool | None:
+    def solve(self, *, budget: int | None = None, step_ms: float | None = None) -> Choices | None:
         """The fastest arrangement within a budget, or the smallest within a step time.
 
         Returns:
-            One entry per module, true where it is recomputed; ``None`` where nothing fits.
+            One entry per module; ``None`` where nothing fits.
         """
         import highspy  # noqa: PLC0415 - takes longer than reading a small trace
 
@@ -123,27 +123,69 @@ class Arrangements(Struct, frozen=True):
         return found
 
 
-def arrangements(rehearsal: Rehearsal) -> Arrangements:
-    """What the rehearsal says of every arrangement; all of :data:`WAYS` were among its own.
+def arrangements(*ranks: Rehearsal) -> Arrangements:
+    """What the rehearsals say of every arrangement; all of :data:`WAYS` were among their own, but
+    for selective checkpoints, which can be missing.
 
     Differences are those of neighbouring steps, which a busy machine slows alike.
+
+    Args:
+        ranks: What each rank has shown, of the same modules. Every one has to have the memory; the
+            slowest says what a step takes.
     """
-    seen = {run.candidate for run in rehearsal.runs if run.backward >= 0}
-    fixed = frozenset(range(len(rehearsal.candidates))) - seen
-    today, keep, again = (arm_of_way(rehearsal.arms, way) for way in WAYS)
-    longer = differences(keep.steps_ms, again.steps_ms)
-    sure = median_interval(longer)[0] > 0
-    times = _evened(rehearsal.candidates, fixed)
-    whole = sum(times)
-    again_ms = median(longer) if sure else max(whole, median(longer))
-    share = again_ms / whole if whole > 0 else 0.0
+    rehearsal = max(ranks, key=lambda one: median(arm_of_way(one.arms, "keep").steps_ms))
+    fixed = frozenset(range(len(rehearsal.candidates))) - frozenset.intersection(
+        *(frozenset(run.candidate for run in one.runs if run.backward >= 0) for one in ranks)
+    )
+    today, keep, again = (arm_of_way(rehearsal.arms, way) for way in WAYS[:3])
+    candidates = rehearsal.candidates
+    again_ms = _extra(keep, again, candidates, [one.again_ms for one in candidates], fixed)
+    selective_ms: tuple[float | None, ...] = ()
+    if any(arm.way == "selective" for arm in rehearsal.arms):
+        partly = arm_of_way(rehearsal.arms, "selective")
+        times = [one.selective_ms for one in candidates]
+        less = zip(_extra(keep, partly, candidates, times, fixed), again_ms, strict=True)
+        # Where it is no faster nothing speaks for it: it never holds less.
+        selective_ms = tuple(ms if ms < whole else None for ms, whole in less)
     return Arrangements(
-        candidates=rehearsal.candidates,
-        moments=_moments(rehearsal, fixed),
-        again_ms=tuple(share * time for time in times),
+        candidates=candidates,
+        moments=moments(ranks, fixed, selective=any(ms is not None for ms in selective_ms)),
+        again_ms=again_ms,
         keep_ms=median(today.steps_ms) + median(differences(today.steps_ms, keep.steps_ms)),
         fixed=fixed,
+        selective_ms=selective_ms,
     )
+
+
+def leveled(rehearsal: Rehearsal) -> Rehearsal:
+    """Where the script has no checkpoint, its steps are those without: both get their mean."""
+    today, keep = (arm_of_way(rehearsal.arms, way) for way in WAYS[:2])
+    checkpointed = any(one.checkpointed for one in rehearsal.candidates)
+    if checkpointed or today.saved_bytes != keep.saved_bytes:
+        return rehearsal
+    pairs = zip(today.steps_ms, keep.steps_ms, strict=False)
+    steps_ms = tuple((one + other) / 2 for one, other in pairs)
+    arms = (
+        replace(arm, steps_ms=steps_ms) if arm.way in WAYS[:2] else arm for arm in rehearsal.arms
+    )
+    return replace(rehearsal, arms=tuple(arms))
+
+
+def _extra(
+    keep: ArmMeasured,
+    arm: ArmMeasured,
+    candidates: Sequence[Candidate],
+    times: Sequence[float],
+    fixed: frozenset[int],
+) -> tuple[float, ...]:
+    """What the steps of an arm take more, shared out by its recomputes' own times, ms."""
+    longer = differences(keep.steps_ms, arm.steps_ms)
+    sure = median_interval(longer)[0] > 0
+    even = _evened(candidates, times, fixed)
+    whole = sum(even)
+    extra = median(longer) if sure else max(whole, median(longer))
+    share = extra / whole if whole > 0 else 0.0
+    return tuple(share * time for time in even)
 
 
 def arm_of_way(arms: Sequence[ArmMeasured], way: Way) -> ArmMeasured:
@@ -156,92 +198,38 @@ def differences(before: Sequence[float], after: Sequence[float]) -> list[float]:
     return [b - a for a, b in zip(before, after, strict=False)] or [0.0]
 
 
-def _evened(candidates: Sequence[Candidate], fixed: frozenset[int]) -> list[float]:
+def _evened(
+    candidates: Sequence[Candidate], times: Sequence[float], fixed: frozenset[int]
+) -> list[float]:
     """Recompute times; those of one class that are about the same are the same."""
     groups: dict[str, list[list[int]]] = defaultdict(list)
-    for place in sorted(range(len(candidates)), key=lambda n: candidates[n].again_ms):
-        one = candidates[place]
-        if place in fixed:
-            continue
-        alike = groups[one.module_class]
-        if alike and one.again_ms <= (1 + _ALIKE) * candidates[alike[-1][0]].again_ms:
+    for place in sorted(set(range(len(times))) - fixed, key=lambda n: times[n]):
+        alike = groups[candidates[place].module_class]
+        if alike and times[place] <= (1 + _ALIKE) * times[alike[-1][0]]:
             alike[-1].append(place)
         else:
             alike.append([place])
-    found = [0.0] * len(candidates)
+    found = [0.0] * len(times)
     for group in (group for alike in groups.values() for group in alike):
         for place in group:
-            found[place] = median([candidates[n].again_ms for n in group])
+            found[place] = median([times[n] for n in group])
     return found
 
 
-def _moments(rehearsal: Rehearsal, fixed: frozenset[int]) -> tuple[Moment, ...]:
-    runs = rehearsal.runs
-    ends = sorted({hold.end for storage in rehearsal.storages for hold in storage.holds})
-    begins = sorted({hold.begin for storage in rehearsal.storages for hold in storage.holds})
-    turns = {end for end in ends if _turns(end, begins, ends)}
-    found: dict[tuple[tuple[frozenset[Condition], int], ...], int] = {}
-    at: list[tuple[int, int]] = [(turn, -1) for turn in sorted(turns)]
-    at += [
-        (run.backward, place)
-        for place, run in enumerate(runs)
-        if run.backward >= 0 and run.candidate not in fixed
-    ]
-    for time, recomputing in at:
-        moment = _moment(rehearsal, time, recomputing, fixed)
-        found[moment.terms] = max(found.get(moment.terms, 0), moment.always)
-    return tuple(Moment(always, terms) for terms, always in found.items())
-
-
-def _turns(end: int, begins: Sequence[int], ends: Sequence[int]) -> bool:
-    """Is this the first end behind a beginning?"""
-    last_begin = begins[np.searchsorted(begins, end) - 1] if begins and begins[0] < end else -1
-    place = int(np.searchsorted(ends, end))
-    return last_begin >= 0 and (place == 0 or ends[place - 1] < last_begin)
-
-
-def _moment(rehearsal: Rehearsal, time: int, recomputing: int, fixed: frozenset[int]) -> Moment:
-    """Just before an event; ``recomputing`` is the run that is recomputed now, if it is at all."""
-    runs = rehearsal.runs
-    always = 0
-    terms: dict[frozenset[Condition], int] = defaultdict(int)
-    for storage in rehearsal.storages:
-        literals: set[Condition] = set()
-        held = False
-        for hold in storage.holds:
-            place = runs[hold.run].candidate if hold.run >= 0 else -1
-            movable = place >= 0 and place not in fixed
-            if hold.kind == "saved":
-                there = hold.begin < time <= hold.end
-                if not movable:
-                    held |= there
-                elif hold.run == recomputing and runs[hold.run].backward <= hold.end:
-                    held = True  # made again, or kept all the time
-                elif there:
-                    literals.add((place, False))
-            elif movable and hold.begin < time <= runs[hold.run].backward:
-                literals.add((place, True))
-        if held or any((place, not again) in literals for place, again in literals):
-            always += storage.size
-        elif literals:
-            terms[frozenset(literals)] += storage.size
-    return Moment(always, tuple(sorted(terms.items(), key=lambda term: sorted(term[0]))))
-
-
-def _within(one: Arrangements, found: Bool, budget: int) -> Bool | None:
+def _within(one: Arrangements, found: Choices, budget: int) -> Choices | None:
     """What does not fit to the byte gives way: the modules that cost least are recomputed too."""
     found = found.copy()
     for place in np.argsort(one.again_ms, kind="stable"):
         if place in one.fixed:
             continue
-        found[place] = True
+        found[place] = RECOMPUTE
         if one.peak(found) <= budget:
             return found
     return None
 
 
 class _ZeroOneProgram:
-    """The 0-1 program: one variable a module, true where it is recomputed."""
+    """The 0-1 program: one variable for each module and each choice but keeping."""
 
     def __init__(self, highspy: Any, one: Arrangements) -> None:
         self._highs = highspy
@@ -255,9 +243,15 @@ class _ZeroOneProgram:
             ("threads", 1),
         ):
             solver.setOptionValue(option, value)
-        self._again = [solver.addBinary() for _ in one.candidates]
-        for place in one.fixed:
-            solver.addConstr(self._again[place] <= 0)
+        self._chosen = {
+            (place, choice): solver.addBinary()
+            for place in range(len(one.candidates))
+            for choice in one.options(place)
+            if choice != KEEP
+        }
+        for place in range(len(one.candidates)):
+            if SELECTIVE in one.options(place):
+                solver.addConstr(self._holds(place, KEEP) >= 0)
         self._shared: dict[frozenset[Condition], Any] = {}
         self._most = solver.addVariable(lb=0.0)
         for moment in one.moments:
@@ -268,24 +262,31 @@ class _ZeroOneProgram:
 
     def _active(self, literals: frozenset[Condition]) -> Any:
         """1 where one of the conditions holds."""
-        if len(literals) == 1:
-            ((place, again),) = literals
-            return self._again[place] if again else 1 - self._again[place]
+        each = {place: [c for p, c in sorted(literals) if p == place] for place, _ in literals}
+        # Of one module's conditions no two hold at once.
+        sums = [sum(self._holds(place, c) for c in choices) for place, choices in each.items()]
+        if len(sums) == 1:
+            return sums[0]
         if literals not in self._shared:
             shared = self._solver.addVariable(lb=0.0, ub=1.0)
-            for place, again in literals:
-                one = self._again[place] if again else 1 - self._again[place]
+            for one in sums:
                 self._solver.addConstr(shared >= one)
             self._shared[literals] = shared
         return self._shared[literals]
 
-    def fastest(self, budget: int) -> Bool | None:
+    def _holds(self, place: int, choice: int) -> Any:
+        """1 where this is chosen for the module."""
+        if choice != KEEP:
+            return self._chosen.get((place, choice), 0.0)
+        return 1 - sum(x for (p, _), x in self._chosen.items() if p == place)
+
+    def fastest(self, budget: int) -> Choices | None:
         """Within a budget, bytes."""
         self._solver.addConstr(self._most <= budget / _SCALE)
         times = self._times()
         return self._minimised(times + self._most * (_PREFERENCE * self._weight()))
 
-    def smallest(self, step_ms: float) -> Bool | None:
+    def smallest(self, step_ms: float) -> Choices | None:
         """Within a step time."""
         times = self._times()
         if step_ms < float("inf"):
@@ -295,7 +296,7 @@ class _ZeroOneProgram:
 
     def _times(self) -> Any:
         return sum(
-            (x * ms for x, ms in zip(self._again, self._one.again_ms, strict=True)),
+            (x * self._one.extra_ms(*condition) for condition, x in self._chosen.items()),
             start=0 * self._most,
         )
 
@@ -304,10 +305,13 @@ class _ZeroOneProgram:
         whole = self._one.peak(self._one.nothing) / _SCALE
         return max(1e-9, sum(self._one.again_ms)) / max(whole, 1e-9)
 
-    def _minimised(self, objective: Any) -> Bool | None:
+    def _minimised(self, objective: Any) -> Choices | None:
         self._solver.minimize(objective)
         status = self._solver.getModelStatus()
         if status == self._highs.HighsModelStatus.kInfeasible:
             return None
-        values = [self._solver.val(x) for x in self._again]
-        return np.array([value > 0.5 for value in values], np.bool_)
+        found = self._one.nothing
+        for (place, choice), x in self._chosen.items():
+            if self._solver.val(x) > 0.5:
+                found[place] = choice
+        return found

@@ -21,12 +21,14 @@ class PlanPoint(Struct, frozen=True):
         peak_bytes: Most that is saved for the backward pass at once, what a recompute makes again
             included; on a GPU the most that is allocated.
         measured: Whether both were measured, and not worked out.
+        selective: How many of the recomputed ones keep the results of heavy operators.
     """
 
     recomputed: int | None
     step_ms: float
     peak_bytes: int
     measured: bool = False
+    selective: int = 0
 
 
 class PlannedModule(Struct, frozen=True):
@@ -37,8 +39,9 @@ class PlannedModule(Struct, frozen=True):
         module_class: Its class.
         checkpointed: Whether it is checkpointed today.
         recompute: Whether the plan recomputes it.
-        again_ms: What its recompute takes of a step.
+        again_ms: What its recompute takes of a step; what it would take, where it is kept.
         saved_bytes: What its operators save in one forward run where it is not recomputed.
+        selective: Whether its checkpoint keeps the results of heavy operators.
     """
 
     module: str
@@ -47,10 +50,11 @@ class PlannedModule(Struct, frozen=True):
     recompute: bool
     again_ms: float
     saved_bytes: int
+    selective: bool = False
 
 
 class PlanProof(Struct, frozen=True):
-    """The plan applied in memory, in turn with the unchanged script, in one process.
+    """The plan applied in memory, in turn with the unchanged script, in the same processes.
 
     Attributes:
         outcome: What that showed. ``fits``: it keeps the limit, which today's arrangement does
@@ -63,6 +67,8 @@ class PlanProof(Struct, frozen=True):
         ratio_high: At most this.
         peak_bytes: Most that was saved, or allocated, at once.
         predicted_bytes: What had been worked out.
+        ranks: How many ranks it was applied to, alike. The one that takes most says what it takes,
+            the slowest how long a step is.
     """
 
     outcome: PlanOutcome
@@ -73,6 +79,7 @@ class PlanProof(Struct, frozen=True):
     ratio_high: float | None = None
     peak_bytes: int | None = None
     predicted_bytes: int | None = None
+    ranks: int = 1
 
 
 class ActivationPlan(Struct, frozen=True):
@@ -95,6 +102,7 @@ class ActivationPlan(Struct, frozen=True):
             none is needed.
         proof: What the plan was measured to do.
         remarks: What the person should know, one sentence each.
+        operators: Those whose results selective checkpoints of the plan keep.
     """
 
     device: Literal["cpu", "gpu"]
@@ -111,3 +119,4 @@ class ActivationPlan(Struct, frozen=True):
     code: str
     proof: PlanProof
     remarks: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()

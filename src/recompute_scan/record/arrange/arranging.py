@@ -8,25 +8,87 @@ their own stay where they are.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from recompute_scan.record.arrange.candidates import Chosen
 from recompute_scan.record.arrange.holding import SavedTensors
 from recompute_scan.record.caught import Variant
+from recompute_scan.record.compat import compiled_something
 from recompute_scan.record.guard import Call, Guard
 from recompute_scan.record.module_names import covered_modules
 from recompute_scan.record.origins import Origin
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.steps import in_backward
 from recompute_scan.record.verify.bypass import Askers, Bypass
+from recompute_scan.rehearsal import Way
 
 _PLAIN = "forward"
+# Their results are worth keeping: they take long for their size. Products of batches of matrices
+# are not among them, because in attention those are as large as the sequence squared.
+_HEAVY = (
+    "mm",
+    "addmm",
+    "_scaled_mm",
+    "_grouped_mm",
+    "convolution",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_flash_attention_forward",
+    "_efficient_attention_forward",
+)
+
+
+# From torch 2.4 on.
+_selective_contexts: Any = getattr(torch_checkpoint, "create_selective_checkpoint_contexts", None)
+
+
+def can_be_selective() -> bool:
+    """Whether a checkpoint can keep the results of operators here: compiled code runs none."""
+    return _selective_contexts is not None and not compiled_something()
+
+
+def heavy_operators(names: Iterable[str]) -> list[Any]:
+    """Those that this torch has, of ``mm`` or ``aten.mm.default``."""
+    plain = (name.removeprefix("aten.").removesuffix(".default") for name in names)
+    packets = (getattr(torch.ops.aten, name, None) for name in plain)
+    return [packet.default for packet in packets if hasattr(packet, "default")]
+
+
+class _Heavy(TorchDispatchMode):
+    """Tells what heavy operators make, and takes those from the list that draw random numbers: a
+    recompute that leaves one out would draw others behind it than the forward did.
+    """
+
+    def __init__(self, saved: SavedTensors, operators: list[Any], met: dict[str, None]) -> None:
+        super().__init__()
+        self._saved, self._operators, self._met = saved, operators, met
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in self._operators:
+            if draws(func, args, kwargs or {}):
+                self._operators.remove(func)
+                self._met.pop(str(func), None)
+            else:
+                self._met[str(func)] = None
+                self._saved.keep_results(made)
+        return made
+
+
+def draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operator is called with dropout."""
+    names = [argument.name for argument in func._schema.arguments]
+    return bool({**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p"))
 
 
 class Arranging(Bypass):
@@ -35,6 +97,9 @@ class Arranging(Bypass):
     Attributes:
         covered: Modules that the script's own checkpoints cover, until :meth:`take_over`.
         recomputed: Places of the candidates that have a checkpoint, where ``active``.
+        selective: Those of them whose checkpoints keep the results of heavy operators.
+        heavy: Operators whose results selective checkpoints keep.
+        met: Those of them that ran in the step that was looked at.
         saved: What looks at the saved tensors of this step, if anything does.
     """
 
@@ -43,12 +108,15 @@ class Arranging(Bypass):
         self.active = False
         self.covered: dict[int, nn.Module] = {}
         self.recomputed: frozenset[int] = frozenset()
+        self.selective: frozenset[int] = frozenset()
+        self.heavy = heavy_operators(_HEAVY)
+        self.met: dict[str, None] = {}
         self.saved: SavedTensors | None = None
         self._forwards = Patches()
         self._taken_over = False
         self._times: dict[int, list[float]] = {}
         self._events: list[tuple[int, int, Any, Any]] = []
-        self._timing: list[dict[int, float]] = []
+        self._timing: list[tuple[Way, dict[int, float]]] = []
         self._clock = False
         self._runs: list[tuple[int, int]] = []
 
@@ -76,20 +144,22 @@ class Arranging(Bypass):
         self.saved = saved
         self._runs = []
 
-    def time_recomputes(self, *, wanted: bool) -> None:
-        """A step begins in which recomputes are timed, or are not."""
-        self._clock = wanted
-        if wanted:
-            self._timing.append({})
+    def time_recomputes(self, way: Way | None) -> None:
+        """A step begins in which recomputes are timed, of checkpoints of this kind, or are not."""
+        self._clock = way is not None
+        if way is not None:
+            self._timing.append((way, {}))
 
-    def recompute_times(self) -> list[dict[int, float]]:
-        """Of each step that was timed, ms of each candidate's recomputes. Waits for the GPU."""
+    def recompute_times(self, way: Way) -> list[dict[int, float]]:
+        """Of each such step that was timed, ms of each candidate's recomputes. Waits for the
+        GPU.
+        """
         if self._events:
             torch.cuda.synchronize()
             for step, place, begin, end in self._events:
                 self._add(step, place, float(begin.elapsed_time(end)))
             self._events.clear()
-        return self._timing
+        return [times for known, times in self._timing if known == way]
 
     def _passes(self) -> bool:
         if self.saved is not None or not self._taken_over:
@@ -134,7 +204,10 @@ class Arranging(Bypass):
                 self._thread.ours = True
                 try:
                     run = self._timed(place, original)
-                    return call.instead(checkpoint, run, *args, use_reentrant=False, **kwargs)
+                    how: dict[str, Any] = {"use_reentrant": False}
+                    if place in self.selective:
+                        how["context_fn"] = self._contexts
+                    return call.instead(checkpoint, run, *args, **how, **kwargs)
                 finally:
                     self._thread.ours = False
             if self.saved is not None:
@@ -158,11 +231,16 @@ class Arranging(Bypass):
         saved.keep_inputs(run, list(_tensors((args, kwargs))))
         self._runs.append((place, saved.now))
         saved.current_run = run
+        looks = self.active and can_be_selective()
         try:
-            return call(*args, **kwargs)
+            with _Heavy(saved, self.heavy, self.met) if looks else nullcontext():
+                return call(*args, **kwargs)
         finally:
             saved.current_run = before
             saved.see_weights(module, -1)
+
+    def _contexts(self) -> Any:
+        return _selective_contexts(self.heavy)
 
     def _timed(self, place: int, original: Any) -> Any:
         """The function of a checkpoint, whose run in the backward pass is timed.
@@ -193,7 +271,7 @@ class Arranging(Bypass):
         return run
 
     def _add(self, step: int, place: int, ms: float) -> None:
-        times = self._timing[step]
+        _, times = self._timing[step]
         times[place] = times.get(place, 0.0) + ms
 
 

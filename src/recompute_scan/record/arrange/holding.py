@@ -2,7 +2,8 @@
 
 Hooks on saved tensors see what operators save and when the graph lets go of it. Weights are no
 part of it. What a recompute of the non-reentrant kind makes again goes into hooks of its own, and
-is seen by passing it on to them (:meth:`SavedTensors.recomputing`).
+is seen by passing it on to them (:meth:`SavedTensors.recomputing`). What a selective checkpoint
+keeps is in wrappers of torch's, whose lives are followed.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.checkpoint as torch_checkpoint
 from msgspec import Struct
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 
 from recompute_scan.record.compat import is_compiling
 from recompute_scan.record.module_names import root_modules
+from recompute_scan.record.patches import Patches
 from recompute_scan.record.steps import in_backward
 from recompute_scan.rehearsal import Hold, Storage
 
 _top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 _OPEN = -1
+# Around each result that a selective checkpoint keeps, from torch 2.4 on.
+_KEPT = "_VersionWrapper"
 
 
 class _OpenCall(Struct):
@@ -73,6 +79,7 @@ class SavedTensors:
     def __init__(self, *, to_host: bool = False) -> None:
         self._to_host = to_host
         self._hooks: Any = None
+        self._patches = Patches()
         self._lock = threading.RLock()
         self._time = 0
         self._holds: list[_OpenCall] = []
@@ -96,12 +103,15 @@ class SavedTensors:
             self.see_weights(root, 1)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
+        if hasattr(torch_checkpoint, _KEPT):
+            self._patches.replace(torch_checkpoint, _KEPT, self._following())
 
     def finish(self) -> None:
         """It has ended."""
         if self._hooks is not None:
             self._hooks.__exit__()
             self._hooks = None
+            self._patches.undo()
 
     def see_weights(self, module: nn.Module, count: int) -> None:
         """What the module has for weights now is none of what is saved; -1 undoes 1.
@@ -125,6 +135,15 @@ class SavedTensors:
                 number = self._number(tensor)
                 if number is not None:
                     self._holds.append(_OpenCall(number, run, "input", self._time))
+
+    def keep_results(self, results: Any) -> None:
+        """An operator of the current run made these; a selective checkpoint would keep them."""
+        with self._lock, torch._C.DisableTorchFunction():
+            self._time += 1
+            for tensor in tree_leaves(results):
+                number = self._number(tensor) if isinstance(tensor, torch.Tensor) else None
+                if number is not None:
+                    self._holds.append(_OpenCall(number, self.current_run, "heavy", self._time))
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
@@ -177,18 +196,40 @@ class SavedTensors:
     def _pack(self, tensor: torch.Tensor) -> Any:
         if is_compiling():
             return tensor
+        hold = self._hold(tensor, "saved")
+        if hold is None:
+            return _Handle(tensor, None)
+        return _Handle(self._put_away(tensor), lambda: self._let_go(hold))
+
+    def _hold(self, tensor: torch.Tensor, kind: Any) -> _OpenCall | None:
         with self._lock, torch._C.DisableTorchFunction():
             self._time += 1
             number = self._number(tensor)
             if number is None:
-                return _Handle(tensor, None)
+                return None
             self._saves[number] += 1
             if self._saves[number] == 1:
                 self._total += self._sizes[number]
                 self.peak = max(self.peak, self._total + sum(self._again.values()))
-            hold = _OpenCall(number, self.current_run, "saved", self._time)
+            hold = _OpenCall(number, self.current_run, kind, self._time)
             self._holds.append(hold)
-        return _Handle(self._put_away(tensor), lambda: self._let_go(hold))
+            return hold
+
+    def _following(self) -> Any:
+        """Torch's wrapper around a result that is kept, whose life is that of a hold."""
+        saved, original = self, getattr(torch_checkpoint, _KEPT)
+
+        class Followed(original):  # type: ignore[misc]
+            def __init__(self, value: Any) -> None:
+                super().__init__(value)
+                is_tensor = isinstance(value, torch.Tensor)
+                self.hold = saved._hold(value, "heavy") if is_tensor else None
+
+            def __del__(self) -> None:
+                if self.hold is not None:
+                    saved._let_go(self.hold)
+
+        return Followed
 
     def _put_away(self, tensor: torch.Tensor) -> Any:
         if self._to_host and tensor.is_cuda:

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from recompute_scan.advise.setting import setting_for
 from recompute_scan.advise.wording import RunFacts
-from recompute_scan.cost.activation_plan import Planner, Wish
-from recompute_scan.cost.arrangement import WAYS, Bool, arm_of_way
+from recompute_scan.cost.activation_plan import Planner, Wish, taken
+from recompute_scan.cost.arrangement import WAYS, Choices, arm_of_way
 from recompute_scan.errors import RunError
 from recompute_scan.how_far import Pieces, telling
 from recompute_scan.intervals import pair_interval
-from recompute_scan.record.arrange.rehearsing import warmup_steps
+from recompute_scan.record.arrange.rehearsing import steps_needed, warmup_steps
 from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.rehearsal import ArmWanted, Rehearsal, read_rehearsals
@@ -58,7 +58,18 @@ def add_plan(
     """
     runs = Rehearsals(options, nproc_per_node, Pieces(2 if asked.verify else 1))
     on_progress("rehearsing: as it is, without checkpoints, with all of them")
-    rehearsal = runs.run("rehearsal", tuple(ArmWanted(way) for way in WAYS))
+    wanted = tuple(map(ArmWanted, WAYS))
+    try:
+        ranks = runs.run("rehearsal", wanted)
+    except RunError:  # an operator that writes into a result that a selective checkpoint keeps
+        ranks = runs.run("rehearsal", tuple(arm for arm in wanted if arm.way != "selective"))
+    rehearsal = ranks[0]
+    if len({tuple(one.module for one in rank.candidates) for rank in ranks}) > 1:
+        raise RunError(
+            "E331",
+            "The ranks have different modules, and one plan is made for all.",
+            hint="plan with as many ranks as hold one stage of the model",
+        )
     if not any(run.backward >= 0 for run in rehearsal.runs):
         raise RunError(
             "E331",
@@ -69,7 +80,7 @@ def add_plan(
             ),
             hint="put the layers into an nn.ModuleList or nn.Sequential",
         )
-    planner = Planner(rehearsal, asked.wish)
+    planner = Planner(ranks, asked.wish)
     chosen = planner.best()
     plan = planner.plan(chosen)
     less = 0
@@ -87,22 +98,24 @@ def add_plan(
             break
         chosen, plan = again, replace(planner.plan(again), proof=proof)
     facts = RunFacts(result.environment, sharded="fsdp" in str(result.environment).lower())
-    setting, code = setting_for(plan.modules, result.regions, facts)
+    setting, code = setting_for(plan.modules, result.regions, facts, plan.operators)
     return replace(result, plan=replace(plan, setting=setting, code=code))
 
 
-def _proven(runs: Rehearsals, planner: Planner, chosen: Bool, plan: ActivationPlan) -> PlanProof:
+def _proven(runs: Rehearsals, planner: Planner, chosen: Choices, plan: ActivationPlan) -> PlanProof:
     names = tuple(one.module for one in plan.modules if one.recompute)
+    selective = tuple(one.module for one in plan.modules if one.selective)
     try:
-        shown = runs.run("proof", (ArmWanted("today"), ArmWanted("chosen", names)))
+        wanted = ArmWanted("chosen", names, selective, plan.operators)
+        ranks = runs.run("proof", (ArmWanted("today"), wanted))
     except RunError:
         return PlanProof("failed")
-    before, after = (arm_of_way(shown.arms, way) for way in ("today", "chosen"))
-    peak = after.saved_bytes if after.allocated_bytes is None else after.allocated_bytes
-    pairs = list(zip(before.steps_ms, after.steps_ms, strict=False))
-    if not pairs or peak is None:
-        return PlanProof("failed")
-    today, step = median(before.steps_ms), median(after.steps_ms)
+    arms = [[arm_of_way(one.arms, way) for one in ranks] for way in ("today", "chosen")]
+    peak = max(map(taken, arms[1]))
+    # A step is over when the last rank has made it.
+    steps = [zip(*(arm.steps_ms for arm in each), strict=False) for each in arms]
+    pairs = list(zip(*(map(max, each) for each in steps), strict=False))
+    today, step = (median(each) for each in zip(*pairs, strict=True))
     low, high = pair_interval(pairs) if len(pairs) >= _FEWEST_PAIRS else (None, None)
     proof = PlanProof(
         outcome="unclear",
@@ -113,6 +126,7 @@ def _proven(runs: Rehearsals, planner: Planner, chosen: Bool, plan: ActivationPl
         ratio_high=high,
         peak_bytes=peak,
         predicted_bytes=planner.point(chosen).peak_bytes,
+        ranks=len(ranks),
     )
     return replace(proof, outcome=_outcome(plan, planner.today, proof))
 
@@ -144,11 +158,11 @@ class Rehearsals:
         self._nproc_per_node = nproc_per_node
         self._number = 0
 
-    def run(self, name: str, arms: tuple[ArmWanted, ...]) -> Rehearsal:
-        """What the rank that saves most has left.
+    def run(self, name: str, arms: tuple[ArmWanted, ...]) -> tuple[Rehearsal, ...]:
+        """What the ranks have left, by rank.
 
         Raises:
-            RunError: It left nothing (``E333``).
+            RunError: One of them left nothing (``E333``).
         """
         self._number += 1
         folder = self._options.output / _FOLDER / f"{name}-{self._number}"
@@ -159,7 +173,7 @@ class Rehearsals:
             output=folder,
             steps=0,
             warmup=warmup_steps(len(arms)),
-            timing_steps=len(arms) * max(2, self._options.timing_steps),
+            timing_steps=steps_needed(max(2, self._options.timing_steps), len(arms)),
             measure=True,
             arms=arms,
             keep_going=False,
@@ -169,15 +183,15 @@ class Rehearsals:
             status = run_trial(options, self._nproc_per_node, folder / "output.txt")
         self._pieces.done()
         found = read_rehearsals(folder)
-        complete = [one for one in found if all(arm.steps_ms for arm in one.arms)]
-        if not complete:
+        complete = tuple(one for one in found if all(arm.steps_ms for arm in one.arms))
+        if len(complete) < (self._nproc_per_node or 1):
             raise RunError(
                 "E333",
                 "The script failed with its checkpoints rearranged.",
                 why=_why(folder, status, options),
                 hint=f"{folder / 'output.txt'} has what it printed",
             )
-        return max(complete, key=lambda one: max(arm.saved_bytes or 0 for arm in one.arms))
+        return complete
 
 
 def _why(folder: Path, status: int, options: RunOptions) -> str:

@@ -3,6 +3,8 @@
 The first step is the script's own and shows what it checkpoints. Then comes a step of each
 arrangement in which saved tensors are looked at, and behind the warm-up the steps that are timed,
 in turn and back again, so that a machine that gets slower slows none of them more than another.
+Of the steps of a turn the first does not count: it finds the memory as the arrangement before has
+left it, and one that holds more first has to get it from the system.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from statistics import median
 
 import torch
 
-from recompute_scan.record.arrange.arranging import Arranging
+from recompute_scan.record.arrange.arranging import Arranging, can_be_selective, heavy_operators
 from recompute_scan.record.arrange.candidates import Chosen, candidates
 from recompute_scan.record.arrange.holding import SavedTensors
 from recompute_scan.record.recorder import Recorder
@@ -26,10 +28,14 @@ from recompute_scan.rehearsal import (
     ModuleRun,
     Rehearsal,
     Storage,
+    Way,
     write_rehearsal,
 )
 
 _MEMORY = Path("/proc/meminfo")
+# Steps of an arm in a row.
+_IN_TURN = 3
+_TIMED: tuple[Way, ...] = ("recompute", "selective")
 
 
 def warmup_steps(arms: int) -> int:
@@ -37,10 +43,20 @@ def warmup_steps(arms: int) -> int:
     return arms + 2
 
 
+def steps_needed(counted: int, arms: int) -> int:
+    """Timed steps for that many of each arm that count, or one more."""
+    return arms * _IN_TURN * -(-counted // (_IN_TURN - 1))
+
+
 def arm_of(step: int, arms: int) -> int:
-    """Which arm a timed step has, counted from 0: of three 0, 1, 2, 2, 1, 0 and so on."""
-    turn, place = divmod(step, arms)
+    """Which arm a timed step has, counted from 0: of three 0, 1, 2, 2, 1, 0, thrice each."""
+    turn, place = divmod(step // _IN_TURN, arms)
     return arms - 1 - place if turn % 2 else place
+
+
+def counts(step: int) -> bool:
+    """Whether a timed step finds the memory as its own arrangement leaves it."""
+    return step % _IN_TURN > 0
 
 
 class Rehearsing:
@@ -75,6 +91,8 @@ class Rehearsing:
         if self._chosen is None:
             self._chosen, self._remarks = candidates(list(arranging.covered.values()))
             arranging.take_over(self._chosen)
+            if not can_be_selective():
+                self._arms = [arm for arm in self._arms if arm.way != "selective"]
         timed = self._recorder.timed
         if timed is not None:
             self._arm = arm_of(timed, len(self._arms))
@@ -83,15 +101,17 @@ class Rehearsing:
             self._begin_look()
         self._arrange(self._arms[self._arm])
         way = self._arms[self._arm].way
-        arranging.time_recomputes(wanted=timed is not None and way == "recompute")
+        wanted = timed is not None and counts(timed) and way in _TIMED
+        arranging.time_recomputes(way if wanted else None)
 
     def write(self, folder: Path, rank: int) -> None:
         """Leave what was measured in the run's folder."""
         chosen = self._chosen or ()
         steps: dict[int, list[float]] = {}
         for step, ms in enumerate(self._recorder.kept.timed_ms):
-            steps.setdefault(arm_of(step, len(self._arms)), []).append(ms)
-        again = self._arranging.recompute_times()
+            if counts(step):
+                steps.setdefault(arm_of(step, len(self._arms)), []).append(ms)
+        again, selective = (self._arranging.recompute_times(way) for way in _TIMED)
         rehearsal = Rehearsal(
             rank=rank,
             device=self._recorder.kept.device,
@@ -101,6 +121,7 @@ class Rehearsing:
                     one.class_name,
                     one.checkpointed,
                     median([step.get(place, 0.0) for step in again] or [0.0]),
+                    median([step.get(place, 0.0) for step in selective] or [0.0]),
                 )
                 for place, one in enumerate(chosen)
             ),
@@ -117,18 +138,24 @@ class Rehearsing:
             ),
             free_bytes=_free_bytes(self._recorder.kept.device),
             remarks=self._remarks,
+            operators=tuple(self._arranging.met),
         )
         write_rehearsal(folder, rehearsal)
 
     def _arrange(self, arm: ArmWanted) -> None:
         everything = range(len(self._chosen or ()))
-        names = set(arm.recomputed)
+        if arm.operators:
+            self._arranging.heavy = heavy_operators(arm.operators)
         self._arranging.active = arm.way != "today"
         self._arranging.recomputed = frozenset(
             place
             for place in everything
-            if arm.way == "recompute"
-            or (arm.way == "chosen" and (self._chosen or ())[place].name in names)
+            if arm.way in _TIMED or (self._chosen or ())[place].name in arm.recomputed
+        )
+        self._arranging.selective = frozenset(
+            place
+            for place in everything
+            if arm.way == "selective" or (self._chosen or ())[place].name in arm.selective
         )
 
     def _begin_look(self) -> None:

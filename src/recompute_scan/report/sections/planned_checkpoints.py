@@ -12,7 +12,7 @@ from recompute_scan.report.escape import markdown_prose, visible
 from recompute_scan.report.page import Page
 from recompute_scan.report.section import Section
 from recompute_scan.report.summary import what_was_measured
-from recompute_scan.result import ActivationPlan, PlanOutcome, PlanPoint, Result
+from recompute_scan.result import ActivationPlan, PlannedModule, PlanOutcome, PlanPoint, Result
 from recompute_scan.units import ms, pct, plural, size
 
 _OUTCOMES: dict[PlanOutcome, str] = {
@@ -38,6 +38,7 @@ _IN_SHORT: dict[PlanOutcome, str] = {
 }
 _HOLDS: tuple[PlanOutcome, ...] = ("helps", "fits", "unclear", "not-tried")
 _MOST_MODULES = 60
+_DONE = ("recompute", "recompute selectively", "keep")
 
 
 def _plan_of(result: Result) -> ActivationPlan:
@@ -57,12 +58,19 @@ def _limit(plan: ActivationPlan) -> str:
 
 def _headline(plan: ActivationPlan) -> str:
     on = [one for one in plan.modules if one.recompute]
-    number = len(plan.modules)
-    if not on:
-        return f"checkpoint none of {plural(number, 'layer')}"
-    if len(on) == number:
-        return f"checkpoint all {plural(number, 'layer')}"
-    return f"checkpoint {len(on)} of {plural(number, 'layer')}"
+    partly = sum(one.selective for one in on)
+    layers = plural(len(plan.modules), "layer")
+    said = f"checkpoint {len(on) or 'none'} of {layers}"
+    if len(on) == len(plan.modules):
+        said = f"checkpoint all {layers}"
+    if not partly:
+        return said
+    return f"{said}, {'all' if partly == len(on) else partly} of them selectively"
+
+
+def _done(one: PlannedModule) -> str:
+    """What happens to a module."""
+    return _DONE[1 if one.selective else 0 if one.recompute else 2]
 
 
 def _names(names: Sequence[str], most: int = 4) -> str:
@@ -158,10 +166,12 @@ def _text(page: Page, result: Result) -> None:
     _point(page, "Least memory", plan.least)
     _point(page, "Nothing recomputed", plan.most)
     page.prose(f"Against today: {_gain(plan)}.")
-    on = [one.module for one in plan.modules if one.recompute]
-    if 0 < len(on) < len(plan.modules):
-        page.prose(f"Recomputed: {_names(on)}")
-        page.prose(f"Kept: {_names([one.module for one in plan.modules if not one.recompute])}")
+    done = [(_done(one), one.module) for one in plan.modules]
+    if len({how for how, _ in done}) > 1:
+        for how in _DONE:
+            names = [name for known, name in done if known == how]
+            if names:
+                page.prose(f"{how.capitalize()}: {_names(names)}")
     page.title("Proof")
     page.prose(_proof_words(plan))
     for remark in plan.remarks:
@@ -177,7 +187,7 @@ def _text(page: Page, result: Result) -> None:
         page.row(
             f"  {size(point.peak_bytes)}",
             f"{ms(point.step_ms):>9}",
-            f"{point.recomputed} recomputed",
+            _recomputed(point),
         )
 
 
@@ -241,8 +251,13 @@ def drawing(plan: ActivationPlan) -> CurveDrawing:
 
 
 def _said(name: str, point: PlanPoint) -> str:
-    again = "" if point.recomputed is None else f", {point.recomputed} recomputed"
+    again = "" if point.recomputed is None else f", {_recomputed(point)}"
     return f"{name}{ms(point.step_ms)}, {size(point.peak_bytes)}{again}"
+
+
+def _recomputed(point: PlanPoint) -> str:
+    partly = f", {point.selective} of them selectively" if point.selective else ""
+    return f"{point.recomputed} recomputed{partly}"
 
 
 def _title(plan: ActivationPlan) -> str:
@@ -262,7 +277,7 @@ def _html(result: Result) -> Mapping[str, Any]:
         "lead": f"Limit: {_limit(plan)}. {_proof_words(plan)}",
         "holds": plan.proof.outcome in _HOLDS,
         "drawing": drawing(plan),
-        "rows": plan.modules[:_MOST_MODULES],
+        "rows": [(one, _done(one)) for one in plan.modules[:_MOST_MODULES]],
         "left_out": max(0, len(plan.modules) - _MOST_MODULES),
         "memory_words": _memory_words(plan),
         "points": [

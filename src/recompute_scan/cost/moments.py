@@ -1,0 +1,160 @@
+"""What every arrangement of checkpoints holds at the moments that can be the fullest.
+
+What is held at a moment is a sum over storages, each counted once however many hold it. An operator
+inside a module holds what it saves where the module is not recomputed; a checkpoint holds the
+module's inputs, and while its recompute is used everything that the module saves. A selective one
+holds the results of heavy operators beside the inputs, each until its recompute has come to it.
+Moments that can be the fullest: each module's recompute, at its end and where a selective one is
+the fullest, and each turn from forward to backward.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from recompute_scan.rehearsal import Rehearsal
+
+# What happens to each module: one of the three.
+Choices = npt.NDArray[np.int8]
+KEEP, RECOMPUTE, SELECTIVE = 0, 1, 2
+# A module, by its place, and what happens to it.
+Condition = tuple[int, int]
+
+
+class Moment(Struct, frozen=True):
+    """What is held at one moment.
+
+    Attributes:
+        always: Bytes, whatever is recomputed.
+        terms: Bytes by the conditions of which one has to hold.
+    """
+
+    always: int
+    terms: tuple[tuple[frozenset[Condition], int], ...]
+
+    def held(self, choices: Choices) -> int:
+        """Bytes with these choices."""
+        return self.always + sum(
+            size
+            for literals, size in self.terms
+            if any(choices[place] == choice for place, choice in literals)
+        )
+
+
+def moments(
+    ranks: Sequence[Rehearsal], fixed: frozenset[int], *, selective: bool
+) -> tuple[Moment, ...]:
+    """The different ones of all ranks; of those that hold the same, the fullest."""
+    found: dict[tuple[tuple[frozenset[Condition], int], ...], int] = {}
+    for rehearsal in ranks:
+        for moment in _moments_of(rehearsal, fixed, selective):
+            found[moment.terms] = max(found.get(moment.terms, 0), moment.always)
+    return tuple(Moment(always, terms) for terms, always in found.items())
+
+
+def _moments_of(rehearsal: Rehearsal, fixed: frozenset[int], selective: bool) -> Iterator[Moment]:
+    runs = rehearsal.runs
+    within = _within_runs(rehearsal)
+    ends = sorted({hold.end for storage in rehearsal.storages for hold in storage.holds})
+    begins = sorted({hold.begin for storage in rehearsal.storages for hold in storage.holds})
+    turns = {end for end in ends if _turns(end, begins, ends)}
+    at: list[tuple[int, int, int]] = [(turn, -1, -1) for turn in sorted(turns)]
+    at += [
+        (run.backward, place, until)
+        for place, run in enumerate(runs)
+        if run.backward >= 0 and run.candidate not in fixed
+        for until in (within[place] if selective else within[place][-1:])
+    ]
+    for time, recomputing, until in at:
+        yield _moment(rehearsal, time, recomputing, until, fixed, selective)
+
+
+def _turns(end: int, begins: Sequence[int], ends: Sequence[int]) -> bool:
+    """Is this the first end behind a beginning?"""
+    last_begin = begins[np.searchsorted(begins, end) - 1] if begins and begins[0] < end else -1
+    place = int(np.searchsorted(ends, end))
+    return last_begin >= 0 and (place == 0 or ends[place - 1] < last_begin)
+
+
+def _within_runs(rehearsal: Rehearsal) -> list[list[int]]:
+    """How far the recompute of each run has come where most is there: at its end, and before it
+    where a selective checkpoint still holds results that the recompute drops later.
+    """
+    events: list[list[tuple[int, int, int, int]]] = [[] for _ in rehearsal.runs]
+    for number, storage in enumerate(rehearsal.storages):
+        for run in {hold.run for hold in storage.holds if hold.run >= 0}:
+            mine = [hold for hold in storage.holds if hold.run == run]
+            saved = min((one.begin for one in mine if one.kind == "saved"), default=-1)
+            heavy = max((one.begin for one in mine if one.kind == "heavy"), default=-1)
+            if saved >= 0 or heavy >= 0:
+                events[run].append((number, storage.size, saved, heavy))
+    found = []
+    for mine in events:
+        ends = sorted(saved for _, _, saved, _ in mine if saved >= 0)
+        held = [
+            sum(size for _, size, saved, heavy in mine if 0 <= saved <= end or heavy > end)
+            for end in ends
+        ]
+        last = ends[-1:] or [-1]
+        fullest = [ends[held.index(max(held))]] if held and max(held) > held[-1] else []
+        found.append([*fullest, *last])
+    return found
+
+
+def _moment(
+    rehearsal: Rehearsal,
+    time: int,
+    recomputing: int,
+    until: int,
+    fixed: frozenset[int],
+    selective: bool,
+) -> Moment:
+    """Just before an event.
+
+    Args:
+        rehearsal: What was seen.
+        time: The event.
+        recomputing: The run that is recomputed now, if one is at all.
+        until: How far it has come: the event of its forward that was made again last.
+        fixed: What cannot be recomputed.
+        selective: Whether checkpoints may be.
+    """
+    runs = rehearsal.runs
+    again = {RECOMPUTE, SELECTIVE} if selective else {RECOMPUTE}
+    always = 0
+    terms: dict[frozenset[Condition], int] = defaultdict(int)
+    for storage in rehearsal.storages:
+        literals: set[Condition] = set()
+        held = False
+        for hold in storage.holds:
+            place = runs[hold.run].candidate if hold.run >= 0 else -1
+            movable = place >= 0 and place not in fixed
+            if hold.kind == "saved":
+                there = hold.begin < time <= hold.end
+                if not movable:
+                    held |= there
+                elif (
+                    hold.run == recomputing
+                    and runs[hold.run].backward <= hold.end
+                    and hold.begin <= until
+                ):
+                    held = True  # made again by now, or kept all the time
+                elif there:
+                    literals.add((place, KEEP))
+            elif not movable or not hold.begin < time <= runs[hold.run].backward:
+                continue
+            elif hold.kind == "input":
+                literals |= {(place, choice) for choice in again}
+            elif selective and (hold.run != recomputing or hold.begin > until):
+                literals.add((place, SELECTIVE))
+        whole = [{(place, KEEP), *((place, one) for one in again)} for place, _ in literals]
+        if held or any(choices <= literals for choices in whole):
+            always += storage.size
+        elif literals:
+            terms[frozenset(literals)] += storage.size
+    return Moment(always, tuple(sorted(terms.items(), key=lambda term: sorted(term[0]))))
