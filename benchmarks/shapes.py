@@ -4,6 +4,7 @@
     python benchmarks/shapes.py r_in_n --cost       and what the fix saves, beside the repaired twin
     python benchmarks/shapes.py --group core --from cpu
     python benchmarks/shapes.py --shapes kernels launches
+    python benchmarks/shapes.py --keep FOLDER       recordings stay there, and are read from there
 
 The rig is a device of torch's own kind without a device (``tests/cases/device.py``): autograd runs
 its backward pass on a thread of its own. To its recordings kernels are added
@@ -25,6 +26,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -37,7 +39,7 @@ from tests.cases.distributed import DISTRIBUTED
 from tests.cases.kernel_names import Event
 from tests.cases.moved import moved
 from tests.cases.shaped import SHAPES, Shape, as_bytes, shaped
-from tests.cases.truth import Truth
+from tests.cases.truth import Truth, read_truth, write_truth
 from tests.sources.nsys_builder import from_trace
 from tests.sources.rocprof_builder import rocprof
 
@@ -78,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", nargs="*", default=[shape.name for shape in SHAPES])
     parser.add_argument("--from", dest="source", choices=(device.NAME, "cpu"), default=device.NAME)
     parser.add_argument("--cost", action="store_true", help="what the fix saves, for doubled ones")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="recordings, by case")
     options = parser.parse_args(arguments)
     device.install(launches=True)
     shapes = [shape for shape in SHAPES if shape.name in options.shapes]
@@ -87,20 +90,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in GROUPS[group]
         if not options.names or case.name in options.names
     }
-    wrong = print_table(list(chosen.values()), shapes, options.source == "cpu")
+    made = Recordings(options.source == "cpu", options.keep)
+    wrong = print_table(list(chosen.values()), shapes, made)
     if options.cost:
-        print_costs([chosen[name] for name in chosen if name in REPAIRED], shapes)
+        print_costs([chosen[name] for name in chosen if name in REPAIRED], shapes, made)
     return int(wrong)
 
 
-def print_table(cases: Sequence[Case], shapes: Sequence[Shape], on_cpu: bool = False) -> bool:
+@dataclass(frozen=True)
+class Recordings:
+    """Where recordings come from.
+
+    Attributes:
+        on_cpu: Whether all are recorded on the CPU.
+        keep: Where they stay, and are looked for first.
+    """
+
+    on_cpu: bool = False
+    keep: Path | None = None
+
+    def of(self, case: Case) -> tuple[Truth, Event]:
+        """The case's truth and its recording, with its launches."""
+        if self.keep is None:
+            with tempfile.TemporaryDirectory() as folder:
+                return self._in(Path(folder), case)
+        self.keep.mkdir(parents=True, exist_ok=True)
+        return self._in(self.keep, case)
+
+    def _in(self, folder: Path, case: Case) -> tuple[Truth, Event]:
+        by_cpu = self.on_cpu or case.name in _NOT_ON_RIG
+        trace = folder / f"{case.name}{'-cpu' if by_cpu else ''}.json.gz"
+        told = trace.with_suffix(".truth")
+        if not told.exists():
+            write_truth(told, record(case, trace, "cpu" if by_cpu else device.NAME))
+        found: Event = json.loads(gzip.decompress(trace.read_bytes()))
+        return read_truth(told), moved(found) if by_cpu else found
+
+
+def print_table(cases: Sequence[Case], shapes: Sequence[Shape], made: Recordings) -> bool:
     """Print a line per case, and what was counted; whether an answer is wrong."""
     said: Counter[tuple[str, str]] = Counter()
     why: Counter[tuple[str, str]] = Counter()
     priced: Counter[tuple[str, bool]] = Counter()
     print(f"{'case':34} {'truth':12} " + " ".join(f"{shape.name:>16}" for shape in shapes))
     for case in cases:
-        truth, recording = recorded(case, on_cpu)
+        truth, recording = made.of(case)
         row = []
         for shape in shapes:
             result = answer(recording, shape)
@@ -124,13 +158,13 @@ def print_table(cases: Sequence[Case], shapes: Sequence[Shape], on_cpu: bool = F
     return any(how == "wrong" and number for (_, how), number in said.items())
 
 
-def print_costs(cases: Sequence[Case], shapes: Sequence[Shape]) -> None:
+def print_costs(cases: Sequence[Case], shapes: Sequence[Shape], recordings: Recordings) -> None:
     """Print what the fix is predicted to save, beside the repaired case in the same shape."""
     print(f"\n{'case':24} {'shape':18} {'step':>8} {'predicted':>9} {'twin':>8} {'of step':>8} "
           f"{'of saving':>9}")  # fmt: skip
     every = {case.name: case for group in GROUPS.values() for case in group}
     for case in cases:
-        recording, repaired = recorded(case)[1], recorded(every[REPAIRED[case.name]])[1]
+        recording, repaired = recordings.of(case)[1], recordings.of(every[REPAIRED[case.name]])[1]
         for shape in shapes:
             cost = answer(recording, shape).cost
             if cost is None:
@@ -148,16 +182,6 @@ def print_costs(cases: Sequence[Case], shapes: Sequence[Shape]) -> None:
                 f"{cost.predicted_step_ms:9.1f} {twin_ms:8.1f} {100 * off / cost.step_ms:+7.1f}% "
                 f"{-100 * off / saved:+8.1f}%"
             )
-
-
-def recorded(case: Case, on_cpu: bool = False) -> tuple[Truth, Event]:
-    """The case's truth and its recording, with its launches."""
-    by_cpu = on_cpu or case.name in _NOT_ON_RIG
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json.gz"
-        truth = record(case, trace, "cpu" if by_cpu else device.NAME)
-        found: Event = json.loads(gzip.decompress(trace.read_bytes()))
-    return truth, moved(found) if by_cpu else found
 
 
 def answer(recording: Event, shape: Shape) -> Result:

@@ -19,7 +19,8 @@ from recompute_scan.recompute.attention.kernel_evidence import (
     hides_backward,
     read_kernels,
 )
-from recompute_scan.recompute.attention.sequence import settle_whole
+from recompute_scan.recompute.attention.pairs import read_pairs
+from recompute_scan.recompute.attention.sequence import settle
 from recompute_scan.recompute.blocks import Block, find_blocks, group_blocks
 from recompute_scan.recompute.by_design import (
     DesignedRun,
@@ -172,7 +173,9 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     attention = None
     if hidden or judgement.verdict == "inconclusive":
         attention = read_kernels(trace, calls, kernels)
-        attention = attention and settle_whole(trace, kernels, attention)
+        if attention is None and not (calls.kind == Kind.OP).any():
+            attention = read_pairs(trace, calls, kernels)
+        attention = attention and settle(trace, kernels, attention)
     by_operators: EvidenceLevel = "annotated" if annotations is not None else "autograd"
     if hidden and attention is not None and not attention.judgement.highest:
         # Graphs of compiled code: attention clears them no more than without graphs.

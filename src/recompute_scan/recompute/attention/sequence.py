@@ -9,7 +9,9 @@ piece with an attention forward.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 from msgspec import Struct
@@ -17,13 +19,19 @@ from msgspec.structs import replace
 
 from recompute_scan.arrays import among, distinct, median
 from recompute_scan.model import Kernels
-from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
+from recompute_scan.recompute.attention.kernel_evidence import NAMED_BACKWARD, KernelEvidence
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
 from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 # A recompute that repeats less of a layer's kernels is not known to be one of the whole layer.
 _WHOLE = 0.7
+# What reads the results of a recompute is its backward pass: of other kernels, this share is let be.
+_STRANGE = 0.25
+_PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
+# So many kernels in a row, of so many names, are the forward pass's.
+_PIECE, _DIFFERENT = 4, 3
+_FEWEST = 2
 # So many kernels that agree with those around the expected original leave no doubt that it is it.
 _ENOUGH = 2
 
@@ -182,28 +190,92 @@ def _equal(token: Int64, at: int, origin: int, limits: tuple[int, int]) -> tuple
     return first, last
 
 
-def settle_whole(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvidence:
-    """The evidence; whole layers are not said to be recomputed where their kernels are not.
+def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvidence:
+    """The evidence, without what the kernels around those that ran again do not bear out.
 
     A checkpoint around attention alone, or one that keeps the results of matrix products, runs
-    attention again as one around the whole layer does.
+    attention again as one around the whole layer does. And a recompute is a piece of the forward
+    pass that the backward pass goes on from. Where each such piece is followed by a kernel that is
+    neither a product nor named after the backward pass, and that the rest of it does not have,
+    something else used what was computed: a hook ran it.
     """
-    if found.judgement.verdict != "full":
+    if not found.judgement.highest:
         return found
     sequence = kernel_sequence(trace, kernels, found.rows)
     at = sequence.places(found.rows)
     events = with_recomputes(found.events, [each.layers for each in found.passes])
     if events is None:
         return found
-    again, _ = recomputed(sequence, at, events, 1)
+    again, _ = recomputed(sequence, at, events, int(found.judgement.highest))
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
+    if _used_elsewhere(trace, sequence, again, at, events):
+        return _unsettled(
+            found,
+            "Forward work runs again in the backward pass, and kernels follow it that are of "
+            "neither: a hook that runs a module cannot be told from a recompute.",
+        )
     between = np.diff(forwards)
-    if not number or not len(between) or again.sum() >= _WHOLE * median(between) * number:
+    whole = found.judgement.verdict == "full" or not found.of_attention
+    if not whole or not number or not len(between):
         return found
-    reason = (
-        "Attention runs again once, and most of the kernels around it do not: a checkpoint that "
-        "keeps results, or one around attention, cannot be told from one whose kernels ran in "
-        "another order."
+    if again.sum() >= _WHOLE * median(between) * number:
+        return found
+    what = "Attention runs" if found.of_attention else "Some kernels run"
+    return _unsettled(
+        found,
+        f"{what} again, and most of the kernels around do not: a checkpoint that keeps results, "
+        "or one around a part, cannot be told from one whose kernels ran in another order.",
     )
+
+
+def _unsettled(found: KernelEvidence, reason: str) -> KernelEvidence:
     return replace(found, judgement=Judgement("inconclusive", reason))
+
+
+def _used_elsewhere(
+    trace: Trace, sequence: KernelSequence, again: Bool, at: Int64, events: Sequence[str]
+) -> bool:
+    """Do kernels follow the recomputes, or many, that have no other place in the backward pass?"""
+    ends = np.flatnonzero(again[:-1] & ~again[1:]) + 1
+    backward = _spans(at, events, False, len(again))
+    rest = sequence.token[backward & ~again & ~among(np.arange(len(again)), ends)]
+    strange = ends[~among(sequence.token[ends], distinct(rest))]
+    names = [trace.names[code] for code in sequence.token[strange].tolist()]
+    number = sum(not (_PRODUCT.search(name) or NAMED_BACKWARD.search(name)) for name in names)
+    return number > _STRANGE * len(ends)
+
+
+def _spans(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool:
+    """For each kernel: is it between the first and the last event of a forward, or backward, pass?
+
+    Where order alone tells, what runs again is part of the forward pass: it has no event of its own.
+    """
+    found = np.zeros(size, np.bool_)
+    for mine, run in groupby(zip(at.tolist(), events, strict=True), lambda e: e[1] == FORWARD):
+        places = [place for place, _ in run]
+        if mine == forward:
+            found[places[0] : places[-1] + 1] = True
+    return found
+
+
+def repeats_forward(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
+    """Do longer runs of kernels of the forward pass return in the backward pass?
+
+    A gradient has products and sums of its own that bear the forward's names, but not in its order.
+    What holds no such run lies so near to counted kernels that these would have run again with it.
+    Of a single one per pass nothing can be told.
+    """
+    sequence = kernel_sequence(trace, kernels, found.rows)
+    at, size = sequence.places(found.rows), len(sequence.rows)
+    if any(each.layers < _FEWEST for each in found.passes) or size < _PIECE:
+        return True
+    windows = np.lib.stride_tricks.sliding_window_view(sequence.token, _PIECE)
+
+    def pieces(rows: Bool) -> set[tuple[int, ...]]:
+        whole = np.convolve(rows, np.ones(_PIECE, np.int64), "valid") == _PIECE
+        found = {tuple(one) for one in windows[whole].tolist()}
+        return {one for one in found if len(set(one)) >= _DIFFERENT}
+
+    forward, backward = (pieces(_spans(at, found.events, way, size)) for way in (True, False))
+    return not forward.isdisjoint(backward)
