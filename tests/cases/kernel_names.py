@@ -190,7 +190,7 @@ _NAMED: dict[str, tuple[str, ...]] = {
 # As MIOpen and torch's own kernels for ROCm are called.
 _ON_ROCM: dict[str, tuple[str, ...]] = {
     "native_batch_norm": (
-        "void at::native::batch_norm_collect_statistics_kernel<at::native::Var, float, float>(float)",
+        "void at::native::batch_norm_collect_statistics_kernel<at::native::Var, float>(float)",
         "void at::native::batch_norm_transform_input_kernel<float, float, float, true, int>(float)",
     ),
     "native_batch_norm_backward": (

@@ -19,7 +19,7 @@ from recompute_scan.recompute.attention.kernel_evidence import (
     hides_backward,
     read_kernels,
 )
-from recompute_scan.recompute.attention.pairs import read_pairs
+from recompute_scan.recompute.attention.pairs import forward_names, read_pairs
 from recompute_scan.recompute.attention.sequence import settle
 from recompute_scan.recompute.blocks import Block, find_blocks, group_blocks
 from recompute_scan.recompute.by_design import (
@@ -175,7 +175,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
         attention = read_kernels(trace, calls, kernels)
         if attention is None and not (calls.kind == Kind.OP).any():
             attention = read_pairs(trace, calls, kernels)
-        attention = attention and settle(trace, kernels, attention)
+        attention = attention and settle(trace, kernels, attention, forward_names(trace, kernels))
     by_operators: EvidenceLevel = "annotated" if annotations is not None else "autograd"
     if hidden and attention is not None and not attention.judgement.highest:
         # Graphs of compiled code: attention clears them no more than without graphs.

@@ -1,7 +1,7 @@
 """Kernels whose names differ by their direction alone: what tells recomputes without attention.
 
 Libraries call the kernel of a gradient as that of its forward, with another word in it:
-``softmax_warp_forward`` and ``softmax_warp_backward``, ``cudnn::bn_fw_tr_…`` and ``cudnn::bn_bw_…``,
+``softmax_warp_forward`` and ``softmax_warp_backward``, ``bn_fw_tr_1C11_…`` and ``bn_bw_1C11_…``,
 ``silu_kernel`` and ``silu_backward_kernel``. Where every call has one of each, the two stand as
 attention's main kernels do, and are read as these are. Which they are is found in the trace: no
 list of names is needed, so a kernel that nobody knew of counts, too.
@@ -70,6 +70,17 @@ def read_pairs(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence |
     return best
 
 
+def forward_names(trace: Trace, kernels: Kernels) -> frozenset[int]:
+    """The codes of the names that a pair has for the forward pass."""
+    return frozenset(
+        code
+        for choices in _pairs(trace, kernels)
+        for roles in choices
+        for code, (_, direction) in roles.items()
+        if direction == "forward"
+    )
+
+
 def _untold(found: KernelEvidence, reason: str) -> KernelEvidence:
     return replace(found, judgement=Judgement("inconclusive", reason))
 
@@ -120,7 +131,7 @@ def _pairs(trace: Trace, kernels: Kernels) -> Iterator[list[Roles]]:
                 before.setdefault(name.partition("<")[0], []).append(code)
         if before:
             choices = [
-                {code: (stem, "forward") for code in one} | {code: (stem, "backward") for code in two}
+                dict.fromkeys(one, (stem, "forward")) | dict.fromkeys(two, (stem, "backward"))
                 for one in _alone_or_together(before, number)
                 for two in _alone_or_together(after, number)
                 if sum(number[code] for code in one) >= sum(number[code] for code in two)

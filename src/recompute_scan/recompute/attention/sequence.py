@@ -10,7 +10,7 @@ piece with an attention forward.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -26,12 +26,14 @@ from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 # A recompute that repeats less of a layer's kernels is not known to be one of the whole layer.
 _WHOLE = 0.7
-# What reads the results of a recompute is its backward pass: of other kernels, this share is let be.
+# The backward pass reads what a recompute makes: of other kernels, this share is let be.
 _STRANGE = 0.25
-_PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
+PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
 # So many kernels in a row, of so many names, are the forward pass's.
 _PIECE, _DIFFERENT = 4, 3
-_FEWEST = 2
+_FEWEST, _FEWEST_ALONE = 2, 3
+# Of so many places, the nearest, a recompute without attention is sought.
+_MOST_LAYERS = 32
 # So many kernels that agree with those around the expected original leave no doubt that it is it.
 _ENOUGH = 2
 
@@ -89,24 +91,76 @@ def with_recomputes(events: Sequence[str], layers: list[int]) -> list[str] | Non
 
 
 def recomputed(
-    sequence: KernelSequence, at: Int64, events: Sequence[str], highest: int
-) -> tuple[Bool, Bool]:
-    """For each kernel: is it in a recompute, and is it in one beyond the first?"""
+    sequence: KernelSequence, at: Int64, events: list[str], highest: int, told: Collection[int] = ()
+) -> tuple[Int64, Bool]:
+    """For each kernel: which it repeats, -1 for none; and is it in a recompute beyond the first?
+
+    Args:
+        sequence: The kernels.
+        at: Where the events are in it.
+        events: What was read of them, with recomputes.
+        highest: The highest multiplicity.
+        told: Tokens of other kernels that are of the forward pass: where one runs in the backward
+            pass, and no event is near, it is part of a recompute of its own, as of an MLP.
+    """
     token, size = sequence.token, len(sequence.token)
-    again, redundant = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+    repeats, redundant = np.full(size, -1, np.int64), np.zeros(size, np.bool_)
     ran: dict[int, int] = {}
     limits = _limits(at, events)
-    for number, layer, originals in _layers(events, highest):
+    before = 0
+    for number, layer, originals in sorted(_layers(events, highest)):
+        here, (low, high) = int(at[number]), limits[number]
         places = [int(at[original]) for original in originals]
-        first, last, origin = _run_of(token, int(at[number]), places, layer, limits[number])
-        for row in range(first, last):
-            if again[row]:
+        # Of recomputes in a row, equal layers hide where one ends; each begins as the first does.
+        if number and events[number - 1] == RECOMPUTE:
+            low = max(low, min(here, here - before))
+        else:
+            before = here - _run_of(token, here, places, layer, (low, here + 1))[0]
+        if events[number + 1 : number + 2] == [RECOMPUTE]:
+            high = max(here + 1, min(high, int(at[number + 1]) - before))
+        first, last, origin = _run_of(token, here, places, layer, (low, high))
+        _fill(repeats, first, last, origin - here)
+    if highest:
+        _find_apart(token, repeats, _spans(at, events, False, size), told)
+    for row in np.flatnonzero(repeats >= 0).tolist():
+        original = int(repeats[row])
+        ran[original] = ran.get(original, 0) + 1
+        redundant[row] = ran[original] > 1
+    return repeats, redundant if highest > 1 else np.zeros(size, np.bool_)
+
+
+def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
+    """What a run repeats, where that is not known yet."""
+    rows = np.arange(first, last)
+    rows = rows[repeats[rows] < 0]
+    repeats[rows] = rows + away
+
+
+def _find_apart(token: Int64, repeats: Int64, backward: Bool, told: Collection[int]) -> None:
+    """Recomputes that hold no event: around kernels of the forward pass in the backward pass.
+
+    Each is the longest run; of equally long ones, of equal layers, that of the layer which ran
+    again last.
+    """
+    for code in sorted(told):
+        places = np.flatnonzero(token == code)
+        for row in places[backward[places]].tolist():
+            if repeats[row] >= 0:
                 continue
-            again[row] = True
-            original = row - int(at[number]) + origin
-            ran[original] = ran.get(original, 0) + 1
-            redundant[row] = ran[original] > 1
-    return again, redundant if highest > 1 else np.zeros(size, np.bool_)
+            known = np.flatnonzero(repeats >= 0)
+            place = int(np.searchsorted(known, row))
+            low = int(known[place - 1]) + 1 if place else 0
+            high = int(known[place]) if place < len(known) else len(token)
+            near = int(repeats[low - 1]) if place else row
+            others = places[: np.searchsorted(places, low)]
+            others = others[repeats[others] < 0]
+            others = others[np.argsort(np.abs(others - near), kind="stable")][:_MOST_LAYERS]
+            runs = [(*_equal(token, row, other, (low, high)), other) for other in others.tolist()]
+            if not runs:
+                continue
+            first, last, other = max(runs, key=lambda run: run[1] - run[0])
+            if last - first >= _FEWEST_ALONE:
+                _fill(repeats, first, last, other - row)
 
 
 def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, list[int]]]:
@@ -141,6 +195,8 @@ def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, lis
 def _assigned(
     found: list[int], layer: int, size: int, highest: int, originals: list[int]
 ) -> Iterator[tuple[int, int, list[int]]]:
+    if len(found) % highest == 0:
+        size = min(size, len(found) // highest)  # what has not run again has backwards here, too
     size = min(size, len(found))
     rest = len(found) - size
     chunk = size if rest == (highest - 1) * size else max(1, min(rest, layer + 1))
@@ -190,7 +246,9 @@ def _equal(token: Int64, at: int, origin: int, limits: tuple[int, int]) -> tuple
     return first, last
 
 
-def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvidence:
+def settle(
+    trace: Trace, kernels: Kernels, found: KernelEvidence, told: Collection[int]
+) -> KernelEvidence:
     """The evidence, without what the kernels around those that ran again do not bear out.
 
     A checkpoint around attention alone, or one that keeps the results of matrix products, runs
@@ -198,6 +256,12 @@ def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvide
     pass that the backward pass goes on from. Where each such piece is followed by a kernel that is
     neither a product nor named after the backward pass, and that the rest of it does not have,
     something else used what was computed: a hook ran it.
+
+    Args:
+        trace: The trace.
+        kernels: Its device work.
+        found: What was read.
+        told: See :func:`recomputed`.
     """
     if not found.judgement.highest:
         return found
@@ -206,7 +270,7 @@ def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvide
     events = with_recomputes(found.events, [each.layers for each in found.passes])
     if events is None:
         return found
-    again, _ = recomputed(sequence, at, events, int(found.judgement.highest))
+    again = recomputed(sequence, at, events, int(found.judgement.highest), told)[0] >= 0
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
     if _used_elsewhere(trace, sequence, again, at, events):
@@ -242,15 +306,12 @@ def _used_elsewhere(
     rest = sequence.token[backward & ~again & ~among(np.arange(len(again)), ends)]
     strange = ends[~among(sequence.token[ends], distinct(rest))]
     names = [trace.names[code] for code in sequence.token[strange].tolist()]
-    number = sum(not (_PRODUCT.search(name) or NAMED_BACKWARD.search(name)) for name in names)
+    number = sum(not (PRODUCT.search(name) or NAMED_BACKWARD.search(name)) for name in names)
     return number > _STRANGE * len(ends)
 
 
 def _spans(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool:
-    """For each kernel: is it between the first and the last event of a forward, or backward, pass?
-
-    Where order alone tells, what runs again is part of the forward pass: it has no event of its own.
-    """
+    """For each kernel: is it between the first and last event of a forward, or a backward, pass?"""
     found = np.zeros(size, np.bool_)
     for mine, run in groupby(zip(at.tolist(), events, strict=True), lambda e: e[1] == FORWARD):
         places = [place for place, _ in run]
