@@ -29,6 +29,7 @@ _WHOLE = 0.7
 # The backward pass reads what a recompute makes: of other kernels, this share is let be.
 _STRANGE = 0.25
 PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
+_ATTENTION = re.compile(r"flash|attn|attention|fmha|sdpa", re.I)
 # So many kernels in a row, of so many names, are the forward pass's.
 _PIECE, _DIFFERENT = 4, 3
 _FEWEST, _FEWEST_ALONE = 2, 3
@@ -263,6 +264,12 @@ def settle(
         found: What was read.
         told: See :func:`recomputed`.
     """
+    if found.judgement.verdict == "none" and _more_products(trace, kernels, found):
+        return _unsettled(
+            found,
+            "More products run in the backward pass than gradients take: some of them may be "
+            "recomputed, without anything that could be counted.",
+        )
     if not found.judgement.highest:
         return found
     sequence = kernel_sequence(trace, kernels, found.rows)
@@ -318,6 +325,24 @@ def _spans(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool:
         if mine == forward:
             found[places[0] : places[-1] + 1] = True
     return found
+
+
+def _more_products(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
+    """Does the backward pass hold more products than two for each of the forward pass?
+
+    Between its first counted kernel and its last it passes what is between those of the forward.
+    """
+    sequence = kernel_sequence(trace, kernels, found.rows)
+    at, size = sequence.places(found.rows), len(sequence.rows)
+    untold = [
+        bool(PRODUCT.search(name) and not (_ATTENTION.search(name) or NAMED_BACKWARD.search(name)))
+        for name in trace.names
+    ]
+    products = np.array(untold, np.bool_)[sequence.token]
+    forward, backward = (
+        int(products[_spans(at, found.events, way, size)].sum()) for way in (True, False)
+    )
+    return backward > 2 * forward > 0
 
 
 def repeats_forward(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
