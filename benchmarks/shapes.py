@@ -52,7 +52,7 @@ from recompute_scan.trace import load
 from recompute_scan.trace.kineto.parse import parse
 from recompute_scan.trace.nsys.export import load_nsys
 
-GROUPS = {**RECORDED, "attention-free": SEEN, "attention-free, unseen": UNSEEN}
+GROUPS = {**RECORDED, "attention-free": SEEN, "unseen": UNSEEN}
 # What each doubled case is after the repair that the tool proposes.
 REPAIRED = {
     "r_in_r": "r_outside",

@@ -9,12 +9,13 @@ The step is the range that marks it, or the period after which the whole sequenc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from recompute_scan.arrays import median
-from recompute_scan.recompute.attention.pairs import forward_names
+from recompute_scan.recompute.attention.kernel_evidence import Directions
+from recompute_scan.recompute.attention.pairs import paired_names
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
 from recompute_scan.recompute.attention.sequence import (
     PRODUCT,
@@ -53,7 +54,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     steps = _steps(facts, sequence)
     if events is None or steps is None:
         return None
-    told = forward_names(facts.trace, facts.kernels)
+    told = paired_names(facts.trace, facts.kernels)
     repeats, redundant = recomputed(
         sequence, at, events, int(evidence.judgement.highest or 0), told
     )
@@ -138,7 +139,7 @@ def _left_out(
     repeats: Int64,
     at: Int64,
     events: list[str],
-    told: Collection[int],
+    told: Directions,
 ) -> tuple[Bool, bool]:
     """What early stop leaves out at the end of each recompute, and whether one is seen to stop so.
 
@@ -169,7 +170,7 @@ def _left_out(
         product = next(
             (n for n, code in enumerate(tail[::-1], 1) if PRODUCT.search(names[code])), 0
         )
-        if product and not set(told).intersection(tail[len(tail) - product :]):
+        if product and not any(told.get(code) == "forward" for code in tail[len(tail) - product :]):
             found[stop - product : stop] = True
     return found, False
 

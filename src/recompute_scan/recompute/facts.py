@@ -19,7 +19,7 @@ from recompute_scan.recompute.attention.kernel_evidence import (
     hides_backward,
     read_kernels,
 )
-from recompute_scan.recompute.attention.pairs import forward_names, read_pairs
+from recompute_scan.recompute.attention.pairs import paired_names, read_pairs
 from recompute_scan.recompute.attention.sequence import settle
 from recompute_scan.recompute.blocks import Block, find_blocks, group_blocks
 from recompute_scan.recompute.by_design import (
@@ -206,7 +206,7 @@ def _count_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEviden
     or there is no attention.
     """
     attention = read_kernels(trace, calls, kernels)
-    told = forward_names(trace, kernels)
+    told = paired_names(trace, kernels)
     attention = attention and settle(trace, kernels, attention, told)
     if (calls.kind == Kind.OP).any() or (attention and attention.judgement.highest != 0):
         return attention

@@ -40,6 +40,8 @@ NAMED_STEP = re.compile(r"(train(ing)?[ _]?)?(step|iter|iteration)[ _#:=]*(\d+)$
 
 # By the code of its name: family and direction of each kernel that is counted.
 Roles = dict[int, tuple[str, Direction]]
+# The same without the family, of kernels that are not counted.
+Directions = dict[int, Direction]
 
 
 class FamilyCount(Struct, frozen=True):

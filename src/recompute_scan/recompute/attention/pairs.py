@@ -23,6 +23,7 @@ from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls, Kernels
 from recompute_scan.recompute.attention.kernel_evidence import (
     NAMED_BACKWARD,
+    Directions,
     KernelEvidence,
     Roles,
     read_roles,
@@ -41,6 +42,8 @@ _SHORTEST = 2
 _ANYBODYS = frozenset({"kernel", "void", "triton", "at", "fused"})
 # torch's names for both directions of a ReLU, which share no word.
 _RELU = (re.compile(r"launch_clamp_scalar|clamp_min_scalar"), re.compile(r"threshold_kernel_impl"))
+# What recording missed, as a share.
+_UNEVEN = 0.05
 # One call can have several kernels of either direction: so many choices are tried.
 _MOST_CHOICES = 9
 
@@ -70,15 +73,14 @@ def read_pairs(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence |
     return best
 
 
-def forward_names(trace: Trace, kernels: Kernels) -> frozenset[int]:
-    """The codes of the names that a pair has for the forward pass."""
-    return frozenset(
-        code
+def paired_names(trace: Trace, kernels: Kernels) -> Directions:
+    """The direction of each kernel of a pair."""
+    return {
+        code: direction
         for choices in _pairs(trace, kernels)
         for roles in choices
         for code, (_, direction) in roles.items()
-        if direction == "forward"
-    )
+    }
 
 
 def _untold(found: KernelEvidence, reason: str) -> KernelEvidence:
@@ -87,7 +89,11 @@ def _untold(found: KernelEvidence, reason: str) -> KernelEvidence:
 
 def _one_each(found: KernelEvidence) -> bool:
     """Did every call have one kernel of each direction, and was their order read?"""
-    return found.judgement.verdict != "inconclusive" and not any(s.idle for s in found.steps)
+    forward, backward = (
+        sum(getattr(family, way) for family in found.families) for way in ("forward", "backward")
+    )
+    even = abs(forward - backward) <= _UNEVEN * backward
+    return found.judgement.verdict != "inconclusive" and even
 
 
 def _whole_but_edges(found: Pass) -> bool:

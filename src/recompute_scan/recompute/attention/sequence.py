@@ -10,7 +10,7 @@ piece with an attention forward.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -19,7 +19,11 @@ from msgspec.structs import replace
 
 from recompute_scan.arrays import among, distinct, median
 from recompute_scan.model import Kernels
-from recompute_scan.recompute.attention.kernel_evidence import NAMED_BACKWARD, KernelEvidence
+from recompute_scan.recompute.attention.kernel_evidence import (
+    NAMED_BACKWARD,
+    Directions,
+    KernelEvidence,
+)
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
 from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
@@ -92,7 +96,7 @@ def with_recomputes(events: Sequence[str], layers: list[int]) -> list[str] | Non
 
 
 def recomputed(
-    sequence: KernelSequence, at: Int64, events: list[str], highest: int, told: Collection[int] = ()
+    sequence: KernelSequence, at: Int64, events: list[str], highest: int, told: Directions
 ) -> tuple[Int64, Bool]:
     """For each kernel: which it repeats, -1 for none; and is it in a recompute beyond the first?
 
@@ -101,8 +105,8 @@ def recomputed(
         at: Where the events are in it.
         events: What was read of them, with recomputes.
         highest: The highest multiplicity.
-        told: Tokens of other kernels that are of the forward pass: where one runs in the backward
-            pass, and no event is near, it is part of a recompute of its own, as of an MLP.
+        told: Which other tokens are of the forward pass: where one runs in the backward pass, and
+            no event is near, it is part of a recompute of its own, as of an MLP.
     """
     token, size = sequence.token, len(sequence.token)
     repeats, redundant = np.full(size, -1, np.int64), np.zeros(size, np.bool_)
@@ -137,13 +141,13 @@ def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
     repeats[rows] = rows + away
 
 
-def _find_apart(token: Int64, repeats: Int64, backward: Bool, told: Collection[int]) -> None:
+def _find_apart(token: Int64, repeats: Int64, backward: Bool, told: Directions) -> None:
     """Recomputes that hold no event: around kernels of the forward pass in the backward pass.
 
     Each is the longest run; of equally long ones, of equal layers, that of the layer which ran
     again last.
     """
-    for code in sorted(told):
+    for code in sorted(code for code, direction in told.items() if direction == "forward"):
         places = np.flatnonzero(token == code)
         for row in places[backward[places]].tolist():
             if repeats[row] >= 0:
@@ -248,7 +252,7 @@ def _equal(token: Int64, at: int, origin: int, limits: tuple[int, int]) -> tuple
 
 
 def settle(
-    trace: Trace, kernels: Kernels, found: KernelEvidence, told: Collection[int]
+    trace: Trace, kernels: Kernels, found: KernelEvidence, told: Directions
 ) -> KernelEvidence:
     """The evidence, without what the kernels around those that ran again do not bear out.
 
@@ -262,7 +266,7 @@ def settle(
         trace: The trace.
         kernels: Its device work.
         found: What was read.
-        told: See :func:`recomputed`.
+        told: The directions of other kernels.
     """
     if found.judgement.verdict == "none" and _more_products(trace, kernels, found):
         return _unsettled(
@@ -280,7 +284,7 @@ def settle(
     again = recomputed(sequence, at, events, int(found.judgement.highest), told)[0] >= 0
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
-    if _used_elsewhere(trace, sequence, again, at, events):
+    if _used_elsewhere(trace, sequence, again, at, events, told):
         return _unsettled(
             found,
             "Forward work runs again in the backward pass, and kernels follow it that are of "
@@ -305,16 +309,30 @@ def _unsettled(found: KernelEvidence, reason: str) -> KernelEvidence:
 
 
 def _used_elsewhere(
-    trace: Trace, sequence: KernelSequence, again: Bool, at: Int64, events: Sequence[str]
+    trace: Trace,
+    sequence: KernelSequence,
+    again: Bool,
+    at: Int64,
+    events: list[str],
+    told: Directions,
 ) -> bool:
     """Do kernels follow the recomputes, or many, that have no other place in the backward pass?"""
     ends = np.flatnonzero(again[:-1] & ~again[1:]) + 1
-    backward = _spans(at, events, False, len(again))
-    rest = sequence.token[backward & ~again & ~among(np.arange(len(again)), ends)]
-    strange = ends[~among(sequence.token[ends], distinct(rest))]
-    names = [trace.names[code] for code in sequence.token[strange].tolist()]
-    number = sum(not (PRODUCT.search(name) or NAMED_BACKWARD.search(name)) for name in names)
-    return number > _STRANGE * len(ends)
+    size = len(trace.names)
+    behind = np.bincount(sequence.token[ends], minlength=size)
+    rest = np.bincount(
+        sequence.token[_spans(at, events, False, len(again)) & ~again], minlength=size
+    )
+    # What stands right before a counted kernel of the backward pass prepares it.
+    counted = at[np.array([event == BACKWARD for event in events], np.bool_)]
+    ends = ends[~(among(ends, counted) | among(ends + 1, counted))]
+    strange = [
+        2 * behind[code] > rest[code]
+        and code not in told
+        and not (PRODUCT.search(trace.names[code]) or NAMED_BACKWARD.search(trace.names[code]))
+        for code in sequence.token[ends].tolist()
+    ]
+    return sum(strange) > _STRANGE * len(strange)
 
 
 def _spans(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool:
@@ -331,7 +349,10 @@ def _more_products(trace: Trace, kernels: Kernels, found: KernelEvidence) -> boo
     """Does the backward pass hold more products than two for each of the forward pass?
 
     Between its first counted kernel and its last it passes what is between those of the forward.
+    Compiled code has products in kernels of its own: there nothing is said.
     """
+    if any(name.startswith("triton_") for name in trace.names):
+        return False
     sequence = kernel_sequence(trace, kernels, found.rows)
     at, size = sequence.places(found.rows), len(sequence.rows)
     untold = [
