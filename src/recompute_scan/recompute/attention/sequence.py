@@ -200,7 +200,7 @@ def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, lis
 def _assigned(
     found: list[int], layer: int, size: int, highest: int, originals: list[int]
 ) -> Iterator[tuple[int, int, list[int]]]:
-    if len(found) % highest == 0:
+    if highest and len(found) % highest == 0:
         size = min(size, len(found) // highest)  # what has not run again has backwards here, too
     size = min(size, len(found))
     rest = len(found) - size
