@@ -4,6 +4,7 @@
     python benchmarks/shapes.py r_in_n --cost       and what the fix saves, beside the repaired twin
     python benchmarks/shapes.py --group core --from cpu
     python benchmarks/shapes.py --shapes kernels launches
+    python benchmarks/shapes.py --keep FOLDER       recordings stay there, and are read from there
 
 The rig is a device of torch's own kind without a device (``tests/cases/device.py``): autograd runs
 its backward pass on a thread of its own. To its recordings kernels are added
@@ -25,19 +26,22 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.accuracy import GROUPS, HIDDEN
+from benchmarks.accuracy import GROUPS as RECORDED
+from benchmarks.accuracy import HIDDEN
 from tests.cases import device
+from tests.cases.attention_free import SEEN, UNSEEN
 from tests.cases.case import Case, record
 from tests.cases.compiled import COMPILED
 from tests.cases.distributed import DISTRIBUTED
 from tests.cases.kernel_names import Event
 from tests.cases.moved import moved
 from tests.cases.shaped import SHAPES, Shape, as_bytes, shaped
-from tests.cases.truth import Truth
+from tests.cases.truth import Truth, read_truth, write_truth
 from tests.sources.nsys_builder import from_trace
 from tests.sources.rocprof_builder import rocprof
 
@@ -48,6 +52,7 @@ from recompute_scan.trace import load
 from recompute_scan.trace.kineto.parse import parse
 from recompute_scan.trace.nsys.export import load_nsys
 
+GROUPS = {**RECORDED, "attention-free": SEEN, "unseen": UNSEEN}
 # What each doubled case is after the repair that the tool proposes.
 REPAIRED = {
     "r_in_r": "r_outside",
@@ -59,8 +64,19 @@ REPAIRED = {
     "r_layers_in_r_stack": "r_outside",
     "r_halves_in_r": "r_outside",
     "r_three_levels": "r_outside",
-    "accumulation_doubled": "accumulation_once",
 }
+# By the end of its name, elsewhere; the first that there is.
+_REPAIRS = (
+    ("_own_r_in_wrapper_n", "_wrapper_n"),
+    ("_own_r_in_wrapper_n", "_own_n"),
+    ("_own_n_in_wrapper_r", "_own_n"),
+    ("_r_in_wrapper_n", "_wrapper_n"),
+    ("_r_in_wrapper_n", "_own_n"),
+    ("_r_in_n", "_n"),
+    ("_n_in_r", "_n"),
+    ("_doubled", "_once"),
+    ("_doubled", "_n"),
+)
 
 # Collectives and compilers know the CPU alone.
 _NOT_ON_RIG = frozenset(case.name for case in (*DISTRIBUTED, *COMPILED)) | device.UNABLE
@@ -78,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", nargs="*", default=[shape.name for shape in SHAPES])
     parser.add_argument("--from", dest="source", choices=(device.NAME, "cpu"), default=device.NAME)
     parser.add_argument("--cost", action="store_true", help="what the fix saves, for doubled ones")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="recordings, by case")
     options = parser.parse_args(arguments)
     device.install(launches=True)
     shapes = [shape for shape in SHAPES if shape.name in options.shapes]
@@ -87,20 +104,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in GROUPS[group]
         if not options.names or case.name in options.names
     }
-    wrong = print_table(list(chosen.values()), shapes, options.source == "cpu")
+    made = Recordings(options.source == "cpu", options.keep)
+    wrong = print_table(list(chosen.values()), shapes, made)
     if options.cost:
-        print_costs([chosen[name] for name in chosen if name in REPAIRED], shapes)
+        print_costs(list(chosen.values()), shapes, made)
     return int(wrong)
 
 
-def print_table(cases: Sequence[Case], shapes: Sequence[Shape], on_cpu: bool = False) -> bool:
+@dataclass(frozen=True)
+class Recordings:
+    """Where recordings come from.
+
+    Attributes:
+        on_cpu: Whether all are recorded on the CPU.
+        keep: Where they stay, and are looked for first.
+    """
+
+    on_cpu: bool = False
+    keep: Path | None = None
+
+    def of(self, case: Case) -> tuple[Truth, Event]:
+        """The case's truth and its recording, with its launches."""
+        if self.keep is None:
+            with tempfile.TemporaryDirectory() as folder:
+                return self._in(Path(folder), case)
+        self.keep.mkdir(parents=True, exist_ok=True)
+        return self._in(self.keep, case)
+
+    def _in(self, folder: Path, case: Case) -> tuple[Truth, Event]:
+        by_cpu = self.on_cpu or case.name in _NOT_ON_RIG
+        trace = folder / f"{case.name}{'-cpu' if by_cpu else ''}.json.gz"
+        told = trace.with_suffix(".truth")
+        if not told.exists():
+            write_truth(told, record(case, trace, "cpu" if by_cpu else device.NAME))
+        found: Event = json.loads(gzip.decompress(trace.read_bytes()))
+        return read_truth(told), moved(found) if by_cpu else found
+
+
+def print_table(cases: Sequence[Case], shapes: Sequence[Shape], made: Recordings) -> bool:
     """Print a line per case, and what was counted; whether an answer is wrong."""
     said: Counter[tuple[str, str]] = Counter()
     why: Counter[tuple[str, str]] = Counter()
     priced: Counter[tuple[str, bool]] = Counter()
     print(f"{'case':34} {'truth':12} " + " ".join(f"{shape.name:>16}" for shape in shapes))
     for case in cases:
-        truth, recording = recorded(case, on_cpu)
+        truth, recording = made.of(case)
         row = []
         for shape in shapes:
             result = answer(recording, shape)
@@ -124,40 +172,49 @@ def print_table(cases: Sequence[Case], shapes: Sequence[Shape], on_cpu: bool = F
     return any(how == "wrong" and number for (_, how), number in said.items())
 
 
-def print_costs(cases: Sequence[Case], shapes: Sequence[Shape]) -> None:
-    """Print what the fix is predicted to save, beside the repaired case in the same shape."""
-    print(f"\n{'case':24} {'shape':18} {'step':>8} {'predicted':>9} {'twin':>8} {'of step':>8} "
-          f"{'of saving':>9}")  # fmt: skip
+def repaired(name: str) -> Case | None:
+    """The case after the repair of this one; ``None`` where there is none."""
     every = {case.name: case for group in GROUPS.values() for case in group}
-    for case in cases:
-        recording, repaired = recorded(case)[1], recorded(every[REPAIRED[case.name]])[1]
+    ends = (name.removesuffix(old) + new for old, new in _REPAIRS if name.endswith(old))
+    return next((every[one] for one in (REPAIRED.get(name, ""), *ends) if one in every), None)
+
+
+def print_costs(cases: Sequence[Case], shapes: Sequence[Shape], made: Recordings) -> None:
+    """Print what the fix is predicted to save, beside the repaired case in the same shape.
+
+    Where the host limits the step, two recordings differ by more than that: those are left out.
+    """
+    shapes = [shape for shape in shapes if shape.name not in _BY_HOST]
+    print(f"\n{'case':28} {'shape':18} {'step':>8} {'predicted':>9} {'twin':>8} {'of step':>8} "
+          f"{'of saving':>9}")  # fmt: skip
+    off: dict[str, list[tuple[float, float]]] = {shape.name: [] for shape in shapes}
+    twins = [(case, repaired(case.name)) for case in cases if case.verdict == "doubled"]
+    for case, twin in twins:
+        if twin is None:
+            continue
+        recording, after = made.of(case)[1], made.of(twin)[1]
         for shape in shapes:
-            cost = answer(recording, shape).cost
-            if cost is None:
-                print(f"{case.name:24} {shape.name:18} {'-':>8} {'-':>9}")
+            result = answer(recording, shape)
+            cost = result.cost
+            if cost is None or result.verdict != "doubled":
+                print(f"{case.name:28} {shape.name:18} {'-':>8} {'-':>9}")
                 continue
-            made, after = shaped(recording, shape), shaped(repaired, shape)
-            # Where kernels limit the step they are all that counts; else the twin's own step is.
-            saved = (made.busy_us - after.busy_us) / 1000
-            if shape.name in _BY_HOST:
-                saved = cost.step_ms - after.step_us / 1000
-            twin_ms = cost.step_ms - saved
-            off = cost.predicted_step_ms - twin_ms
+            made_ms, after_ms = (shaped(one, shape).busy_us / 1000 for one in (recording, after))
+            saved, step = made_ms - after_ms, cost.step_ms
+            more = cost.step_ms - cost.predicted_step_ms - saved
+            off[shape.name].append((abs(more) / step, abs(more) / saved))
             print(
-                f"{case.name:24} {shape.name:18} {cost.step_ms:8.1f} "
-                f"{cost.predicted_step_ms:9.1f} {twin_ms:8.1f} {100 * off / cost.step_ms:+7.1f}% "
-                f"{-100 * off / saved:+8.1f}%"
+                f"{case.name:28} {shape.name:18} {step:8.1f} {cost.predicted_step_ms:9.1f} "
+                f"{step - saved:8.1f} {-100 * more / step:+7.1f}% {100 * more / saved:+8.1f}%",
+                flush=True,
             )
-
-
-def recorded(case: Case, on_cpu: bool = False) -> tuple[Truth, Event]:
-    """The case's truth and its recording, with its launches."""
-    by_cpu = on_cpu or case.name in _NOT_ON_RIG
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json.gz"
-        truth = record(case, trace, "cpu" if by_cpu else device.NAME)
-        found: Event = json.loads(gzip.decompress(trace.read_bytes()))
-    return truth, moved(found) if by_cpu else found
+    number = sum(twin is not None for _, twin in twins)
+    print(f"\n{'cost':18} {'cases':>6} {'given':>6} {'within 5 %':>11} {'10 %':>6} of the saving; "
+          "most off, of the step")  # fmt: skip
+    for name, found in off.items():
+        near = [sum(saving <= most for _, saving in found) for most in (0.05, 0.1)]
+        most = 100 * max((step for step, _ in found), default=0.0)
+        print(f"{name:18} {number:6} {len(found):6} {near[0]:11} {near[1]:6} {most:6.1f}%")
 
 
 def answer(recording: Event, shape: Shape) -> Result:

@@ -6,6 +6,7 @@ each attention kernel is from). How long a kernel takes follows from the operato
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -82,6 +83,10 @@ _ELEMENTWISE = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::{}, "
     "std::array<char*, 2ul> >(int, at::native::{}, std::array<char*, 2ul>)"
 )
+_CLAMP = (
+    "(anonymous namespace)::launch_clamp_scalar(at::TensorIteratorBase&, c10::Scalar, c10::Scalar, "
+    "at::native::detail::ClampLimits)::{lambda(float)#1}"
+)
 _FUNCTORS = {
     "add": "CUDAFunctor_add<float>",
     "add_": "CUDAFunctor_add<float>",
@@ -93,6 +98,23 @@ _FUNCTORS = {
     "copy_": "float_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}",
     "gelu": "GeluCUDAKernelImpl(at::TensorIteratorBase&)::{lambda(float)#1}",
     "gelu_backward": "GeluBackwardCUDAKernelImpl(at::TensorIteratorBase&)::{lambda(float)#1}",
+    "relu": _CLAMP,
+    "relu_": _CLAMP,
+    "clamp_min": _CLAMP,
+    "clamp_min_": _CLAMP,
+    "threshold_backward": (
+        "BinaryFunctor<float, float, float, at::native::(anonymous namespace)::"
+        "threshold_kernel_impl<float>(at::TensorIteratorBase&, float, float)::"
+        "{lambda(float, float)#1}>"
+    ),
+    "native_dropout_backward": (
+        "(anonymous namespace)::masked_scale_kernel<bool, float, float>(at::Tensor&, at::Tensor "
+        "const&, at::Tensor const&, float)::{lambda(float, bool)#1}"
+    ),
+    "silu": "(anonymous namespace)::silu_kernel(at::TensorIteratorBase&)::{lambda(float)#1}",
+    "silu_backward": (
+        "(anonymous namespace)::silu_backward_kernel(at::TensorIteratorBase&)::{lambda(float)#1}"
+    ),
 }
 # The same work by other libraries, where a shape has these.
 _BY_LIBRARY: dict[Library, dict[str, tuple[str, ...]]] = {
@@ -142,9 +164,58 @@ _NAMED: dict[str, tuple[str, ...]] = {
     "nll_loss_backward": ("void at::native::nll_loss_backward_reduce_cuda_kernel_2d<float>()",),
     "index_select": ("void at::native::(anonymous namespace)::indexSelectLargeIndex<float>()",),
     "embedding_dense_backward": ("void at::native::embedding_backward_feature_kernel<float>()",),
+    "native_batch_norm": (
+        "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>(float)",
+    ),
+    "native_batch_norm_backward": (
+        "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512, true, 1>(float)",
+    ),
+    "max_pool2d_with_indices": (
+        "void at::native::(anonymous namespace)::max_pool_forward_nchw<float, float>(int)",
+    ),
+    "max_pool2d_with_indices_backward": (
+        "void at::native::(anonymous namespace)::max_pool_backward_nchw<float, float>(int)",
+    ),
+    "native_dropout": (
+        "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned "
+        "int, 1, 4, bool>(float)",
+    ),
+    "mean": (
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<"
+        "float, float, float, float>, unsigned int, float, 4> >(float)",
+    ),
     "cat": ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 4>()",),
     "sum": ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, sum> >()",),
 }
+# As MIOpen and torch's own kernels for ROCm are called.
+_ON_ROCM: dict[str, tuple[str, ...]] = {
+    "native_batch_norm": (
+        "void at::native::batch_norm_collect_statistics_kernel<at::native::Var, float>(float)",
+        "void at::native::batch_norm_transform_input_kernel<float, float, float, true, int>(float)",
+    ),
+    "native_batch_norm_backward": (
+        "void at::native::batch_norm_backward_kernel<float, float, float, int>(float)",
+    ),
+}
+# Convolutions by direction: the forward's, and what makes the gradients of input and weight.
+_CONVOLUTIONS = {
+    "cuda": (
+        "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize{0}x64x32_stage5_"
+        "warpsize2x2x1_g1_tensor16x8x8_execute_kernel_cudnn_infer",
+        "sm80_xmma_dgrad_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize{0}x64x16_stage4_"
+        "warpsize2x2x1_g1_tensor16x8x8_execute_kernel_cudnn_infer",
+        "sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize{0}x64x64_"
+        "stage4_warpsize2x2x1_g1_tensor16x8x8_execute_kernel_cudnn_train",
+    ),
+    "rocm": (
+        "igemm_fwd_gtcx3_nhwc_fp32_bx0_ex1_bt{0}x64x32_wt32x32x8_ws1x1_wr1x2",
+        "igemm_bwd_gtcx3_nhwc_fp32_bx0_ex1_bt{0}x64x32_wt32x32x8_ws1x1_wr2x2",
+        "igemm_wrw_gtcx3_nhwc_fp32_bx0_ex0_bt{0}x64x32_wt32x32x8_ws1x1_wr2x2",
+    ),
+}
+_CONVOLUTION = re.compile(
+    r"(cudnn_|mkldnn_)?convolution(_overrideable)?|convolution_backward(_overrideable)?"
+)
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
@@ -190,7 +261,14 @@ def kernels_of(
             name = f"Cijk_Ailk_Bljk_SB_MT{64 << kind}x{numbers[-1] if numbers else 64}x32"
         yield name, us * 2, place
         return
+    if _CONVOLUTION.fullmatch(plain):
+        ours = _CONVOLUTIONS[vendor]
+        for name in ours[1:] if "backward" in plain else ours[:1]:
+            yield name.format(64 << zlib.crc32(str(dims[:2]).encode()) % 3), us * 2, place
+        return
     named = _BY_LIBRARY[library].get(plain) or _NAMED.get(plain)
+    if vendor == "rocm":
+        named = _ON_ROCM.get(plain) or named
     if named is not None:
         for name in named:
             yield name, us * 0.5, place

@@ -100,7 +100,8 @@ class Shaped:
     Attributes:
         document: The trace.
         step_us: What the steps took, the device's part among it, a mean.
-        busy_us: Time of the kernels of compute streams in a step, a mean.
+        busy_us: For how long the kernels of a step keep compute streams from their next ones, a
+            mean.
     """
 
     document: Event
@@ -150,7 +151,7 @@ def shaped(recording: Event, shape: Shape, rank: int = 0) -> Shaped:
     written, launches = _run(recording, slower, device)
     marks = [event for event in written if event["name"].startswith(_STEP)]
     count = max(1, len(marks))
-    busy = sum(k["dur"] for k in device.kernels if k["tid"] != NCCL) / count
+    busy = sum(k["dur"] for k in device.kernels if k["tid"] != NCCL) * (1 - shape.early) / count
     took = sum(event["dur"] for event in marks) / count
     kept = written + launches
     if shape.kept == "launches":

@@ -162,7 +162,7 @@ def _headline(result: Result) -> str:
         said = "cannot tell"
         return f"{what} {said}: {_decapitalised(result.reason or 'no reason known')}"
     if result.evidence_level == "kernels":
-        return _headline_of_attention(result)
+        return _headline_of_kernels(result)
     if result.evidence_level == "graphs":
         return _headline_of_graphs(result)
     if result.verdict == "none":
@@ -242,19 +242,18 @@ def _predicted_gain(cost: Cost | None) -> str:
     return f" and {wasted} of the step is wasted"
 
 
-def _headline_of_attention(result: Result) -> str:
-    """The same where attention's kernels are all there is to go by."""
+def _headline_of_kernels(result: Result) -> str:
+    """The same where kernels are all there is to go by: attention's, or pairs of others."""
     verdict, highest = result.verdict, result.recompute_per_backward or 0.0
+    what = "attention forward" if result.attention is not None else "counted forward kernel"
     if verdict == "none":
-        return "No attention forward runs again in the backward pass; nothing else could be seen."
+        return f"No {what} runs again in the backward pass; nothing else could be seen."
     if verdict == "full":
-        return "Every attention forward runs once more in the backward pass: checkpointed once."
+        return f"Every {what} runs once more in the backward pass: checkpointed once."
     if verdict == "partial":
-        return "Some attention forwards run once more in the backward pass."
-    return (
-        f"Checkpointing is doubled: attention's forward runs {highest:g} more times in each "
-        "backward pass."
-    )
+        return f"Some {what}s run once more in the backward pass."
+    which = "attention's forward runs" if result.attention is not None else f"{what}s run"
+    return f"Checkpointing is doubled: {which} {highest:g} more times in each backward pass."
 
 
 def _headline_of_graphs(result: Result) -> str:

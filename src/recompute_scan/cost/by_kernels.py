@@ -14,8 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from recompute_scan.arrays import median, tally, true_at
-from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD
+from recompute_scan.recompute.attention.kernel_evidence import Directions
+from recompute_scan.recompute.attention.pairs import paired_names
+from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
 from recompute_scan.recompute.attention.sequence import (
+    PRODUCT,
     KernelSequence,
     kernel_sequence,
     recomputed,
@@ -31,6 +34,8 @@ _SAME = 0.98
 # What the prediction may be off by, as a share of what is saved: the edges of recomputes.
 _DOUBT = 0.25
 _MOST_PERIODS = 64
+# Kernels of a last product and what follows it.
+_LONGEST_END = 4
 
 
 def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> Cost | None:
@@ -49,7 +54,11 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     steps = _steps(facts, sequence)
     if events is None or steps is None:
         return None
-    again, redundant = recomputed(sequence, at, events, int(evidence.judgement.highest or 0))
+    told = paired_names(facts.trace, facts.kernels)
+    repeats, redundant = recomputed(
+        sequence, at, events, int(evidence.judgement.highest or 0), told
+    )
+    again = repeats >= 0
     first, last, lengths = steps
     inside = slice(first, last)
     time = np.minimum(sequence.time, _usual_wait(facts, sequence))
@@ -63,8 +72,16 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     size = len(sequence.rows)
     forward = _passes(size, at, events, FORWARD, ends=BACKWARD)
     backward = _passes(size, at, events, BACKWARD, ends=FORWARD)
-    redundant_ms = per_step(redundant)
-    recompute_ms = per_step(again & ~redundant)
+    redundant_ms, doubt = per_step(redundant), _DOUBT * per_step(redundant)
+    ends, sure = _left_out(facts, sequence, repeats, at, events, told)
+    ends_ms = min(per_step(ends), per_step(again & ~redundant))
+    if sure:
+        redundant_ms += ends_ms
+    elif redundant_ms:
+        # Between what is saved without early stop and with it: equally far from both, in parts.
+        most = redundant_ms + ends_ms
+        redundant_ms *= 2 * most / (redundant_ms + most)
+    recompute_ms = per_step(again) - redundant_ms
     forward_ms = per_step(forward & ~again)
     backward_ms = per_step(backward & ~again)
     parts = [forward_ms, recompute_ms, redundant_ms, backward_ms]
@@ -73,7 +90,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     forward_ms, recompute_ms, redundant_ms, backward_ms = (part * scale for part in parts)
     after = step_ms - redundant_ms
     bare = after - recompute_ms
-    doubt = _DOUBT * redundant_ms
+    what = "an attention forward" if evidence.of_attention else "the kernels that are counted"
     spread = (min(lengths) / _NS_PER_MS, max(lengths) / _NS_PER_MS) if number > 1 else (None, None)
     return Cost(
         step_ms=step_ms,
@@ -97,11 +114,14 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         method="kernels",
         assumptions=(
             "No operators are in the trace: recomputes are runs of kernels that repeat those "
-            "around an attention forward, by name. What they take, up to the next kernel, is "
+            f"around {what}, by name. What they take, up to the next kernel, is "
             "taken off; edges of recomputes may be off by a few kernels, and a recompute apart "
-            "from attention, as of an MLP's own checkpoint, is not seen.",
-            "Whether the recompute that stays stops early, as a non-reentrant checkpoint does, is "
-            "not in kernels: then more is saved, up to the last product of each layer.",
+            f"from {what}, as of an MLP's own checkpoint, is not seen.",
+            "One of the recomputes stops early, as a non-reentrant checkpoint does; the one that "
+            "stays is taken to do so."
+            if sure
+            else "Whether the recompute that stays stops early, as a non-reentrant checkpoint "
+            "does, is not in kernels: of what that would save beside, about half is taken off.",
             "The optimizer's time is in everything else.",
         ),
         bare_step_ms=bare if again.any() else None,
@@ -111,6 +131,58 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         step_high_ms=spread[1],
         steps=number,
     )
+
+
+def _left_out(
+    facts: RecomputeFacts,
+    sequence: KernelSequence,
+    repeats: Int64,
+    at: Int64,
+    events: list[str],
+    told: Directions,
+) -> tuple[Bool, bool]:
+    """What early stop leaves out at the end of each recompute, and whether one is seen to stop so.
+
+    That is the last product of the recompute, and what adds its result to something. Where some
+    recomputes are seen to be shorter than the others, it is what these have and they have not.
+    Nothing where layers run again unequally often.
+    """
+    evidence, again = facts.attention, repeats >= 0
+    found = np.zeros(len(again), np.bool_)
+    passes = evidence.passes if evidence is not None else []
+    layers = sum(each.layers for each in passes)
+    number = events.count(RECOMPUTE)
+    highest = max((each.highest for each in passes), default=0)
+    stops = _last_stops(repeats, at[np.array([event == BACKWARD for event in events], np.bool_)])
+    if evidence is None or highest < 2 or number != highest * layers or not len(stops):
+        return found, False
+    names = facts.trace.names
+    forwards = at[np.array([event == FORWARD for event in events], np.bool_)]
+    missing = 0
+    if evidence.of_attention and len(forwards) > 1:
+        missing = round((number * median(np.diff(forwards)) - again.sum()) / layers)
+    if 0 < missing <= _LONGEST_END:
+        for original in repeats[stops - 1].tolist():
+            found[original + 1 : original + 1 + missing] = True
+        return found, True
+    for stop in stops.tolist():
+        tail = sequence.token[max(0, stop - _LONGEST_END) : stop].tolist()
+        product = next(
+            (n for n, code in enumerate(tail[::-1], 1) if PRODUCT.search(names[code])), 0
+        )
+        if product and not any(told.get(code) == "forward" for code in tail[len(tail) - product :]):
+            found[stop - product : stop] = True
+    return found, False
+
+
+def _last_stops(repeats: Int64, backward: Int64) -> Int64:
+    """Where recomputes end: of those before one backward, that which went furthest."""
+    stops = np.flatnonzero((repeats[:-1] >= 0) & (repeats[1:] < 0)) + 1
+    furthest: dict[int, int] = {}
+    for group, stop in zip(np.searchsorted(backward, stops).tolist(), stops.tolist(), strict=True):
+        other = furthest.setdefault(group, stop)
+        furthest[group] = max(stop, other, key=lambda one: int(repeats[one - 1]))
+    return np.array(sorted(furthest.values()), np.int64)
 
 
 def _usual_wait(facts: RecomputeFacts, sequence: KernelSequence) -> Int64:

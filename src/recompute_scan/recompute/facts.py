@@ -19,7 +19,8 @@ from recompute_scan.recompute.attention.kernel_evidence import (
     hides_backward,
     read_kernels,
 )
-from recompute_scan.recompute.attention.sequence import settle_whole
+from recompute_scan.recompute.attention.pairs import paired_names, read_pairs
+from recompute_scan.recompute.attention.sequence import settle
 from recompute_scan.recompute.blocks import Block, find_blocks, group_blocks
 from recompute_scan.recompute.by_design import (
     DesignedRun,
@@ -171,8 +172,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     hidden = hides_backward(trace, calls, structure, kernels)
     attention = None
     if hidden or judgement.verdict == "inconclusive":
-        attention = read_kernels(trace, calls, kernels)
-        attention = attention and settle_whole(trace, kernels, attention)
+        attention = _count_kernels(trace, calls, kernels)
     by_operators: EvidenceLevel = "annotated" if annotations is not None else "autograd"
     if hidden and attention is not None and not attention.judgement.highest:
         # Graphs of compiled code: attention clears them no more than without graphs.
@@ -199,6 +199,24 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
         framed=bool(framed),
         by_design=by_design,
     )
+
+
+def _count_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence | None:
+    """What kernels say: attention's, and others' where there are no operators, and these run again
+    or there is no attention.
+    """
+    attention = read_kernels(trace, calls, kernels)
+    told = paired_names(trace, kernels)
+    attention = attention and settle(trace, kernels, attention, told)
+    if (calls.kind == Kind.OP).any() or (attention and attention.judgement.highest != 0):
+        return attention
+    others = read_pairs(trace, calls, kernels)
+    others = others and settle(trace, kernels, others, told)
+    if attention is None or others is None or not others.judgement.highest:
+        return attention or others
+    if others.judgement.verdict == "full":  # but attention
+        return replace(others, judgement=replace(others.judgement, verdict="partial"))
+    return others
 
 
 def _weigh(

@@ -79,7 +79,7 @@ def attention_of(families: tuple[Family, ...]) -> Attention | None:
 
 
 def count_kernels(evidence: KernelEvidence) -> tuple[Family, ...]:
-    """Families of attention by their main kernels, per step that holds a backward of attention.
+    """Families by their main kernels, per step that holds a backward of them.
 
     Their times are those of the main kernels alone.
     """
@@ -87,7 +87,7 @@ def count_kernels(evidence: KernelEvidence) -> tuple[Family, ...]:
     return tuple(
         Family(
             family=family.name,
-            kind="attention",
+            kind="attention" if evidence.of_attention else "other",
             forward_per_step=family.forward / steps,
             recomputed_per_step=family.again / steps,
             backward_per_step=family.backward / steps,

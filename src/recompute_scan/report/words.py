@@ -70,8 +70,8 @@ BY_DESIGN_MEANING = (
 )
 # What attention's kernels alone say, where none ran again.
 NO_ATTENTION_MEANING = (
-    "Attention ran again nowhere in the backward pass. Of everything else, its kernels say "
-    "nothing: a checkpoint that keeps attention's results looks the same."
+    "No kernel that could be counted ran again in the backward pass. Of everything else, kernels "
+    "say nothing: a checkpoint that keeps attention's results looks the same."
 )
 # What the compiler's graphs alone say, where nothing in them is doubled.
 GRAPHS_MEANING = (
@@ -85,7 +85,7 @@ SURROUNDINGS = (
 EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
     "annotated": "the trace has an annotation for every checkpointed call",
     "autograd": "operators and autograd nodes in the trace were matched, without annotations",
-    "kernels": "attention was counted by the names of its kernels; operators do not show the model",
+    "kernels": "kernels were counted by their names; operators do not show the model",
     "graphs": "compiled code was counted from the compiler's own graphs alone",
 }
 PART_WORDS = {

@@ -1,1 +1,1 @@
-"""Recomputes of attention, from its kernels alone: where a trace has no operators or hides them."""
+"""Recomputes from kernels alone, attention's or pairs', where operators are missing or hidden."""

@@ -38,6 +38,12 @@ NAMED_BACKWARD = re.compile(r"backward|bwd|dgrad|wgrad|grad_?input", re.I)
 NAMED_STEP = re.compile(r"(train(ing)?[ _]?)?(step|iter|iteration)[ _#:=]*(\d+)$", re.I)
 
 
+# By the code of its name: family and direction of each kernel that is counted.
+Roles = dict[int, tuple[str, Direction]]
+# The same without the family, of kernels that are not counted.
+Directions = dict[int, Direction]
+
+
 class FamilyCount(Struct, frozen=True):
     """Main kernels of one family in all steps: of the forward pass, recomputed, backward.
 
@@ -91,6 +97,8 @@ class KernelEvidence(Struct, frozen=True):
         judgement: The verdict on attention.
         rows: Positions in :class:`Kernels` of the main kernels, in order of launch.
         events: What each of these is, as :mod:`recompute_scan.recompute.attention.passes` spells.
+        of_attention: Whether these kernels are attention's; else they are a pair's
+            (:mod:`recompute_scan.recompute.attention.pairs`).
     """
 
     families: tuple[FamilyCount, ...]
@@ -100,6 +108,7 @@ class KernelEvidence(Struct, frozen=True):
     judgement: Judgement
     rows: Int64
     events: tuple[str, ...]
+    of_attention: bool = True
 
     @property
     def passes(self) -> list[Pass]:
@@ -113,6 +122,10 @@ class KernelEvidence(Struct, frozen=True):
             "Only attention could be counted, by the names of its kernels; what runs again around "
             "it is what repeats the forward pass's kernels. A checkpoint that keeps attention's "
             "results cannot be told from none."
+            if self.of_attention
+            else "No attention is known in the trace: kernels were counted whose names differ by "
+            "forward and backward alone "
+            f"({', '.join(family.name for family in self.families)})."
         ]
         if not self.by_thread:
             found.append(
@@ -140,7 +153,13 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         calls: Its host calls; may be empty.
         kernels: Its device work.
     """
-    roles = _roles(trace, kernels.event)
+    return read_roles(trace, calls, kernels, _roles(trace, kernels.event))
+
+
+def read_roles(
+    trace: Trace, calls: Calls, kernels: Kernels, roles: Roles, of_attention: bool = True
+) -> KernelEvidence | None:
+    """The same of the kernels of these roles; ``None`` where no backward is among them."""
     code = trace.name[kernels.event]
     main = among(code, np.array(sorted(roles), np.int64))
     beside = true_at(_named_backward(trace, code) & ~main)
@@ -185,6 +204,7 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         judgement=_judge(found),
         rows=rows,
         events=tuple(events),
+        of_attention=of_attention,
     )
 
 
@@ -205,7 +225,7 @@ def hides_backward(trace: Trace, calls: Calls, structure: Structure, kernels: Ke
     return any(way == "backward" for _, way in _roles(trace, event[graph]).values())
 
 
-def _roles(trace: Trace, events: Int64) -> dict[int, tuple[str, Direction]]:
+def _roles(trace: Trace, events: Int64) -> Roles:
     """By the code of its name: family and direction of each main attention kernel among them."""
     names = distinct(trace.name[events[trace.kind[events] == Kind.KERNEL]]).tolist()
     roles = ((name, attention_role(trace.names[name])) for name in names)

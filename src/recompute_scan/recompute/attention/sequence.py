@@ -9,7 +9,9 @@ piece with an attention forward.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 from msgspec import Struct
@@ -17,13 +19,26 @@ from msgspec.structs import replace
 
 from recompute_scan.arrays import among, distinct, median, true_at
 from recompute_scan.model import Kernels
-from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
+from recompute_scan.recompute.attention.kernel_evidence import (
+    NAMED_BACKWARD,
+    Directions,
+    KernelEvidence,
+)
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
 from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 # A recompute that repeats less of a layer's kernels is not known to be one of the whole layer.
 _WHOLE = 0.7
+# The backward pass reads what a recompute makes: of other kernels, this share is let be.
+_STRANGE = 0.25
+PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
+_ATTENTION = re.compile(r"flash|attn|attention|fmha|sdpa", re.I)
+# So many kernels in a row, of so many names, are the forward pass's.
+_PIECE, _DIFFERENT = 4, 3
+_FEWEST, _FEWEST_ALONE = 2, 3
+# Of so many places, the nearest, a recompute without attention is sought.
+_MOST_LAYERS = 32
 # So many kernels that agree with those around the expected original leave no doubt that it is it.
 _ENOUGH = 2
 
@@ -81,24 +96,76 @@ def with_recomputes(events: Sequence[str], layers: list[int]) -> list[str] | Non
 
 
 def recomputed(
-    sequence: KernelSequence, at: Int64, events: Sequence[str], highest: int
-) -> tuple[Bool, Bool]:
-    """For each kernel: is it in a recompute, and is it in one beyond the first?"""
+    sequence: KernelSequence, at: Int64, events: list[str], highest: int, told: Directions
+) -> tuple[Int64, Bool]:
+    """For each kernel: which it repeats, -1 for none; and is it in a recompute beyond the first?
+
+    Args:
+        sequence: The kernels.
+        at: Where the events are in it.
+        events: What was read of them, with recomputes.
+        highest: The highest multiplicity.
+        told: Which other tokens are of the forward pass: where one runs in the backward pass, and
+            no event is near, it is part of a recompute of its own, as of an MLP.
+    """
     token, size = sequence.token, len(sequence.token)
-    again, redundant = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+    repeats, redundant = np.full(size, -1, np.int64), np.zeros(size, np.bool_)
     ran: dict[int, int] = {}
     limits = _limits(at, events)
-    for number, layer, originals in _layers(events, highest):
+    before = 0
+    for number, layer, originals in sorted(_layers(events, highest)):
+        here, (low, high) = int(at[number]), limits[number]
         places = [int(at[original]) for original in originals]
-        first, last, origin = _run_of(token, int(at[number]), places, layer, limits[number])
-        for row in range(first, last):
-            if again[row]:
+        # Of recomputes in a row, equal layers hide where one ends; each begins as the first does.
+        if number and events[number - 1] == RECOMPUTE:
+            low = max(low, min(here, here - before))
+        else:
+            before = here - _run_of(token, here, places, layer, (low, here + 1))[0]
+        if events[number + 1 : number + 2] == [RECOMPUTE]:
+            high = max(here + 1, min(high, int(at[number + 1]) - before))
+        first, last, origin = _run_of(token, here, places, layer, (low, high))
+        _fill(repeats, first, last, origin - here)
+    if highest:
+        _find_apart(token, repeats, _spans(at, events, False, size), told)
+    for row in np.flatnonzero(repeats >= 0).tolist():
+        original = int(repeats[row])
+        ran[original] = ran.get(original, 0) + 1
+        redundant[row] = ran[original] > 1
+    return repeats, redundant if highest > 1 else np.zeros(size, np.bool_)
+
+
+def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
+    """What a run repeats, where that is not known yet."""
+    rows = np.arange(first, last)
+    rows = rows[repeats[rows] < 0]
+    repeats[rows] = rows + away
+
+
+def _find_apart(token: Int64, repeats: Int64, backward: Bool, told: Directions) -> None:
+    """Recomputes that hold no event: around kernels of the forward pass in the backward pass.
+
+    Each is the longest run; of equally long ones, of equal layers, that of the layer which ran
+    again last.
+    """
+    for code in sorted(code for code, direction in told.items() if direction == "forward"):
+        places = np.flatnonzero(token == code)
+        for row in places[backward[places]].tolist():
+            if repeats[row] >= 0:
                 continue
-            again[row] = True
-            original = row - int(at[number]) + origin
-            ran[original] = ran.get(original, 0) + 1
-            redundant[row] = ran[original] > 1
-    return again, redundant if highest > 1 else np.zeros(size, np.bool_)
+            known = np.flatnonzero(repeats >= 0)
+            place = int(np.searchsorted(known, row))
+            low = int(known[place - 1]) + 1 if place else 0
+            high = int(known[place]) if place < len(known) else len(token)
+            near = int(repeats[low - 1]) if place else row
+            others = places[: np.searchsorted(places, low)]
+            others = others[repeats[others] < 0]
+            others = others[np.argsort(np.abs(others - near), kind="stable")][:_MOST_LAYERS]
+            runs = [(*_equal(token, row, other, (low, high)), other) for other in others.tolist()]
+            if not runs:
+                continue
+            first, last, other = max(runs, key=lambda run: run[1] - run[0])
+            if last - first >= _FEWEST_ALONE:
+                _fill(repeats, first, last, other - row)
 
 
 def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, list[int]]]:
@@ -133,6 +200,8 @@ def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, lis
 def _assigned(
     found: list[int], layer: int, size: int, highest: int, originals: list[int]
 ) -> Iterator[tuple[int, int, list[int]]]:
+    if highest and len(found) % highest == 0:
+        size = min(size, len(found) // highest)  # what has not run again has backwards here, too
     size = min(size, len(found))
     rest = len(found) - size
     chunk = size if rest == (highest - 1) * size else max(1, min(rest, layer + 1))
@@ -182,28 +251,138 @@ def _equal(token: Int64, at: int, origin: int, limits: tuple[int, int]) -> tuple
     return first, last
 
 
-def settle_whole(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvidence:
-    """The evidence; whole layers are not said to be recomputed where their kernels are not.
+def settle(
+    trace: Trace, kernels: Kernels, found: KernelEvidence, told: Directions
+) -> KernelEvidence:
+    """The evidence, without what the kernels around those that ran again do not bear out.
 
     A checkpoint around attention alone, or one that keeps the results of matrix products, runs
-    attention again as one around the whole layer does.
+    attention again as one around the whole layer does. And a recompute is a piece of the forward
+    pass that the backward pass goes on from. Where each such piece is followed by a kernel that is
+    neither a product nor named after the backward pass, and that the rest of it does not have,
+    something else used what was computed: a hook ran it.
+
+    Args:
+        trace: The trace.
+        kernels: Its device work.
+        found: What was read.
+        told: The directions of other kernels.
     """
-    if found.judgement.verdict != "full":
+    if found.judgement.verdict == "none" and _more_products(trace, kernels, found):
+        return _unsettled(
+            found,
+            "More products run in the backward pass than gradients take: some of them may be "
+            "recomputed, without anything that could be counted.",
+        )
+    if not found.judgement.highest:
         return found
     sequence = kernel_sequence(trace, kernels, found.rows)
     at = sequence.places(found.rows)
     events = with_recomputes(found.events, [each.layers for each in found.passes])
     if events is None:
         return found
-    again, _ = recomputed(sequence, at, events, 1)
+    again = recomputed(sequence, at, events, int(found.judgement.highest), told)[0] >= 0
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
+    if _used_elsewhere(trace, sequence, again, at, events, told):
+        return _unsettled(
+            found,
+            "Forward work runs again in the backward pass, and kernels follow it that are of "
+            "neither: a hook that runs a module cannot be told from a recompute.",
+        )
     between = np.diff(forwards)
-    if not number or not len(between) or again.sum() >= _WHOLE * median(between) * number:
+    whole = found.judgement.verdict == "full" or not found.of_attention
+    if not whole or not number or not len(between):
         return found
-    reason = (
-        "Attention runs again once, and most of the kernels around it do not: a checkpoint that "
-        "keeps results, or one around attention, cannot be told from one whose kernels ran in "
-        "another order."
+    if again.sum() >= _WHOLE * median(between) * number:
+        return found
+    what = "Attention runs" if found.of_attention else "Some kernels run"
+    return _unsettled(
+        found,
+        f"{what} again, and most of the kernels around do not: a checkpoint that keeps results, "
+        "or one around a part, cannot be told from one whose kernels ran in another order.",
     )
+
+
+def _unsettled(found: KernelEvidence, reason: str) -> KernelEvidence:
     return replace(found, judgement=Judgement("inconclusive", reason))
+
+
+def _used_elsewhere(
+    trace: Trace,
+    sequence: KernelSequence,
+    again: Bool,
+    at: Int64,
+    events: list[str],
+    told: Directions,
+) -> bool:
+    """Do kernels follow the recomputes, or many, that have no other place in the backward pass?"""
+    ends = np.flatnonzero(again[:-1] & ~again[1:]) + 1
+    size = len(trace.names)
+    behind = np.bincount(sequence.token[ends], minlength=size)
+    rest = np.bincount(
+        sequence.token[_spans(at, events, False, len(again)) & ~again], minlength=size
+    )
+    # What stands right before a counted kernel of the backward pass prepares it.
+    counted = at[np.array([event == BACKWARD for event in events], np.bool_)]
+    ends = ends[~(among(ends, counted) | among(ends + 1, counted))]
+    strange = [
+        2 * behind[code] > rest[code]
+        and code not in told
+        and not (PRODUCT.search(trace.names[code]) or NAMED_BACKWARD.search(trace.names[code]))
+        for code in sequence.token[ends].tolist()
+    ]
+    return sum(strange) > _STRANGE * len(strange)
+
+
+def _spans(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool:
+    """For each kernel: is it between the first and last event of a forward, or a backward, pass?"""
+    found = np.zeros(size, np.bool_)
+    for mine, run in groupby(zip(at.tolist(), events, strict=True), lambda e: e[1] == FORWARD):
+        places = [place for place, _ in run]
+        if mine == forward:
+            found[places[0] : places[-1] + 1] = True
+    return found
+
+
+def _more_products(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
+    """Does the backward pass hold more products than two for each of the forward pass?
+
+    Between its first counted kernel and its last it passes what is between those of the forward.
+    Compiled code has products in kernels of its own: there nothing is said.
+    """
+    if any(name.startswith("triton_") for name in trace.names):
+        return False
+    sequence = kernel_sequence(trace, kernels, found.rows)
+    at, size = sequence.places(found.rows), len(sequence.rows)
+    untold = [
+        bool(PRODUCT.search(name) and not (_ATTENTION.search(name) or NAMED_BACKWARD.search(name)))
+        for name in trace.names
+    ]
+    products = np.array(untold, np.bool_)[sequence.token]
+    forward, backward = (
+        int(products[_spans(at, found.events, way, size)].sum()) for way in (True, False)
+    )
+    return backward > 2 * forward > 0
+
+
+def repeats_forward(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
+    """Do longer runs of kernels of the forward pass return in the backward pass?
+
+    A gradient has products and sums of its own that bear the forward's names, but not in its order.
+    What holds no such run lies so near to counted kernels that these would have run again with it.
+    Of a single one per pass nothing can be told.
+    """
+    sequence = kernel_sequence(trace, kernels, found.rows)
+    at, size = sequence.places(found.rows), len(sequence.rows)
+    if any(each.layers < _FEWEST for each in found.passes) or size < _PIECE:
+        return True
+    windows = np.lib.stride_tricks.sliding_window_view(sequence.token, _PIECE)
+
+    def pieces(rows: Bool) -> set[tuple[int, ...]]:
+        whole = np.convolve(rows, np.ones(_PIECE, np.int64), "valid") == _PIECE
+        found = {tuple(one) for one in windows[whole].tolist()}
+        return {one for one in found if len(set(one)) >= _DIFFERENT}
+
+    forward, backward = (pieces(_spans(at, found.events, way, size)) for way in (True, False))
+    return not forward.isdisjoint(backward)

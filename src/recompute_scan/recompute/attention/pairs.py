@@ -1,0 +1,160 @@
+"""Kernels whose names differ by their direction alone: what tells recomputes without attention.
+
+Libraries call the kernel of a gradient as that of its forward, with another word in it:
+``softmax_warp_forward`` and ``softmax_warp_backward``, ``bn_fw_tr_1C11_…`` and ``bn_bw_1C11_…``,
+``silu_kernel`` and ``silu_backward_kernel``. Where every call has one of each, the two stand as
+attention's main kernels do, and are read as these are. Which they are is found in the trace: no
+list of names is needed, so a kernel that nobody knew of counts, too.
+
+Each pair is an account of its own. Those that run again have to do so equally often; a pair that
+does not, such as a loss's, is outside the checkpoints. Where no pair runs again, nothing of their
+forward may run between backwards, and no longer run of kernels of the forward pass may either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from msgspec.structs import replace
+
+from recompute_scan.arrays import distinct
+from recompute_scan.model import Calls, Kernels
+from recompute_scan.recompute.attention.kernel_evidence import (
+    NAMED_BACKWARD,
+    Directions,
+    KernelEvidence,
+    Roles,
+    read_roles,
+)
+from recompute_scan.recompute.attention.passes import Pass
+from recompute_scan.recompute.attention.sequence import repeats_forward
+from recompute_scan.recompute.verdict import Judgement
+from recompute_scan.trace.columns import Kind, Trace
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w{2,}")
+_BACK = re.compile(
+    r"_?(?<![a-zA-Z])(?:backward|bwd|bw|bp|grad)(?=[_A-Z\d]|$)|(?<=[a-z\d])(?:Backward|Bwd|Grad)"
+)
+# A stem that is shorter, or says no more than this, is anybody's.
+_SHORTEST = 2
+_ANYBODYS = frozenset({"kernel", "void", "triton", "at", "fused"})
+# torch's names for both directions of a ReLU, which share no word.
+_RELU = (re.compile(r"launch_clamp_scalar|clamp_min_scalar"), re.compile(r"threshold_kernel_impl"))
+# What recording missed, as a share.
+_UNEVEN = 0.05
+# One call can have several kernels of either direction: so many choices are tried.
+_MOST_CHOICES = 9
+
+
+def read_pairs(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence | None:
+    """What pairs of kernels say, attention apart; ``None`` where no pair can be read."""
+    readings = []
+    for choices in _pairs(trace, kernels):
+        read = (read_roles(trace, calls, kernels, roles, of_attention=False) for roles in choices)
+        found = next((one for one in read if one is not None and _one_each(one)), None)
+        if found is not None:
+            readings.append(found)
+    if not readings:
+        return None
+    numbers = {one.judgement.highest for one in readings if one.judgement.highest}
+    best = max(readings, key=lambda one: (one.judgement.highest or 0, len(one.rows)))
+    if len(numbers) > 1:
+        return _untold(best, "Kernels of several kinds run again, but not equally often.")
+    if not numbers and repeats_forward(trace, kernels, best):
+        return _untold(
+            best,
+            "Kernels run in the backward pass as they did in the forward pass, and none is known "
+            "to be of the forward pass alone.",
+        )
+    if best.judgement.highest == 1 and all(map(_whole_but_edges, best.passes)):
+        best = replace(best, judgement=replace(best.judgement, verdict="full"))
+    return best
+
+
+def paired_names(trace: Trace, kernels: Kernels) -> Directions:
+    """The direction of each kernel of a pair."""
+    return {
+        code: direction
+        for choices in _pairs(trace, kernels)
+        for roles in choices
+        for code, (_, direction) in roles.items()
+    }
+
+
+def _untold(found: KernelEvidence, reason: str) -> KernelEvidence:
+    return replace(found, judgement=Judgement("inconclusive", reason))
+
+
+def _one_each(found: KernelEvidence) -> bool:
+    """Did every call have one kernel of each direction, and was their order read?"""
+    forward, backward = (
+        sum(getattr(family, way) for family in found.families) for way in ("forward", "backward")
+    )
+    even = abs(forward - backward) <= _UNEVEN * backward
+    return found.judgement.verdict != "inconclusive" and even
+
+
+def _whole_but_edges(found: Pass) -> bool:
+    """Did all run again but less than a block at either end, such as a stem's or a last norm's?"""
+    starts = [place for place, number in enumerate(found.recomputes) if number]
+    if not starts:
+        return False
+    stops = [*starts[1:], found.layers]
+    numbers = [found.recomputes[start] for start in starts]
+    missing = [stop - start - n for start, stop, n in zip(starts, stops, numbers, strict=True)]
+    return not any(missing[:-1]) and missing[-1] < numbers[-1] and starts[0] < min(numbers)
+
+
+def _pairs(trace: Trace, kernels: Kernels) -> Iterator[list[Roles]]:
+    """For each stem of names the choices of what are its forward and its backward kernels."""
+    event = kernels.event[trace.kind[kernels.event] == Kind.KERNEL]
+    codes, counts = np.unique(trace.name[event], return_counts=True)
+    number = dict(zip(codes.tolist(), counts.tolist(), strict=True))
+    backward: dict[str, dict[str, list[int]]] = {}
+    forward: list[tuple[str, int]] = []
+    for code in distinct(codes).tolist():
+        name = trace.names[code]
+        if _RELU[1].search(name):
+            backward.setdefault("relu", {}).setdefault("", []).append(code)
+            continue
+        stemmed = [_stem(word, _BACK) for word in _IDENTIFIER.findall(name)]
+        if stems := [stem for stem in stemmed if stem]:
+            whole = name.partition("<")[0] if len(stems) == 1 else name
+            backward.setdefault(stems[0], {}).setdefault(whole, []).append(code)
+        elif not NAMED_BACKWARD.search(name):
+            forward.append((name, code))
+    for stem, after in sorted(backward.items()):
+        mate = re.compile(rf"(?<![a-zA-Z]){re.escape(stem)}(?=[_A-Z\d]|$)|_{re.escape(stem)}_")
+        before: dict[str, list[int]] = {}
+        for name, code in forward:
+            if stem == "relu":
+                words = _RELU[0].findall(name)
+            else:
+                words = [word for word in _IDENTIFIER.findall(name) if mate.search(word)]
+            if words:
+                before.setdefault(name.partition("<")[0], []).append(code)
+        if before:
+            choices = [
+                dict.fromkeys(one, (stem, "forward")) | dict.fromkeys(two, (stem, "backward"))
+                for one in _alone_or_together(before, number)
+                for two in _alone_or_together(after, number)
+                if sum(number[code] for code in one) >= sum(number[code] for code in two)
+            ]
+            yield choices[:_MOST_CHOICES]
+
+
+def _stem(word: str, direction: re.Pattern[str]) -> str:
+    """What is before the direction in an identifier; empty where there is none, or nothing."""
+    found = direction.search(word)
+    stem = word[: found.start()].strip("_") if found else ""
+    return stem if len(stem) >= _SHORTEST and stem not in _ANYBODYS else ""
+
+
+def _alone_or_together(groups: dict[str, list[int]], number: dict[int, int]) -> list[list[int]]:
+    """All kernels of a direction; and each alone, where all run equally often: in one call."""
+    every = list(groups.values())
+    together = [code for codes in every for code in codes]
+    equal = len({sum(number[code] for code in codes) for codes in every}) == 1
+    return [together, *every] if equal and len(every) > 1 else [together]
