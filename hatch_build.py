@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,8 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             for path in sorted(path for pattern in patterns for path in base.glob(pattern)):
                 name = path.relative_to(base).as_posix()
                 texts[name] = shipped(name, path.read_text(encoding="utf-8"))
-        packed = zstandard.ZstdCompressor(level=22).compress(json.dumps(texts).encode())
+        data = "\0".join(part for named in texts.items() for part in named).encode()
+        packed = zstandard.ZstdCompressor(level=22).compress(data)
         target = Path(self.root, "build", "texts.zst")
         target.parent.mkdir(exist_ok=True)
         target.write_bytes(packed)
