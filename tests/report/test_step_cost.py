@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Literal
 
+from examples.read_results import step_figures, step_lines
 from msgspec import structs
 
 import recompute_scan as rs
-from examples.read_results import step_figures, step_lines
 from recompute_scan.report.html import render_html
 from recompute_scan.report.measured import measured_sentences
 from recompute_scan.report.sections.step_cost import step_time_sentences

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from recompute_scan.frameworks import lightning
-from recompute_scan.lint.configurations import ONE_SETTING, REFUSES, RUN, found_flaw
+from recompute_scan.frameworks.configuration import RUN
+from recompute_scan.lint.configurations import ONE_SETTING, REFUSES, found_flaw
 from recompute_scan.lint.python import Script
 from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned
 
