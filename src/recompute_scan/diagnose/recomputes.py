@@ -68,8 +68,8 @@ _GROWING_CACHE = replace(
     ),
     fix=(
         "Train with use_cache=False (in model.config), and keep the wrapper as it is. Do "
-        "not switch the wrapper to the reentrant variant: that skips torch's check, and training goes "
-        "on with wrong gradients. Do not add gradient_checkpointing_enable() to the wrapper "
+        "not switch the wrapper to the reentrant variant: that skips torch's check, and training "
+        "goes on with wrong gradients. Do not add gradient_checkpointing_enable() to the wrapper "
         "either: it does turn the cache off, but then every layer is recomputed twice (RS001)."
     ),
     more=_GROWING_CACHE_MORE,
