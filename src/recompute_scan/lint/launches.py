@@ -12,8 +12,7 @@ from msgspec.structs import replace as replaced
 from recompute_scan.frameworks import accelerate, llamafactory
 from recompute_scan.frameworks.configuration import RUN, Setting, truthy
 from recompute_scan.frameworks.known import commands
-from recompute_scan.lint.configurations import ONE_SETTING, REFUSES, found_flaw
-from recompute_scan.lint.doubling import asks, script_findings
+from recompute_scan.lint.doubling import ONE_SETTING, REFUSES, asks, found_flaw, script_findings
 from recompute_scan.lint.python import Script
 from recompute_scan.lint.said import Found, Pinned
 
