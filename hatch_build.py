@@ -28,6 +28,9 @@ def shipped(name: str, text: str) -> str:
     for names, part in _PARTS.items():
         if re.fullmatch(names, name):
             return "\n".join(re.findall(part, text, re.DOTALL | re.MULTILINE))
+    if name.endswith((".css", ".js")):  # as they are but for indentation and comments
+        lines = (line.strip() for line in text.splitlines())
+        return "\n".join(line for line in lines if line and not line.startswith("//"))
     return text
 
 
