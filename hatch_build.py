@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,9 @@ def shipped(name: str, text: str) -> str:
     for names, part in _PARTS.items():
         if re.fullmatch(names, name):
             return "\n".join(re.findall(part, text, re.DOTALL | re.MULTILINE))
+    if name.endswith((".css", ".js")):  # as they are but for indentation and comments
+        lines = (line.strip() for line in text.splitlines())
+        return "\n".join(line for line in lines if line and not line.startswith("//"))
     return text
 
 
@@ -45,7 +47,8 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             for path in sorted(path for pattern in patterns for path in base.glob(pattern)):
                 name = path.relative_to(base).as_posix()
                 texts[name] = shipped(name, path.read_text(encoding="utf-8"))
-        packed = zstandard.ZstdCompressor(level=22).compress(json.dumps(texts).encode())
+        data = "\0".join(part for named in texts.items() for part in named).encode()
+        packed = zstandard.ZstdCompressor(level=22).compress(data)
         target = Path(self.root, "build", "texts.zst")
         target.parent.mkdir(exist_ok=True)
         target.write_bytes(packed)

@@ -5,8 +5,9 @@
 
 Each number is halved and doubled, alone, and every trace of ``traces/`` is analysed again: CPU and
 GPU, torch 1.8 to 2.14, eight machines. The table says in how many of them the answer changes
-(verdict, count, confidence), in how many the predicted step does, and by how much at most. A number
-that changes nothing on any of them is one to do without.
+(verdict, count, confidence), in how many the predicted step does, and by how much at most, and in
+how many anything in the result does. A number that changes nothing on any of them is one to do
+without, or one that ``benchmarks/results/constants.md`` gives a reason for.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from recompute_scan.analysis import loading, pipeline
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import ScanError
 from recompute_scan.recompute import facts
+from recompute_scan.result import to_json
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("recompute", "cost", "analysis")
@@ -32,6 +34,10 @@ NOT_TUNED = re.compile(
     r"_NS_PER_MS|_MOST|_MOST_.*|MOST_.*|_LOOKED_AT|_HEAD|CHUNK|_PIECE|_LONGEST.*|_SHOWN.*|_SCALE"
     r"|_JOINED|_FINISHED|_DEEPEST|_TIMEOUT.*|.*_TIMEOUT_S|.*_BYTES|_MEDIAN_95|_DEVIATION|_MISSING"
     r"|LATEST_US|EARLIEST_US|NO_.*|UNKNOWN|.*_BIT|_LOW_\d\d|_FIRST_EVENT|_TIME_LIMIT_S|_DENSE"
+    # Rounds and records looked at, minus infinity, ties of a solver, points of a drawn curve.
+    r"|_CORRECTIONS|_RECORDS|_LEVELS|_NEVER|_PREFERENCE|_CURVE_POINTS"
+    # A file that is not read, what decides on speed alone, a shell's status.
+    r"|_LARGEST|_HEAD_LINES|_BYTES_A_WORKER|_INFLATES|_FEW_FRAMES|INTERRUPTED"
 )
 
 
@@ -81,19 +87,19 @@ def remember(*, studied: bool) -> None:
     vars(pipeline).update(load_one=load_one, study=study if studied else facts.study)
 
 
-def answers(all_traces: Sequence[list[Path]]) -> list[tuple[Any, float | None]]:
-    """Of each trace what is answered, and the predicted step in ms."""
-    found: list[tuple[Any, float | None]] = []
+def answers(all_traces: Sequence[list[Path]]) -> list[tuple[Any, float | None, str]]:
+    """Of each trace what is answered, the predicted step in ms, and the whole result."""
+    found: list[tuple[Any, float | None, str]] = []
     for paths in all_traces:
         try:
             result = analyse(paths)
         except ScanError as error:
-            found.append((str(error), None))
+            found.append((str(error), None, ""))
             continue
         counts = [region.recompute_runs_per_backward for region in result.regions]
         said = (result.verdict, result.recompute_per_backward, result.confidence, counts)
         step = result.cost.predicted_step_ms if result.cost else None
-        found.append((msgspec.json.encode(said), step))
+        found.append((msgspec.json.encode(said), step, to_json(result)))
     return found
 
 
@@ -114,22 +120,27 @@ def main() -> None:
     remember(studied=not any(".recompute." in module for module, _, _ in chosen))
     before = answers(every)
     print(f"{len(chosen)} numbers, {len(every)} traces; each halved and doubled\n")
-    print(f"{'number':58} {'value':>8} {'answers':>8} {'predictions':>12} {'most':>7}", flush=True)
+    head = f"{'number':58} {'value':>8} {'answers':>8} {'predictions':>12} {'most':>7}"
+    print(f"{head} {'anything':>9}", flush=True)
     for module, name, value in chosen:
         loaded = importlib.import_module(module)
         other: set[int] = set()
         moved: dict[int, float] = {}
+        anything: set[int] = set()
         for changed in (value / 2, value * 2):
             setattr(loaded, name, type(value)(changed) or value)
             for at, (old, new) in enumerate(zip(before, answers(every), strict=True)):
                 if old[0] != new[0]:
                     other.add(at)
+                if old[2] != new[2]:
+                    anything.add(at)
                 if old[1] and new[1] and abs(new[1] / old[1] - 1) > 1e-4:
                     moved[at] = max(moved.get(at, 0.0), abs(new[1] / old[1] - 1))
             setattr(loaded, name, value)
         most = f"{100 * max(moved.values()):.1f} %" if moved else ""
         label = f"{module.removeprefix('recompute_scan.')}.{name}"
-        print(f"{label:58} {value:>8g} {len(other):>8} {len(moved):>12} {most:>7}", flush=True)
+        counted = f"{len(other):>8} {len(moved):>12} {most:>7} {len(anything):>9}"
+        print(f"{label:58} {value:>8g} {counted}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,12 @@ from tests.scratch import copy_package, printed
 
 ROOT = Path(__file__).parents[1]
 TRACE = ROOT / "traces" / "doubled_llama_fsdp"
+FAILURE = """\
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    save_memory(model)
+RuntimeError: acme: no blocks to save
+"""
 KNOWN = b"mechanism=hf-gradient-checkpointing"
 
 
@@ -76,3 +82,14 @@ def test_a_framework_is_one_module_and_one_line(package: Path, tmp_path: Path) -
     result = json.loads(analysed(package, run))
     (found,) = [one for one in result["findings"] if one["code"] == "RS001"]
     assert "Acme's save_memory" in found["detail"]
+
+    settings = tmp_path / "acme.json"
+    settings.write_text('{"acme": {"every": 2}}', encoding="utf-8")
+    said = printed(package, "-m", "recompute_scan", "lint", str(settings))
+    assert "RS606" in said
+    assert "every switches nothing on alone" in said
+    log = tmp_path / "acme.log"
+    log.write_text(FAILURE, encoding="utf-8")
+    said = printed(package, "-m", "recompute_scan", "explain", str(log))
+    assert "RS199" in said
+    assert "Acme found no blocks to checkpoint" in said

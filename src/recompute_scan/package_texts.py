@@ -6,7 +6,6 @@ large as they would be one by one.
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 
@@ -50,5 +49,5 @@ def _packed() -> dict[str, str] | None:
     path = _HERE / _PACKED
     if not path.is_file():
         return None
-    contents: dict[str, str] = json.loads(zstandard.decompress(path.read_bytes()))
-    return contents
+    parts = zstandard.decompress(path.read_bytes()).decode().split("\0")
+    return dict(zip(parts[::2], parts[1::2], strict=True))

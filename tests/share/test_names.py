@@ -10,12 +10,14 @@ import pytest
 
 from recompute_scan.annotations import RegionAnnotation, parse_region, region_name
 from recompute_scan.bundle.clean import clean_environment, device_name
+from recompute_scan.bundle.known_names import names_of
 from recompute_scan.bundle.names import ATTENTION, Names
 from recompute_scan.bundle.paths import Places
 from recompute_scan.recompute.attention.kernels import FAMILIES, attention_role
 from recompute_scan.recompute.families import family_of_node
 from recompute_scan.recompute.vocabulary import ENGINE, family_of
 from recompute_scan.trace import Kind
+from tests.share.operators import operators, words
 
 STAY = [
     (Kind.OP, "aten::addmm"),
@@ -177,6 +179,11 @@ def test_the_list_of_operators_is_that_of_this_torch() -> None:
     # In a process of its own: what other tests import registers more.
     command = [sys.executable, "-m", "tests.share.operators"]
     assert text == subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_words_of_the_list_stand_for_every_operator_and_no_other() -> None:
+    for names in operators().values():
+        assert {one for word in words(names) for one in names_of(word)} == set(names)
 
 
 @pytest.mark.parametrize(

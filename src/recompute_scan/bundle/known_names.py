@@ -45,15 +45,26 @@ _NODES = (
     "NoopSaveInputsBackward"
 )
 
+# What else there is of an operator: in place, its backward, the copy where it gives a view.
+ENDINGS = {"~": "_", "^": "_backward", "=": "_copy"}
+
 
 @cache
 def _torchs_own() -> tuple[frozenset[str], frozenset[str]]:
     """Operators that torch defines, and the nodes named after them."""
     listed = (text("bundle/operators.txt") or "").splitlines()
     lines = (line.split() for line in listed if not line.startswith("#"))
-    operators = frozenset(library + name for library, *names in lines for name in names)
+    operators = frozenset(
+        library + name for library, *words in lines for word in words for name in names_of(word)
+    )
     nodes = {_camel(name.partition("::")[2]) + "Backward" for name in operators}
     return operators, frozenset(nodes) | frozenset(_NODES.split())
+
+
+def names_of(word: str) -> tuple[str, ...]:
+    """The names that a word of the list stands for: ``abs~`` for ``abs`` and ``abs_``."""
+    stem = word.rstrip("".join(ENDINGS))
+    return (stem, *(stem + ENDINGS[mark] for mark in word[len(stem) :]))
 
 
 def _camel(name: str) -> str:

@@ -55,7 +55,7 @@ SAVE_HANG = Signature(
     more=_SAVE_MORE,
     keep="the save, called by all ranks",
     remove="the guard by rank around it",
-    versions="FSDP, DeepSpeed ZeRO-3, Fabric, accelerate; all versions.",
+    versions="FSDP, ZeRO-3, Fabric, accelerate; all versions.",
     sources=(
         "https://github.com/Lightning-AI/pytorch-lightning/issues/19780",
         "https://github.com/huggingface/accelerate/issues/2000",
@@ -257,7 +257,7 @@ BUS = replace(
     title="A process touched memory that could not be supplied (SIGBUS)",
     cause=(
         "SIGBUS comes where a file backs memory and has no room for it, as in /dev/shm, "
-        "which loader workers, NCCL and DeepSpeed share and which is 64 MB in a container that "
+        "which loader workers, NCCL and ZeRO share and which is 64 MB in a container that "
         "asks for no more; or where a mapped file was cut short. Rarely it is a fault in native "
         "code."
     ),

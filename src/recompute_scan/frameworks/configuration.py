@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -28,6 +28,10 @@ class Setting(Struct, frozen=True):
         """Where its last key is."""
         return self.written if isinstance(self.written, int) else _find(self.path, self.written)
 
+
+Variant = Literal["reentrant", "non-reentrant", "default", "unknown"]
+# What is said where files do not tell.
+RUN = "`recompute-scan run` counts what happens."
 
 # The settings of one file, by their paths.
 Values = Mapping[tuple[str, ...], Setting]
@@ -60,7 +64,7 @@ class SettingSwitch(Struct, frozen=True):
 
     by: str
     layers: str
-    variant: Literal["reentrant", "non-reentrant"]
+    variant: Variant
 
 
 def truthy(value: object) -> bool:
@@ -68,6 +72,11 @@ def truthy(value: object) -> bool:
     return value is True or (
         isinstance(value, str) and value.strip().lower() in ("true", "yes", "on", "1", "y", "t")
     )
+
+
+def value_of(settings: Iterable[Setting], *path: str) -> object:
+    """The value at a path, or ``None``."""
+    return next((s.value for s in settings if s.path == path), None)
 
 
 def _find(path: tuple[str, ...], text: str) -> int:

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from recompute_scan.frameworks import lightning
-from recompute_scan.lint.configurations import ONE_SETTING, REFUSES, RUN, found_flaw
+from recompute_scan.frameworks import accelerate, known, lightning, llamafactory
+from recompute_scan.frameworks.configuration import RUN, Flaw, Setting, Values, truthy
 from recompute_scan.lint.python import Script
 from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned
+
+ONE_SETTING = "Keep one: delete gradient_checkpointing, or FSDP's activation_checkpointing."
+REFUSES = "The Trainer of transformers raises a ValueError where both are on."
+_OWN = (("gradient_checkpointing",), ("activation_checkpointing",))
 
 _ONE = "Keep one of the two: delete the model's own switch, or the wrapper."
 
@@ -59,6 +63,25 @@ def asks(keywords: dict[str, Any]) -> bool:
         keywords.get(name) is True
         for name in ("gradient_checkpointing", "activation_checkpointing")
     )
+
+
+def settings_findings(
+    file: str, settings: Sequence[Setting], pinned: Pinned, calls: frozenset[str]
+) -> Iterator[Found]:
+    """What a configuration file alone shows; ``pinned`` is what is pinned beside it, ``calls``
+    tell which frameworks' functions some script calls.
+    """
+    values = {setting.path: setting for setting in settings}
+    if not llamafactory.is_its_own(settings):
+        yield from _trainer(file, values, settings, pinned)
+    for flaw in known.flaws(values):
+        if not calls.intersection(flaw.unless):
+            yield found_flaw(file, flaw)
+
+
+def found_flaw(file: str, flaw: Flaw) -> Found:
+    """What a framework knows of its own settings, as a finding in this file."""
+    return Found(file, flaw.line, flaw.code, flaw.title, flaw.why, flaw.fix, flaw.edit)
 
 
 def _pairs(
@@ -198,3 +221,25 @@ def _conditions(script: Script, switch: CheckpointSwitch) -> set[str]:
     return {
         script.tests[node] for node, arm in switch.branch if arm == "body" and node in script.tests
     }
+
+
+def _trainer(
+    file: str, values: Values, settings: Sequence[Setting], pinned: Pinned
+) -> Iterator[Found]:
+    own = next((values[path] for path in _OWN if path in values), None)
+    fsdp = values.get(("fsdp_config", "activation_checkpointing")) or accelerate.wrapper_of(
+        settings
+    )
+    if own and fsdp and truthy(own.value) and truthy(fsdp.value):
+        certain = pinned.refuses and ("output_dir",) in values and ("base_model",) not in values
+        certain = certain and bool(("fsdp",) in values and values["fsdp",].value)
+        yield Found(
+            file,
+            own.line,
+            "RS604" if certain else "RS602",
+            f"{'both are' if certain else 'may fail or double: both are'} on: this, and FSDP's "
+            f"activation_checkpointing in line {fsdp.line}",
+            REFUSES if certain else f"{REFUSES} Other trainers may checkpoint twice. {RUN}",
+            ONE_SETTING,
+            "off",
+        )

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from recompute_scan.errors import InputError
 from recompute_scan.frameworks.configuration import Setting
 from recompute_scan.lint.accepted import Unused, acceptances, sorted_out
-from recompute_scan.lint.configurations import settings_findings
-from recompute_scan.lint.doubling import script_findings
+from recompute_scan.lint.doubling import script_findings, settings_findings
 from recompute_scan.lint.launches import Launch, launch_findings, read_shell
 from recompute_scan.lint.pins import pinned_beside
 from recompute_scan.lint.python import ImportedCall, Script, read_script

@@ -6,7 +6,7 @@ import ast
 from collections import Counter
 from typing import Any
 
-from recompute_scan.lint.said import Variant
+from recompute_scan.frameworks.configuration import Variant
 
 _LAYERS = ("DecoderLayer", "Block", "Layer")
 

@@ -9,21 +9,10 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace as replaced
 
-from recompute_scan.frameworks.configuration import Setting, truthy
+from recompute_scan.frameworks import accelerate, llamafactory
+from recompute_scan.frameworks.configuration import RUN, Setting, truthy
 from recompute_scan.frameworks.known import commands
-from recompute_scan.lint.configurations import (
-    ONE_SETTING,
-    REFUSES,
-    RUN,
-    factory_finding,
-    is_fsdp,
-    is_fsdp2,
-    is_llama_factory,
-    llama_factory_variant,
-    wrapper_of,
-    wraps_layers,
-)
-from recompute_scan.lint.doubling import asks, script_findings
+from recompute_scan.lint.doubling import ONE_SETTING, REFUSES, asks, found_flaw, script_findings
 from recompute_scan.lint.python import Script
 from recompute_scan.lint.said import Found, Pinned
 
@@ -151,10 +140,10 @@ def launch_findings(
 ) -> Iterator[Found]:
     """What one command shows; each file comes with its name, settings as far as they were read."""
     plugin = launch.get("fsdp_activation_checkpointing")
-    wrapped = truthy(plugin.value) if plugin else wrapper_of(config[1]) is not None
-    if not (wrapped and (launch.get("use_fsdp") is not None or is_fsdp(config[1]))):
+    wrapped = truthy(plugin.value) if plugin else accelerate.wrapper_of(config[1]) is not None
+    if not (wrapped and (launch.get("use_fsdp") is not None or accelerate.is_fsdp(config[1]))):
         return
-    if is_llama_factory(arguments[1]):
+    if llamafactory.is_its_own(arguments[1]):
         yield from _factory(file, launch, config, arguments)
         return
     own = launch.get("gradient_checkpointing") or launch.get("activation_checkpointing")
@@ -201,9 +190,9 @@ def _script(
             "Add --gradient_checkpointing False, or delete FSDP's activation_checkpointing.",
         )
     else:
-        plugin = wrapper_of(config[1])
+        plugin = accelerate.wrapper_of(config[1])
         at = f"{config[0]}:{plugin.line}" if plugin else f"{file}:{launch.line}"
-        whole = wraps_layers(config[1])
+        whole = accelerate.wraps_layers(config[1])
         wrappers = [
             replaced(prepared, certain=whole and prepared.certain, where=f"FSDP's wrapper ({at})")
             for prepared in read.prepared
@@ -225,10 +214,11 @@ def _factory(
     config: tuple[str, Sequence[Setting]],
     arguments: tuple[str, Sequence[Setting]],
 ) -> Iterator[Found]:
-    own = llama_factory_variant(arguments[1], fsdp2=is_fsdp2(config[1]))
+    own = llamafactory.own_variant(arguments[1], fsdp2=accelerate.is_fsdp2(config[1]))
     if own is None:
         return
-    plugin = wrapper_of(config[1])
+    plugin = accelerate.wrapper_of(config[1])
     name, line = (config[0], plugin.line) if plugin else (file, launch.line)
     where = f"FSDP's wrapper, which {file}:{launch.line} launches with {arguments[0]}"
-    yield factory_finding(name, line, own, certain=wraps_layers(config[1]), where=where)
+    found = llamafactory.doubled(line, own, certain=accelerate.wraps_layers(config[1]), where=where)
+    yield found_flaw(name, found)

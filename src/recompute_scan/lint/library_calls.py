@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from recompute_scan.frameworks.configuration import Variant
 from recompute_scan.lint.expressions import ScriptNames, is_constant, literal, variant_of
-from recompute_scan.lint.said import CheckpointSwitch, Variant
+from recompute_scan.lint.said import CheckpointSwitch
 
 _ENABLE = {"gradient_checkpointing_enable", "activation_checkpointing_enable"}
 _DISABLE = {

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from recompute_scan.lint.said import Pinned, Variant
+from recompute_scan.frameworks.configuration import Variant
+from recompute_scan.lint.said import Pinned
 
 _PINNED = re.compile(
     r"^[\s\"']*transformers\s*(?:\[[^\]]*\])?\s*(==|~=|<=|<|>=)\s*(\d+)(?:\.(\d+))?", re.MULTILINE

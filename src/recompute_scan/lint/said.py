@@ -6,7 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-Variant = Literal["reentrant", "non-reentrant", "default", "unknown"]
+from recompute_scan.frameworks.configuration import Variant
+
 Severity = Literal["error", "warning", "info"]
 
 # The rules: code, name, severity.

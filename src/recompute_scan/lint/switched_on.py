@@ -6,18 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from recompute_scan.frameworks import known
-from recompute_scan.frameworks.configuration import Setting, truthy
-from recompute_scan.lint.configurations import (
-    is_fsdp2,
-    is_llama_factory,
-    llama_factory_variant,
-    value_of,
-    wrapper_of,
-)
+from recompute_scan.frameworks import accelerate, known, llamafactory
+from recompute_scan.frameworks.configuration import Setting, Variant, truthy, value_of
 from recompute_scan.lint.doubling import asks
 from recompute_scan.lint.python import Script
-from recompute_scan.lint.said import Pinned, Variant
+from recompute_scan.lint.said import Pinned
 
 _OWN = "the layers that the model's own switch covers"
 _WRAPPED = ("fsdp_transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap")
@@ -74,13 +67,15 @@ def on_in_settings(
 ) -> Iterator[SwitchInFile]:
     """Those of a configuration file."""
     values = {setting.path: setting for setting in settings}
-    wrapper = values.get(("fsdp_config", "activation_checkpointing")) or wrapper_of(settings)
+    wrapper = values.get(("fsdp_config", "activation_checkpointing")) or accelerate.wrapper_of(
+        settings
+    )
     if wrapper is not None and truthy(wrapper.value):
         named = next((s.value for s in settings if s.path[-1] in _WRAPPED if s.path), None)
         layers = f"each {named}" if named else "the layers that FSDP wraps"
         yield SwitchInFile(file, wrapper.line, "FSDP's wrapper", layers, "non-reentrant")
-    if is_llama_factory(settings):
-        own = llama_factory_variant(settings, fsdp2=is_fsdp2(settings))
+    if llamafactory.is_its_own(settings):
+        own = llamafactory.own_variant(settings, fsdp2=accelerate.is_fsdp2(settings))
         if own is not None:
             yield SwitchInFile(file, values["stage",].line, "LLaMA-Factory, by default", _OWN, own)
     elif (own_switch := values.get(("gradient_checkpointing",))) and truthy(own_switch.value):

@@ -22,8 +22,6 @@ from recompute_scan.recompute.structure import OperatorCodes
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int64
 
-# Within one block, a multiplicity counts when this share of the block's time has it.
-MATTERS_IN_BLOCK = 0.01
 _Key = tuple[str, int]
 # Sequences shorter than this look like too much else.
 SHORTEST_LOOKALIKE = 3
@@ -230,7 +228,7 @@ def _one_layer_each(counts: Counts, blocks: list[Block]) -> list[list[Block]]:
     """
     kinds: dict[tuple[object, float], list[Block]] = defaultdict(list)
     steps: dict[int, set[tuple[object, float]]] = defaultdict(set)
-    highest = counts.highest_of([block.places for block in blocks], MATTERS_IN_BLOCK)
+    highest = counts.highest_of([block.places for block in blocks])
     for block, number in zip(blocks, highest, strict=True):
         sites = tuple(checkpoint.call_site for checkpoint in block.checkpoints)
         kind = (sites, number)

@@ -18,7 +18,7 @@ from recompute_scan.trace.columns import Bool, Int32, Int64
 
 Float64 = npt.NDArray[np.float64]
 
-# A multiplicity matters when at least this share of forward time has it.
+# A multiplicity matters when at least this share of forward time, or of a block's, has it.
 MATTERS = 0.01
 
 
@@ -60,12 +60,12 @@ class Counts(Struct, frozen=True):
             return list(self.operators[places])
         return [calls.names[code] for code in calls.name[self.rows[places]].tolist()]
 
-    def highest(self, among: Bool | Int64 | slice, matters: float = MATTERS) -> float:
-        """The highest m that at least the share ``matters`` of these operators' time has."""
+    def highest(self, among: Bool | Int64 | slice) -> float:
+        """The highest m that at least the share ``MATTERS`` of these operators' time has."""
         multiplicity, weight = self.multiplicity[among], self.weight[among]
         total = weight.sum()
         most = multiplicity.max(initial=0.0)
-        enough = matters * total
+        enough = MATTERS * total
         if not total or weight[multiplicity == most].sum() >= enough:
             return float(most)
         for value in distinct(multiplicity)[::-1]:
@@ -73,7 +73,7 @@ class Counts(Struct, frozen=True):
                 return float(value)
         return 0.0
 
-    def highest_of(self, parts: Sequence[slice], matters: float = MATTERS) -> list[float]:
+    def highest_of(self, parts: Sequence[slice]) -> list[float]:
         """The same for each of some rows of operators, none of them empty."""
         if not parts:
             return []
@@ -83,7 +83,7 @@ class Counts(Struct, frozen=True):
         most = np.maximum.reduceat(padded, edges)[::2]
         least = np.minimum.reduceat(padded, edges)[::2]
         return [
-            high if high == low else self.highest(part, matters)
+            high if high == low else self.highest(part)
             for part, high, low in zip(parts, most.tolist(), least.tolist(), strict=True)
         ]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from recompute_scan.arrays import among, distinct
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.blocks import MATTERS_IN_BLOCK, Block, operators_of
+from recompute_scan.recompute.blocks import Block, operators_of
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.families import family_of_node
 from recompute_scan.recompute.roles import Role
@@ -32,7 +32,7 @@ def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...
     regions = []
     for ordinal, blocks in enumerate(facts.layers):
         places = [block.places for block in blocks]
-        recomputes = counts.highest_of(places, MATTERS_IN_BLOCK)
+        recomputes = counts.highest_of(places)
         everywhere = np.concatenate([np.arange(p.start, p.stop) for p in places])
         first = blocks[0]
         regions.append(

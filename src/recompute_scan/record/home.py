@@ -12,7 +12,7 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.api import Scan
 from recompute_scan.errors import RunError
 from recompute_scan.record.launch.launcher import wait_for_ranks
-from recompute_scan.report.folder import write_report
+from recompute_scan.record.run_folder import write_report
 from recompute_scan.run_info import RunInfo
 
 # How long rank 0 waits for the run records of the others, which end with the same step.

@@ -27,15 +27,15 @@ from recompute_scan.record.steps import StepCounter, StepTimer, in_backward
 from recompute_scan.record.tracing import DecidingStep, Tracing
 from recompute_scan.record.verify.gauges import PeakMemory
 
+_COMPILED = Fidelity(
+    untold="Part of the step is compiled, and compiled code runs no operators that could be "
+    "compared."
+)
+
 
 def _hidden() -> Fidelity | None:
     """Why nothing can be compared, where something is compiled."""
-    if not compiled_something():
-        return None
-    return Fidelity(
-        untold="Part of the step is compiled, and compiled code runs no operators that could be "
-        "compared."
-    )
+    return _COMPILED if compiled_something() else None
 
 
 class ComparedStep(Protocol):

@@ -18,7 +18,7 @@ from msgspec import Struct
 from recompute_scan.cost.peaks import Machine
 from recompute_scan.errors import RunError, ScanError
 from recompute_scan.record.launch.launcher import wait_for_ranks
-from recompute_scan.report.folder import write_report
+from recompute_scan.record.run_folder import write_report
 from recompute_scan.run_info import CLAIM, RunInfo, accept_so_far
 
 if TYPE_CHECKING:

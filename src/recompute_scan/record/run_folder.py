@@ -1,14 +1,17 @@
-"""The folder that a recording goes to, and what can be said against it before anything runs."""
+"""The folder that a recording goes to: what can be said against it before anything runs, and what
+it holds once all is analysed.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from recompute_scan.errors import UsageError
+from recompute_scan.files import write
 from recompute_scan.record.launch.launcher import rank_facts
 from recompute_scan.record.scope import Plan
 from recompute_scan.run_info import (
@@ -20,6 +23,9 @@ from recompute_scan.run_info import (
     so_far_name,
     stacks_text_name,
 )
+
+if TYPE_CHECKING:
+    from recompute_scan.result import Result
 
 
 def check_plan(plan: Plan, *, measuring: bool = False) -> None:
@@ -71,6 +77,15 @@ def prepare(folder: Path) -> None:
 def cannot_write(folder: Path, error: OSError) -> UsageError:
     """The error for a folder that cannot be written (``E206``)."""
     return UsageError("E206", f"Cannot write to the output folder {folder}.", why=error.strerror)
+
+
+def write_report(folder: Path, result: Result) -> None:
+    """Write the result and its page into the run's folder, over what an earlier one left."""
+    from recompute_scan.report.html import render_html  # noqa: PLC0415 - after the run, not before
+    from recompute_scan.result import to_json  # noqa: PLC0415
+
+    write(folder / "result.json", to_json(result), force=True)
+    write(folder / "report.html", render_html(result), force=True)
 
 
 def _take_out(folder: Path, names: tuple[str, ...]) -> None:

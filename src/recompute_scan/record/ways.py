@@ -14,10 +14,10 @@ from recompute_scan.errors import UsageError
 from recompute_scan.record.launch.launcher import launch, launch_with, rank_facts
 from recompute_scan.record.launch.runner import record
 from recompute_scan.record.reporting import Reporting
+from recompute_scan.record.run_folder import write_report
 from recompute_scan.record.run_options import RunOptions, encode
 from recompute_scan.record.scope import chosen
 from recompute_scan.record.verify.trial import run_trial
-from recompute_scan.report.folder import write_report
 from recompute_scan.run_info import read_run_info, run_info_name
 
 if TYPE_CHECKING:
