@@ -79,7 +79,7 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
     whole = calls.matching(_WHOLE_DEVICE)[calls.name[runtime]]
     slow = (duration > _SLOW_NS) & (duration > _SLOW * typical)
     own_kernel = {int(row): at for at, row in enumerate(facts.kernels.launch[device.rows])}
-    by_end = np.argsort(device.end, kind="stable")
+    by_end = device.end.argsort(kind="stable")
     ends = device.end[by_end]
     found = []
     for at in true_at(synchronizes | copies | slow):

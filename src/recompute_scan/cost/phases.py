@@ -59,7 +59,7 @@ class _Begun:
     """Moments, to be asked for those of one step without a look at all the others."""
 
     def __init__(self, moments: Int64) -> None:
-        self._order = np.argsort(moments, kind="stable")
+        self._order = moments.argsort(kind="stable")
         self._sorted = moments[self._order]
 
     def within(self, span: StepSpan) -> Int64:
@@ -136,7 +136,7 @@ def sum_covered(start: Int64, end: Int64) -> float:
     """Length of the union of intervals."""
     if not len(start):
         return 0.0
-    order = np.argsort(start, kind="stable")
+    order = start.argsort(kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order])
     begins = np.concatenate(([True], start[1:] > end[:-1]))
     firsts = true_at(begins)

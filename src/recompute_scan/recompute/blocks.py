@@ -90,7 +90,7 @@ def with_lookalikes(checkpointed: Sequence[Block], counts: Counts, code: Int64) 
 def _forward_passes(counts: Counts) -> dict[int, Int64]:
     """Places of the counted operators of each forward pass, by its number."""
     counted = true_at(counts.counted)
-    counted = counted[np.argsort(counts.batch[counted], kind="stable")]
+    counted = counted[counts.batch[counted].argsort(kind="stable")]
     passes = split(counted, true_at(changes(counts.batch[counted])))
     return {int(counts.batch[here[0]]): here for here in passes}
 
@@ -188,7 +188,7 @@ def _repeats(code: Int64, here: Int64, batch: int) -> list[Block]:
 
 def _likely_periods(part: Int64) -> list[int]:
     """Distances at which operators of the rarest repeated kinds return, commonest first."""
-    order = np.argsort(part, kind="stable")
+    order = part.argsort(kind="stable")
     same = part[order][1:] == part[order][:-1]
     distances = gaps(order)[same]
     distances = distances[distances >= SHORTEST_LOOKALIKE]

@@ -142,8 +142,8 @@ def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
     first = numbers.searchsorted(wanted)
     many = np.where(wanted >= 0, numbers.searchsorted(wanted, side="right") - first, 0)
     asker = np.repeat(np.arange(len(engines)), many)
-    within = np.arange(len(asker)) - np.repeat(np.cumsum(many) - many, many)
-    operator = rows[np.repeat(first, many) + within]
+    within = np.arange(len(asker)) - np.repeat(many.cumsum() - many, many)
+    operator = rows[first.repeat(many) + within]
     node = engines[asker]
     earlier = calls.end[operator] <= calls.start[node]
     fits = earlier & _belong_together(names, calls.name[node], calls.name[operator], asker)
@@ -161,7 +161,7 @@ def _first_to_end(calls: Calls, rows: Int64, number: Ints) -> Int64:
     rows = rows[np.lexsort((calls.end[rows], calls.name[rows], number[rows]))]
     rows = rows[changes(number[rows], calls.name[rows])]
     begins = true_at(changes(number[rows]))
-    place = np.arange(len(rows)) - np.repeat(begins, sizes(begins, len(rows)))
+    place = np.arange(len(rows)) - begins.repeat(sizes(begins, len(rows)))
     return rows[place < _MOST_NAMES]
 
 
