@@ -1,6 +1,6 @@
 """Write the pages that follow from the code: commands, the result's fields, the Python interface,
 the result's schema, the house in the design, and the reports in ``pages``, each again from the
-result that it holds.
+result that it holds, and the README's badges.
 
 ``python docs/generate.py`` writes them (``make fix`` does), and a test checks that they are true.
 """
@@ -24,6 +24,7 @@ from click.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.house import read_house, rooms
+from docs.badges import badges
 from tests.diagnose.public import OUTCOMES, public_logs, scores, written_logs
 
 from recompute_scan.analysis import tables
@@ -552,6 +553,7 @@ PAGES |= {
     f"pages/{path.name}": (lambda path=path: report_page(path))
     for path in sorted((DOCS / "pages").glob("*.html"))
 }
+PAGES |= {name: (lambda svg=svg: svg) for name, svg in badges().items()}
 
 
 if __name__ == "__main__":

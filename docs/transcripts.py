@@ -43,8 +43,8 @@ TRANSCRIPTS = (
     Transcript("Refuse it in CI", "recompute-scan check traces/doubled_llama_fsdp"),
     Transcript("Explain a log", "recompute-scan explain crash.log"),
     Transcript("Explain a code", "recompute-scan explain E202"),
-    Transcript("Errors: an option that there is not", "recompute-scan run --step 5 train.py"),
-    Transcript("Errors: a launcher that there is not", "recompute-scan run -- nosuchlauncher"),
+    Transcript("Errors: an unknown option", "recompute-scan run --step 5 train.py"),
+    Transcript("Errors: an unknown launcher", "recompute-scan run -- nosuchlauncher"),
     Transcript("Errors: no trace", "recompute-scan analyze missing.json"),
 )
 _HEAD = """\

@@ -49,13 +49,16 @@ class StepFigures(NamedTuple):
 
 
 def step_figures(scan: rs.Scan) -> StepFigures | None:
-    """The step before, predicted and measured; ``None`` where the fix was not shown to help.
+    """The step before, predicted and measured; ``None`` where the fix was not shown to help, or by
+    an amount whose digits would say nothing.
 
     The fix and the unchanged script ran in turn, so that a machine that is slower for a while
     slows both. A prediction is a share of the step: it is applied to the one measured beside.
     """
     cost, verified = scan.result.cost, scan.result.verified
     if cost is None or verified is None or verified.outcome != "helps":
+        return None
+    if verified.saving_is_rough:
         return None
     before, after = verified.before_step_ms, verified.after_step_ms
     if before is None or after is None:
@@ -77,8 +80,10 @@ def step_lines(scan: rs.Scan) -> list[str]:
         return ["The fix was not measured; `recompute-scan run --verify` does."]
     step = step_figures(scan)
     if step is None:
+        low, high = verified.saving_low_ms, verified.saving_high_ms
+        likely = "" if low is None or high is None else f", {low:.1f} to {high:.1f} ms per step"
         return [
-            f"This machine gave no figure for the fix ({verified.outcome}).",
+            f"This machine is too noisy for a figure (the fix: {verified.outcome}{likely}).",
             "Run it again while nothing else runs on it.",
         ]
     place = "inside" if step.inside else "outside"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -47,3 +48,12 @@ def test_the_generated_pages_are_true(generator: ModuleType) -> None:
         if page.endswith(".html"):  # how a template is indented is no content
             written, now = " ".join(written.split()), " ".join(now.split())
         assert written == now, f"{page}: run python docs/generate.py (make fix does)"
+
+
+def test_the_badges_of_the_readme_say_what_they_show(generator: ModuleType) -> None:
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"!\[(.+)\]\(docs/(img/badge-.+\.svg)\)", readme))
+    svgs = {name: svg for name, svg in generator.PAGES.items() if "badge-" in name}
+    titles = {name: re.search("<title>(.+)</title>", svg()) for name, svg in svgs.items()}
+    assert {title[1]: name for name, title in titles.items() if title} == shown
+    assert len(shown) == len(svgs) == 4

@@ -49,6 +49,11 @@ def too_wide(middle: float, low: float, high: float) -> bool:
     return high - low > _TOO_WIDE * middle
 
 
+def is_rough(value: float, low: float, high: float) -> bool:
+    """Is a value known no better than to half of itself, so that its digits say nothing?"""
+    return high - low > abs(value)
+
+
 def is_sure(number: int) -> bool:
     """Does the interval of the median of so many times hold it with 95 %?"""
     return number >= _MANY

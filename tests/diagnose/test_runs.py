@@ -110,7 +110,7 @@ def test_an_unknown_failure_is_reported_without_a_guess(tmp_path: Path) -> None:
     done = run_plain(tmp_path, "-m", "recompute_scan", "run", "-o", "out", "odd.py")
     assert done.returncode == 1
     assert "none of the failures" in done.stdout
-    assert "The script raised KeyError under odd.py:2." in done.stdout
+    assert "The script raised KeyError at odd.py:2." in done.stdout
     assert done.stderr.endswith("KeyError: 'x'\n")
 
 
@@ -141,7 +141,7 @@ def test_one_failing_rank_is_named_and_the_other_is_told_of(tmp_path: Path) -> N
     options = ["--nproc-per-node", "2", "-o", "out", "train.py"]
     done = run_plain(tmp_path, "-m", "recompute_scan", "run", *options)
     assert done.returncode == 1
-    assert "Rank 1 raised RuntimeError under train.py:8" in done.stdout
+    assert "Rank 1 raised RuntimeError at train.py:8" in done.stdout
     assert "RS106" in done.stdout
     assert "rank 0: " in done.stdout
 

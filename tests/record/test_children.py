@@ -100,6 +100,6 @@ def test_a_failure_in_one_is_the_script_s_and_is_told(tmp_path: Path) -> None:
     done = run(tmp_path, "torch", 3)
     assert done.returncode == 1
     assert "ProcessRaisedException" in done.stderr
-    assert "Rank 1 raised ValueError under train.py:" in done.stdout
+    assert "Rank 1 raised ValueError at train.py:" in done.stdout
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["crash"]["rank"] == 1

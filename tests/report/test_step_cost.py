@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from typing import Literal
 
+from examples.read_results import step_figures, step_lines
 from msgspec import structs
 
+import recompute_scan as rs
 from recompute_scan.report.html import render_html
+from recompute_scan.report.measured import measured_sentences
 from recompute_scan.report.sections.step_cost import step_time_sentences
 from recompute_scan.report.text import render_markdown, render_text
 from recompute_scan.result import from_json, to_json
-from tests.report.sample_results import doubled, verified
+from tests.report.sample_results import doubled, measurement, verified
 
 
 def spread(
@@ -70,3 +73,28 @@ def test_results_of_older_versions_are_still_read() -> None:
 def test_what_was_measured_has_a_table_of_its_own() -> None:
     assert "Step time on" not in render_text(verified(), color=False)
     assert "Step time on" not in render_markdown(verified())
+
+
+def test_a_measured_saving_known_to_half_of_itself_is_said_without_digits() -> None:
+    """Seen while three other processes were busy: 517.3 ms before, 429.6 after."""
+    measured = structs.replace(
+        measurement(), saving_ms=87.8, saving_pct=17.0, saving_low_ms=23.2, saving_high_ms=177.5
+    )
+    assert measured.saving_is_rough
+    result = structs.replace(doubled(), verified=measured)
+    for said in (render_text(result, color=False), render_markdown(result), render_html(result)):
+        assert "17.0 %" not in said
+        assert "about a fifth" in said
+        assert "vary too much to tell how much" in " ".join(said.split())
+    again = rs.Scan(from_json(to_json(result)))
+    assert step_figures(again) is None
+    assert "too noisy" in step_lines(again)[0]
+    assert "likely 23.2 to 177.5 ms" in measured_sentences(result)[0]
+
+
+def test_a_measured_saving_known_better_than_that_has_its_digits() -> None:
+    result = verified()
+    assert result.verified is not None
+    assert not result.verified.saving_is_rough
+    assert "16.6 %" in render_text(result, color=False)
+    assert step_figures(rs.Scan(result)) is not None

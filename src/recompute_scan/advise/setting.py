@@ -23,6 +23,7 @@ _SELECTIVE_DOCS = (
     "https://docs.pytorch.org/docs/stable/checkpoint.html"
     "#torch.utils.checkpoint.create_selective_checkpoint_contexts"
 )
+_ADD = "Add this once the model is made, before it is sharded or compiled:"
 _MOST_NAMED = 4
 _IMPORT = (
     "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (\n"
@@ -121,9 +122,9 @@ def setting_for(
         left_out = [one.module for one in modules if one.module in before - on]
         checkpoints = [kept(today, sharded=run.sharded)]
         fewer = advise_fewer(checkpoints, listed(left_out), whole=False, run=run).summary
-        return (fewer, f"Or: {_lower(' '.join(off))} Then put this in:"), code
-    words = "Put this in once the model is made, before it is sharded or compiled:"
-    return (*off, words), code
+        instead = f"Or {_lower(' '.join(off))} Then {_lower(_ADD)}"
+        return (f"Either {_lower(fewer)}", instead), code
+    return (*off, _ADD), code
 
 
 def listed(names: Sequence[str]) -> str:

@@ -223,7 +223,10 @@ def _gain(result: Result) -> str:
         return "; the fix was tried, and it changes the losses"
     before, after = ms(verified.before_step_ms), ms(verified.after_step_ms)
     if verified.outcome == "helps":
-        return f" and {pct(verified.saving_pct)} of the step is wasted, measured"
+        wasted = pct(verified.saving_pct)
+        if verified.saving_is_rough and verified.saving_pct is not None:
+            wasted = about(verified.saving_pct / 100)
+        return f" and {wasted} of the step is wasted, measured"
     if verified.outcome == "slower":
         return f"; the fix was tried, and a step takes {after} instead of {before}"
     return f"; the fix was tried, and a step takes as long as before ({before})"

@@ -244,7 +244,7 @@ def _evidence(
         found.append(line + cut(match.beside.text))
     place, doing_ = user_place(raised.frames), phase(raised.frames)
     if place:
-        found.append(f"raised under {place}" + (f", {doing_}" if doing_ else ""))
+        found.append(f"raised at {place}" + (f", {doing_}" if doing_ else ""))
     found += [_model(model) for model in models if model.checkpoints or model.parallel]
     found.append(f"Versions: {signature.versions}")
     found.append(how_checked(signature))

@@ -137,7 +137,7 @@ def _headline(end: RankEnd, ranks: int, doing: str | None) -> str:
     what = f"raised {end.errors[-1].name}"
     if end.ending == "exited":
         what = f"ended itself with a failure after {end.errors[-1].name}"
-    where = f" under {end.place}" if end.place else ""
+    where = f" at {end.place}" if end.place else ""
     return f"{who} {what}{where}{f', {doing}' if doing else ''}."
 
 

@@ -26,7 +26,7 @@ _MISMATCH = Signature(
     fix=(
         "Find what the block reads beside its inputs: run once under "
         "torch.utils.checkpoint.set_checkpoint_debug_enabled(True), which lists the operators of "
-        "both runs. Do not switch to the reentrant variant: it only leaves the check out."
+        "both runs. Do not switch to the reentrant variant: it only skips the check."
     ),
     versions="torch 2.1 and later, non-reentrant checkpoints.",
     sources=("https://docs.pytorch.org/docs/stable/checkpoint.html",),
@@ -67,10 +67,9 @@ _GROWING_CACHE = replace(
     ),
     fix=(
         "Train with use_cache=False (in model.config), and keep the wrapper as it is. Do "
-        "not switch the wrapper to the reentrant variant: it hides the fault, because it leaves "
-        "the check out, and training goes on with wrong gradients. Nor add "
-        "gradient_checkpointing_enable() on top of the strategy's policy: it does turn the cache "
-        "off, but then every layer is recomputed twice (RS001)."
+        "not switch the wrapper to the reentrant variant: that skips torch's check, and training "
+        "goes on with wrong gradients. Do not add gradient_checkpointing_enable() to the wrapper "
+        "either: it does turn the cache off, but then every layer is recomputed twice (RS001)."
     ),
     more=_GROWING_CACHE_MORE,
     keep="the checkpoint wrapper or policy, non-reentrant",

@@ -65,8 +65,8 @@ HOLES = 0.05
 # A backward pass that is compiled for at least this share of its time hides its recomputes.
 MOSTLY_COMPILED = 0.5
 HIDDEN_BY_COMPILER = (
-    "The backward pass is compiled: what the compiler recomputes inside it cannot be told from "
-    "operators."
+    "The backward pass is compiled, and a trace of operators does not show what the compiler "
+    "recomputes in it."
 )
 
 
@@ -108,8 +108,8 @@ def judge(
     if reason is None and highest < 2 and compiled is not None and compiled.recomputes:
         # What operators outside show is then no more than a lower bound.
         reason = (
-            "The compiled backward pass runs forward work again: how often, and where, cannot "
-            "be told from operators."
+            "The compiled backward pass runs forward work again; how often, and where, a trace "
+            "of operators does not show."
         )
     reason = reason or _contradiction(plain)
     if reason is not None:

@@ -28,8 +28,8 @@ _RANGES = (
 )
 _NSYS = "nsys profile --trace=cuda,nvtx --pytorch=autograd-shapes-nvtx python"
 _GRAPHS = (
-    "What compiled code recomputes is in the graphs of torch.compile, not in the trace. This keeps "
-    "them, on torch 2.10 and newer."
+    "What compiled code recomputes is in the graphs of torch.compile, not in the trace. This "
+    "command keeps them, on torch 2.10 and newer."
 )
 # Since this version graphs name checkpoints (https://github.com/pytorch/pytorch/pull/167735).
 _NAMED_SINCE = (2, 10)

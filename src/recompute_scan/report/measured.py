@@ -165,6 +165,11 @@ def _outcome(verified: Verified) -> str:
     if verified.outcome == "slower":
         lost = ms(-(verified.saving_ms or 0.0))
         return f"The fix does not help: a step takes {lost} longer with it."
+    if verified.saving_is_rough:
+        return (
+            f"The fix helps, and the step times vary too much to tell how much: it saves {likely} "
+            "per step. Measure again on a quiet machine, or with more --timing-steps."
+        )
     return (
         f"The fix saves {ms(verified.saving_ms)} per step ({likely}): "
         f"{pct(verified.saving_pct)} less time, {pct(verified.more_time_pct)} more throughput."

@@ -120,7 +120,7 @@ def fix_sentence(result: Result) -> str | None:
     took = f"{ms(step.after_ms)} instead of {ms(step.now_ms)}"
     took += ", measured" if step.measured else ""
     said = f"With the fix a step takes {'' if step.measured else 'about '}{took}"
-    if not step.measured and _varies(result):
+    if _varies(result):
         return f"{said}: {about(found.saved_ms / step.now_ms)} less time."
     return (
         f"{said}: {pct(found.less_time_pct)} less time, "
@@ -129,7 +129,10 @@ def fix_sentence(result: Result) -> str | None:
 
 
 def _varies(result: Result) -> bool:
-    cost = result.cost
+    """Whether the saving that is told, measured or predicted, carries no digits."""
+    cost, verified = result.cost, result.verified
+    if verified is not None and verified.outcome in MEASURED:
+        return verified.saving_is_rough
     if cost is None or cost.step_low_ms is None or cost.step_high_ms is None:
         return False
     return too_wide(cost.step_ms, cost.step_low_ms, cost.step_high_ms)
@@ -196,6 +199,9 @@ def _share(result: Result) -> KeyNumber:
     verified = result.verified
     if verified is not None and verified.outcome == "helps":
         note = "saved by the fix (measured)"
+        if verified.saving_is_rough and verified.saving_pct is not None:
+            part = about(verified.saving_pct / 100)
+            return KeyNumber("Share of the step", part, f"{note[:-1]} roughly)", True)
         return KeyNumber("Share of the step", pct(verified.saving_pct), note, True)
     found = saving(result)
     if found is not None:

@@ -59,8 +59,8 @@ VERDICT_MEANING: dict[Verdict, str] = {
         "around the same block they free no further memory."
     ),
     "inconclusive": (
-        "The trace cannot show whether forward work ran again in the backward pass, so this "
-        "page neither accuses nor clears the job."
+        "The trace does not show whether forward work ran again in the backward pass, so this "
+        "page cannot say whether the job is doubled."
     ),
 }
 BY_DESIGN_MEANING = (
@@ -171,7 +171,7 @@ def device_words(result: Result) -> str:
     gpu = facts.get("device_name") or facts.get("gpu", "").rpartition(" x ")[2]
     if result.cost.device == "gpu":
         return gpu or "the GPU"
-    return f"{gpu}, which waits for the CPU" if gpu else "the CPU"
+    return f"{gpu}, which often waits for the CPU" if gpu else "the CPU"
 
 
 def collectives_words(cost: Cost) -> str:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from recompute_scan.intervals import is_rough
 from recompute_scan.result.recompute import Checkpoint, Verdict
 
 
@@ -301,3 +302,11 @@ class Verified(Struct, frozen=True):
     with_plan: WithPlan | None = None
     gradients: Gradients | None = None
     gradients_with_fix: Gradients | None = None
+
+    @property
+    def saving_is_rough(self) -> bool:
+        """Whether the fix was measured to help, by an amount whose digits say nothing."""
+        saved, low, high = self.saving_ms, self.saving_low_ms, self.saving_high_ms
+        if self.outcome != "helps" or saved is None or low is None or high is None:
+            return False
+        return is_rough(saved, low, high)

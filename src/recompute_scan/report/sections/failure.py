@@ -28,11 +28,11 @@ _ENDING_WORDS = {
 }
 _MEMORY_WORDS = {
     "cuda_allocated": "on the GPU, in use",
-    "cuda_peak": "on the GPU, at most",
+    "cuda_peak": "on the GPU, peak",
     "cuda_reserved": "on the GPU, reserved by torch",
     "cuda_free": "on the GPU, free",
     "cuda_total": "on the GPU, in all",
-    "host_peak": "in the process, at most",
+    "host_peak": "of the process, peak",
 }
 _MOST_RANKS = 16
 
@@ -70,12 +70,12 @@ def _begun(text: str) -> str:
 
 
 def _state_words(end: RankEnd | None) -> list[tuple[str, str]]:
-    """What the rank knew when it failed: steps made, memory, models and their checkpoints."""
+    """What the rank knew when it failed: steps completed, memory, models and their checkpoints."""
     if end is None:
         return []
     found = []
     if end.steps is not None:
-        found.append(("Optimizer steps made", str(end.steps)))
+        found.append(("Optimizer steps completed", str(end.steps)))
     for variant, number in (end.regions or {}).items():
         found.append((f"Calls of {variant} checkpoints", f"{number:,}"))
     for name, number in (end.memory or {}).items():

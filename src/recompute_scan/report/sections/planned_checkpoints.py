@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.report.escape import markdown_prose, visible
 from recompute_scan.report.page import Page
@@ -120,12 +121,35 @@ def _proof_words(plan: ActivationPlan) -> str:
     )
 
 
+def _beside(plan: ActivationPlan) -> ActivationPlan:
+    """The plan with its predicted steps as the same shares of today's step as it was measured.
+
+    The machine may be slower, or faster, while the plan is proven than while it was recorded.
+    """
+    predicted = plan.proof.predicted_step_ms
+    if not predicted or plan.plan.step_ms <= 0:
+        return plan
+    scale = predicted / plan.plan.step_ms
+
+    def scaled(point: PlanPoint) -> PlanPoint:
+        return replace(point, step_ms=scale * point.step_ms)
+
+    return replace(
+        plan,
+        today=scaled(plan.today),
+        plan=scaled(plan.plan),
+        least=scaled(plan.least),
+        most=scaled(plan.most),
+        curve=tuple(map(scaled, plan.curve)),
+    )
+
+
 def _point(page: Page, label: str, point: PlanPoint, **how: object) -> None:
     page.row(label, f"{ms(point.step_ms):>9}", f"{size(point.peak_bytes)}", **how)
 
 
 def _text(page: Page, result: Result) -> None:
-    plan = _plan_of(result)
+    plan = _beside(_plan_of(result))
     holds = plan.proof.outcome in _HOLDS
     page.title(f"Plan for {_limit(plan)}: {_headline(plan)}")
     page.row("", "     step", _memory_words(plan))
@@ -148,7 +172,7 @@ def _text(page: Page, result: Result) -> None:
             page.prose(words)
         for line in plan.code.splitlines():
             page.verbatim(visible(line, 4096) if line else "", "    " if line else "")
-    page.title("Step time for memory")
+    page.title("Step time against memory")
     for point in plan.curve:
         page.row(
             f"  {size(point.peak_bytes)}",
@@ -229,7 +253,7 @@ def _title(plan: ActivationPlan) -> str:
 
 
 def _html(result: Result) -> Mapping[str, Any]:
-    plan = _plan_of(result)
+    plan = _beside(_plan_of(result))
     return {
         "plan": plan,
         "measured": what_was_measured(result),
@@ -251,7 +275,7 @@ def _html(result: Result) -> Mapping[str, Any]:
 
 
 def _markdown(result: Result) -> str:
-    plan = _plan_of(result)
+    plan = _beside(_plan_of(result))
     said = f"To keep to {_limit(plan)}: {_headline(plan)}. {_gain(plan)}. {_proof_words(plan)}"
     return markdown_prose(said)
 
