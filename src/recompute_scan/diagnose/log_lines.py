@@ -57,11 +57,9 @@ def is_telling(line: bytes) -> bool:
         or b"Root Cause (first" in line
         or b"xitcode" in line
         or b"return code = -" in line
-        or b"interrupted by signal" in line
+        or b" signal " in line
         or b"core dumped" in line
         or b"Fatal Python error" in line
-        or b"Caught signal" in line
-        or b"exited on signal" in line
         or b"srun: error" in line
         or b"*** SIG" in line
         or b"Signal: " in line
