@@ -44,6 +44,14 @@ def split(values: npt.NDArray[_Value], begins: npt.NDArray[np.int64]) -> list[np
     return [values[begin:end] for begin, end in pairwise(edges)]
 
 
+def places_of(values: npt.NDArray[np.signedinteger[Any]]) -> dict[int, npt.NDArray[np.int64]]:
+    """Of each of the different values, ascending, where it stands."""
+    order = values.argsort(kind="stable")
+    ordered = values[order]
+    begins = true_at(changes(ordered))
+    return dict(zip(ordered[begins].tolist(), split(order, begins), strict=True))
+
+
 def sizes(begins: npt.NDArray[np.int64], end: int) -> npt.NDArray[np.int64]:
     """How long each of these runs is that follow one another, the last up to ``end``."""
     return gaps(np.concatenate((begins, (end,))))

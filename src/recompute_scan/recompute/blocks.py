@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import changes, gaps, split, tally, true_at
+from recompute_scan.arrays import gaps, places_of, tally, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.spans import Node, Span, forest
@@ -78,9 +78,12 @@ def with_lookalikes(checkpointed: Sequence[Block], counts: Counts, code: Int64) 
     """
     blocks = list(checkpointed)
     patterns = _patterns(blocks, code)
+    blocks_of: dict[int, list[Block]] = defaultdict(list)
+    for block in checkpointed:
+        blocks_of[block.batch].append(block)
     for batch, here in _forward_passes(counts).items():
         if checkpointed:
-            mine = [block for block in checkpointed if block.batch == batch]
+            mine = blocks_of[batch]
             blocks += _lookalikes(patterns, mine, code, counts.counted, here, batch)
         else:
             blocks += _repeats(code, here, batch)
@@ -90,9 +93,8 @@ def with_lookalikes(checkpointed: Sequence[Block], counts: Counts, code: Int64) 
 def _forward_passes(counts: Counts) -> dict[int, Int64]:
     """Places of the counted operators of each forward pass, by its number."""
     counted = true_at(counts.counted)
-    counted = counted[counts.batch[counted].argsort(kind="stable")]
-    passes = split(counted, true_at(changes(counts.batch[counted])))
-    return {int(counts.batch[here[0]]): here for here in passes}
+    places = places_of(counts.batch[counted])
+    return {batch: counted[mine] for batch, mine in places.items()}
 
 
 def _blocks_of(nodes: list[Node], code: Int64, batch: int) -> list[Block]:

@@ -23,7 +23,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from recompute_scan.arrays import changes, distinct, ranked, sizes, true_at
+from recompute_scan.arrays import changes, distinct, places_of, ranked, sizes, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.counts import Counts
@@ -81,8 +81,9 @@ def check_steps(calls: Calls, counts: Counts) -> dict[str, int]:
     """
     recomputes: dict[int, list[int]] = {}
     names = _mixed(calls.name[counts.rows])
-    for step in distinct(counts.step[counts.counted]):
-        mine = counts.counted & (counts.step == step)
+    counted = true_at(counts.counted)
+    for places in places_of(counts.step[counted]).values():
+        mine = counted[places]
         again = names[mine] * counts.runs[mine].astype(np.uint64)
         recomputes.setdefault(int(names[mine].sum()), []).append(int(again.sum()))
     uneven = sum(len(alike) - Counter(alike).most_common(1)[0][1] for alike in recomputes.values())
