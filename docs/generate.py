@@ -221,7 +221,7 @@ in an environment of its own, and its log is among the logs. RS101's log is that
 4.57.3; the script in the tests makes the same error with a small model of our own. RS101, RS117,
 RS202 and RS204 are in `scripts/forms` in two more forms each, under DDP and FSDP, with and
 without a barrier, and every one has a repaired twin that gets no diagnosis; `make live-failures`
-runs these with the versions that they were reported with
+runs these with the versions that they were reported with, and with torch 2.4.1
 ([every row](../benchmarks/results/live-failures.md)). Where rank 0 waits inside a function of the
 script's own that saves, the answer is RS210 with both places: a function's name is no evidence.
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 _Value = TypeVar("_Value", bound=np.generic)
-_Number = TypeVar("_Number", bound=np.number[Any])
+_Number = TypeVar("_Number", np.int64, np.float64)
 
 # Numbers up to so many times as large as there are of them are told apart without sorting.
 _DENSE = 4
@@ -26,9 +26,7 @@ def true_at(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
 
 def gaps(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
     """From each value to the next: ``np.diff`` of numbers."""
-    between = values[1:].copy()
-    between -= values[:-1]
-    return between
+    return values[1:] - values[:-1]
 
 
 def changes(*keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -44,6 +42,14 @@ def split(values: npt.NDArray[_Value], begins: npt.NDArray[np.int64]) -> list[np
     """The values in runs that begin there, the first of them at 0; ``np.split``."""
     edges = [*begins.tolist(), len(values)]
     return [values[begin:end] for begin, end in pairwise(edges)]
+
+
+def places_of(values: npt.NDArray[np.signedinteger[Any]]) -> dict[int, npt.NDArray[np.int64]]:
+    """Of each of the different values, ascending, where it stands."""
+    order = values.argsort(kind="stable")
+    ordered = values[order]
+    begins = true_at(changes(ordered))
+    return dict(zip(ordered[begins].tolist(), split(order, begins), strict=True))
 
 
 def sizes(begins: npt.NDArray[np.int64], end: int) -> npt.NDArray[np.int64]:

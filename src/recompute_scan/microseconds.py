@@ -92,8 +92,8 @@ class _Calls:
         later[1:] |= start[1:] != start[:-1]
         edges = true_at(later).astype(np.int32)
         together = np.diff(edges, append=np.int32(len(start)))
-        self.together = np.repeat(together, together)
-        self.place = np.arange(len(start), dtype=np.int32) - np.repeat(edges, together)
+        self.together = together.repeat(together)
+        self.place = np.arange(len(start), dtype=np.int32) - edges.repeat(together)
 
 
 class _Habits:

@@ -100,7 +100,7 @@ class Calls(Struct, frozen=True):
         edges = np.zeros(len(self) + 1, np.int64)
         np.add.at(edges, begins, 1)
         np.add.at(edges, rows + 1 + self.size[rows], -1)
-        return np.asarray(np.cumsum(edges)[:-1] > 0)
+        return np.asarray(edges.cumsum()[:-1] > 0)
 
     def named(self, pattern: re.Pattern[str]) -> Int64:
         """Rows whose name matches from its beginning."""
@@ -177,11 +177,11 @@ def link_kernels(trace: Trace, calls: Calls) -> Kernels:
     and 2.3 and collides with operator numbers there, and ``ac2g`` arrows miss launches.
     """
     event = true_at((trace.kind == Kind.KERNEL) | (trace.kind == Kind.COPY))
-    event = event[np.argsort(trace.ts[event], kind="stable")]
+    event = event[trace.ts[event].argsort(kind="stable")]
     launches = true_at(calls.kind == Kind.RUNTIME)
     numbers = trace.correlation[calls.event[launches]]
     launches, numbers = launches[numbers >= 0], numbers[numbers >= 0]
-    by_number = np.argsort(numbers, kind="stable")
+    by_number = numbers.argsort(kind="stable")
     launches, numbers = launches[by_number], numbers[by_number]
     wanted = trace.correlation[event]
     launch = np.full(len(event), -1, np.int64)
@@ -201,7 +201,7 @@ def find_steps(calls: Calls) -> list[StepSpan]:
     marked = calls.named(_STEP)
     if len(marked):
         spans: dict[int, StepSpan] = {}
-        for row in marked[np.argsort(calls.start[marked], kind="stable")]:
+        for row in marked[calls.start[marked].argsort(kind="stable")]:
             number = int(calls.names[calls.name[row]].partition("#")[2])
             spans.setdefault(number, StepSpan(number, int(calls.start[row]), int(calls.end[row])))
         return list(spans.values())

@@ -57,5 +57,5 @@ def test_no_fix_tells_people_to_switch_a_wrapper_to_reentrant() -> None:
     assert naming == {("RS101", "zero3-frozen"), ("RS122", "deallocated")}
     cache = next(one for one in SIGNATURES if one.cause_name == "kv-cache")
     assert "use_cache=False" in cache.fix
-    assert "hides" in cache.fix
+    assert "wrong gradients" in cache.fix
     assert "recomputed twice" in cache.fix

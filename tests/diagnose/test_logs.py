@@ -132,6 +132,14 @@ def test_what_follows_from_another_ranks_death_is_not_the_cause() -> None:
         ("Fatal Python error: Segmentation fault", "RS213"),
         ("run.sh: line 12: 4711 Bus error               python train.py", "RS213"),
         ("run.sh: line 12: 4711 Killed                  torchrun train.py", "RS212"),
+        # Launchers.
+        ("srun: error: gpu-12: task 3: Segmentation fault (core dumped)", "RS213"),
+        ("srun: error: r10n04: tasks 0-3,5: Killed", "RS212"),
+        ("srun: error: node01: task 0: Out Of Memory", "RS212"),
+        ("srun: error: node01: task 0: Exited with exit code 1", None),
+        ("mpirun noticed that process rank 1 with PID 7 on node h exited on signal 9 (K", "RS212"),
+        ("prterun: process rank 1 exited on signal 11 (Segmentation fault).", "RS213"),
+        ("mpirun noticed that process rank 1 exited on signal 15 (Terminated).", None),
         # Handlers in native code.
         ("[host:1:0:1] Caught signal 11 (Segmentation fault: address not mapped)", "RS213"),
         ("logging.cc:501: *** SIGSEGV received at time=1785 on cpu 169 ***", "RS213"),

@@ -109,8 +109,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", nargs="*", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--keep", type=Path, default=CORPUS, metavar="FOLDER")
     parser.add_argument("--state", type=Path, metavar="FILE")
+    parser.add_argument("--sound", action="store_true", help="only time sound traces, unchanged")
     options = parser.parse_args(arguments)
     warnings.simplefilter("error")
+    if options.sound:
+        sound(options.seconds)
+        return 0
     kept = options.state is not None and options.state.exists()
     state = {
         name: Tally(**tally)
@@ -135,6 +139,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found += len(tally.failures)
         print(f"{target:10}{state[target]}", flush=True)
     return int(found > 0)
+
+
+def sound(seconds: float) -> None:
+    """Print how many small sound traces are read and analysed whole in a second, one by one."""
+    traces = seeds.sound_traces()
+    for data in traces:
+        outcome("whole", data)
+    gc.collect()
+    gc.freeze()
+    took: list[float] = []
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        start = time.process_time()
+        for data in traces:
+            outcome("whole", data)
+        took.append(time.process_time() - start)
+    gc.unfreeze()
+    mean, median = (
+        len(traces) / each for each in (sum(took) / len(took), sorted(took)[len(took) // 2])
+    )
+    sizes = ", ".join(f"{len(data):,}" for data in traces)
+    print(f"whole: {mean:.0f} sound traces per busy second (median {median:.0f}) of {sizes} bytes")
 
 
 def fuzz(

@@ -80,11 +80,16 @@ def training(steps: int = 2, layers: int = 2, recomputes: int = 1) -> bytes:
     return json.dumps({"traceEvents": events}).encode()
 
 
+def sound_traces() -> list[bytes]:
+    """Whole traces of a few kilobytes."""
+    return [training(), training(1, 1), training(1, recomputes=2), training(layers=1)]
+
+
 def traces() -> list[bytes]:
-    """Whole traces, and the damaged ones that are small."""
+    """These, and the damaged ones that are small."""
     corpus = sorted((ROOT / "tests" / "damage" / "corpus").glob("*"))
     small = [file.read_bytes() for file in corpus if file.stat().st_size < _LARGEST]
-    return [training(), training(1, 1), training(1, recomputes=2), training(layers=1), *small]
+    return [*sound_traces(), *small]
 
 
 def perfetto_traces() -> list[bytes]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -244,11 +245,18 @@ def read(name: str, data: bytes) -> None:
         SHAPES[name][1](data)
 
 
+def of_size(name: str, size: int) -> bytes:
+    """An input of that shape, of about so many bytes."""
+    make = SHAPES[name][0]
+    return make(count_for(make, size))
+
+
 if __name__ == "__main__":
     from tests.fuzz.__main__ import peak, start_of_peak
 
-    wanted = SHAPES[sys.argv[1]][0]
-    content = wanted(count_for(wanted, int(sys.argv[2])))
+    # In a process of its own: what making it takes is no memory of the reader's.
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        content = pool.apply(of_size, (sys.argv[1], int(sys.argv[2])))
     start_of_peak()
     read(sys.argv[1], content)
     print(peak())

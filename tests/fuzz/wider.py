@@ -106,7 +106,6 @@ def wider_traces() -> dict[str, Make]:
         "allocations": _allocations,
         "frames": _frames,
         "layers": lambda n: training(2, n),
-        "recomputes in recomputes": lambda n: training(1, 1, recomputes=n),
         "short steps": lambda n: training(n, 1),
     }
 

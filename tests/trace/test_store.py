@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import multiprocessing
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -112,3 +114,31 @@ def test_a_missing_path_is_said_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         find([good, tmp_path / "gone"])
     assert caught.value.code == "E301"
+
+
+def packed(path: Path, names: dict[str, str]) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, operator in names.items():
+            archive.writestr(member, as_bytes(document(thread(op(operator)))))
+
+
+def test_an_archive_that_was_written_over_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "share.zip"
+    packed(path, {"a.json": "aten::mm"})
+    assert load(path).names == ("aten::mm",)
+    packed(path, {"b.json": "aten::add"})
+    assert load(path).names == ("aten::add",)
+
+
+def _names(path: Path) -> list[str]:
+    return [load(path / f"{n}.json").names[0] for n in range(40)]
+
+
+def test_processes_read_one_archive_beside_each_other(tmp_path: Path) -> None:
+    """Even those that were forked while it was open."""
+    path = tmp_path / "share.zip"
+    expected = [f"aten::x{n}" for n in range(40)]
+    packed(path, {f"{n}.json": name for n, name in enumerate(expected)})
+    assert _names(path) == expected
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(_names, [path] * 6) == [expected] * 6

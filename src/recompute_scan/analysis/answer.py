@@ -13,7 +13,7 @@ from recompute_scan._version import __version__
 from recompute_scan.advise.choose import kept
 from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.analysis.loading import name_mechanism
-from recompute_scan.arrays import tally
+from recompute_scan.arrays import places_of, tally
 from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.footprint import Footprint
@@ -215,16 +215,18 @@ def _steps(facts: RecomputeFacts, opened: Counts) -> tuple[Step, ...]:
     counts = facts.counts
     trained = facts.alignment.backwards > 0
     steps = []
+    of_step, opened_of = places_of(counts.step), places_of(opened.step)
+    none = np.zeros(0, np.int64)
     for position, span in enumerate(facts.steps):
-        mine, inside = counts.step == position, opened.step == position
+        mine, inside = of_step.get(position, none), opened_of.get(position, none)
         steps.append(
             Step(
                 index=span.index,
                 start_us=span.start / 1000,
                 duration_ms=(span.end - span.start) / 1e6,
                 complete=bool(facts.complete[position]),
-                micro_batches=_micro_batches(counts.batch[mine & trained]),
-                forward_ops=int(inside.sum()),
+                micro_batches=_micro_batches(counts.batch[mine[trained[mine]]]),
+                forward_ops=len(inside),
                 recomputed_ops=int(opened.runs[inside].sum()),
             )
         )

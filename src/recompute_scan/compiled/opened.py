@@ -108,7 +108,7 @@ def open_up(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> Opened:
     sizes = np.ones(len(counts.rows), np.int64)
     for place, graphs in parts.items():
         sizes[place] = max(1, sum(len(one.repeats.nodes) for one in graphs))
-    begins = np.concatenate(([0], np.cumsum(sizes)))
+    begins = np.concatenate(([0], sizes.cumsum()))
     source = np.repeat(np.arange(len(sizes)), sizes)
     share = np.ones(len(source))
     asked, own = np.zeros((2, len(source)), np.int64)

@@ -243,7 +243,7 @@ def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, l
 def _period(token: Int64) -> int | None:
     """After how many kernels the sequence returns; ``None`` where it does not, or only once."""
     values, counts = tally(token)
-    for value in values[np.argsort(counts, kind="stable")].tolist():
+    for value in values[counts.argsort(kind="stable")].tolist():
         places = true_at(token == value)
         if len(places) < 2:
             continue

@@ -152,7 +152,7 @@ def host_threads(calls: Calls, steps: Sequence[StepSpan], main: int) -> tuple[Ho
         # A beginning and an end of one kind of call are two kinds of cut.
         kind = np.concatenate([2 * kind, 2 * kind + 1])
         cuts = np.clip(np.concatenate([calls.start[rows], calls.end[rows]]), begin, end)
-        order = np.argsort(cuts, kind="stable")
+        order = cuts.argsort(kind="stable")
         cuts = np.concatenate(([begin], cuts[order], [end]))
         beyond = 2 * len(known)
         kind = np.concatenate(([beyond], kind[order], [beyond]))
@@ -182,10 +182,10 @@ def _usual(length: Float64, pair: Int64, step: Int64) -> Float64:
     different, pair = ranked(pair)
     # NumPy sorts 16 bits by counting them, four times faster than what is longer.
     short = pair.astype(np.uint16) if len(different) < 1 << 16 else pair
-    order = np.argsort(short, kind="stable")
+    order = short.argsort(kind="stable")
     kinds = changes(pair[order])
     begins = true_at(kinds | changes(step[order]))
-    turn = np.arange(len(length)) - np.repeat(begins, sizes(begins, len(length)))
+    turn = np.arange(len(length)) - begins.repeat(sizes(begins, len(length)))
     place = np.empty(len(length), np.int64)
     place[order] = pair[order] * (int(turn.max()) + 1) + turn
     # Between most pairs of cuts nothing ever takes that long.
@@ -261,8 +261,8 @@ def change_clock(thread: HostThread, edits: Edits, overhead: float) -> Clock:
         whole = np.add.reduceat(np.concatenate((length, (0.0,))), borders)[::2]
         wanted = np.maximum(0.0, np.where(gone, add, whole + add))
         size = end - begin
-        place = np.repeat(end - np.cumsum(size), size) + np.arange(int(size.sum()))
+        place = np.repeat(end - size.cumsum(), size) + np.arange(int(size.sum()))
         scale = np.divide(wanted, whole, out=np.zeros(len(some)), where=whole > 0)
         evenly = np.where(whole > 0, 0.0, wanted / size)
-        length[place] = length[place] * np.repeat(scale, size) + np.repeat(evenly, size)
+        length[place] = length[place] * scale.repeat(size) + evenly.repeat(size)
     return Clock(old, np.concatenate(((0.0,), length.cumsum())))

@@ -167,7 +167,7 @@ def find_waits(facts: RecomputeFacts, device: Device) -> Waits:
     gap = gap + np.where(last_is_stream, late, 0)
     by_its_event = ~(last_is_launch | last_is_stream)[target]
     lag = lag + np.where(by_its_event, late[target], 0)
-    order = np.argsort(target, kind="stable")
+    order = target.argsort(kind="stable")
     return Waits(launch, gap, source[order], target[order], lag[order], late)
 
 
@@ -176,7 +176,7 @@ def _event_waits(facts: RecomputeFacts, device: Device) -> tuple[Int64, Int64]:
     calls = facts.calls
     waits = calls.named(_WAIT)
     records = calls.named(_RECORD)
-    records = records[np.argsort(calls.start[records], kind="stable")]
+    records = records[calls.start[records].argsort(kind="stable")]
     last = _neighbour(device, calls.thread[records], calls.start[records], before=True)
     records, last = records[last >= 0], last[last >= 0]
     recorded = calls.start[records]
@@ -219,7 +219,7 @@ class _Launches:
         self._all = np.sort(device.launched).tolist()
         self._of_stream = {}
         for part in _by_stream(device.stream):
-            kernels = part[np.argsort(device.launched[part], kind="stable")]
+            kernels = part[device.launched[part].argsort(kind="stable")]
             launched = device.launched[kernels].tolist()
             self._of_stream[int(device.stream[part[0]])] = (kernels, launched)
 
@@ -249,7 +249,7 @@ def _neighbour(device: Device, thread: Int32, time: Int64, *, before: bool) -> I
     found = np.full(len(time), -1, np.int64)
     for code in distinct(thread):
         mine = true_at(device.thread == code)
-        mine = mine[np.argsort(device.launched[mine], kind="stable")]
+        mine = mine[device.launched[mine].argsort(kind="stable")]
         asked = true_at(thread == code)
         at = np.searchsorted(device.launched[mine], time[asked]) - (1 if before else 0)
         good = (at >= 0) & (at < len(mine))
@@ -260,7 +260,7 @@ def _neighbour(device: Device, thread: Int32, time: Int64, *, before: bool) -> I
 def _unseen_waits(device: Device, late: Int64) -> tuple[Int64, Int64]:
     """Kernels that began late, and at once when one on another stream had ended: those pairs."""
     target = true_at(late > _LATE_NS)
-    by_end = np.argsort(device.end, kind="stable")
+    by_end = device.end.argsort(kind="stable")
     at = np.searchsorted(device.end[by_end], device.start[target], side="right") - 1
     source = by_end[np.maximum(at, 0)]
     good = (
@@ -279,5 +279,5 @@ def _typical(times: Int64, percent: float, otherwise: int) -> int:
 
 
 def _by_stream(stream: Int64) -> list[Int64]:
-    order = np.argsort(stream, kind="stable")
+    order = stream.argsort(kind="stable")
     return split(order, true_at(changes(stream[order])))

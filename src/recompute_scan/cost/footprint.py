@@ -81,10 +81,10 @@ def measure_memory(facts: RecomputeFacts, allocations: Allocations) -> Footprint
     allocated = allocations.allocated[mine]
     if device < 0 or (allocated < 0).any():
         # The host's total goes on over all recordings of a process, with gaps between them.
-        allocated = np.cumsum(size)
+        allocated = size.cumsum()
     most = int(allocations.reserved[mine].max(initial=-1)) if device >= 0 else -1
     layers = facts.layers
-    total = np.concatenate(([0], np.cumsum(size)))
+    total = np.concatenate(([0], size.cumsum()))
     held = [
         one
         for layer, blocks in enumerate(layers)

@@ -257,7 +257,7 @@ class _Edges:
         )
         # An edge against the order would ask for what is not known yet.
         good = true_at(source < target)
-        order = good[np.argsort(target[good], kind="stable")]
+        order = good[target[good].argsort(kind="stable")]
         on_host = true_at(host[order] >= 0)
         timed = order[on_host]
         return (

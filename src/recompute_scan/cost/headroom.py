@@ -136,7 +136,7 @@ def _solve(problem: Problem, gains: Float64, budget: int) -> Bool:
     solver.run()
     values = np.array([x is not None and solver.val(x) > 0.5 for x in chosen], np.bool_)
     # Found in floating point: what does not fit to the byte gives way, the least gain first.
-    for place in np.argsort(gains, kind="stable"):
+    for place in gains.argsort(kind="stable"):
         if problem.peak(values) <= budget:
             break
         values[place] = False

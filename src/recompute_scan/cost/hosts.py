@@ -79,7 +79,7 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
     whole = calls.matching(_WHOLE_DEVICE)[calls.name[runtime]]
     slow = (duration > _SLOW_NS) & (duration > _SLOW * typical)
     own_kernel = {int(row): at for at, row in enumerate(facts.kernels.launch[device.rows])}
-    by_end = np.argsort(device.end, kind="stable")
+    by_end = device.end.argsort(kind="stable")
     ends = device.end[by_end]
     found = []
     for at in true_at(synchronizes | copies | slow):
@@ -132,8 +132,6 @@ def hand_overs(facts: RecomputeFacts, threads: tuple[HostThread, ...], main: int
         rows = rows[(calls.start[rows] >= times[0]) & (calls.end[rows] <= times[-1])]
         gap = times.searchsorted(calls.start[rows], side="right") - 1
         for part in split(rows, true_at(changes(gap))):
-            if not len(part):
-                continue
             first, last = int(calls.start[part].min()), int(calls.end[part].max())
             at = int(times.searchsorted(first, side="right")) - 1
             asked, resumed = int(times[at]), int(times[min(at + 1, len(times) - 1)])
@@ -149,7 +147,6 @@ def _typical(name: Int32, duration: Int64, names: int) -> Int64:
     """The median duration of each call's kind."""
     median = np.zeros(names, np.int64)
     order = np.lexsort((duration, name))
-    edges = true_at(np.diff(name[order])) + 1
-    for part in np.split(order, edges):
+    for part in split(order, true_at(changes(name[order]))):
         median[name[part[0]]] = duration[part[len(part) // 2]]
     return median[name]

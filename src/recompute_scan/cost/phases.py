@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct, true_at
+from recompute_scan.arrays import places_of, true_at
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.roles import Role
@@ -59,7 +61,7 @@ class _Begun:
     """Moments, to be asked for those of one step without a look at all the others."""
 
     def __init__(self, moments: Int64) -> None:
-        self._order = np.argsort(moments, kind="stable")
+        self._order = moments.argsort(kind="stable")
         self._sorted = moments[self._order]
 
     def within(self, span: StepSpan) -> Int64:
@@ -136,7 +138,7 @@ def sum_covered(start: Int64, end: Int64) -> float:
     """Length of the union of intervals."""
     if not len(start):
         return 0.0
-    order = np.argsort(start, kind="stable")
+    order = start.argsort(kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order])
     begins = np.concatenate(([True], start[1:] > end[:-1]))
     firsts = true_at(begins)
@@ -153,16 +155,16 @@ def _passes(facts: RecomputeFacts) -> Int64:
     calls, counts = facts.calls, facts.counts
     trained = facts.alignment.backwards > 0
     roots = facts.structure.roots
-    begins = {}
-    for batch in distinct(counts.batch[trained]):
-        rows = counts.rows[trained & (counts.batch == batch)]
-        begins[int(batch)] = int(calls.start[rows].min())
-    starts = sorted(begins.values())
+    batches = places_of(counts.batch[trained]).values()
+    begun = calls.start[counts.rows[trained]]
+    starts = np.sort(np.array([begun[places].min() for places in batches], np.int64))
+    roots = roots[calls.start[roots].argsort(kind="stable")]
+    firsts = calls.start[roots].searchsorted(starts).tolist()
     found = []
-    for begin, following in zip(starts, [*starts[1:], np.iinfo(np.int64).max], strict=True):
-        mine = roots[(calls.start[roots] >= begin) & (calls.start[roots] < following)]
-        if len(mine):
-            found.append((begin, calls.start[mine].min(), calls.end[mine].max()))
+    for begin, (first, stop) in zip(starts, pairwise([*firsts, len(roots)]), strict=True):
+        if first < stop:
+            mine = roots[first:stop]
+            found.append((begin, calls.start[mine[0]], calls.end[mine].max()))
     return np.array(found, np.int64).reshape(-1, 3)
 
 

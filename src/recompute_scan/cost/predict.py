@@ -208,7 +208,7 @@ def _shares(base: Base, edits: Sequence[TimeEdit], overhead: float, before: Floa
 def _typical(shares: Float64, base: Base) -> float:
     """The median over the faster half of the steps."""
     steps = true_at(np.isfinite(shares))
-    steps = steps[np.argsort(base.steps[steps], kind="stable")]
+    steps = steps[base.steps[steps].argsort(kind="stable")]
     return median(shares[steps[: max(_FEWEST, round(len(steps) / 2))]])
 
 

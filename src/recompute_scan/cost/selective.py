@@ -154,7 +154,7 @@ def _times(facts: RecomputeFacts) -> _Times:
     sites: dict[int, str] = {}
     ranges: list[tuple[int, str, bool]] = []
     rows = np.concatenate([calls.named(re.compile(re.escape(REGION))), calls.named(ANY_RECOMPUTE)])
-    rows = rows[np.argsort(calls.start[rows], kind="stable")]
+    rows = rows[calls.start[rows].argsort(kind="stable")]
     step = step_of(list(facts.steps), calls.start[rows])
     whole = (step >= 0) & np.append(facts.complete, False)[step]
     for row in rows.tolist():
@@ -209,5 +209,5 @@ def _took(facts: RecomputeFacts, rows: Int64) -> Int64:
     each = np.zeros(len(calls) + 1, np.int64)
     launched = kernels.launch >= 0
     np.add.at(each, kernels.launch[launched] + 1, (kernels.end - kernels.start)[launched])
-    sums = np.cumsum(each)
+    sums = each.cumsum()
     return np.asarray(sums[rows + calls.size[rows] + 1] - sums[rows])

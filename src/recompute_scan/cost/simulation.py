@@ -66,6 +66,8 @@ def _gone(graph: Graph, facts: RecomputeFacts, edits: Edits) -> Bool:
     row[kernels] = launches[graph.kernel[kernels]]
     known = true_at(row >= 0)
     gone = np.zeros(len(row), np.bool_)
+    if not len(known):
+        return gone
     gone[known] = edits.removed(calls.thread[row[known]], calls.start[row[known]])
     return gone
 

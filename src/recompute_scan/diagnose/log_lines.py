@@ -59,10 +59,10 @@ def is_telling(line: bytes) -> bool:
         or b"Root Cause (first" in line
         or b"xitcode" in line
         or b"return code = -" in line
-        or b"interrupted by signal" in line
+        or b" signal " in line
         or b"core dumped" in line
         or b"Fatal Python error" in line
-        or b"Caught signal" in line
+        or b"srun: error" in line
         or b"*** SIG" in line
         or b"Signal: " in line
         or b": line " in line
@@ -128,13 +128,17 @@ _FAILED = re.compile(
     r"|: line \d{1,9}: +\d{1,9} (?P<job>Killed|Segmentation fault|Bus error|Illegal instruction)  "
     rf".{{0,200}}?(?:python|{_PROGRAMS})"
     r"|^Fatal Python error: (?P<python>Segmentation fault|Bus error|Illegal instruction)$"
+    # srun of a task, mpirun of a rank.
+    r"|srun: error: \S{1,100}: tasks? [\d,\-]{1,100}: (?P<task>Killed|Out Of Memory|Bus error"
+    r"|Segmentation fault|Illegal instruction)\b"
+    r"|exited on signal (?P<rank_by>4|7|8|9|11) \("
     # Handlers in native code: UCX's, absl's and glog's (Ray), Open MPI's.
     r"|Caught signal (?P<caught>4|7|8|11) \("
     r"|\*\*\* (?P<handler>SIG(?:SEGV|BUS|ILL|FPE)) (?:\(@0x\w+\) )?received "
     r"|^(?:\[[\w.\-]+:\d+\] )?Signal: [A-Z][\w ]{3,30} \((?P<mpi>4|7|8|11)\)$"
 )
 _SHELL = {"segmentation fault": "SIGSEGV", "bus error": "SIGBUS", "illegal instruction": "SIGILL"}
-_SHELL["killed"] = "SIGKILL"
+_SHELL |= dict.fromkeys(("killed", "out of memory"), "SIGKILL")
 _ROOT = re.compile(r"Root Cause \(first observed failure\)")
 _RANK_FIELD = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d{1,18}) ")
 _STATUS = re.compile(r"^\s*exitcode\s*:\s*(?P<status>-?\d{1,18}) ")
@@ -180,9 +184,9 @@ class Launcher:
             status = match["status"] or match["code"]
             named = match["signal"] or match["spawned"] or match["ide"]
             named = "SIGKILL" if match["slurm"] else named or match["handler"]
-            if (number_of := match["caught"] or match["mpi"]) is not None:
-                named = _name(-int(number_of))
-            if (word := match["shell"] or match["job"] or match["python"]) is not None:
+            if (by := match["caught"] or match["mpi"] or match["rank_by"]) is not None:
+                named = _name(-int(by))
+            if word := match["shell"] or match["job"] or match["python"] or match["task"]:
                 named = _SHELL[word.lower()]
             self._note(number, text, named or _name(int(status or 0)))
 

@@ -47,7 +47,7 @@ class Anchors:
         functions &= structure.function == np.arange(len(calls))
         outside = structure.engine < 0
         rows = true_at(numbered & outside & ((structure.role == Role.FORWARD) | functions))
-        self._outer_rows = rows[np.argsort(structure.number[rows], kind="stable")]
+        self._outer_rows = rows[structure.number[rows].argsort(kind="stable")]
         self._outer_numbers = structure.number[self._outer_rows]
         self._askers = self._find_askers(engines)
         self.backwards = self._count_backwards(structure.rows(Role.BACKWARD))
@@ -95,7 +95,7 @@ class Anchors:
         known, rank = ranked(structure.number[rows].astype(np.int64))
         ranks = len(known) + 1
         group = structure.engine[rows].astype(np.int64) * ranks + rank + 1
-        order = np.argsort(group, kind="stable")
+        order = group.argsort(kind="stable")
         rows, group = rows[order], group[order]
         begins = true_at(changes(group))
         groups, firsts = group[begins], rows[begins]

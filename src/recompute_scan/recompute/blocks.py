@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import changes, gaps, split, tally, true_at
+from recompute_scan.arrays import gaps, places_of, tally, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.spans import Node, Span, forest
@@ -76,9 +76,12 @@ def with_lookalikes(checkpointed: Sequence[Block], counts: Counts, code: Int64) 
     """
     blocks = list(checkpointed)
     patterns = _patterns(blocks, code)
+    blocks_of: dict[int, list[Block]] = defaultdict(list)
+    for block in checkpointed:
+        blocks_of[block.batch].append(block)
     for batch, here in _forward_passes(counts).items():
         if checkpointed:
-            mine = [block for block in checkpointed if block.batch == batch]
+            mine = blocks_of[batch]
             blocks += _lookalikes(patterns, mine, code, counts.counted, here, batch)
         else:
             blocks += _repeats(code, here, batch)
@@ -88,9 +91,8 @@ def with_lookalikes(checkpointed: Sequence[Block], counts: Counts, code: Int64) 
 def _forward_passes(counts: Counts) -> dict[int, Int64]:
     """Places of the counted operators of each forward pass, by its number."""
     counted = true_at(counts.counted)
-    counted = counted[np.argsort(counts.batch[counted], kind="stable")]
-    passes = split(counted, true_at(changes(counts.batch[counted])))
-    return {int(counts.batch[here[0]]): here for here in passes}
+    places = places_of(counts.batch[counted])
+    return {batch: counted[mine] for batch, mine in places.items()}
 
 
 def _blocks_of(nodes: list[Node], code: Int64, batch: int) -> list[Block]:
@@ -186,7 +188,7 @@ def _repeats(code: Int64, here: Int64, batch: int) -> list[Block]:
 
 def _likely_periods(part: Int64) -> list[int]:
     """Distances at which operators of the rarest repeated kinds return, commonest first."""
-    order = np.argsort(part, kind="stable")
+    order = part.argsort(kind="stable")
     same = part[order][1:] == part[order][:-1]
     distances = gaps(order)[same]
     distances = distances[distances >= SHORTEST_LOOKALIKE]

@@ -158,7 +158,7 @@ class _Launched:
 
     def __init__(self, trace: Trace, calls: Calls, kernels: Kernels) -> None:
         known = true_at(kernels.launch >= 0)
-        order = known[np.argsort(kernels.launch[known], kind="stable")]
+        order = known[kernels.launch[known].argsort(kind="stable")]
         self._calls = calls
         self._launch = kernels.launch[order]
         self._name = trace.name[kernels.event[order]]

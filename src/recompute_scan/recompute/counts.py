@@ -148,7 +148,7 @@ def join_steps(calls: Calls, structure: Structure, steps: list[StepSpan]) -> lis
     backward = structure.rows(Role.BACKWARD)
     if not len(backward):
         return steps
-    backward = backward[np.argsort(calls.start[backward], kind="stable")]
+    backward = backward[calls.start[backward].argsort(kind="stable")]
     begins, ends = calls.start[backward], np.maximum.accumulate(calls.end[backward])
     forward = np.sort(calls.start[(structure.role == Role.FORWARD) & (structure.number >= 0)])
     optimizer = set(calls.end[structure.rows(Role.OPTIMIZER)].tolist())
@@ -201,7 +201,7 @@ def _typical(time: Int64, name: Int32, dims: Int32) -> Float64:
     ordered = time[order]
     median = (ordered[first + (size - 1) // 2] + ordered[first + size // 2]) / 2
     typical = np.empty(len(time), np.float64)
-    typical[order] = np.repeat(median, size)
+    typical[order] = median.repeat(size)
     return typical
 
 
@@ -222,7 +222,7 @@ def _shares(calls: Calls, work: Work, alignment: Alignment) -> Float64:
 
 def _turns(places: Int64) -> Int64:
     """For each of these numbers: how often it came before."""
-    order = np.argsort(places, kind="stable")
+    order = places.argsort(kind="stable")
     ordered = places[order]
     turns = np.empty(len(places), np.int64)
     turns[order] = np.arange(len(places)) - ordered.searchsorted(ordered)
@@ -236,7 +236,7 @@ def _batches(calls: Calls, structure: Structure, alignment: Alignment) -> Int64:
     trained = forward[alignment.backwards > 0]
     rows = np.concatenate([trained, roots])
     is_backward = np.concatenate([np.zeros(len(trained), np.bool_), np.ones(len(roots), np.bool_)])
-    order = np.argsort(calls.start[rows], kind="stable")
+    order = calls.start[rows].argsort(kind="stable")
     is_backward = is_backward[order]
     begins = ~is_backward[1:] & is_backward[:-1]
     # From the end of that pass: what a forward pass does first may have no gradient.

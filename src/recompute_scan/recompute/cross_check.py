@@ -175,7 +175,7 @@ def _lie_in(trace: Trace, rows: Int64, ranges: Int64) -> Bool:
     inside = np.zeros(len(rows), np.bool_)
     for thread in distinct(trace.thread[ranges]).tolist():
         mine = ranges[trace.thread[ranges] == thread]
-        mine = mine[np.argsort(trace.ts[mine], kind="stable")]
+        mine = mine[trace.ts[mine].argsort(kind="stable")]
         begin = trace.ts[mine]
         until = np.maximum.accumulate(begin + trace.dur[mine])
         own = true_at(trace.thread[rows] == thread)

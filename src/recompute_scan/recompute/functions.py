@@ -228,7 +228,7 @@ def _with_gradients(calls: Calls, first: int, stop: int) -> set[int]:
     edge = np.zeros(stop - first + 1, np.int64)
     np.add.at(edge, begin - first, 1)
     np.add.at(edge, np.minimum(begin + 1 + calls.size[begin], stop) - first, -1)
-    return set(calls.name[rows[np.cumsum(edge)[:-1] > 0]].tolist())
+    return set(calls.name[rows[edge.cumsum()[:-1] > 0]].tolist())
 
 
 def _kinds(calls: Calls, first: int, stop: int) -> set[tuple[int, int]]:

@@ -68,7 +68,7 @@ class ForwardSequence:
     def __init__(self, operators: Sequence) -> None:
         self.codes = operators.codes
         self._crossed = operators.crossed
-        self._places = np.argsort(self.codes, kind="stable")
+        self._places = self.codes.argsort(kind="stable")
         self._sorted = self.codes[self._places]
 
     def __len__(self) -> int:

@@ -64,7 +64,7 @@ def _under_a_mode(calls: Calls, rows: Int64) -> Bool:
     child = true_at((calls.parent >= 0) & (calls.kind == Kind.OP))
     echo = np.zeros(len(calls) + 1, np.int64)
     echo[child + 1] = calls.name[child] == calls.name[calls.parent[child]]
-    before = np.cumsum(echo)
+    before = echo.cumsum()
     return np.asarray(before[rows + 1 + calls.size[rows]] > before[rows + 1])
 
 
@@ -81,7 +81,7 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, engine: Int32, nodes: In
     if not len(unnumbered):
         return _NONE
     orphans = orphans[np.unique(number[orphans], return_index=True)[1]]
-    numbered = numbered[np.argsort(number[numbered], kind="stable")]
+    numbered = numbered[number[numbered].argsort(kind="stable")]
     at = np.searchsorted(number[numbered], number[orphans])
     first = np.where(at > 0, numbered[at - 1], -1)
     until = np.append(numbered, len(calls))[at]

@@ -23,7 +23,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from recompute_scan.arrays import changes, distinct, ranked, sizes, true_at
+from recompute_scan.arrays import changes, distinct, places_of, ranked, sizes, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.counts import Counts
@@ -81,8 +81,9 @@ def check_steps(calls: Calls, counts: Counts) -> dict[str, int]:
     """
     recomputes: dict[int, list[int]] = {}
     names = _mixed(calls.name[counts.rows])
-    for step in distinct(counts.step[counts.counted]):
-        mine = counts.counted & (counts.step == step)
+    counted = true_at(counts.counted)
+    for places in places_of(counts.step[counted]).values():
+        mine = counted[places]
         again = names[mine] * counts.runs[mine].astype(np.uint64)
         recomputes.setdefault(int(names[mine].sum()), []).append(int(again.sum()))
     uneven = sum(len(alike) - Counter(alike).most_common(1)[0][1] for alike in recomputes.values())
@@ -142,8 +143,8 @@ def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
     first = numbers.searchsorted(wanted)
     many = np.where(wanted >= 0, numbers.searchsorted(wanted, side="right") - first, 0)
     asker = np.repeat(np.arange(len(engines)), many)
-    within = np.arange(len(asker)) - np.repeat(np.cumsum(many) - many, many)
-    operator = rows[np.repeat(first, many) + within]
+    within = np.arange(len(asker)) - np.repeat(many.cumsum() - many, many)
+    operator = rows[first.repeat(many) + within]
     node = engines[asker]
     earlier = calls.end[operator] <= calls.start[node]
     fits = earlier & _belong_together(names, calls.name[node], calls.name[operator], asker)
@@ -161,7 +162,7 @@ def _first_to_end(calls: Calls, rows: Int64, number: Ints) -> Int64:
     rows = rows[np.lexsort((calls.end[rows], calls.name[rows], number[rows]))]
     rows = rows[changes(number[rows], calls.name[rows])]
     begins = true_at(changes(number[rows]))
-    place = np.arange(len(rows)) - np.repeat(begins, sizes(begins, len(rows)))
+    place = np.arange(len(rows)) - begins.repeat(sizes(begins, len(rows)))
     return rows[place < _MOST_NAMES]
 
 

@@ -179,7 +179,7 @@ def _holding_backward(calls: Calls, classes: _NameClasses) -> Bool:
     ``torch.compile`` puts ranges around the functions that it was given and what they call, with
     the backward passes that these start.
     """
-    engines = np.append(0, np.cumsum(classes.engine[calls.name]))
+    engines = np.append(0, classes.engine[calls.name].cumsum())
     rows = true_at((calls.size > 0) & (calls.sequence < 0))
     held = np.zeros(len(calls), np.bool_)
     held[rows] = engines[rows + 1 + calls.size[rows]] > engines[rows + 1]

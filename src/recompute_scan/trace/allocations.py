@@ -97,7 +97,7 @@ def read_allocations(
 def allocations(rows: Sequence[tuple[int, int, int, int, int]]) -> Allocations:
     """From rows of the fields of :class:`Allocations`, in any order."""
     table = np.array(rows, np.int64).reshape(-1, 5)
-    table = table[np.argsort(table[:, 0], kind="stable")]
+    table = table[table[:, 0].argsort(kind="stable")]
     ts, device, size, allocated, reserved = table.T
     return Allocations(
         ts=ts,

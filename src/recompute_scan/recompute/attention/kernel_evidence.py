@@ -259,7 +259,7 @@ def _marked_steps(calls: Calls) -> list[StepSpan]:
 def _named_steps(calls: Calls) -> list[StepSpan]:
     """Steps marked by ranges of the user's own, where these follow each other."""
     rows = calls.named(NAMED_STEP)
-    rows = rows[np.argsort(calls.start[rows], kind="stable")]
+    rows = rows[calls.start[rows].argsort(kind="stable")]
     if not len(rows) or (calls.start[rows[1:]] < calls.end[rows[:-1]]).any():
         return []
     numbers = (NAMED_STEP.match(calls.names[calls.name[row]]) for row in rows)

@@ -247,7 +247,7 @@ def _in_order(fields: Gathered, number: int) -> Fields:
     picked = fields.pick(number, LENGTH)
     if (np.diff(picked.start) > 0).all():
         return picked
-    return picked.rows(np.argsort(picked.start, kind="stable"))
+    return picked.rows(picked.start.argsort(kind="stable"))
 
 
 def _joined(parts: list[Any], width: int) -> tuple[Any, ...]:

@@ -170,7 +170,7 @@ def pair(track: Int64, time: Int64, begins: Bool) -> Int64:
     """
     if not len(track):
         return np.zeros(0, np.int64)
-    order = np.argsort(track, kind="stable")
+    order = track.argsort(kind="stable")
     same = track[order][1:] == track[order][:-1]
     if (same & (np.diff(time[order]) < 0)).any():
         ends = _in_blocks(track, time, begins)
@@ -200,7 +200,7 @@ def _in_blocks(track: Int64, time: Int64, begins: Bool) -> Int64 | None:
 
 
 def _by_time(track: Int64, time: Int64, begins: Bool) -> Int64:
-    number = np.cumsum(begins) - 1
+    number = begins.cumsum() - 1
     found = np.full(int(begins.sum()), OPEN, np.int64)
     stack: list[int] = []
     last = None
