@@ -337,6 +337,18 @@ def test_the_module_behind_a_function(
     assert covered_modules(function, args) == expected
 
 
+def test_what_a_closure_runs_beside_the_one_that_names_it() -> None:
+    norm, act, lin = nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4)
+    whole = nn.Sequential(norm, act, lin)
+
+    def run(x: torch.Tensor) -> object:
+        return lin(act(norm(x))) if len(whole) else x
+
+    assert covered_modules(run) == [act]
+    assert covered_modules(run, every=True) == [act, lin, norm]
+    assert covered_modules(closure_over_two(BLOCK, BLOCK.inner), every=True) == [BLOCK.inner]
+
+
 def test_a_name_comes_from_the_largest_model_and_without_wrappers() -> None:
     block = Block()
     small = nn.Sequential(checkpoint_wrapper(block))
