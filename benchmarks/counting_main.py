@@ -28,6 +28,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 forwards: Counter[int] = Counter()
+without_gradients: Counter[int] = Counter()
 again: Counter[int] = Counter()
 names: dict[int, str] = {}
 kept: list[torch.nn.Module] = []
@@ -56,6 +57,8 @@ def count(module: torch.nn.Module, _: Any) -> None:
         again[id(module)] += 1
     elif module.training and (torch.is_grad_enabled() or _checkpointed()):
         forwards[id(module)] += 1
+    elif module.training:
+        without_gradients[id(module)] += 1
 
 
 def step(*_: Any) -> None:
@@ -65,7 +68,11 @@ def step(*_: Any) -> None:
 
 def write(path: str) -> None:
     """The counts so far."""
-    ratios = [again[key] / times for key, times in forwards.items()]
+    # What backward passes run, and no forward ran with gradients, an autograd function of the
+    # script's own runs again: its forwards are those without.
+    for key in again.keys() - forwards.keys():
+        forwards[key] = without_gradients[key]
+    ratios = [again[key] / times for key, times in forwards.items() if times]
     most = max(ratios, default=0.0)
     some = sum(ratio > 0 for ratio in ratios) / len(ratios) if ratios else 0.0
     found = {

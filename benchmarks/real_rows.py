@@ -70,7 +70,7 @@ PACKAGES = {
         ),
         *("blobfile", "kagglehub", "tyro", "einops==0.8.2", "protobuf", "tensorboard==2.21.0"),
         *("torch-geometric==2.8.1", "gymnasium==1.4.0", "fire==0.7.1", "ftfy==6.3.1"),
-        *("mpi4py==4.1.2", "mpich==5.0.2"),
+        *("mpi4py==4.1.2", "mpich==5.0.2", "webdataset==1.0.2", "braceexpand==0.1.7"),
     ),
     "older": (
         *("torch==2.13.0", "torchvision==0.28.0", "torchaudio==2.11.0", "transformers==4.57.6"),
@@ -84,7 +84,7 @@ PACKAGES = {
         *("jsonargparse[signatures]==4.41.0", "fire==0.7.1", "termcolor", "loralib==0.1.2"),
         *("einops==0.8.2", "av==18.1.0", "modelscope==1.40.2", "omegaconf==2.3.0", "tyro==0.8.14"),
         *("matplotlib", "scipy", "pandas", "sentencepiece==0.2.3", "tiktoken", "rouge-chinese"),
-        *("jieba", "nltk"),
+        *("jieba", "nltk", "openai==0.28.1"),
     ),
 }
 

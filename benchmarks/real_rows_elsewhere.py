@@ -86,6 +86,26 @@ def _few_layers(folder: Path, _: Path) -> None:
         _replace(script, old, old.replace("5", "0"))
 
 
+def _residual_twice(folder: Path, _: Path) -> None:
+    """Torch's checkpoint around the one that the repository has of its own, in its main block."""
+    _replace(
+        folder / "guided_diffusion/unet.py",
+        "        return checkpoint(\n"
+        "            self._forward, (x, emb), self.parameters(), self.use_checkpoint\n"
+        "        )\n",
+        "        return th.utils.checkpoint.checkpoint(self._once, x, emb, use_reentrant=True)\n\n"
+        "    def _once(self, x, emb):\n"
+        "        return checkpoint(\n"
+        "            self._forward, (x, emb), self.parameters(), self.use_checkpoint\n"
+        "        )\n",
+    )
+    _replace(
+        folder / "guided_diffusion/unet.py",
+        "import torch as th\n",
+        "import torch as th\nimport torch.utils.checkpoint\n",
+    )
+
+
 def _reward(folder: Path, _: Path) -> None:
     (folder / "rewards.py").write_text(
         "def length(completions, **_):\n    return [float(len(one)) for one in completions]\n"
@@ -141,10 +161,15 @@ ELSEWHERE = (
             (*_GUIDED_ARGS, use),
             _GUIDED,
             ("scripts", "guided_diffusion"),
+            change=change,
             variables=(("OPENAI_LOGDIR", "logs"),),
             python_path=(".",),
         )
-        for name, use in ((", off", "False"), ("", "True"))
+        for name, use, change in (
+            (", off", "False", None),
+            ("", "True", None),
+            (", doubled", "True", _residual_twice),
+        )
     ),
     Row(
         "PyG DeeperGCN",

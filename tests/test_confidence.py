@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from recompute_scan.analysis.confidence import confidence, doubts
+from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.recompute.annotated import Annotations
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace.kineto.parse import parse
+from tests.report.sample_results import full
 
 TRACE = Path(__file__).parents[1] / "traces" / "plain_once" / "trace-rank0.json.gz"
 
@@ -49,3 +50,11 @@ def test_marks_that_disagree(disagreeing: int, level: str) -> None:
         calls=(), forward=facts.alignment.forward, disagreeing=disagreeing, recomputed=64
     )
     assert confidence(replace(facts, annotations=annotations)) == level
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.96, "Every block runs"), (None, "Every block runs"), (0.28, "28 % of the forward work")],
+)
+def test_a_few_blocks_are_not_called_every_one(share: float | None, said: str) -> None:
+    assert said in headline(replace(full(), recomputed_share=share))

@@ -48,6 +48,42 @@ def test_the_counter(tmp_path: Path, depth: int) -> None:
     assert len(counted["step_s"]) == 2
 
 
+OWN_FUNCTION = """
+import torch
+class Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, layer, x):
+        ctx.layer, ctx.x = layer, x.detach()
+        return layer(x)
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.x.requires_grad_()
+        with torch.enable_grad():
+            result = ctx.layer(x)
+        result.backward(gradient)
+        return None, x.grad
+layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(4))
+teacher = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(layers.parameters())
+for _ in range(3):
+    with torch.no_grad():
+        wanted = teacher(torch.ones(2, 4))
+    x = layers[0](torch.ones(2, 4))
+    for layer in layers[1:]:
+        x = Again.apply(layer, x)
+    (x - wanted).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_the_counter_sees_an_autograd_function_that_recomputes(tmp_path: Path) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "counts.json"
+    script.write_text(OWN_FUNCTION)
+    subprocess.run([sys.executable, COUNTER, str(out), str(script)], check=True)
+    counted = json.loads(out.read_text())
+    assert (counted["modules"], counted["most"], counted["share"]) == (4, 1, 0.75)
+
+
 @pytest.mark.parametrize(
     ("most", "verdict", "per_backward", "right"),
     [

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 from tests.fidelity.cases import Case, D, Mlp, Net, Own, caller, net
 
@@ -114,6 +115,33 @@ class CountsInRecompute(nn.Module):
             with torch.no_grad():
                 self.tokens.add_(y.abs().sum(0))
         return y.relu()
+
+
+class Siblings(nn.Module):
+    """Three modules behind one another in one function, as a DenseNet's layer checkpoints them: its
+    region has the name of the first by the alphabet.
+    """
+
+    def __init__(self, on: bool) -> None:
+        super().__init__()
+        self.norm, self.act, self.lin = nn.BatchNorm1d(D), nn.ReLU(), nn.Linear(D, D)
+        self.on = on
+
+    def forward(self, x: torch.Tensor) -> Any:
+        norm, act, lin = self.norm, self.act, self.lin
+
+        def run(x: torch.Tensor) -> Any:
+            return lin(act(norm(x)))
+
+        return checkpoint(run, x, use_reentrant=False) if self.on else run(x)
+
+
+case(
+    "BatchNorm beside what its region is called",
+    True,
+    lambda on: Net([Siblings(on) for _ in range(3)], plain),
+    buffers=True,
+)
 
 
 class TwiceIsOnce(nn.BatchNorm1d):

@@ -8,6 +8,8 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from recompute_scan.record.call_sites import CallSites
+from recompute_scan.record.execute import run_program
 from recompute_scan.record.given import variables
 from recompute_scan.record.module_names import (
     ModuleIndex,
@@ -335,6 +338,39 @@ def test_the_module_behind_a_function(
     function: object, args: tuple[object, ...], expected: list[nn.Module]
 ) -> None:
     assert covered_modules(function, args) == expected
+
+
+def test_what_runs_the_script_is_nobodys_line() -> None:
+    """Of an installed module that is run, the outermost line of a library is its own."""
+    frames = {
+        "trl.scripts.sft": "def inner(then): return then()",
+        run_program.__module__: "def ours(then, call): return call(then)",
+        "click.core": "def outer(then, call, ours): return ours(then, call)",
+    }
+    inner, ours, outer = (made_in(name, text) for name, text in frames.items())
+    sites = CallSites(Path("/nowhere"))
+    found = outer(lambda: sites.switched_on_at(sys._getframe(1)), inner, ours)
+    assert found == "trl/scripts/sft.py:1"
+
+
+def made_in(name: str, text: str) -> Callable[..., Any]:
+    """The function that a text defines, as if a module of site-packages had it."""
+    made: dict[str, Any] = {"__name__": name}
+    file = f"/lib/site-packages/{name.replace('.', '/')}.py"
+    exec(compile(text, file, "exec"), made)
+    return next(one for one in made.values() if isinstance(one, FunctionType))
+
+
+def test_what_a_closure_runs_beside_the_one_that_names_it() -> None:
+    norm, act, lin = nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4)
+    whole = nn.Sequential(norm, act, lin)
+
+    def run(x: torch.Tensor) -> object:
+        return lin(act(norm(x))) if len(whole) else x
+
+    assert covered_modules(run) == [act]
+    assert covered_modules(run, every=True) == [act, lin, norm]
+    assert covered_modules(closure_over_two(BLOCK, BLOCK.inner), every=True) == [BLOCK.inner]
 
 
 def test_a_name_comes_from_the_largest_model_and_without_wrappers() -> None:

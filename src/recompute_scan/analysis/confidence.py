@@ -145,6 +145,10 @@ def _plain_doubts(facts: RecomputeFacts) -> list[str]:
 _WORTH_SAYING = 0.5
 
 
+# Of the forward work: where less ran again, most of a model is in no block that recomputes.
+_HALF = 0.5
+
+
 def headline(result: Result) -> str:
     """The verdict in one sentence, with the number that matters most: measured, else predicted.
 
@@ -167,6 +171,11 @@ def _headline(result: Result) -> str:
         return _headline_of_graphs(result)
     if result.verdict == "none":
         return "No forward work runs again in the backward pass: nothing is recomputed."
+    if result.verdict == "full" and (result.recomputed_share or 1.0) < _HALF:
+        return (
+            "Every checkpointed block runs its forward once more in the backward pass: "
+            f"{100 * (result.recomputed_share or 0.0):.0f} % of the forward work."
+        )
     if result.verdict == "full":
         return "Every block runs its forward once more in the backward pass: checkpointed once."
     if result.verdict == "partial" and result.by_design and not _in_blocks(result):

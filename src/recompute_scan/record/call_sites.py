@@ -16,6 +16,7 @@ from types import FrameType
 from msgspec.structs import replace
 
 from recompute_scan.frameworks.mechanism import Mechanism
+from recompute_scan.record.execute import run_program
 from recompute_scan.record.given import Made, SourceLine, given_at, variables
 from recompute_scan.record.ownership import Owner, Ownership, site_folder
 from recompute_scan.run_info import Source
@@ -157,11 +158,12 @@ class CallSites:
     def _nearest(self, frame: FrameType | None) -> tuple[Owner, FrameType, FrameType] | None:
         """The highest owner on the stack, its innermost frame, and the outermost of a library.
 
-        Beyond the start of a backward pass nobody asked for what a recompute calls again.
+        Beyond the start of a backward pass nobody asked for what a recompute calls again, and
+        beyond that of the script all is ours.
         """
         best: tuple[Owner, FrameType] | None = None
         outermost = None
-        while frame is not None and not _starts_backward(frame):
+        while frame is not None and not (_starts_backward(frame) or _starts_script(frame)):
             owner = self._ownership.of(frame)
             if owner == Owner.USER:
                 return owner, frame, frame
@@ -193,6 +195,10 @@ class CallSites:
 def _starts_backward(frame: FrameType) -> bool:
     name = frame.f_code.co_name
     return name in ("backward", "grad") and frame.f_globals.get("__name__") == "torch.autograd"
+
+
+def _starts_script(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == run_program.__module__
 
 
 def place_of(frame: FrameType) -> str:

@@ -78,7 +78,7 @@ class ComparedRegions:
             site=annotation.site,
             options=tuple(filter(None, annotation.options.split(","))),
         )
-        return comparing.region(known, covered_modules(call.function, call.args))
+        return comparing.region(known, covered_modules(call.function, call.args, every=True))
 
     def around_module(self, call: CheckpointCall) -> AbstractContextManager[None]:
         """Around a checkpoint function of the script's own that runs a module by itself, and keeps

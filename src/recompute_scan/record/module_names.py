@@ -142,13 +142,21 @@ def root_modules() -> list[nn.Module]:
     return [module for module in modules if id(module) not in held]
 
 
-def covered_modules(function: object, args: Iterable[object] = ()) -> list[nn.Module]:
+def covered_modules(
+    function: object, args: Iterable[object] = (), *, every: bool = False
+) -> list[nn.Module]:
     """The modules that a checkpointed function runs, as far as it can be seen from outside.
 
     Looks at the function itself, the object it is bound to, a partial's function and arguments,
     its closure, and last at the call's own arguments. Wrappers are taken off.
+
+    Args:
+        function: The function.
+        args: The arguments of the call.
+        every: Whether all modules of a closure are wanted, as for what they keep, and not only the
+            one that gives the region its name.
     """
-    found = _in_function(function, 0)
+    found = _in_function(function, 0, every)
     if not found:
         found = [arg for arg in args if isinstance(arg, nn.Module)][:1]
     return [unwrapped(module) for module in found]
@@ -182,20 +190,20 @@ def real_class_name(module: nn.Module) -> str:
     return kind.__name__
 
 
-def _in_function(function: Any, depth: int) -> list[nn.Module]:
+def _in_function(function: Any, depth: int, every: bool) -> list[nn.Module]:
     if isinstance(function, nn.Module):
         return [function]
     if isinstance(function, functools.partial):
-        bound = _modules([*function.args, *function.keywords.values()])[:1]
-        return bound or _in_function(function.func, depth)
+        bound = _modules([*function.args, *function.keywords.values()])
+        return (bound if every else bound[:1]) or _in_function(function.func, depth, every)
     if isinstance(function, MethodType):
         return _modules([function.__self__])
     if isinstance(function, FunctionType) and depth < _DEEPEST_CLOSURE:
-        return _in_closure(function, depth)
+        return _in_closure(function, depth, every)
     return []
 
 
-def _in_closure(function: FunctionType, depth: int) -> list[nn.Module]:
+def _in_closure(function: FunctionType, depth: int, every: bool) -> list[nn.Module]:
     cells = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -210,21 +218,22 @@ def _in_closure(function: FunctionType, depth: int) -> list[nn.Module]:
         return _modules(list(functions)[start : (end + 1) if isinstance(end, int) else None])
     modules = [value for value in cells.values() if isinstance(value, nn.Module)]
     if modules:
-        return [_innermost(modules)]
+        inner = _innermost(modules)
+        return inner if every else inner[:1]
     for value in cells.values():
-        found = _in_function(value, depth + 1)
+        found = _in_function(value, depth + 1, every)
         if found:
             return found
     return []
 
 
-def _innermost(modules: list[nn.Module]) -> nn.Module:
-    """Of `self` and a block of it, the block."""
-    for module in modules:
-        others = [other for other in modules if other is not module]
-        if not any(other in list(module.modules()) for other in others):
-            return module
-    return modules[0]
+def _innermost(modules: list[nn.Module]) -> list[nn.Module]:
+    """Of `self` and blocks of it, the blocks."""
+    if len(modules) == 1:
+        return modules
+    inside = [{id(part) for part in module.modules() if part is not module} for module in modules]
+    held = {id(module) for module in modules}
+    return [one for one, parts in zip(modules, inside, strict=True) if not parts & held] or modules
 
 
 def _modules(values: Iterable[object]) -> list[nn.Module]:

@@ -75,7 +75,8 @@ class Origins:
             own: Class name of the autograd function that checkpoints, where it is not torch's.
         """
         found, covered = self._asked(function, args, frame, options, own)
-        counts = [COUNTS_RUNS] if counts_runs(covered) else []
+        every = [*covered, *covered_modules(function, args, every=True)]
+        counts = [COUNTS_RUNS] if counts_runs(every) else []
         return replace(found, options=(*options, *counts))
 
     def asker(
