@@ -30,7 +30,7 @@ from recompute_scan.cost.moments import (
     moments,
 )
 from recompute_scan.intervals import median_interval
-from recompute_scan.rehearsal import ArmMeasured, Candidate, Rehearsal, Way
+from recompute_scan.rehearsal import ArmMeasured, Candidate, Rehearsal, Way, usual_ms
 
 _TIME_LIMIT_S = 10.0
 # The solver gets MiB, so that its coefficients are of one size.
@@ -127,17 +127,15 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
     """What the rehearsals say of every arrangement; all of :data:`WAYS` were among their own, but
     for selective checkpoints, which can be missing.
 
-    Differences are those of neighbouring steps, which a busy machine slows alike.
-
     Args:
         ranks: What each rank has shown, of the same modules. Every one has to have the memory; the
             slowest says what a step takes.
     """
-    rehearsal = max(ranks, key=lambda one: median(arm_of_way(one.arms, "keep").steps_ms))
+    rehearsal = max(ranks, key=lambda one: usual_ms(arm_of_way(one.arms, "keep").steps_ms))
     fixed = frozenset(range(len(rehearsal.candidates))) - frozenset.intersection(
         *(frozenset(run.candidate for run in one.runs if run.backward >= 0) for one in ranks)
     )
-    today, keep, again = (arm_of_way(rehearsal.arms, way) for way in WAYS[:3])
+    keep, again = (arm_of_way(rehearsal.arms, way) for way in WAYS[1:3])
     candidates = rehearsal.candidates
     again_ms = _extra(keep, again, candidates, [one.again_ms for one in candidates], fixed)
     selective_ms: tuple[float | None, ...] = ()
@@ -151,7 +149,7 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
         candidates=candidates,
         moments=moments(ranks, fixed, selective=any(ms is not None for ms in selective_ms)),
         again_ms=again_ms,
-        keep_ms=median(today.steps_ms) + median(differences(today.steps_ms, keep.steps_ms)),
+        keep_ms=usual_ms(keep.steps_ms),
         fixed=fixed,
         selective_ms=selective_ms,
     )
@@ -179,11 +177,12 @@ def _extra(
     fixed: frozenset[int],
 ) -> tuple[float, ...]:
     """What the steps of an arm take more, shared out by its recomputes' own times, ms."""
-    longer = differences(keep.steps_ms, arm.steps_ms)
-    sure = median_interval(longer)[0] > 0
+    longer = usual_ms(arm.steps_ms) - usual_ms(keep.steps_ms)
+    pairs = zip(keep.steps_ms, arm.steps_ms, strict=False)
+    sure = median_interval([after - before for before, after in pairs] or [0.0])[0] > 0
     even = _evened(candidates, times, fixed)
     whole = sum(even)
-    extra = median(longer) if sure else max(whole, median(longer))
+    extra = longer if sure else max(whole, longer)
     share = extra / whole if whole > 0 else 0.0
     return tuple(share * time for time in even)
 
@@ -191,11 +190,6 @@ def _extra(
 def arm_of_way(arms: Sequence[ArmMeasured], way: Way) -> ArmMeasured:
     """The first of these that was measured this way."""
     return next(arm for arm in arms if arm.way == way)
-
-
-def differences(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    """By how much the later times are longer, neighbour by neighbour; at least one."""
-    return [b - a for a, b in zip(before, after, strict=False)] or [0.0]
 
 
 def _evened(
