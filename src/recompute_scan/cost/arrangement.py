@@ -237,15 +237,14 @@ class _ZeroOneProgram:
             ("threads", 1),
         ):
             solver.setOptionValue(option, value)
-        self._chosen = {
-            (place, choice): solver.addBinary()
-            for place in range(len(one.candidates))
-            for choice in one.options(place)
-            if choice != KEEP
-        }
+        self._chosen: dict[Condition, Any] = {}
+        self._kept: list[Any] = []
         for place in range(len(one.candidates)):
-            if SELECTIVE in one.options(place):
-                solver.addConstr(self._holds(place, KEEP) >= 0)
+            mine = {(place, c): solver.addBinary() for c in one.options(place) if c != KEEP}
+            self._chosen |= mine
+            self._kept.append(1 - sum(mine.values()))
+            if len(mine) > 1:
+                solver.addConstr(self._kept[place] >= 0)
         self._shared: dict[frozenset[Condition], Any] = {}
         self._most = solver.addVariable(lb=0.0)
         for moment in one.moments:
@@ -256,9 +255,10 @@ class _ZeroOneProgram:
 
     def _active(self, literals: frozenset[Condition]) -> Any:
         """1 where one of the conditions holds."""
-        each = {place: [c for p, c in sorted(literals) if p == place] for place, _ in literals}
-        # Of one module's conditions no two hold at once.
-        sums = [sum(self._holds(place, c) for c in choices) for place, choices in each.items()]
+        each: dict[int, Any] = {}
+        for place, choice in sorted(literals):  # of one module's no two hold at once
+            each[place] = each.get(place, 0.0) + self._holds(place, choice)
+        sums = list(each.values())
         if len(sums) == 1:
             return sums[0]
         if literals not in self._shared:
@@ -270,9 +270,7 @@ class _ZeroOneProgram:
 
     def _holds(self, place: int, choice: int) -> Any:
         """1 where this is chosen for the module."""
-        if choice != KEEP:
-            return self._chosen.get((place, choice), 0.0)
-        return 1 - sum(x for (p, _), x in self._chosen.items() if p == place)
+        return self._kept[place] if choice == KEEP else self._chosen.get((place, choice), 0.0)
 
     def fastest(self, budget: int) -> Choices | None:
         """Within a budget, bytes."""
