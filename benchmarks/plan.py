@@ -262,8 +262,8 @@ def main() -> int:
         print("| --- " * 9 + "|")
         alone = [name for name in args.names or CASES if CASES[name].ranks == 1]
         with tempfile.TemporaryDirectory() as folder:
-            good = [show_bytes(name, Path(folder)) for name in alone]
-        return 0 if all(good) else 1
+            exact = [show_bytes(name, Path(folder)) for name in alone]
+        return 0 if all(exact) else 1
     print(f"{processor()}\n\n{_HEAD}", flush=True)
     rows: list[Row] = []
     for name in args.names or CASES:

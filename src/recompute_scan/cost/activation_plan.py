@@ -10,15 +10,8 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.cost.arrangement import (
-    KEEP,
-    SELECTIVE,
-    Arrangements,
-    Choices,
-    arm_of_way,
-    arrangements,
-    leveled,
-)
+from recompute_scan.cost.arrangement import Arrangements, arm_of_way, arrangements, leveled
+from recompute_scan.cost.moments import KEEP, SELECTIVE, Choices
 from recompute_scan.errors import RunError, UsageError
 from recompute_scan.rehearsal import ArmMeasured, Rehearsal, usual_ms
 from recompute_scan.result import ActivationPlan, PlannedModule, PlanPoint, PlanProof

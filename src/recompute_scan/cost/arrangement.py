@@ -40,6 +40,8 @@ _SCALE = 2.0**20
 _PREFERENCE = 1e-6
 # Modules of one class whose recomputes differ by less than this are taken to be as fast.
 _ALIKE = 0.25
+# Recomputes of selective checkpoints have to take less than this share of whole ones.
+_WORTH = 0.9
 
 # The arrangements that a rehearsal measures for a plan.
 WAYS: tuple[Way, ...] = ("today", "keep", "recompute", "selective")
@@ -54,8 +56,8 @@ class Arrangements(Struct, frozen=True):
         again_ms: What the recompute of each module takes of a step, ms.
         keep_ms: A step with nothing recomputed, ms.
         fixed: Modules that cannot be recomputed, because no backward pass was seen of them.
-        selective_ms: What a selective checkpoint takes; ``None`` where it would be no faster than
-            one that keeps nothing, or was not measured.
+        selective_ms: What a selective checkpoint takes; ``None`` where it would hardly be faster
+            than one that keeps nothing, or was not measured.
     """
 
     candidates: tuple[Candidate, ...]
@@ -143,8 +145,8 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
         partly = arm_of_way(rehearsal.arms, "selective")
         times = [one.selective_ms for one in candidates]
         less = zip(_extra(keep, partly, candidates, times, fixed), again_ms, strict=True)
-        # Where it is no faster nothing speaks for it: it never holds less.
-        selective_ms = tuple(ms if ms < whole else None for ms, whole in less)
+        # It never holds less, and needs a policy.
+        selective_ms = tuple(ms if ms < _WORTH * whole else None for ms, whole in less)
     return Arrangements(
         candidates=candidates,
         moments=moments(ranks, fixed, selective=any(ms is not None for ms in selective_ms)),

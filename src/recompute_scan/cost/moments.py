@@ -95,10 +95,9 @@ def _within_runs(rehearsal: Rehearsal) -> list[list[int]]:
                 events[run].append((storage.size, saved, heavy))
     found = []
     for mine in events:
-        ends = sorted(saved for _, saved, _ in mine if saved >= 0)
+        ends = sorted(made for _, made, _ in mine if made >= 0)
         held = [
-            sum(size for size, saved, heavy in mine if 0 <= saved <= end or heavy > end)
-            for end in ends
+            sum(size for size, made, kept in mine if 0 <= made <= end or kept > end) for end in ends
         ]
         last = ends[-1:] or [-1]
         fullest = [ends[held.index(max(held))]] if held and max(held) > held[-1] else []
