@@ -12,8 +12,8 @@ no layer and every second layer checkpointed. Where there are few layers, every 
 to see that the plan's is the fastest that fits.
 
 A step is predicted as a share of the script's step as it is, and compared with that share by the
-processor time of the oracle's process, median of its steps: what else the machine does weighs least
-on that. The wall clock is told beside it.
+processor time of the oracle's process, median of the faster half of its steps: what else the
+machine does weighs least on that. The wall clock is told beside it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from recompute_scan.cost.moments import RECOMPUTE, SELECTIVE, Choices
 from recompute_scan.how_far import Pieces
 from recompute_scan.record.arrange.proving import Rehearsals
 from recompute_scan.record.run_options import RunOptions
-from recompute_scan.rehearsal import ArmWanted, Rehearsal
+from recompute_scan.rehearsal import ArmWanted, Rehearsal, usual_ms
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = (0.3, 0.5, 0.7, 0.9)
@@ -159,8 +159,8 @@ def rows_of(name: str, steps: int, folder: Path) -> list[Row]:
     simple = ["all", "none", ",".join(names[::2])]
     tried = [case.today, *simple, *plans]
     shown = _oracle(name, case, steps, tried)
-    busy = [median(times) for times in shown["busy"]]
-    wall = [median(times) for times in shown["wall"]]
+    busy = [usual_ms(times) for times in shown["busy"]]
+    wall = [usual_ms(times) for times in shown["wall"]]
     found = []
     for place, (part, budget, choice) in enumerate(zip(BUDGETS, budgets, chosen, strict=True)):
         at = 1 + len(simple) + place
@@ -262,8 +262,8 @@ def main() -> int:
         print("| --- " * 9 + "|")
         alone = [name for name in args.names or CASES if CASES[name].ranks == 1]
         with tempfile.TemporaryDirectory() as folder:
-            good = [show_bytes(name, Path(folder)) for name in alone]
-        return 0 if all(good) else 1
+            exact = [show_bytes(name, Path(folder)) for name in alone]
+        return 0 if all(exact) else 1
     print(f"{processor()}\n\n{_HEAD}", flush=True)
     rows: list[Row] = []
     for name in args.names or CASES:

@@ -39,7 +39,7 @@ class Saved:
         self.users: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.again: dict[int, int] = {}
-        self.kept: list[tuple[StorageWeakRef, int, int]] = []
+        self.kept: list[tuple[Any, int, int]] = []
         self.peak = 0
 
     def keep(self, result: Any) -> None:
@@ -47,7 +47,8 @@ class Saved:
         for tensor in result if isinstance(result, tuple) else (result,):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
                 storage = tensor.untyped_storage()
-                self.kept.append((StorageWeakRef(storage), _place(tensor), storage.nbytes()))
+                alive: Any = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self.kept.append((alive, _place(tensor), storage.nbytes()))
         self._look()
 
     def take(self, result: torch.Tensor) -> None:

@@ -6,7 +6,9 @@ plan.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 import msgspec
@@ -135,6 +137,11 @@ class Rehearsal(Struct, frozen=True):
     free_bytes: int | None = None
     remarks: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+
+
+def usual_ms(times: Sequence[float]) -> float:
+    """The median of the faster half, which other work on the machine slowed least; 0 of none."""
+    return median(sorted(times)[: (len(times) + 1) // 2] or [0.0])
 
 
 def _name(rank: int | str) -> str:

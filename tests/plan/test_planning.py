@@ -151,7 +151,7 @@ class _Products(TorchDispatchMode):
 def _products(step: Callable[[], None]) -> int:
     with _Products() as counted:
         step()
-    return counted.number
+    return int(counted.number)
 
 
 def test_the_setting_keeps_what_heavy_operators_make() -> None:

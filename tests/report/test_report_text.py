@@ -233,6 +233,6 @@ def test_a_plan_tells_of_selective_checkpoints() -> None:
     written = render_text(
         structs.replace(result, plan=structs.replace(result.plan, modules=modules)), color=False
     )
-    assert "checkpoint 2 of 4 layers, 1 of them selectively" in written
+    assert "checkpoint 2 of 4 layers, 1 selectively" in written
     for words in ("Recompute: blocks.1", "Recompute selectively: blocks.0", "Keep: blocks[2-3]"):
         assert words in written

@@ -30,16 +30,16 @@ _IMPORT = (
     "    apply_activation_checkpointing,\n"
     "{more})"
 )
-_KEPT = (
-    "from torch.utils.checkpoint import create_selective_checkpoint_contexts",
-    "",
-    "kept = [",
-)
-_SELECTIVE = (
-    "]",
-    "contexts = functools.partial(create_selective_checkpoint_contexts, kept)",
-    "selective = functools.partial(checkpoint_wrapper, context_fn=contexts)",
-)
+_SELECTIVE = """import functools
+
+import torch
+{}
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+kept = [
+{}]
+contexts = functools.partial(create_selective_checkpoint_contexts, kept)
+selective = functools.partial(checkpoint_wrapper, context_fn=contexts)"""
 
 
 def advise_fewer(
@@ -169,11 +169,10 @@ def _spans(numbers: Sequence[int]) -> list[str]:
 
 def _code(modules: Sequence[PlannedModule], operators: Sequence[str]) -> str:
     """``apply_activation_checkpointing`` with a check of what is wrapped."""
-    lines, calls = _IMPORT.format(more="").splitlines(), []
+    lines, calls = [_IMPORT.format(more="")], []
     if operators:
-        lines = _IMPORT.format(more="    checkpoint_wrapper,\n").splitlines()
-        kept = [f"    torch.ops.{name}," for name in operators]
-        lines = ["import functools", "", "import torch", *lines, *_KEPT, *kept, *_SELECTIVE]
+        named = "".join(f"    torch.ops.{name},\n" for name in operators)
+        lines = [_SELECTIVE.format(_IMPORT.format(more="    checkpoint_wrapper,\n"), named)]
     # Wrapped, a module goes by another name, so all are looked up before.
     for partly, name, wrapper in (
         (False, "chosen", ""),
@@ -186,14 +185,10 @@ def _code(modules: Sequence[PlannedModule], operators: Sequence[str]) -> str:
         check = f"isinstance(module, {chosen[0].module_class})"
         if len(chosen) < len(modules) or len(kinds) > 1 or not min(kinds).isidentifier():
             check = f"module in {name}"
-            lines += ["", f"{name} = [model.get_submodule(name) for name in {_names(chosen)}]"]
-        calls += [
-            "",
-            "apply_activation_checkpointing(",
-            f"    model, {wrapper}check_fn=lambda module: {check}",
-            ")",
-        ]
-    return "\n".join((*lines, *calls))
+            lines.append(f"{name} = [model.get_submodule(name) for name in {_names(chosen)}]")
+        check = f"{wrapper}check_fn=lambda module: {check}"
+        calls.append(f"apply_activation_checkpointing(\n    model, {check}\n)")
+    return "\n".join((lines[0], "", *lines[1:], *calls))
 
 
 def _names(chosen: Sequence[PlannedModule]) -> str:

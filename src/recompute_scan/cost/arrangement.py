@@ -30,7 +30,7 @@ from recompute_scan.cost.moments import (
     moments,
 )
 from recompute_scan.intervals import median_interval
-from recompute_scan.rehearsal import ArmMeasured, Candidate, Rehearsal, Way
+from recompute_scan.rehearsal import ArmMeasured, Candidate, Rehearsal, Way, usual_ms
 
 _TIME_LIMIT_S = 10.0
 # The solver gets MiB, so that its coefficients are of one size.
@@ -40,6 +40,8 @@ _SCALE = 2.0**20
 _PREFERENCE = 1e-6
 # Modules of one class whose recomputes differ by less than this are taken to be as fast.
 _ALIKE = 0.25
+# Recomputes of selective checkpoints have to take less than this share of whole ones.
+_WORTH = 0.9
 
 # The arrangements that a rehearsal measures for a plan.
 WAYS: tuple[Way, ...] = ("today", "keep", "recompute", "selective")
@@ -54,8 +56,8 @@ class Arrangements(Struct, frozen=True):
         again_ms: What the recompute of each module takes of a step, ms.
         keep_ms: A step with nothing recomputed, ms.
         fixed: Modules that cannot be recomputed, because no backward pass was seen of them.
-        selective_ms: What a selective checkpoint takes; ``None`` where it would be no faster than
-            one that keeps nothing, or was not measured.
+        selective_ms: What a selective checkpoint takes; ``None`` where it would hardly be faster
+            than one that keeps nothing, or was not measured.
     """
 
     candidates: tuple[Candidate, ...]
@@ -127,17 +129,15 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
     """What the rehearsals say of every arrangement; all of :data:`WAYS` were among their own, but
     for selective checkpoints, which can be missing.
 
-    Differences are those of neighbouring steps, which a busy machine slows alike.
-
     Args:
         ranks: What each rank has shown, of the same modules. Every one has to have the memory; the
             slowest says what a step takes.
     """
-    rehearsal = max(ranks, key=lambda one: median(arm_of_way(one.arms, "keep").steps_ms))
+    rehearsal = max(ranks, key=lambda one: usual_ms(arm_of_way(one.arms, "keep").steps_ms))
     fixed = frozenset(range(len(rehearsal.candidates))) - frozenset.intersection(
         *(frozenset(run.candidate for run in one.runs if run.backward >= 0) for one in ranks)
     )
-    today, keep, again = (arm_of_way(rehearsal.arms, way) for way in WAYS[:3])
+    keep, again = (arm_of_way(rehearsal.arms, way) for way in WAYS[1:3])
     candidates = rehearsal.candidates
     again_ms = _extra(keep, again, candidates, [one.again_ms for one in candidates], fixed)
     selective_ms: tuple[float | None, ...] = ()
@@ -145,13 +145,13 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
         partly = arm_of_way(rehearsal.arms, "selective")
         times = [one.selective_ms for one in candidates]
         less = zip(_extra(keep, partly, candidates, times, fixed), again_ms, strict=True)
-        # Where it is no faster nothing speaks for it: it never holds less.
-        selective_ms = tuple(ms if ms < whole else None for ms, whole in less)
+        # It never holds less, and needs a policy.
+        selective_ms = tuple(ms if ms < _WORTH * whole else None for ms, whole in less)
     return Arrangements(
         candidates=candidates,
         moments=moments(ranks, fixed, selective=any(ms is not None for ms in selective_ms)),
         again_ms=again_ms,
-        keep_ms=median(today.steps_ms) + median(differences(today.steps_ms, keep.steps_ms)),
+        keep_ms=usual_ms(keep.steps_ms),
         fixed=fixed,
         selective_ms=selective_ms,
     )
@@ -179,11 +179,12 @@ def _extra(
     fixed: frozenset[int],
 ) -> tuple[float, ...]:
     """What the steps of an arm take more, shared out by its recomputes' own times, ms."""
-    longer = differences(keep.steps_ms, arm.steps_ms)
-    sure = median_interval(longer)[0] > 0
+    longer = usual_ms(arm.steps_ms) - usual_ms(keep.steps_ms)
+    pairs = zip(keep.steps_ms, arm.steps_ms, strict=False)
+    sure = median_interval([after - before for before, after in pairs] or [0.0])[0] > 0
     even = _evened(candidates, times, fixed)
     whole = sum(even)
-    extra = median(longer) if sure else max(whole, median(longer))
+    extra = longer if sure else max(whole, longer)
     share = extra / whole if whole > 0 else 0.0
     return tuple(share * time for time in even)
 
@@ -191,11 +192,6 @@ def _extra(
 def arm_of_way(arms: Sequence[ArmMeasured], way: Way) -> ArmMeasured:
     """The first of these that was measured this way."""
     return next(arm for arm in arms if arm.way == way)
-
-
-def differences(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    """By how much the later times are longer, neighbour by neighbour; at least one."""
-    return [b - a for a, b in zip(before, after, strict=False)] or [0.0]
 
 
 def _evened(
@@ -243,15 +239,14 @@ class _ZeroOneProgram:
             ("threads", 1),
         ):
             solver.setOptionValue(option, value)
-        self._chosen = {
-            (place, choice): solver.addBinary()
-            for place in range(len(one.candidates))
-            for choice in one.options(place)
-            if choice != KEEP
-        }
+        self._chosen: dict[Condition, Any] = {}
+        self._kept: list[Any] = []
         for place in range(len(one.candidates)):
-            if SELECTIVE in one.options(place):
-                solver.addConstr(self._holds(place, KEEP) >= 0)
+            mine = {(place, c): solver.addBinary() for c in one.options(place) if c != KEEP}
+            self._chosen |= mine
+            self._kept.append(1 - sum(mine.values()))
+            if len(mine) > 1:
+                solver.addConstr(self._kept[place] >= 0)
         self._shared: dict[frozenset[Condition], Any] = {}
         self._most = solver.addVariable(lb=0.0)
         for moment in one.moments:
@@ -262,9 +257,10 @@ class _ZeroOneProgram:
 
     def _active(self, literals: frozenset[Condition]) -> Any:
         """1 where one of the conditions holds."""
-        each = {place: [c for p, c in sorted(literals) if p == place] for place, _ in literals}
-        # Of one module's conditions no two hold at once.
-        sums = [sum(self._holds(place, c) for c in choices) for place, choices in each.items()]
+        each: dict[int, Any] = {}
+        for place, choice in sorted(literals):  # of one module's no two hold at once
+            each[place] = each.get(place, 0.0) + self._holds(place, choice)
+        sums = list(each.values())
         if len(sums) == 1:
             return sums[0]
         if literals not in self._shared:
@@ -276,9 +272,7 @@ class _ZeroOneProgram:
 
     def _holds(self, place: int, choice: int) -> Any:
         """1 where this is chosen for the module."""
-        if choice != KEEP:
-            return self._chosen.get((place, choice), 0.0)
-        return 1 - sum(x for (p, _), x in self._chosen.items() if p == place)
+        return self._kept[place] if choice == KEEP else self._chosen.get((place, choice), 0.0)
 
     def fastest(self, budget: int) -> Choices | None:
         """Within a budget, bytes."""

@@ -85,20 +85,19 @@ def _within_runs(rehearsal: Rehearsal) -> list[list[int]]:
     """How far the recompute of each run has come where most is there: at its end, and before it
     where a selective checkpoint still holds results that the recompute drops later.
     """
-    events: list[list[tuple[int, int, int, int]]] = [[] for _ in rehearsal.runs]
-    for number, storage in enumerate(rehearsal.storages):
+    events: list[list[tuple[int, int, int]]] = [[] for _ in rehearsal.runs]
+    for storage in rehearsal.storages:
         for run in {hold.run for hold in storage.holds if hold.run >= 0}:
             mine = [hold for hold in storage.holds if hold.run == run]
             saved = min((one.begin for one in mine if one.kind == "saved"), default=-1)
             heavy = max((one.begin for one in mine if one.kind == "heavy"), default=-1)
             if saved >= 0 or heavy >= 0:
-                events[run].append((number, storage.size, saved, heavy))
+                events[run].append((storage.size, saved, heavy))
     found = []
     for mine in events:
-        ends = sorted(saved for _, _, saved, _ in mine if saved >= 0)
+        ends = sorted(made for _, made, _ in mine if made >= 0)
         held = [
-            sum(size for _, size, saved, heavy in mine if 0 <= saved <= end or heavy > end)
-            for end in ends
+            sum(size for size, made, kept in mine if 0 <= made <= end or kept > end) for end in ends
         ]
         last = ends[-1:] or [-1]
         fullest = [ends[held.index(max(held))]] if held and max(held) > held[-1] else []

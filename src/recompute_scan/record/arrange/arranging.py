@@ -60,7 +60,7 @@ def can_be_selective() -> bool:
 def heavy_operators(names: Iterable[str]) -> list[Any]:
     """Those that this torch has, of ``mm`` or ``aten.mm.default``."""
     plain = (name.removeprefix("aten.").removesuffix(".default") for name in names)
-    packets = (getattr(torch.ops.aten, name, None) for name in plain)
+    packets: list[Any] = [getattr(torch.ops.aten, name, None) for name in plain]
     return [packet.default for packet in packets if hasattr(packet, "default")]
 
 

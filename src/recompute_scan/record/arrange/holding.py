@@ -217,7 +217,8 @@ class SavedTensors:
 
     def _following(self) -> Any:
         """Torch's wrapper around a result that is kept, whose life is that of a hold."""
-        saved, original = self, getattr(torch_checkpoint, _KEPT)
+        saved = self
+        original: Any = getattr(torch_checkpoint, _KEPT)
 
         class Followed(original):  # type: ignore[misc]
             def __init__(self, value: Any) -> None:

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from recompute_scan.advise.setting import setting_for
 from recompute_scan.advise.wording import RunFacts
 from recompute_scan.cost.activation_plan import Planner, Wish, taken
-from recompute_scan.cost.arrangement import WAYS, Choices, arm_of_way
+from recompute_scan.cost.arrangement import WAYS, arm_of_way
+from recompute_scan.cost.moments import Choices
 from recompute_scan.errors import RunError
 from recompute_scan.how_far import Pieces, telling
 from recompute_scan.intervals import pair_interval

@@ -13,7 +13,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -29,6 +28,7 @@ from recompute_scan.rehearsal import (
     Rehearsal,
     Storage,
     Way,
+    usual_ms,
     write_rehearsal,
 )
 
@@ -120,8 +120,10 @@ class Rehearsing:
                     one.name,
                     one.class_name,
                     one.checkpointed,
-                    median([step.get(place, 0.0) for step in again] or [0.0]),
-                    median([step.get(place, 0.0) for step in selective] or [0.0]),
+                    *(
+                        usual_ms([step.get(place, 0.0) for step in steps])
+                        for steps in (again, selective)
+                    ),
                 )
                 for place, one in enumerate(chosen)
             ),

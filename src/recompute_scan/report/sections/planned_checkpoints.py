@@ -65,7 +65,7 @@ def _headline(plan: ActivationPlan) -> str:
         said = f"checkpoint all {layers}"
     if not partly:
         return said
-    return f"{said}, {'all' if partly == len(on) else partly} of them selectively"
+    return f"{said}, {'all' if partly == len(on) else partly} selectively"
 
 
 def _done(one: PlannedModule) -> str:
@@ -256,7 +256,7 @@ def _said(name: str, point: PlanPoint) -> str:
 
 
 def _recomputed(point: PlanPoint) -> str:
-    partly = f", {point.selective} of them selectively" if point.selective else ""
+    partly = f", {point.selective} selectively" if point.selective else ""
     return f"{point.recomputed} recomputed{partly}"
 
 
