@@ -147,6 +147,7 @@ def _find_apart(token: Int64, repeats: Int64, backward: Bool, told: Directions) 
     Each is the longest run; of equally long ones, of equal layers, that of the layer which ran
     again last.
     """
+    passed = np.flatnonzero(backward)
     for code in sorted(code for code, direction in told.items() if direction == "forward"):
         places = np.flatnonzero(token == code)
         for row in places[backward[places]].tolist():
@@ -158,14 +159,30 @@ def _find_apart(token: Int64, repeats: Int64, backward: Bool, told: Directions) 
             high = int(known[place]) if place < len(known) else len(token)
             near = int(repeats[low - 1]) if place else row
             others = places[: np.searchsorted(places, low)]
-            others = others[repeats[others] < 0]
+            others = others[~backward[others]]
             others = others[np.argsort(np.abs(others - near), kind="stable")][:_MOST_LAYERS]
-            runs = [(*_equal(token, row, other, (low, high)), other) for other in others.tolist()]
+            runs = [
+                (*_within(token, row, other, (low, high), passed), other)
+                for other in others.tolist()
+            ]
             if not runs:
                 continue
             first, last, other = max(runs, key=lambda run: run[1] - run[0])
             if last - first >= _FEWEST_ALONE:
                 _fill(repeats, first, last, other - row)
+
+
+def _within(
+    token: Int64, row: int, other: int, limits: tuple[int, int], passed: Int64
+) -> tuple[int, int]:
+    """The run around a row that equals one of the forward pass around ``other``."""
+    first, last = _equal(token, row, other, limits)
+    place = int(np.searchsorted(passed, other))
+    if place:
+        first = max(first, int(passed[place - 1]) + 1 + row - other)
+    if place < len(passed):
+        last = min(last, int(passed[place]) + row - other)
+    return first, last
 
 
 def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, list[int]]]:
