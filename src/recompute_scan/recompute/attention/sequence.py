@@ -349,7 +349,7 @@ def _used_elsewhere(
         and not (PRODUCT.search(trace.names[code]) or NAMED_BACKWARD.search(trace.names[code]))
         for code in sequence.token[ends].tolist()
     ]
-    return sum(strange) > _STRANGE * len(strange)
+    return bool(sum(strange) > _STRANGE * len(strange))
 
 
 def _spans(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool:
