@@ -125,8 +125,8 @@ def recomputed(
             high = max(here + 1, min(high, int(at[number + 1]) - before))
         first, last, origin = _run_of(token, here, places, layer, (low, high))
         _fill(repeats, first, last, origin - here)
-    if highest:
-        _find_apart(token, repeats, _spans(at, events, False, size), told)
+    if highest and told:
+        _find_apart(token, repeats, _behind_forward(token, at, events, told), told)
     for row in np.flatnonzero(repeats >= 0).tolist():
         original = int(repeats[row])
         ran[original] = ran.get(original, 0) + 1
@@ -139,6 +139,22 @@ def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
     rows = np.arange(first, last)
     rows = rows[repeats[rows] < 0]
     repeats[rows] = rows + away
+
+
+def _behind_forward(token: Int64, at: Int64, events: list[str], told: Directions) -> Bool:
+    """For each kernel: is it in a backward pass, which begins before its first event?
+
+    It does with the first kernel that is known to be of one.
+    """
+    found = _spans(at, events, False, len(token))
+    known = np.flatnonzero(
+        among(token, np.array([c for c, way in told.items() if way == "backward"], np.int64))
+    )
+    for number in range(1, len(events)):
+        if events[number] != FORWARD and events[number - 1] == FORWARD:
+            first = known[np.searchsorted(known, at[number - 1]) :][:1]
+            found[int(first[0]) if len(first) else int(at[number]) : int(at[number])] = True
+    return found
 
 
 def _find_apart(token: Int64, repeats: Int64, backward: Bool, told: Directions) -> None:
@@ -298,7 +314,8 @@ def settle(
     events = with_recomputes(found.events, [each.layers for each in found.passes])
     if events is None:
         return found
-    again = recomputed(sequence, at, events, int(found.judgement.highest), told)[0] >= 0
+    # Halves that run again one by one are anybody's: checkpoints of their own, or a reversible net.
+    again = recomputed(sequence, at, events, int(found.judgement.highest), {})[0] >= 0
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
     if _used_elsewhere(trace, sequence, again, at, events, told):
