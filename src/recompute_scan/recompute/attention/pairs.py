@@ -36,8 +36,9 @@ from recompute_scan.trace.columns import Kind, Trace
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w{2,}")
 _BACK = re.compile(
-    r"_?(?<![a-zA-Z])(?:backward|bwd|bw|bp|grad)(?=[_A-Z\d]|$)|(?<=[a-z\d])(?:Backward|Bwd|Grad)"
+    r"_?(?<![a-zA-Z])(?:backward|bwd|bw|grad)(?=[_A-Z\d]|$)|(?<=[a-z\d])(?:Backward|Bwd|Grad)"
 )
+_FORTH = re.compile(r"_?(?<![a-zA-Z])(?:forward|fwd|fw)(?=[_A-Z\d]|$)|(?<=[a-z\d])(?:Forward|Fwd)")
 # A stem that is shorter, or says no more than this, is anybody's.
 _SHORTEST = 2
 _ANYBODYS = frozenset({"kernel", "void", "triton", "at", "fused"})
@@ -128,10 +129,16 @@ def _pairs(trace: Trace, kernels: Kernels) -> Iterator[list[Roles]]:
             forward.append((name, code))
     for stem, after in sorted(backward.items()):
         mate = _RELU[0] if stem == "relu" else _mate_of(stem)
+        mates = [
+            (name, code)
+            for name, code in forward
+            if any(mate.search(word) for word in _IDENTIFIER.findall(name))
+        ]
+        # Where some say that they are of the forward pass, the others are of neither.
+        saying = [(name, code) for name, code in mates if _FORTH.search(name)]
         before: dict[str, list[int]] = {}
-        for name, code in forward:
-            if any(mate.search(word) for word in _IDENTIFIER.findall(name)):
-                before.setdefault(name.partition("<")[0], []).append(code)
+        for name, code in saying or mates:
+            before.setdefault(name.partition("<")[0], []).append(code)
         if before:
             choices = [
                 _roles(stem, one, two)
