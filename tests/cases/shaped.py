@@ -219,7 +219,8 @@ def _launched(
     event: Event, stack: Sequence[Event], shift: float, shape: Shape, device: _Device
 ) -> Iterator[Event]:
     """The launches of the operator that is running."""
-    operator = next((each for each in reversed(stack) if each["cat"] == "cpu_op"), None)
+    running = next((each for each in reversed(stack) if each["cat"] == "cpu_op"), None)
+    operator = event.get("operator", running)
     backward = any("evaluate_function" in each["name"] for each in stack)
     begun = event["ts"] + shift
     kernels = list(
