@@ -100,5 +100,7 @@ def _launches(events: list[Event]) -> list[Event]:
     for event in leaves.values():
         ts, dur = event["ts"] + 0.3 * event["dur"], 0.4 * event["dur"]
         where = {"pid": event["pid"], "tid": event["tid"], "ts": ts, "dur": dur}
-        found.append({"ph": "X", "cat": "user_annotation", "name": LAUNCH, **where, "args": {}})
+        launch = {"ph": "X", "cat": "user_annotation", "name": LAUNCH, **where, "args": {}}
+        # Whatever else the CPU calls inside at that moment.
+        found.append({**launch, "operator": event})
     return found

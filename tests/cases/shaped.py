@@ -40,7 +40,7 @@ class Shape:
         attention: Which attention kernels run.
         library: Whose norms and activations run.
         kept: What the recording holds: all, or no operators, or kernels alone; or one launch a
-            step, of a CUDA graph that replays it.
+            step, of a CUDA graph that replays it, or of one that replays all but the backward pass.
         written: As Kineto writes it, as an export of Nsight Systems, or as rocprofv3's JSON.
         synchronised: Whether the host waits for the device after each step.
         communication: Whether gradients are reduced on a stream of their own.
@@ -55,7 +55,7 @@ class Shape:
     vendor: Vendor = "cuda"
     attention: str = "flash_2"
     library: Library = "torch"
-    kept: Literal["all", "launches", "kernels", "graph"] = "all"
+    kept: Literal["all", "launches", "kernels", "graph", "graph-forward"] = "all"
     written: Literal["kineto", "nsight", "rocprof"] = "kineto"
     synchronised: bool = True
     communication: bool = False
@@ -87,6 +87,7 @@ SHAPES = (
     Shape("nsight-cuda", kept="launches", written="nsight", marked=False),
     Shape("rocprofv3", vendor="rocm", attention="aotriton", written="rocprof"),
     Shape("graph", kept="graph"),
+    Shape("graph-forward", kept="graph-forward"),
     Shape("kernels", kept="kernels"),
     Shape("kernels-unsynced", kept="kernels", synchronised=False, attention="flash_3"),
     Shape("kernels-ck", kept="kernels", vendor="rocm", attention="composable_kernel"),
@@ -158,8 +159,11 @@ def shaped(recording: Event, shape: Shape, rank: int = 0) -> Shaped:
         kept = (marks if shape.marked else []) + launches
     elif shape.kept == "kernels":
         kept = []
-    elif shape.kept == "graph":
-        kept = marks + list(_replays(marks, launches, device.kernels))
+    elif shape.kept in ("graph", "graph-forward"):
+        eager = [each for each in launches if each["tid"] not in {mark["tid"] for mark in marks}]
+        eager = eager if shape.kept == "graph-forward" else []
+        captured = [each for each in launches if each not in eager]
+        kept = marks + eager + list(_replays(marks, captured, device.kernels))
     _number_anew(kept)
     cuda = shape.vendor == "cuda"
     about = {"id": 0, "name": "NVIDIA H100 80GB HBM3" if cuda else "AMD Instinct MI300X"}
@@ -215,7 +219,8 @@ def _launched(
     event: Event, stack: Sequence[Event], shift: float, shape: Shape, device: _Device
 ) -> Iterator[Event]:
     """The launches of the operator that is running."""
-    operator = next((each for each in reversed(stack) if each["cat"] == "cpu_op"), None)
+    running = next((each for each in reversed(stack) if each["cat"] == "cpu_op"), None)
+    operator = event.get("operator", running)
     backward = any("evaluate_function" in each["name"] for each in stack)
     begun = event["ts"] + shift
     kernels = list(

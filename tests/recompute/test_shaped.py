@@ -39,8 +39,6 @@ def test_no_case_is_answered_wrongly_in_any_shape(group: str) -> None:
     assert set(counted["wrong"]) == {"0"}, output
     for shape, number in zip(SHAPES, counted["inconclusive"], strict=True):
         assert number == "0" or not shape.tells_operators, shape.name
-    for shape, number in zip(SHAPES, counted["known to be wrong"], strict=True):
-        assert number == "0" or not shape.tells_operators, shape.name
 
 
 @pytest.mark.slow
@@ -55,12 +53,14 @@ def test_recordings_of_the_cpu_in_every_shape(name: str) -> None:
 def test_the_fix_saves_what_the_repaired_twin_says() -> None:
     output = run("benchmarks/shapes.py", "r_in_r", "n_in_r", "r_in_n", "accumulation_doubled",
                  "--cost")  # fmt: skip
-    costs = [line.split() for line in output.partition("of saving\n")[2].splitlines()]
-    assert len(costs) == 4 * len(SHAPES)
+    printed = output.partition("of saving\n")[2].partition("\n\n")[0]
+    costs = [line.split() for line in printed.splitlines()]
+    by_host = ("launch-bound", "two-streams")
+    assert len(costs) == 4 * (len(SHAPES) - len(by_host))
     by_kernels = {shape.name for shape in SHAPES if not shape.tells_operators}
     for name, shape, *numbers in costs:
-        off = float(numbers[-2].rstrip("%"))
-        if shape == "device-bound":
-            assert abs(off) < 1, name
-        elif shape in by_kernels:
-            assert abs(off) < 5, name
+        of_step, of_saving = (float(number.rstrip("%")) for number in numbers[-2:])
+        if shape in by_kernels:
+            assert abs(of_step) < 2 and abs(of_saving) < 15, (name, shape)
+        else:
+            assert abs(of_saving) < 5, (name, shape)

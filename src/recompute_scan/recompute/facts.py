@@ -212,10 +212,10 @@ def _count_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEviden
     if (calls.kind == Kind.OP).any() or (attention and attention.judgement.highest != 0):
         return attention
     others = read_pairs(trace, calls, kernels)
-    others = others and settle(trace, kernels, others, told)
-    if attention is None or others is None or not others.judgement.highest:
-        return attention or others
-    if others.judgement.verdict == "full":  # but attention
+    if others is None or (attention and not any(each.again for each in others.passes)):
+        return attention
+    others = settle(trace, kernels, others, told)
+    if attention and others.judgement.verdict == "full":  # but attention
         return replace(others, judgement=replace(others.judgement, verdict="partial"))
     return others
 

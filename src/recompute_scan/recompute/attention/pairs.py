@@ -28,6 +28,7 @@ from recompute_scan.recompute.attention.kernel_evidence import (
     Roles,
     read_roles,
 )
+from recompute_scan.recompute.attention.kernels import Direction
 from recompute_scan.recompute.attention.passes import Pass
 from recompute_scan.recompute.attention.sequence import repeats_forward
 from recompute_scan.recompute.verdict import Judgement
@@ -35,8 +36,9 @@ from recompute_scan.trace.columns import Kind, Trace
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w{2,}")
 _BACK = re.compile(
-    r"_?(?<![a-zA-Z])(?:backward|bwd|bw|bp|grad)(?=[_A-Z\d]|$)|(?<=[a-z\d])(?:Backward|Bwd|Grad)"
+    r"_?(?<![a-zA-Z])(?:backward|bwd|bw|grad)(?=[_A-Z\d]|$)|(?<=[a-z\d])(?:Backward|Bwd|Grad)"
 )
+_FORTH = re.compile(r"_?(?<![a-zA-Z])(?:forward|fwd|fw)(?=[_A-Z\d]|$)|(?<=[a-z\d])(?:Forward|Fwd)")
 # A stem that is shorter, or says no more than this, is anybody's.
 _SHORTEST = 2
 _ANYBODYS = frozenset({"kernel", "void", "triton", "at", "fused"})
@@ -126,23 +128,35 @@ def _pairs(trace: Trace, kernels: Kernels) -> Iterator[list[Roles]]:
         elif not NAMED_BACKWARD.search(name):
             forward.append((name, code))
     for stem, after in sorted(backward.items()):
-        mate = re.compile(rf"(?<![a-zA-Z]){re.escape(stem)}(?=[_A-Z\d]|$)|_{re.escape(stem)}_")
+        mate = _RELU[0] if stem == "relu" else _mate_of(stem)
+        mates = [
+            (name, code)
+            for name, code in forward
+            if any(mate.search(word) for word in _IDENTIFIER.findall(name))
+        ]
+        # Where some say that they are of the forward pass, the others are of neither.
+        saying = [(name, code) for name, code in mates if _FORTH.search(name)]
         before: dict[str, list[int]] = {}
-        for name, code in forward:
-            if stem == "relu":
-                words = _RELU[0].findall(name)
-            else:
-                words = [word for word in _IDENTIFIER.findall(name) if mate.search(word)]
-            if words:
-                before.setdefault(name.partition("<")[0], []).append(code)
+        for name, code in saying or mates:
+            before.setdefault(name.partition("<")[0], []).append(code)
         if before:
             choices = [
-                dict.fromkeys(one, (stem, "forward")) | dict.fromkeys(two, (stem, "backward"))
+                _roles(stem, one, two)
                 for one in _alone_or_together(before, number)
                 for two in _alone_or_together(after, number)
                 if sum(number[code] for code in one) >= sum(number[code] for code in two)
             ]
             yield choices[:_MOST_CHOICES]
+
+
+def _roles(stem: str, before: list[int], after: list[int]) -> Roles:
+    forward: tuple[str, Direction] = (stem, "forward")
+    backward: tuple[str, Direction] = (stem, "backward")
+    return dict.fromkeys(before, forward) | dict.fromkeys(after, backward)
+
+
+def _mate_of(stem: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![a-zA-Z]){re.escape(stem)}(?=[_A-Z\d]|$)|_{re.escape(stem)}_")
 
 
 def _stem(word: str, direction: re.Pattern[str]) -> str:

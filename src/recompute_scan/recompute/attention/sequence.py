@@ -125,8 +125,8 @@ def recomputed(
             high = max(here + 1, min(high, int(at[number + 1]) - before))
         first, last, origin = _run_of(token, here, places, layer, (low, high))
         _fill(repeats, first, last, origin - here)
-    if highest:
-        _find_apart(token, repeats, _spans(at, events, False, size), told)
+    if highest and told:
+        _find_apart(token, repeats, _behind_forward(token, at, events, told), told)
     for row in np.flatnonzero(repeats >= 0).tolist():
         original = int(repeats[row])
         ran[original] = ran.get(original, 0) + 1
@@ -141,12 +141,29 @@ def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
     repeats[rows] = rows + away
 
 
+def _behind_forward(token: Int64, at: Int64, events: list[str], told: Directions) -> Bool:
+    """For each kernel: is it in a backward pass, which begins before its first event?
+
+    It does with the first kernel that is known to be of one.
+    """
+    found = _spans(at, events, False, len(token))
+    known = np.flatnonzero(
+        among(token, np.array([c for c, way in told.items() if way == "backward"], np.int64))
+    )
+    for number in range(1, len(events)):
+        if events[number] != FORWARD and events[number - 1] == FORWARD:
+            first = known[np.searchsorted(known, at[number - 1]) :][:1]
+            found[int(first[0]) if len(first) else int(at[number]) : int(at[number])] = True
+    return found
+
+
 def _find_apart(token: Int64, repeats: Int64, backward: Bool, told: Directions) -> None:
     """Recomputes that hold no event: around kernels of the forward pass in the backward pass.
 
     Each is the longest run; of equally long ones, of equal layers, that of the layer which ran
     again last.
     """
+    passed = np.flatnonzero(backward)
     for code in sorted(code for code, direction in told.items() if direction == "forward"):
         places = np.flatnonzero(token == code)
         for row in places[backward[places]].tolist():
@@ -158,14 +175,30 @@ def _find_apart(token: Int64, repeats: Int64, backward: Bool, told: Directions) 
             high = int(known[place]) if place < len(known) else len(token)
             near = int(repeats[low - 1]) if place else row
             others = places[: np.searchsorted(places, low)]
-            others = others[repeats[others] < 0]
+            others = others[~backward[others]]
             others = others[np.argsort(np.abs(others - near), kind="stable")][:_MOST_LAYERS]
-            runs = [(*_equal(token, row, other, (low, high)), other) for other in others.tolist()]
+            runs = [
+                (*_within(token, row, other, (low, high), passed), other)
+                for other in others.tolist()
+            ]
             if not runs:
                 continue
             first, last, other = max(runs, key=lambda run: run[1] - run[0])
             if last - first >= _FEWEST_ALONE:
                 _fill(repeats, first, last, other - row)
+
+
+def _within(
+    token: Int64, row: int, other: int, limits: tuple[int, int], passed: Int64
+) -> tuple[int, int]:
+    """The run around a row that equals one of the forward pass around ``other``."""
+    first, last = _equal(token, row, other, limits)
+    place = int(np.searchsorted(passed, other))
+    if place:
+        first = max(first, int(passed[place - 1]) + 1 + row - other)
+    if place < len(passed):
+        last = min(last, int(passed[place]) + row - other)
+    return first, last
 
 
 def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, list[int]]]:
@@ -281,7 +314,8 @@ def settle(
     events = with_recomputes(found.events, [each.layers for each in found.passes])
     if events is None:
         return found
-    again = recomputed(sequence, at, events, int(found.judgement.highest), told)[0] >= 0
+    # Halves that run again one by one are anybody's: checkpoints of their own, or a reversible net.
+    again = recomputed(sequence, at, events, int(found.judgement.highest), {})[0] >= 0
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
     if _used_elsewhere(trace, sequence, again, at, events, told):
@@ -332,7 +366,7 @@ def _used_elsewhere(
         and not (PRODUCT.search(trace.names[code]) or NAMED_BACKWARD.search(trace.names[code]))
         for code in sequence.token[ends].tolist()
     ]
-    return sum(strange) > _STRANGE * len(strange)
+    return bool(sum(strange) > _STRANGE * len(strange))
 
 
 def _spans(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool:
