@@ -28,7 +28,7 @@ PART_FILLS = {
     "optimizer": "#e2e7ed",
     "other": "#eef1f4",
 }
-FAMILY_FILLS = ("#bcd5f7", "#a9e0e0", "#e8d2bf", "#dccff0", "#e4e8b4", "#e1e4e8")
+FAMILY_FILLS = ("#bcd5f7", "#a9e0e0", "#e8d2bf", "#dccff0", "#cfe6c6", "#e1e4e8")
 _WORDS = {"forward": "forward pass", "recompute": "recompute", "redundant": "redundant recompute"}
 
 
