@@ -110,7 +110,7 @@ def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwit
 
 
 def calls_in(script: str) -> frozenset[str]:
-    """Of what tells that frameworks' functions are called, that which is in this script's text."""
+    """What in a script's text shows that it calls functions of frameworks."""
     return frozenset(words for m in MECHANISMS for words in m.calls if words in script)
 
 
