@@ -1,5 +1,6 @@
-"""The pages of the findings and of the messages. Those of failures are made here: of each what its
-signatures say, with what a log of it says.
+"""The pages of the findings and of the messages.
+
+Those of failures are made here: of each what its signatures say, with what a log of it says.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from recompute_scan.frameworks.signature import Signature
 def _with_frameworks(general: tuple[Signature, ...]) -> tuple[Signature, ...]:
     """Each framework's own causes before the last one of their code, which is the general one."""
     found = list(general)
-    for one in known.SIGNATURES:
+    for one in known.signatures():
         places = [place for place, other in enumerate(found) if other.code == one.code]
         found.insert(places[-1] if places else len(found), one)
     return tuple(found)

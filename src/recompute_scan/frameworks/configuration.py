@@ -47,7 +47,7 @@ class Flaw(Struct, frozen=True):
         why: Why, as read in the framework's own code.
         fix: What to do.
         edit: That as an edit of the line: set its value to false.
-        unless: Words of which none is in any script that was read.
+        unless: What a script that was read may have in it that makes all well.
     """
 
     line: int

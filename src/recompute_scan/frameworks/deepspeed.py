@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from recompute_scan.frameworks import gradients, metadata
+from recompute_scan.frameworks import gradients
 from recompute_scan.frameworks.configuration import Flaw, Values
 from recompute_scan.frameworks.mechanism import Mechanism
 from recompute_scan.frameworks.signature import Signature
@@ -72,59 +72,63 @@ def flaws(values: Values) -> Iterator[Flaw]:
         )
 
 
-SIGNATURES = (
-    Signature(
-        code="RS101",
-        name="checkpoint-metadata-mismatch",
-        cause_name="zero3-frozen",
-        error="CheckpointError",
-        message=metadata.MISMATCH,
-        fits=metadata.came_back_empty,
-        title="Frozen parameters were given back before their layer was recomputed (ZeRO-3)",
-        cause=(
-            "Under DeepSpeed ZeRO-3, a frozen parameter is partitioned again when its layer's "
-            "forward ends, and the recompute then saves its empty placeholder, of shape [0]. LoRA "
-            "on ZeRO-3 is the usual case."
+def signatures() -> tuple[Signature, ...]:
+    """Failures that are its own."""
+    from recompute_scan.frameworks import metadata  # noqa: PLC0415 - for failures alone
+
+    return (
+        Signature(
+            code="RS101",
+            name="checkpoint-metadata-mismatch",
+            cause_name="zero3-frozen",
+            error="CheckpointError",
+            message=metadata.MISMATCH,
+            fits=metadata.came_back_empty,
+            title="Frozen parameters were given back before their layer was recomputed (ZeRO-3)",
+            cause=(
+                "Under DeepSpeed ZeRO-3, a frozen parameter is partitioned again when its layer's "
+                "forward ends, and the recompute then saves its empty placeholder, of shape [0]. "
+                "LoRA on ZeRO-3 is the usual case."
+            ),
+            fix=(
+                "Take a DeepSpeed with the fix. Before it, pass "
+                "gradient_checkpointing_kwargs={'use_reentrant': True} together with "
+                "use_cache=False and enable_input_require_grads(), or use ZeRO-2: here the tensors "
+                "are the same ones and only the placeholder differs."
+            ),
+            gradients=gradients.REENTRANT,
+            versions="DeepSpeed before 0.19.3 (pull request 8148), as far as its thread tells.",
+            sources=(
+                "https://github.com/huggingface/transformers/issues/47254",
+                "https://github.com/deepspeedai/DeepSpeed/pull/8148",
+                "https://github.com/huggingface/trl/issues/2514",
+            ),
         ),
-        fix=(
-            "Take a DeepSpeed with the fix. Before it, pass "
-            "gradient_checkpointing_kwargs={'use_reentrant': True} together with "
-            "use_cache=False and enable_input_require_grads(), or use ZeRO-2: here the tensors "
-            "are the same ones and only the placeholder differs."
+        Signature(
+            code="RS126",
+            name="zero-reduced-twice",
+            cause_name="reduced-twice",
+            error="AssertionError",
+            message=re.compile(
+                r"[Pp]arameter \S+ has already been reduced\.\s+Gradient computed twice"
+                r"|^Gradient computed twice for this partition"
+            ),
+            title="ZeRO saw the gradient of one parameter twice in one backward pass",
+            cause=(
+                "ZeRO reduces a gradient once. Two things give it twice, and the message does not "
+                "tell them apart: a reentrant checkpoint around a module that runs more than once "
+                "before the backward pass, and several backward passes through one graph."
+            ),
+            fix=(
+                "With checkpoints, use the non-reentrant variant (use_reentrant=False). Make one "
+                "forward pass and one backward pass per step: add the losses up; or put the "
+                "batches together, where neither BatchNorm nor the loss looks across a batch."
+            ),
+            gradients=gradients.NON_REENTRANT,
+            versions="DeepSpeed, ZeRO stages 1 and 2.",
+            sources=(
+                "https://github.com/modelscope/ms-swift/issues/3128",
+                "https://github.com/xfactlab/orpo/issues/9",
+            ),
         ),
-        gradients=gradients.REENTRANT,
-        versions="DeepSpeed before 0.19.3 (pull request 8148), as far as its thread tells.",
-        sources=(
-            "https://github.com/huggingface/transformers/issues/47254",
-            "https://github.com/deepspeedai/DeepSpeed/pull/8148",
-            "https://github.com/huggingface/trl/issues/2514",
-        ),
-    ),
-    Signature(
-        code="RS126",
-        name="zero-reduced-twice",
-        cause_name="reduced-twice",
-        error="AssertionError",
-        message=re.compile(
-            r"[Pp]arameter \S+ has already been reduced\.\s+Gradient computed twice"
-            r"|^Gradient computed twice for this partition"
-        ),
-        title="ZeRO saw the gradient of one parameter twice in one backward pass",
-        cause=(
-            "ZeRO reduces a gradient once. Two things give it twice, and the message does not tell "
-            "them apart: a reentrant checkpoint around a module that runs more than once before "
-            "the backward pass, and several backward passes through one graph."
-        ),
-        fix=(
-            "With checkpoints, use the non-reentrant variant (use_reentrant=False). Make one "
-            "forward pass and one backward pass per step: add the losses up; or put the batches "
-            "together, where neither BatchNorm nor the loss looks across a batch."
-        ),
-        gradients=gradients.NON_REENTRANT,
-        versions="DeepSpeed, ZeRO stages 1 and 2.",
-        sources=(
-            "https://github.com/modelscope/ms-swift/issues/3128",
-            "https://github.com/xfactlab/orpo/issues/9",
-        ),
-    ),
-)
+    )

@@ -111,49 +111,52 @@ SHARDED = replace(
 # The last is asked by all of them.
 MECHANISMS = (SHARDED, TRAINER, OWN)
 
-SIGNATURES = (
-    Signature(
-        code="RS119",
-        name="both-checkpoint-switches",
-        cause_name="trainer",
-        error="ValueError",
-        message=re.compile(
-            r"activation_checkpointing.{0,400}?can't (?:both )?be set to True", re.DOTALL
+
+def signatures() -> tuple[Signature, ...]:
+    """Failures that are its own."""
+    return (
+        Signature(
+            code="RS119",
+            name="both-checkpoint-switches",
+            cause_name="trainer",
+            error="ValueError",
+            message=re.compile(
+                r"activation_checkpointing.{0,400}?can't (?:both )?be set to True", re.DOTALL
+            ),
+            title="Both switches for activation checkpointing are on, and the Trainer refuses them",
+            cause=(
+                "FSDP's activation_checkpointing and the training argument would each checkpoint "
+                "every layer."
+            ),
+            fix=(
+                "Keep fsdp_config's activation_checkpointing and set the training argument "
+                "(gradient_checkpointing, from 5.23 activation_checkpointing) to False."
+            ),
+            keep="fsdp_config['activation_checkpointing']",
+            remove="the training argument",
+            versions="transformers 4.33 and later.",
+            sources=("https://github.com/huggingface/transformers/pull/25771",),
+            checked="message",
         ),
-        title="Both switches for activation checkpointing are on, and the Trainer refuses them",
-        cause=(
-            "FSDP's activation_checkpointing and the training argument would each checkpoint "
-            "every layer."
+        Signature(
+            code="RS125",
+            name="second-checkpoint-warned",
+            cause_name="all-gather",
+            message=re.compile(
+                r"redundant AllGather (?:operation )?in (?:the )?backward pass", re.IGNORECASE
+            ),
+            notice=True,
+            severity="warning",
+            title="transformers warns that its checkpointing gathers FSDP's parameters once more",
+            cause=(
+                "The model's own checkpointing is on under FSDP; where it is outside the FSDP "
+                "units, every recompute gathers the parameters again."
+            ),
+            fix=(
+                "Set fsdp_config's activation_checkpointing instead, and the training argument to "
+                "False."
+            ),
+            versions="The warning: transformers 4.43 and later.",
+            sources=("https://github.com/huggingface/transformers/issues/30404",),
         ),
-        fix=(
-            "Keep fsdp_config's activation_checkpointing and set the training argument "
-            "(gradient_checkpointing, from 5.23 activation_checkpointing) to False."
-        ),
-        keep="fsdp_config['activation_checkpointing']",
-        remove="the training argument",
-        versions="transformers 4.33 and later.",
-        sources=("https://github.com/huggingface/transformers/pull/25771",),
-        checked="message",
-    ),
-    Signature(
-        code="RS125",
-        name="second-checkpoint-warned",
-        cause_name="all-gather",
-        message=re.compile(
-            r"redundant AllGather (?:operation )?in (?:the )?backward pass", re.IGNORECASE
-        ),
-        notice=True,
-        severity="warning",
-        title="transformers warns that its checkpointing gathers FSDP's parameters once more",
-        cause=(
-            "The model's own checkpointing is on under FSDP; where it is outside the FSDP "
-            "units, every recompute gathers the parameters again."
-        ),
-        fix=(
-            "Set fsdp_config's activation_checkpointing instead, and the training argument to "
-            "False."
-        ),
-        versions="The warning: transformers 4.43 and later.",
-        sources=("https://github.com/huggingface/transformers/issues/30404",),
-    ),
-)
+    )

@@ -50,10 +50,6 @@ MECHANISMS: tuple[Mechanism, ...] = tuple(
     for module in _MODULES
     for mechanism in module.get("MECHANISMS") or (module["MECHANISM"],)
 )
-# Failures that are a framework's own.
-SIGNATURES: tuple[Signature, ...] = tuple(
-    signature for module in _MODULES for signature in module.get("SIGNATURES", ())
-)
 
 
 def find_mechanism(name: str | None) -> Mechanism | None:
@@ -109,8 +105,15 @@ def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwit
             yield from module["switched_on"](path, setting)
 
 
+def signatures() -> Iterator[Signature]:
+    """Failures that are a framework's own, made when they are asked for: few runs fail."""
+    for module in _MODULES:
+        if "signatures" in module:
+            yield from module["signatures"]()
+
+
 def calls_in(script: str) -> frozenset[str]:
-    """Of what tells that frameworks' functions are called, that which is in this script's text."""
+    """What in a script's text shows that it calls functions of frameworks."""
     return frozenset(words for m in MECHANISMS for words in m.calls if words in script)
 
 

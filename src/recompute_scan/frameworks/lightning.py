@@ -82,51 +82,59 @@ def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwit
         yield SettingSwitch("Lightning's strategy", layers, "non-reentrant")
 
 
-SIGNATURES = (
-    Signature(
-        code="RS201",
-        name="weights-only-sharded-save",
-        cause_name="optimizer-states",
-        error="KeyError",
-        message=re.compile(r"^'optimizer_states'$"),
-        where=innermost(r"lightning/\S*strategies/\S+:\S*save_checkpoint$"),
-        title="Lightning looked for optimizer state in a checkpoint that was to hold weights only",
-        cause=(
-            "With state_dict_type='sharded', FSDPStrategy.save_checkpoint takes "
-            "'optimizer_states' out of the checkpoint without asking whether it is there. "
-            "ModelCheckpoint(save_weights_only=True) leaves it out."
+def signatures() -> tuple[Signature, ...]:
+    """Failures that are its own."""
+    return (
+        Signature(
+            code="RS201",
+            name="weights-only-sharded-save",
+            cause_name="optimizer-states",
+            error="KeyError",
+            message=re.compile(r"^'optimizer_states'$"),
+            where=innermost(r"lightning/\S*strategies/\S+:\S*save_checkpoint$"),
+            title=(
+                "Lightning looked for optimizer state in a checkpoint that was to hold weights only"
+            ),
+            cause=(
+                "With state_dict_type='sharded', FSDPStrategy.save_checkpoint takes "
+                "'optimizer_states' out of the checkpoint without asking whether it is there. "
+                "ModelCheckpoint(save_weights_only=True) leaves it out."
+            ),
+            fix="Take lightning 2.2.2 or later; before it, save with save_weights_only=False.",
+            versions="lightning up to 2.2.1 (read in 2.1.4, 2.2.0 and 2.2.1); fixed in 2.2.2.",
+            sources=(f"{_ISSUES}19492",),
+            checked="reproduced",
         ),
-        fix="Take lightning 2.2.2 or later; before it, save with save_weights_only=False.",
-        versions="lightning up to 2.2.1 (read in 2.1.4, 2.2.0 and 2.2.1); fixed in 2.2.2.",
-        sources=(f"{_ISSUES}19492",),
-        checked="reproduced",
-    ),
-    Signature(
-        code="RS206",
-        name="checkpoint-folder-not-empty",
-        cause_name="exists",
-        error="FileExistsError",
-        message=re.compile(r"The checkpoint directory already exists and is not empty"),
-        title="A sharded checkpoint was to be written over an older one",
-        cause="A sharded checkpoint is a folder, and Fabric does not write into one with files.",
-        fix=(
-            "Save under a new name; or, once nobody needs it, remove the old folder first (on one "
-            "rank, then a barrier)."
+        Signature(
+            code="RS206",
+            name="checkpoint-folder-not-empty",
+            cause_name="exists",
+            error="FileExistsError",
+            message=re.compile(r"The checkpoint directory already exists and is not empty"),
+            title="A sharded checkpoint was to be written over an older one",
+            cause=(
+                "A sharded checkpoint is a folder, and Fabric does not write into one with files."
+            ),
+            fix=(
+                "Save under a new name; or, once nobody needs it, remove the old folder first (on "
+                "one rank, then a barrier)."
+            ),
+            versions="Fabric 2.1.0; later versions write into it (XLA's strategy still refuses).",
+            sources=(f"{_ISSUES}18881",),
         ),
-        versions="Fabric 2.1.0; later versions write into it (XLA's strategy still refuses).",
-        sources=(f"{_ISSUES}18881",),
-    ),
-    Signature(
-        code="RS125",
-        name="second-checkpoint-warned",
-        cause_name="lightning",
-        message=re.compile(r"the model already contains checkpointed layers"),
-        notice=True,
-        severity="warning",
-        title="Lightning found checkpoint wrappers in the model and left its own policy out",
-        cause="Checkpointing is configured in the strategy and done by hand in the model as well.",
-        fix="Keep the strategy's policy and take the wrappers out of the model's code.",
-        versions="Lightning 2.1 and later.",
-        sources=("https://github.com/Lightning-AI/pytorch-lightning/pull/18006",),
-    ),
-)
+        Signature(
+            code="RS125",
+            name="second-checkpoint-warned",
+            cause_name="lightning",
+            message=re.compile(r"the model already contains checkpointed layers"),
+            notice=True,
+            severity="warning",
+            title="Lightning found checkpoint wrappers in the model and left its own policy out",
+            cause=(
+                "Checkpointing is configured in the strategy and done by hand in the model as well."
+            ),
+            fix="Keep the strategy's policy and take the wrappers out of the model's code.",
+            versions="Lightning 2.1 and later.",
+            sources=("https://github.com/Lightning-AI/pytorch-lightning/pull/18006",),
+        ),
+    )

@@ -100,7 +100,7 @@ class Mechanism(Struct, frozen=True):
         launchers: Modules that start or serve training, which the recorded script is not.
         engines: Classes that are around a model to train it in parallel, with what a person
             calls them.
-        calls: What is in the text of a script that calls its functions; of it one is enough.
+        calls: What shows in the text of a script that it calls its functions; one is enough.
         backward: A pattern of the places where a reentrant checkpoint of its own recomputes; in
             copies of it, too.
         sharding: A pattern of places that are in a stack while the model is sharded by it.

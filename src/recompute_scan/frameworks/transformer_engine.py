@@ -24,23 +24,26 @@ MECHANISM = Mechanism(
     watched=("transformer_engine.pytorch.distributed:_CheckpointFunction",),
 )
 
-SIGNATURES = (
-    Signature(
-        code="RS121",
-        name="early-stop-assertion",
-        cause_name="fp8",
-        error="AssertionError",
-        message=re.compile(r"if early stop is enabled, we don't expect to reach here"),
-        title="The recompute ended without saving what the original run saved (early stop)",
-        cause=(
-            "The recompute saved fewer tensors than the first run. Transformer Engine's fp8 layers "
-            "under torch's own checkpoint do so."
+
+def signatures() -> tuple[Signature, ...]:
+    """Failures that are its own."""
+    return (
+        Signature(
+            code="RS121",
+            name="early-stop-assertion",
+            cause_name="fp8",
+            error="AssertionError",
+            message=re.compile(r"if early stop is enabled, we don't expect to reach here"),
+            title="The recompute ended without saving what the original run saved (early stop)",
+            cause=(
+                "The recompute saved fewer tensors than the first run. Transformer Engine's fp8 "
+                "layers under torch's own checkpoint do so."
+            ),
+            fix=(
+                "Checkpoint Transformer Engine's layers with transformer_engine.pytorch.checkpoint "
+                "(composer: te_checkpoint_wrapper: true)."
+            ),
+            versions="torch 2.0, as reported; torch 2.13 raises RS102 instead.",
+            sources=("https://github.com/NVIDIA/TransformerEngine/issues/415",),
         ),
-        fix=(
-            "Checkpoint Transformer Engine's layers with transformer_engine.pytorch.checkpoint "
-            "(composer: te_checkpoint_wrapper: true)."
-        ),
-        versions="torch 2.0, as reported; torch 2.13 raises RS102 instead.",
-        sources=("https://github.com/NVIDIA/TransformerEngine/issues/415",),
-    ),
-)
+    )
