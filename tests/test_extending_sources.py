@@ -36,7 +36,7 @@ def load_toy(path: Path, limits: Limits) -> Trace:
     none = np.full(len(rows), -1, np.int32)
     return Trace(
         name=np.array([names.index(row[1]) for row in rows], np.int32),
-        kind=np.array([Kind[row[0]] for row in rows], np.int8),
+        kind=np.array([getattr(Kind, row[0]) for row in rows], np.int8),
         thread=np.zeros(len(rows), np.int32),
         ts=start,
         dur=end - start,
