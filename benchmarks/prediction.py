@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import sys
 import tempfile
@@ -44,7 +45,7 @@ from recompute_scan.cost import predict as predicting
 from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.price import keep_last, price
 from recompute_scan.cost.reruns import Keep
-from recompute_scan.recompute.facts import study
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.record.probe import Probe
 from recompute_scan.record.profiler import ProfilerWindow
 from recompute_scan.record.steps import StepTimer
@@ -190,13 +191,18 @@ class Row:
         return self.predicted_low <= self.measured <= self.predicted_high
 
 
+@functools.cache
+def _studied(trace: Path) -> RecomputeFacts:
+    return study(load(trace))
+
+
 def predict(case: Case, trace: Path) -> Row:
     """The prediction from the trace before the change, beside what was measured."""
     found = Measured(**json.loads(trace.with_suffix(".times.json").read_text()))
     before, after = np.array(found.before), np.array(found.after)
     middle = float(np.median(before))
     low, ratio, high = (middle * value for value in _median_of_ratios(after / before))
-    facts = study(load(trace))
+    facts = _studied(trace)
     keep = _kept(case)
     cost = price(facts, found.timed, keep or keep_last)
     if cost is None or cost.bare_step_ms is None or cost.bare_low_ms is None:

@@ -94,10 +94,10 @@ def _within_runs(rehearsal: Rehearsal) -> list[list[int]]:
             if saved >= 0 or heavy >= 0:
                 events[run].append((storage.size, saved, heavy))
     found = []
-    for mine in events:
-        ends = sorted(made for _, made, _ in mine if made >= 0)
+    for each in events:
+        ends = sorted(made for _, made, _ in each if made >= 0)
         held = [
-            sum(size for size, made, kept in mine if 0 <= made <= end or kept > end) for end in ends
+            sum(size for size, made, kept in each if 0 <= made <= end or kept > end) for end in ends
         ]
         last = ends[-1:] or [-1]
         fullest = [ends[held.index(max(held))]] if held and max(held) > held[-1] else []

@@ -5,16 +5,26 @@ arrangement in which saved tensors are looked at, and behind the warm-up the ste
 in turn and back again, so that a machine that gets slower slows none of them more than another.
 Of the steps of a turn the first does not count: it finds the memory as the arrangement before has
 left it, and one that holds more first has to get it from the system.
+
+On a CPU a step takes what its thread had the processor for, which other work on the machine does
+not lengthen, unless most steps waited for something: input, another rank, other threads.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 
 import torch
+
+try:
+    import resource
+except ImportError:  # no Unix
+    resource = None  # type: ignore[assignment]
 
 from recompute_scan.record.arrange.arranging import Arranging, can_be_selective, heavy_operators
 from recompute_scan.record.arrange.candidates import Chosen, candidates
@@ -33,9 +43,16 @@ from recompute_scan.rehearsal import (
 )
 
 _MEMORY = Path("/proc/meminfo")
+# Only Linux tells this of a thread.
+_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)
 # Steps of an arm in a row.
 _IN_TURN = 3
 _TIMED: tuple[Way, ...] = ("recompute", "selective")
+
+
+def _waits() -> int:
+    """How often this thread has waited for something."""
+    return 0 if _THREAD is None else resource.getrusage(_THREAD).ru_nvcsw
 
 
 def warmup_steps(arms: int) -> int:
@@ -74,9 +91,16 @@ class Rehearsing:
         self._storages: tuple[Storage, ...] = ()
         self._runs: tuple[ModuleRun, ...] = ()
         self._arm = 0
+        self._began = 0.0, 0
+        self._busy: list[float] = []
+        self._waits: list[int] = []
 
     def settle(self) -> None:
         """A step has ended: let the GPU end it too, and read what it took."""
+        if self._recorder.timed is not None:
+            began, waits = self._began
+            self._busy.append(1e3 * (time.thread_time() - began))
+            self._waits.append(_waits() - waits)
         self._end_look()
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -103,12 +127,13 @@ class Rehearsing:
         way = self._arms[self._arm].way
         wanted = timed is not None and counts(timed) and way in _TIMED
         arranging.time_recomputes(way if wanted else None)
+        self._began = time.thread_time(), _waits()
 
     def write(self, folder: Path, rank: int) -> None:
         """Leave what was measured in the run's folder."""
         chosen = self._chosen or ()
         steps: dict[int, list[float]] = {}
-        for step, ms in enumerate(self._recorder.kept.timed_ms):
+        for step, ms in enumerate(self._step_times()):
             if counts(step):
                 steps.setdefault(arm_of(step, len(self._arms)), []).append(ms)
         again, selective = (self._arranging.recompute_times(way) for way in _TIMED)
@@ -143,6 +168,12 @@ class Rehearsing:
             operators=tuple(self._arranging.met),
         )
         write_rehearsal(folder, rehearsal)
+
+    def _step_times(self) -> Sequence[float]:
+        taken = self._recorder.kept.timed_ms
+        alone = self._recorder.kept.device == "cpu" and _THREAD is not None
+        # Only what gives the processor up by itself waits.
+        return self._busy[: len(taken)] if alone and not median(self._waits or [1]) else taken
 
     def _arrange(self, arm: ArmWanted) -> None:
         everything = range(len(self._chosen or ()))
