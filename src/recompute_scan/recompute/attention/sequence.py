@@ -113,14 +113,17 @@ def recomputed(
     ran: dict[int, int] = {}
     limits = _limits(at, events)
     before = 0
+    least: dict[int, int] = {}
     for number, layer, originals in sorted(_layers(events, highest)):
         here, (low, high) = int(at[number]), limits[number]
         places = [int(at[original]) for original in originals]
         # Of recomputes in a row, equal layers hide where one ends; each begins as the first does.
-        if number and events[number - 1] == RECOMPUTE:
-            low = max(low, min(here, here - before))
-        else:
+        # Where the backward pass before it ends as a layer does, it seems to begin earlier.
+        if not number or events[number - 1] != RECOMPUTE:
             before = here - _run_of(token, here, places, layer, (low, here + 1))[0]
+            if len(set(np.diff(places).tolist())) == 1:
+                before = least[places[0]] = min(before, least.get(places[0], before))
+        low = max(low, here - before)
         if events[number + 1 : number + 2] == [RECOMPUTE]:
             high = max(here + 1, min(high, int(at[number + 1]) - before))
         first, last, origin = _run_of(token, here, places, layer, (low, high))
