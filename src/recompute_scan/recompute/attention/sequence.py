@@ -121,7 +121,7 @@ def recomputed(
         # Where the backward pass before it ends as a layer does, it seems to begin earlier.
         if not number or events[number - 1] != RECOMPUTE:
             before = here - _run_of(token, here, places, layer, (low, here + 1))[0]
-            if len(set(np.diff(places).tolist())) == 1:
+            if highest > 1 and len(set(np.diff(places).tolist())) == 1:
                 before = least[places[0]] = min(before, least.get(places[0], before))
         low = max(low, here - before)
         if events[number + 1 : number + 2] == [RECOMPUTE]:
