@@ -317,8 +317,14 @@ def settle(
     events = with_recomputes(found.events, [each.layers for each in found.passes])
     if events is None:
         return found
-    # Halves that run again one by one are anybody's: checkpoints of their own, or a reversible net.
-    again = recomputed(sequence, at, events, int(found.judgement.highest), {})[0] >= 0
+    highest = int(found.judgement.highest)
+    alone, again = (recomputed(sequence, at, events, highest, t)[0] >= 0 for t in ({}, told))
+    # Halves between which a gradient runs are anybody's: checkpoints of their own, or a reversible
+    # net.
+    named = {c for c, name in enumerate(trace.names) if NAMED_BACKWARD.search(name)}
+    named |= {code for code, direction in told.items() if direction == "backward"}
+    piece = np.cumsum(among(sequence.token, np.array(sorted(named), np.int64)))
+    again &= among(piece, distinct(piece[alone]))
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
     if _used_elsewhere(trace, sequence, again, at, events, told):
