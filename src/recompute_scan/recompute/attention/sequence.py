@@ -10,8 +10,9 @@ piece with an attention forward.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 from msgspec import Struct
@@ -33,6 +34,8 @@ _WHOLE = 0.7
 # The backward pass reads what a recompute makes: of other kernels, this share is let be.
 _STRANGE = 0.25
 PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
+# Two, and what a second loss has of its own.
+_MOST_PRODUCTS = 2.1
 _ATTENTION = re.compile(r"flash|attn|attention|fmha|sdpa", re.I)
 # So many kernels in a row, of so many names, are the forward pass's.
 _PIECE, _DIFFERENT = 4, 3
@@ -406,7 +409,10 @@ def _more_products(trace: Trace, kernels: Kernels, found: KernelEvidence) -> boo
     forward, backward = (
         int(products[_spans(at, found.events, way, size)].sum()) for way in (True, False)
     )
-    return backward > 2 * forward > 0
+    # A second loss goes through the same layers again: counted is from one event to the next.
+    steps = Counter(pair for pair in pairwise(found.events) if len(set(pair)) == 1)
+    way, back = steps[FORWARD, FORWARD], steps[BACKWARD, BACKWARD]
+    return backward * way > _MOST_PRODUCTS * forward * back > 0
 
 
 def repeats_forward(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
