@@ -147,24 +147,21 @@ def _left_out(
     recomputes are seen to be shorter than the others, it is what these have and they have not.
     Nothing where layers run again unequally often.
     """
-    evidence, again = facts.attention, repeats >= 0
-    found = np.zeros(len(again), np.bool_)
-    passes = evidence.passes if evidence is not None else []
-    layers = sum(each.layers for each in passes)
-    number = events.count(RECOMPUTE)
+    passes = facts.attention.passes if facts.attention is not None else []
+    found = np.zeros(len(repeats), np.bool_)
     highest = max((each.highest for each in passes), default=0)
     stops = _last_stops(repeats, at[np.array([event == BACKWARD for event in events], np.bool_)])
-    if evidence is None or highest < 2 or number != highest * layers or not len(stops):
+    if highest < 2 or not len(stops):
+        return found, False
+    ran = np.bincount(repeats[repeats >= 0], minlength=len(repeats))
+    behind = [(last + 1, _oftener(ran, last)) for last in repeats[stops - 1].tolist()]
+    if 2 * sum(number > 0 for _, number in behind) > len(behind):
+        for first, number in behind:
+            found[first : first + number] = True
+        return found, True
+    if events.count(RECOMPUTE) != highest * sum(each.layers for each in passes):
         return found, False
     names = facts.trace.names
-    forwards = at[np.array([event == FORWARD for event in events], np.bool_)]
-    missing = 0
-    if evidence.of_attention and len(forwards) > 1:
-        missing = round((number * median(np.diff(forwards)) - again.sum()) / layers)
-    if 0 < missing <= _LONGEST_END:
-        for original in repeats[stops - 1].tolist():
-            found[original + 1 : original + 1 + missing] = True
-        return found, True
     for stop in stops.tolist():
         tail = sequence.token[max(0, stop - _LONGEST_END) : stop].tolist()
         product = next(
@@ -173,6 +170,17 @@ def _left_out(
         if product and not any(told.get(code) == "forward" for code in tail[len(tail) - product :]):
             found[stop - product : stop] = True
     return found, False
+
+
+def _oftener(ran: Int64, last: int) -> int:
+    """How many kernels behind the last of a recompute ran again, and less often than it did.
+
+    0 where they are too many for what early stop leaves out.
+    """
+    after = ran[last + 1 : last + 2 + _LONGEST_END]
+    fewer = (after > 0) & (after < ran[last])
+    number = len(fewer) if fewer.all() else int(np.argmin(fewer))
+    return number if number <= _LONGEST_END else 0
 
 
 def _last_stops(repeats: Int64, backward: Int64) -> Int64:

@@ -10,8 +10,9 @@ piece with an attention forward.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 from msgspec import Struct
@@ -33,6 +34,8 @@ _WHOLE = 0.7
 # The backward pass reads what a recompute makes: of other kernels, this share is let be.
 _STRANGE = 0.25
 PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
+# Two, and what a second loss has of its own.
+_MOST_PRODUCTS = 2.1
 _ATTENTION = re.compile(r"flash|attn|attention|fmha|sdpa", re.I)
 # So many kernels in a row, of so many names, are the forward pass's.
 _PIECE, _DIFFERENT = 4, 3
@@ -113,14 +116,17 @@ def recomputed(
     ran: dict[int, int] = {}
     limits = _limits(at, events)
     before = 0
+    least: dict[int, int] = {}
     for number, layer, originals in sorted(_layers(events, highest)):
         here, (low, high) = int(at[number]), limits[number]
         places = [int(at[original]) for original in originals]
         # Of recomputes in a row, equal layers hide where one ends; each begins as the first does.
-        if number and events[number - 1] == RECOMPUTE:
-            low = max(low, min(here, here - before))
-        else:
+        # Where the backward pass before it ends as a layer does, it seems to begin earlier.
+        if not number or events[number - 1] != RECOMPUTE:
             before = here - _run_of(token, here, places, layer, (low, here + 1))[0]
+            if highest > 1 and len(set(np.diff(places).tolist())) == 1:
+                before = least[places[0]] = min(before, least.get(places[0], before))
+        low = max(low, here - before)
         if events[number + 1 : number + 2] == [RECOMPUTE]:
             high = max(here + 1, min(high, int(at[number + 1]) - before))
         first, last, origin = _run_of(token, here, places, layer, (low, high))
@@ -314,8 +320,14 @@ def settle(
     events = with_recomputes(found.events, [each.layers for each in found.passes])
     if events is None:
         return found
-    # Halves that run again one by one are anybody's: checkpoints of their own, or a reversible net.
-    again = recomputed(sequence, at, events, int(found.judgement.highest), {})[0] >= 0
+    highest = int(found.judgement.highest)
+    alone, again = (recomputed(sequence, at, events, highest, t)[0] >= 0 for t in ({}, told))
+    # Halves between which a gradient runs are anybody's: checkpoints of their own, or a reversible
+    # net.
+    named = {c for c, name in enumerate(trace.names) if NAMED_BACKWARD.search(name)}
+    named |= {code for code, direction in told.items() if direction == "backward"}
+    piece = np.cumsum(among(sequence.token, np.array(sorted(named), np.int64)))
+    again &= among(piece, distinct(piece[alone]))
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
     if _used_elsewhere(trace, sequence, again, at, events, told):
@@ -397,7 +409,10 @@ def _more_products(trace: Trace, kernels: Kernels, found: KernelEvidence) -> boo
     forward, backward = (
         int(products[_spans(at, found.events, way, size)].sum()) for way in (True, False)
     )
-    return backward > 2 * forward > 0
+    # A second loss goes through the same layers again: counted is from one event to the next.
+    steps = Counter(pair for pair in pairwise(found.events) if len(set(pair)) == 1)
+    way, back = steps[FORWARD, FORWARD], steps[BACKWARD, BACKWARD]
+    return backward * way > _MOST_PRODUCTS * forward * back > 0
 
 
 def repeats_forward(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
