@@ -147,3 +147,25 @@ def test_real_traces_without_their_operators(
 ) -> None:
     result = without_operators(name, kept)
     assert (result.verdict, result.evidence_level) == (verdict, "kernels")
+
+
+def test_steps_of_few_kernels_are_no_layers() -> None:
+    """As embedding tables': two lookups a step, and several kernels for the gradient of each."""
+    step = [
+        "split_embedding_codegen_forward_weighted_kernel<float>()",
+        "split_embedding_codegen_forward_unweighted_kernel<float>()",
+        "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT",
+        "split_embedding_codegen_grad_indice_weights_kernel<float>()",
+        "split_embedding_backward_codegen_rowwise_adagrad_weighted_kernel_cta_per_row_1<float>()",
+        "split_embedding_backward_codegen_rowwise_adagrad_weighted_kernel_warp_per_row_1<float>()",
+        "split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_cta_per_row_1<float>()",
+        "split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_warp_per_row_1<float>()",
+    ]
+    for steps in (6, 7):
+        events = [
+            {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 10 * place}
+            | {"dur": 8, "args": {"stream": 7}}
+            for place, name in enumerate(step * steps)
+        ]
+        for cut in (0, 3):  # a recording may begin within a step
+            assert answer(events[cut:]).verdict in ("none", "inconclusive")

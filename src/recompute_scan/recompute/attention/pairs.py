@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 from msgspec.structs import replace
@@ -95,7 +96,9 @@ def _one_each(found: KernelEvidence) -> bool:
         sum(getattr(family, way) for family in found.families) for way in ("forward", "backward")
     )
     even = abs(forward - backward) <= _UNEVEN * backward
-    return found.judgement.verdict != "inconclusive" and even
+    # An order that is seen once, and nothing else, may be that of steps.
+    told = found.by_thread or len(found.passes) > 1 or not found.judgement.highest
+    return found.judgement.verdict != "inconclusive" and even and told
 
 
 def _whole_but_edges(found: Pass) -> bool:
@@ -140,10 +143,10 @@ def _pairs(trace: Trace, kernels: Kernels) -> Iterator[list[Roles]]:
         for name, code in saying or mates:
             before.setdefault(name.partition("<")[0], []).append(code)
         if before:
+            sides = (_of_one_call(list(side.values()), number) for side in (before, after))
             choices = [
                 _roles(stem, one, two)
-                for one in _alone_or_together(before, number)
-                for two in _alone_or_together(after, number)
+                for one, two in product(*sides)
                 if sum(number[code] for code in one) >= sum(number[code] for code in two)
             ]
             yield choices[:_MOST_CHOICES]
@@ -166,9 +169,7 @@ def _stem(word: str, direction: re.Pattern[str]) -> str:
     return stem if len(stem) >= _SHORTEST and stem not in _ANYBODYS else ""
 
 
-def _alone_or_together(groups: dict[str, list[int]], number: dict[int, int]) -> list[list[int]]:
-    """All kernels of a direction; and each alone, where all run equally often: in one call."""
-    every = list(groups.values())
-    together = [code for codes in every for code in codes]
-    equal = len({sum(number[code] for code in codes) for codes in every}) == 1
-    return [together, *every] if equal and len(every) > 1 else [together]
+def _of_one_call(groups: list[list[int]], number: dict[int, int]) -> list[list[int]]:
+    """Each group alone, where all run equally often: in one call. Else all, which are variants."""
+    equal = len({sum(number[code] for code in codes) for codes in groups}) == 1
+    return groups if equal else [[code for codes in groups for code in codes]]

@@ -340,7 +340,9 @@ def settle(
     whole = found.judgement.verdict == "full" or not found.of_attention
     if not whole or not number or not len(between):
         return found
-    if again.sum() >= _WHOLE * median(between) * number:
+    runs = int((again[:-1] & ~again[1:]).sum())
+    long = found.of_attention or again.sum() >= _FEWEST_ALONE * runs
+    if long and again.sum() >= _WHOLE * median(between) * number:
         return found
     what = "Attention runs" if found.of_attention else "Some kernels run"
     return _unsettled(
