@@ -92,7 +92,7 @@ def stable(folder: Path) -> None:
 def captioned(pictures: Path, lines: list[str], folder: Path) -> None:
     """Pictures with a line of text each."""
     folder.mkdir()
-    told = []
+    told: list[dict[str, str]] = []
     for picture, line in zip(sorted(pictures.rglob("*.png")), lines, strict=False):
         name = f"{len(told)}.png"
         shutil.copy(picture, folder / name)
