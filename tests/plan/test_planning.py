@@ -201,3 +201,27 @@ def test_a_step_that_counts_comes_behind_one_of_its_own(arms: int) -> None:
     # In turn and back again: none is later than another on the whole.
     places = [median([step for step in counted if arm_of(step, arms) == n]) for n in range(arms)]
     assert max(places) - min(places) <= 2 * arms * 3
+
+
+@pytest.mark.slow
+def test_a_result_that_is_written_into_is_not_kept(tmp_path: Path) -> None:
+    """torch refuses to keep it, so the script fails where a selective checkpoint is tried."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nfrom torch import nn\n"
+        "block = lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(inplace=True), nn.Linear(32, 8))\n"
+        "model = nn.Sequential(block(), block(), block())\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(1000):\n"
+        "    model(torch.randn(4, 8)).sum().backward()\n"
+        "    optimizer.step()\n    optimizer.zero_grad()\n",
+        encoding="utf-8",
+    )
+    done = plan(tmp_path, "--no-verify", "--memory", "95%", str(script))
+    assert done.returncode == 0, done.stderr
+    made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
+    assert made is not None
+    assert len(made.modules) == 3
+    assert not any(one.selective for one in made.modules)
+    said = (tmp_path / "out" / "plan" / "rehearsal-1" / "output.txt").read_text("utf-8")
+    assert "has been mutated" in said

@@ -63,22 +63,17 @@ def candidates(covered: Sequence[nn.Module]) -> tuple[tuple[Chosen, ...], tuple[
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost blocks of which a list of the model has several alike."""
-    for child in module._modules.values():
-        if child is None:
-            continue
-        if isinstance(child, _REPEATED_IN):
-            each = [unwrapped(one) for one in child._modules.values() if one is not None]
-            kinds = Counter(real_class_name(one) for one in each)
-            for outer, one in zip(
-                (one for one in child._modules.values() if one is not None), each, strict=True
-            ):
-                if kinds[real_class_name(one)] > 1 and _is_block(one):
-                    yield one
-                else:
-                    yield from _blocks(outer)
+    """The outermost blocks of which a list of the model, or the model itself, has several alike."""
+    parts = [part for part in module._modules.values() if part is not None]
+    kinds: Counter[str] = Counter()
+    if isinstance(module, _REPEATED_IN):
+        kinds.update(real_class_name(unwrapped(part)) for part in parts)
+    for part in parts:
+        one = unwrapped(part)
+        if kinds[real_class_name(one)] > 1 and _is_block(one):
+            yield one
         else:
-            yield from _blocks(child)
+            yield from _blocks(part)
 
 
 def _is_block(module: nn.Module) -> bool:

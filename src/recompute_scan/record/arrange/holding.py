@@ -220,7 +220,7 @@ class SavedTensors:
         saved = self
         original: Any = getattr(torch_checkpoint, _KEPT)
 
-        class Followed(original):  # type: ignore[misc]
+        class Followed(original):
             def __init__(self, value: Any) -> None:
                 super().__init__(value)
                 is_tensor = isinstance(value, torch.Tensor)
