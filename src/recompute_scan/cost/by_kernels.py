@@ -18,12 +18,12 @@ from recompute_scan.recompute.attention.kernel_evidence import Directions
 from recompute_scan.recompute.attention.pairs import paired_names
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
 from recompute_scan.recompute.attention.sequence import (
-    PRODUCT,
     KernelSequence,
     kernel_sequence,
     recomputed,
     with_recomputes,
 )
+from recompute_scan.recompute.attention.upheld import PRODUCT
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Breakdown, Cost
 from recompute_scan.trace.columns import Bool, Int64

@@ -31,7 +31,7 @@ from recompute_scan.recompute.attention.kernel_evidence import (
 )
 from recompute_scan.recompute.attention.kernels import Direction
 from recompute_scan.recompute.attention.passes import Pass
-from recompute_scan.recompute.attention.sequence import repeats_forward
+from recompute_scan.recompute.attention.upheld import repeats_forward
 from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.trace.columns import Kind, Trace
 
