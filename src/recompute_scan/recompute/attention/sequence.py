@@ -3,8 +3,8 @@
 A recompute launches the forward pass's kernels again in the forward pass's order. Around each
 attention forward that ran again the kernels before and after it are compared, by name, with those
 around its first run; as long as they agree they are the recompute's. Matrix products have the same
-names in both directions, so nothing is a recompute here that is not in one piece with an attention
-forward, or with a kernel that a pair knows for the forward pass's.
+names in both directions, so nothing is a recompute here that is not in one piece with a counted
+forward kernel.
 """
 
 from __future__ import annotations
@@ -17,14 +17,9 @@ from msgspec import Struct
 
 from recompute_scan.arrays import among, distinct
 from recompute_scan.model import Kernels
-from recompute_scan.recompute.attention.kernel_evidence import Directions
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
-# A recompute that holds no event is so many kernels at least.
-FEWEST_ALONE = 3
-# Of so many places, the nearest, a recompute without attention is sought.
-_MOST_LAYERS = 32
 # So many kernels that agree with those around the expected original leave no doubt that it is it.
 _ENOUGH = 2
 
@@ -82,18 +77,9 @@ def with_recomputes(events: Sequence[str], layers: list[int]) -> list[str] | Non
 
 
 def recomputed(
-    sequence: KernelSequence, at: Int64, events: list[str], highest: int, told: Directions
+    sequence: KernelSequence, at: Int64, events: list[str], highest: int
 ) -> tuple[Int64, Bool]:
-    """For each kernel: which it repeats, -1 for none; and is it in a recompute beyond the first?
-
-    Args:
-        sequence: The kernels.
-        at: Where the events are in it.
-        events: What was read of them, with recomputes.
-        highest: The highest multiplicity.
-        told: Which other tokens are of the forward pass: where one runs in the backward pass, and
-            no event is near, it is part of a recompute of its own, as of an MLP.
-    """
+    """For each kernel: which it repeats, -1 for none; and is it in a recompute beyond the first?"""
     token, size = sequence.token, len(sequence.token)
     repeats, redundant = np.full(size, -1, np.int64), np.zeros(size, np.bool_)
     ran: dict[int, int] = {}
@@ -114,8 +100,6 @@ def recomputed(
             high = max(here + 1, min(high, int(at[number + 1]) - before))
         first, last, origin = _run_of(token, here, places, layer, (low, high))
         _fill(repeats, first, last, origin - here)
-    if highest and told:
-        _find_apart(token, repeats, _behind_forward(token, at, events, told), told)
     for row in np.flatnonzero(repeats >= 0).tolist():
         original = int(repeats[row])
         ran[original] = ran.get(original, 0) + 1
@@ -128,66 +112,6 @@ def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
     rows = np.arange(first, last)
     rows = rows[repeats[rows] < 0]
     repeats[rows] = rows + away
-
-
-def _behind_forward(token: Int64, at: Int64, events: list[str], told: Directions) -> Bool:
-    """For each kernel: is it in a backward pass, which begins before its first event?
-
-    It does with the first kernel that is known to be of one.
-    """
-    found = spans_of(at, events, False, len(token))
-    known = np.flatnonzero(
-        among(token, np.array([c for c, way in told.items() if way == "backward"], np.int64))
-    )
-    for number in range(1, len(events)):
-        if events[number] != FORWARD and events[number - 1] == FORWARD:
-            first = known[np.searchsorted(known, at[number - 1]) :][:1]
-            found[int(first[0]) if len(first) else int(at[number]) : int(at[number])] = True
-    return found
-
-
-def _find_apart(token: Int64, repeats: Int64, backward: Bool, told: Directions) -> None:
-    """Recomputes that hold no event: around kernels of the forward pass in the backward pass.
-
-    Each is the longest run; of equally long ones, of equal layers, that of the layer which ran
-    again last.
-    """
-    passed = np.flatnonzero(backward)
-    for code in sorted(code for code, direction in told.items() if direction == "forward"):
-        places = np.flatnonzero(token == code)
-        for row in places[backward[places]].tolist():
-            if repeats[row] >= 0:
-                continue
-            known = np.flatnonzero(repeats >= 0)
-            place = int(np.searchsorted(known, row))
-            low = int(known[place - 1]) + 1 if place else 0
-            high = int(known[place]) if place < len(known) else len(token)
-            near = int(repeats[low - 1]) if place else row
-            others = places[: np.searchsorted(places, low)]
-            others = others[~backward[others]]
-            others = others[np.argsort(np.abs(others - near), kind="stable")][:_MOST_LAYERS]
-            runs = [
-                (*_within(token, row, other, (low, high), passed), other)
-                for other in others.tolist()
-            ]
-            if not runs:
-                continue
-            first, last, other = max(runs, key=lambda run: run[1] - run[0])
-            if last - first >= FEWEST_ALONE:
-                _fill(repeats, first, last, other - row)
-
-
-def _within(
-    token: Int64, row: int, other: int, limits: tuple[int, int], passed: Int64
-) -> tuple[int, int]:
-    """The run around a row that equals one of the forward pass around ``other``."""
-    first, last = _equal(token, row, other, limits)
-    place = int(np.searchsorted(passed, other))
-    if place:
-        first = max(first, int(passed[place - 1]) + 1 + row - other)
-    if place < len(passed):
-        last = min(last, int(passed[place]) + row - other)
-    return first, last
 
 
 def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, list[int]]]:

@@ -1,7 +1,6 @@
 """What the kernels around those that ran again bear out, and what they do not.
 
-A count of kernels by their names is one account; the sequence in which all of them ran is another.
-Where the two do not agree the answer is `inconclusive`, with what stands against it.
+Names are one account, the sequence of all kernels is another: both have to agree.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from msgspec.structs import replace
 
-from recompute_scan.arrays import among, distinct, median
+from recompute_scan.arrays import among, median
 from recompute_scan.model import Kernels
 from recompute_scan.recompute.attention.kernel_evidence import (
     NAMED_BACKWARD,
@@ -22,7 +21,6 @@ from recompute_scan.recompute.attention.kernel_evidence import (
 )
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
 from recompute_scan.recompute.attention.sequence import (
-    FEWEST_ALONE,
     KernelSequence,
     kernel_sequence,
     recomputed,
@@ -44,6 +42,8 @@ _ATTENTION = re.compile(r"flash|attn|attention|fmha|sdpa", re.I)
 _PIECE, _DIFFERENT = 4, 3
 # Of fewer counted kernels in a pass nothing is told of the others.
 _FEWEST = 2
+# Shorter runs of what a pair's recomputes repeat are what functions do by themselves.
+_SHORTEST = 3
 
 
 def settle(
@@ -55,19 +55,12 @@ def settle(
     attention again as one around the whole layer does. And a recompute is a piece of the forward
     pass that the backward pass goes on from. Where each such piece is followed by a kernel that is
     neither a product nor named after the backward pass, and that the rest of it does not have,
-    something else used what was computed: a hook ran it.
-
-    Args:
-        trace: The trace.
-        kernels: Its device work.
-        found: What was read.
-        told: The directions of other kernels.
+    something else used what was computed: a hook ran it. ``told`` has other kernels' directions.
     """
     if found.judgement.verdict == "none" and _more_products(trace, kernels, found):
         return _unsettled(
             found,
-            "More products run in the backward pass than gradients take: some of them may be "
-            "recomputed, without anything that could be counted.",
+            "More products run in the backward pass than gradients take: some may be recomputed.",
         )
     if not found.judgement.highest:
         return found
@@ -76,35 +69,28 @@ def settle(
     events = with_recomputes(found.events, [each.layers for each in found.passes])
     if events is None:
         return found
-    highest = int(found.judgement.highest)
-    alone, again = (recomputed(sequence, at, events, highest, t)[0] >= 0 for t in ({}, told))
-    # Halves between which a gradient runs are anybody's: checkpoints of their own, or a reversible
-    # net.
-    named = {c for c, name in enumerate(trace.names) if NAMED_BACKWARD.search(name)}
-    named |= {code for code, direction in told.items() if direction == "backward"}
-    piece = np.cumsum(among(sequence.token, np.array(sorted(named), np.int64)))
-    again &= among(piece, distinct(piece[alone]))
+    again = recomputed(sequence, at, events, int(found.judgement.highest))[0] >= 0
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
     if _used_elsewhere(trace, sequence, again, at, events, told):
         return _unsettled(
             found,
-            "Forward work runs again in the backward pass, and kernels follow it that are of "
-            "neither: a hook that runs a module cannot be told from a recompute.",
+            "Forward work runs again in the backward pass, and kernels of neither follow it: a "
+            "hook cannot be told from a recompute.",
         )
     between = np.diff(forwards)
     whole = found.judgement.verdict == "full" or not found.of_attention
     if not whole or not number or not len(between):
         return found
     runs = int((again[:-1] & ~again[1:]).sum())
-    long = found.of_attention or again.sum() >= FEWEST_ALONE * runs
+    long = found.of_attention or again.sum() >= _SHORTEST * runs
     if long and again.sum() >= _WHOLE * median(between) * number:
         return found
     what = "Attention runs" if found.of_attention else "Some kernels run"
     return _unsettled(
         found,
-        f"{what} again, and most of the kernels around do not: a checkpoint that keeps results, "
-        "or one around a part, cannot be told from one whose kernels ran in another order.",
+        f"{what} again, and most of the kernels around do not: a checkpoint that keeps results "
+        "cannot be told from one whose kernels ran in another order.",
     )
 
 
@@ -166,9 +152,8 @@ def _more_products(trace: Trace, kernels: Kernels, found: KernelEvidence) -> boo
 def repeats_forward(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
     """Do longer runs of kernels of the forward pass return in the backward pass?
 
-    A gradient has products and sums of its own that bear the forward's names, but not in its order.
-    What holds no such run lies so near to counted kernels that these would have run again with it.
-    Of a single one per pass nothing can be told.
+    A gradient has kernels of the forward's names, but not in its order. What holds no such run lies
+    so near to counted kernels that these would have run again with it.
     """
     sequence = kernel_sequence(trace, kernels, found.rows)
     at, size = sequence.places(found.rows), len(sequence.rows)
