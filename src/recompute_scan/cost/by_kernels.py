@@ -18,12 +18,12 @@ from recompute_scan.recompute.attention.kernel_evidence import Directions
 from recompute_scan.recompute.attention.pairs import paired_names
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
 from recompute_scan.recompute.attention.sequence import (
-    PRODUCT,
     KernelSequence,
     kernel_sequence,
     recomputed,
     with_recomputes,
 )
+from recompute_scan.recompute.attention.upheld import PRODUCT
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Breakdown, Cost
 from recompute_scan.trace.columns import Bool, Int64
@@ -55,9 +55,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     if events is None or steps is None:
         return None
     told = paired_names(facts.trace, facts.kernels)
-    repeats, redundant = recomputed(
-        sequence, at, events, int(evidence.judgement.highest or 0), told
-    )
+    repeats, redundant = recomputed(sequence, at, events, int(evidence.judgement.highest or 0))
     again = repeats >= 0
     first, last, lengths = steps
     inside = slice(first, last)
@@ -117,11 +115,10 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
             f"around {what}, by name. What they take, up to the next kernel, is "
             "taken off; edges of recomputes may be off by a few kernels, and a recompute apart "
             f"from {what}, as of an MLP's own checkpoint, is not seen.",
-            "One of the recomputes stops early, as a non-reentrant checkpoint does; the one that "
-            "stays is taken to do so."
+            "The recompute that stays is taken to stop early, as one is seen to do."
             if sure
-            else "Whether the recompute that stays stops early, as a non-reentrant checkpoint "
-            "does, is not in kernels: of what that would save beside, about half is taken off.",
+            else "Whether the recompute that stays stops early is not in kernels: half of what "
+            "that would save is taken off.",
             "The optimizer's time is in everything else.",
         ),
         bare_step_ms=bare if again.any() else None,
@@ -141,11 +138,9 @@ def _left_out(
     events: list[str],
     told: Directions,
 ) -> tuple[Bool, bool]:
-    """What early stop leaves out at the end of each recompute, and whether one is seen to stop so.
+    """What early stop leaves out at the end of recomputes, and whether one is seen to stop so.
 
-    That is the last product of the recompute, and what adds its result to something. Where some
-    recomputes are seen to be shorter than the others, it is what these have and they have not.
-    Nothing where layers run again unequally often.
+    That is the last product, and what adds its result; or what shorter recomputes leave out.
     """
     passes = facts.attention.passes if facts.attention is not None else []
     found = np.zeros(len(repeats), np.bool_)

@@ -21,7 +21,7 @@ from recompute_scan.recompute.attention.kernel_evidence import (
     read_kernels,
 )
 from recompute_scan.recompute.attention.pairs import paired_names, read_pairs
-from recompute_scan.recompute.attention.sequence import settle
+from recompute_scan.recompute.attention.upheld import settle
 from recompute_scan.recompute.blocks import Block, find_blocks, group_blocks
 from recompute_scan.recompute.by_design import (
     DesignedRun,

@@ -97,8 +97,7 @@ class KernelEvidence(Struct, frozen=True):
         judgement: The verdict on attention.
         rows: Positions in :class:`Kernels` of the main kernels, in order of launch.
         events: What each of these is, as :mod:`recompute_scan.recompute.attention.passes` spells.
-        of_attention: Whether these kernels are attention's; else they are a pair's
-            (:mod:`recompute_scan.recompute.attention.pairs`).
+        of_attention: Whether these kernels are attention's, or a pair's.
     """
 
     families: tuple[FamilyCount, ...]
@@ -123,9 +122,8 @@ class KernelEvidence(Struct, frozen=True):
             "it is what repeats the forward pass's kernels. A checkpoint that keeps attention's "
             "results cannot be told from none."
             if self.of_attention
-            else "No attention is known in the trace: kernels were counted whose names differ by "
-            "forward and backward alone "
-            f"({', '.join(family.name for family in self.families)})."
+            else "No attention is known in the trace: counted were kernels whose names differ by "
+            f"their direction ({', '.join(family.name for family in self.families)})."
         ]
         if not self.by_thread:
             found.append(

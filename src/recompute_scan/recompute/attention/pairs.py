@@ -1,14 +1,10 @@
 """Kernels whose names differ by their direction alone: what tells recomputes without attention.
 
-Libraries call the kernel of a gradient as that of its forward, with another word in it:
-``softmax_warp_forward`` and ``softmax_warp_backward``, ``bn_fw_tr_1C11_…`` and ``bn_bw_1C11_…``,
-``silu_kernel`` and ``silu_backward_kernel``. Where every call has one of each, the two stand as
-attention's main kernels do, and are read as these are. Which they are is found in the trace: no
-list of names is needed, so a kernel that nobody knew of counts, too.
+Libraries call the kernel of a gradient as that of its forward, with another word in it, such as
+``softmax_warp_forward`` and ``softmax_warp_backward``. Where every call has one of each, the two
+are read as attention's main kernels are. They are found in the trace, not in a list.
 
-Each pair is an account of its own. Those that run again have to do so equally often; a pair that
-does not, such as a loss's, is outside the checkpoints. Where no pair runs again, nothing of their
-forward may run between backwards, and no longer run of kernels of the forward pass may either.
+Each pair is an account of its own; those that run again have to do so equally often.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from recompute_scan.recompute.attention.kernel_evidence import (
 )
 from recompute_scan.recompute.attention.kernels import Direction
 from recompute_scan.recompute.attention.passes import Pass
-from recompute_scan.recompute.attention.sequence import repeats_forward
+from recompute_scan.recompute.attention.upheld import repeats_forward
 from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.trace.columns import Kind, Trace
 
@@ -68,8 +64,7 @@ def read_pairs(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence |
     if not numbers and repeats_forward(trace, kernels, best):
         return _untold(
             best,
-            "Kernels run in the backward pass as they did in the forward pass, and none is known "
-            "to be of the forward pass alone.",
+            "Kernels run in the backward pass as they did in the forward pass, and none is known.",
         )
     if best.judgement.highest == 1 and all(map(_whole_but_edges, best.passes)):
         best = replace(best, judgement=replace(best.judgement, verdict="full"))

@@ -2,46 +2,24 @@
 
 A recompute launches the forward pass's kernels again in the forward pass's order. Around each
 attention forward that ran again the kernels before and after it are compared, by name, with those
-around its first run; as long as they agree they are the recompute's. Matrix
-products have the same names in both directions, so nothing is a recompute here that is not in one
-piece with an attention forward.
+around its first run; as long as they agree they are the recompute's. Matrix products have the same
+names in both directions, so nothing is a recompute here that is not in one piece with a counted
+forward kernel.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
-from recompute_scan.arrays import among, distinct, median, true_at
+from recompute_scan.arrays import among, distinct, true_at
 from recompute_scan.model import Kernels
-from recompute_scan.recompute.attention.kernel_evidence import (
-    NAMED_BACKWARD,
-    Directions,
-    KernelEvidence,
-)
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
-from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
-# A recompute that repeats less of a layer's kernels is not known to be one of the whole layer.
-_WHOLE = 0.7
-# The backward pass reads what a recompute makes: of other kernels, this share is let be.
-_STRANGE = 0.25
-PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
-# Two, and what a second loss has of its own.
-_MOST_PRODUCTS = 2.1
-_ATTENTION = re.compile(r"flash|attn|attention|fmha|sdpa", re.I)
-# So many kernels in a row, of so many names, are the forward pass's.
-_PIECE, _DIFFERENT = 4, 3
-_FEWEST, _FEWEST_ALONE = 2, 3
-# Of so many places, the nearest, a recompute without attention is sought.
-_MOST_LAYERS = 32
 # So many kernels that agree with those around the expected original leave no doubt that it is it.
 _ENOUGH = 2
 
@@ -99,18 +77,9 @@ def with_recomputes(events: Sequence[str], layers: list[int]) -> list[str] | Non
 
 
 def recomputed(
-    sequence: KernelSequence, at: Int64, events: list[str], highest: int, told: Directions
+    sequence: KernelSequence, at: Int64, events: list[str], highest: int
 ) -> tuple[Int64, Bool]:
-    """For each kernel: which it repeats, -1 for none; and is it in a recompute beyond the first?
-
-    Args:
-        sequence: The kernels.
-        at: Where the events are in it.
-        events: What was read of them, with recomputes.
-        highest: The highest multiplicity.
-        told: Which other tokens are of the forward pass: where one runs in the backward pass, and
-            no event is near, it is part of a recompute of its own, as of an MLP.
-    """
+    """For each kernel: which it repeats, -1 for none; and is it in a recompute beyond the first?"""
     token, size = sequence.token, len(sequence.token)
     repeats, redundant = np.full(size, -1, np.int64), np.zeros(size, np.bool_)
     ran: dict[int, int] = {}
@@ -131,8 +100,6 @@ def recomputed(
             high = max(here + 1, min(high, int(at[number + 1]) - before))
         first, last, origin = _run_of(token, here, places, layer, (low, high))
         _fill(repeats, first, last, origin - here)
-    if highest and told:
-        _find_apart(token, repeats, _behind_forward(token, at, events, told), told)
     for row in np.flatnonzero(repeats >= 0).tolist():
         original = int(repeats[row])
         ran[original] = ran.get(original, 0) + 1
@@ -145,66 +112,6 @@ def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
     rows = np.arange(first, last)
     rows = rows[repeats[rows] < 0]
     repeats[rows] = rows + away
-
-
-def _behind_forward(token: Int64, at: Int64, events: list[str], told: Directions) -> Bool:
-    """For each kernel: is it in a backward pass, which begins before its first event?
-
-    It does with the first kernel that is known to be of one.
-    """
-    found = _spans(at, events, False, len(token))
-    known = np.flatnonzero(
-        among(token, np.array([c for c, way in told.items() if way == "backward"], np.int64))
-    )
-    for number in range(1, len(events)):
-        if events[number] != FORWARD and events[number - 1] == FORWARD:
-            first = known[np.searchsorted(known, at[number - 1]) :][:1]
-            found[int(first[0]) if len(first) else int(at[number]) : int(at[number])] = True
-    return found
-
-
-def _find_apart(token: Int64, repeats: Int64, backward: Bool, told: Directions) -> None:
-    """Recomputes that hold no event: around kernels of the forward pass in the backward pass.
-
-    Each is the longest run; of equally long ones, of equal layers, that of the layer which ran
-    again last.
-    """
-    passed = np.flatnonzero(backward)
-    for code in sorted(code for code, direction in told.items() if direction == "forward"):
-        places = np.flatnonzero(token == code)
-        for row in places[backward[places]].tolist():
-            if repeats[row] >= 0:
-                continue
-            known = np.flatnonzero(repeats >= 0)
-            place = int(np.searchsorted(known, row))
-            low = int(known[place - 1]) + 1 if place else 0
-            high = int(known[place]) if place < len(known) else len(token)
-            near = int(repeats[low - 1]) if place else row
-            others = places[: np.searchsorted(places, low)]
-            others = others[~backward[others]]
-            others = others[np.argsort(np.abs(others - near), kind="stable")][:_MOST_LAYERS]
-            runs = [
-                (*_within(token, row, other, (low, high), passed), other)
-                for other in others.tolist()
-            ]
-            if not runs:
-                continue
-            first, last, other = max(runs, key=lambda run: run[1] - run[0])
-            if last - first >= _FEWEST_ALONE:
-                _fill(repeats, first, last, other - row)
-
-
-def _within(
-    token: Int64, row: int, other: int, limits: tuple[int, int], passed: Int64
-) -> tuple[int, int]:
-    """The run around a row that equals one of the forward pass around ``other``."""
-    first, last = _equal(token, row, other, limits)
-    place = int(np.searchsorted(passed, other))
-    if place:
-        first = max(first, int(passed[place - 1]) + 1 + row - other)
-    if place < len(passed):
-        last = min(last, int(passed[place]) + row - other)
-    return first, last
 
 
 def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, list[int]]]:
@@ -290,100 +197,7 @@ def _equal(token: Int64, at: int, origin: int, limits: tuple[int, int]) -> tuple
     return first, last
 
 
-def settle(
-    trace: Trace, kernels: Kernels, found: KernelEvidence, told: Directions
-) -> KernelEvidence:
-    """The evidence, without what the kernels around those that ran again do not bear out.
-
-    A checkpoint around attention alone, or one that keeps the results of matrix products, runs
-    attention again as one around the whole layer does. And a recompute is a piece of the forward
-    pass that the backward pass goes on from. Where each such piece is followed by a kernel that is
-    neither a product nor named after the backward pass, and that the rest of it does not have,
-    something else used what was computed: a hook ran it.
-
-    Args:
-        trace: The trace.
-        kernels: Its device work.
-        found: What was read.
-        told: The directions of other kernels.
-    """
-    if found.judgement.verdict == "none" and _more_products(trace, kernels, found):
-        return _unsettled(
-            found,
-            "More products run in the backward pass than gradients take: some of them may be "
-            "recomputed, without anything that could be counted.",
-        )
-    if not found.judgement.highest:
-        return found
-    sequence = kernel_sequence(trace, kernels, found.rows)
-    at = sequence.places(found.rows)
-    events = with_recomputes(found.events, [each.layers for each in found.passes])
-    if events is None:
-        return found
-    highest = int(found.judgement.highest)
-    alone, again = (recomputed(sequence, at, events, highest, t)[0] >= 0 for t in ({}, told))
-    # Halves between which a gradient runs are anybody's: checkpoints of their own, or a reversible
-    # net.
-    named = {c for c, name in enumerate(trace.names) if NAMED_BACKWARD.search(name)}
-    named |= {code for code, direction in told.items() if direction == "backward"}
-    piece = np.cumsum(among(sequence.token, np.array(sorted(named), np.int64)))
-    again &= among(piece, distinct(piece[alone]))
-    forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
-    number = sum(event == RECOMPUTE for event in events)
-    if _used_elsewhere(trace, sequence, again, at, events, told):
-        return _unsettled(
-            found,
-            "Forward work runs again in the backward pass, and kernels follow it that are of "
-            "neither: a hook that runs a module cannot be told from a recompute.",
-        )
-    between = np.diff(forwards)
-    whole = found.judgement.verdict == "full" or not found.of_attention
-    if not whole or not number or not len(between):
-        return found
-    runs = int((again[:-1] & ~again[1:]).sum())
-    long = found.of_attention or again.sum() >= _FEWEST_ALONE * runs
-    if long and again.sum() >= _WHOLE * median(between) * number:
-        return found
-    what = "Attention runs" if found.of_attention else "Some kernels run"
-    return _unsettled(
-        found,
-        f"{what} again, and most of the kernels around do not: a checkpoint that keeps results, "
-        "or one around a part, cannot be told from one whose kernels ran in another order.",
-    )
-
-
-def _unsettled(found: KernelEvidence, reason: str) -> KernelEvidence:
-    return replace(found, judgement=Judgement("inconclusive", reason))
-
-
-def _used_elsewhere(
-    trace: Trace,
-    sequence: KernelSequence,
-    again: Bool,
-    at: Int64,
-    events: list[str],
-    told: Directions,
-) -> bool:
-    """Do kernels follow the recomputes, or many, that have no other place in the backward pass?"""
-    ends = np.flatnonzero(again[:-1] & ~again[1:]) + 1
-    size = len(trace.names)
-    behind = np.bincount(sequence.token[ends], minlength=size)
-    rest = np.bincount(
-        sequence.token[_spans(at, events, False, len(again)) & ~again], minlength=size
-    )
-    # What stands right before a counted kernel of the backward pass prepares it.
-    counted = at[np.array([event == BACKWARD for event in events], np.bool_)]
-    ends = ends[~(among(ends, counted) | among(ends + 1, counted))]
-    strange = [
-        2 * behind[code] > rest[code]
-        and code not in told
-        and not (PRODUCT.search(trace.names[code]) or NAMED_BACKWARD.search(trace.names[code]))
-        for code in sequence.token[ends].tolist()
-    ]
-    return bool(sum(strange) > _STRANGE * len(strange))
-
-
-def _spans(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool:
+def spans_of(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool:
     """For each kernel: is it between the first and last event of a forward, or a backward, pass?"""
     found = np.zeros(size, np.bool_)
     for mine, run in groupby(zip(at.tolist(), events, strict=True), lambda e: e[1] == FORWARD):
@@ -391,49 +205,3 @@ def _spans(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool:
         if mine == forward:
             found[places[0] : places[-1] + 1] = True
     return found
-
-
-def _more_products(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
-    """Does the backward pass hold more products than two for each of the forward pass?
-
-    Between its first counted kernel and its last it passes what is between those of the forward.
-    Compiled code has products in kernels of its own: there nothing is said.
-    """
-    if any(name.startswith("triton_") for name in trace.names):
-        return False
-    sequence = kernel_sequence(trace, kernels, found.rows)
-    at, size = sequence.places(found.rows), len(sequence.rows)
-    untold = [
-        bool(PRODUCT.search(name) and not (_ATTENTION.search(name) or NAMED_BACKWARD.search(name)))
-        for name in trace.names
-    ]
-    products = np.array(untold, np.bool_)[sequence.token]
-    forward, backward = (
-        int(products[_spans(at, found.events, way, size)].sum()) for way in (True, False)
-    )
-    # A second loss goes through the same layers again: counted is from one event to the next.
-    steps = Counter(pair for pair in pairwise(found.events) if len(set(pair)) == 1)
-    way, back = steps[FORWARD, FORWARD], steps[BACKWARD, BACKWARD]
-    return backward * way > _MOST_PRODUCTS * forward * back > 0
-
-
-def repeats_forward(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
-    """Do longer runs of kernels of the forward pass return in the backward pass?
-
-    A gradient has products and sums of its own that bear the forward's names, but not in its order.
-    What holds no such run lies so near to counted kernels that these would have run again with it.
-    Of a single one per pass nothing can be told.
-    """
-    sequence = kernel_sequence(trace, kernels, found.rows)
-    at, size = sequence.places(found.rows), len(sequence.rows)
-    if any(each.layers < _FEWEST for each in found.passes) or size < _PIECE:
-        return True
-    windows = np.lib.stride_tricks.sliding_window_view(sequence.token, _PIECE)
-
-    def pieces(rows: Bool) -> set[tuple[int, ...]]:
-        whole = np.convolve(rows, np.ones(_PIECE, np.int64), "valid") == _PIECE
-        found = {tuple(one) for one in windows[whole].tolist()}
-        return {one for one in found if len(set(one)) >= _DIFFERENT}
-
-    forward, backward = (pieces(_spans(at, found.events, way, size)) for way in (True, False))
-    return not forward.isdisjoint(backward)

@@ -1,0 +1,170 @@
+"""What the kernels around those that ran again bear out, and what they do not.
+
+Names are one account, the sequence of all kernels is another: both have to agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+from msgspec.structs import replace
+
+from recompute_scan.arrays import among, median
+from recompute_scan.model import Kernels
+from recompute_scan.recompute.attention.kernel_evidence import (
+    NAMED_BACKWARD,
+    Directions,
+    KernelEvidence,
+)
+from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
+from recompute_scan.recompute.attention.sequence import (
+    KernelSequence,
+    kernel_sequence,
+    recomputed,
+    spans_of,
+    with_recomputes,
+)
+from recompute_scan.recompute.verdict import Judgement
+from recompute_scan.trace.columns import Bool, Int64, Trace
+
+# A recompute that repeats less of a layer's kernels is not known to be one of the whole layer.
+_WHOLE = 0.7
+# The backward pass reads what a recompute makes: of other kernels, this share is let be.
+_STRANGE = 0.25
+PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
+# Two, and what a second loss has of its own.
+_MOST_PRODUCTS = 2.1
+_ATTENTION = re.compile(r"flash|attn|attention|fmha|sdpa", re.I)
+# So many kernels in a row, of so many names, are the forward pass's.
+_PIECE, _DIFFERENT = 4, 3
+# Of fewer counted kernels in a pass nothing is told of the others.
+_FEWEST = 2
+# Shorter runs of what a pair's recomputes repeat are what functions do by themselves.
+_SHORTEST = 3
+
+
+def settle(
+    trace: Trace, kernels: Kernels, found: KernelEvidence, told: Directions
+) -> KernelEvidence:
+    """The evidence, without what the kernels around those that ran again do not bear out.
+
+    A checkpoint around attention alone, or one that keeps the results of matrix products, runs
+    attention again as one around the whole layer does. And a recompute is a piece of the forward
+    pass that the backward pass goes on from. Where each such piece is followed by a kernel that is
+    neither a product nor named after the backward pass, and that the rest of it does not have,
+    something else used what was computed: a hook ran it. ``told`` has other kernels' directions.
+    """
+    if found.judgement.verdict == "none" and _more_products(trace, kernels, found):
+        return _unsettled(
+            found,
+            "More products run in the backward pass than gradients take: some may be recomputed.",
+        )
+    if not found.judgement.highest:
+        return found
+    sequence = kernel_sequence(trace, kernels, found.rows)
+    at = sequence.places(found.rows)
+    events = with_recomputes(found.events, [each.layers for each in found.passes])
+    if events is None:
+        return found
+    again = recomputed(sequence, at, events, int(found.judgement.highest))[0] >= 0
+    forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
+    number = sum(event == RECOMPUTE for event in events)
+    if _used_elsewhere(trace, sequence, again, at, events, told):
+        return _unsettled(
+            found,
+            "Forward work runs again in the backward pass, and kernels of neither follow it: a "
+            "hook cannot be told from a recompute.",
+        )
+    between = np.diff(forwards)
+    whole = found.judgement.verdict == "full" or not found.of_attention
+    if not whole or not number or not len(between):
+        return found
+    runs = int((again[:-1] & ~again[1:]).sum())
+    long = found.of_attention or again.sum() >= _SHORTEST * runs
+    if long and again.sum() >= _WHOLE * median(between) * number:
+        return found
+    what = "Attention runs" if found.of_attention else "Some kernels run"
+    return _unsettled(
+        found,
+        f"{what} again, and most of the kernels around do not: a checkpoint that keeps results "
+        "cannot be told from one whose kernels ran in another order.",
+    )
+
+
+def _unsettled(found: KernelEvidence, reason: str) -> KernelEvidence:
+    return replace(found, judgement=Judgement("inconclusive", reason))
+
+
+def _used_elsewhere(
+    trace: Trace,
+    sequence: KernelSequence,
+    again: Bool,
+    at: Int64,
+    events: list[str],
+    told: Directions,
+) -> bool:
+    """Do kernels follow the recomputes, or many, that have no other place in the backward pass?"""
+    ends = np.flatnonzero(again[:-1] & ~again[1:]) + 1
+    size = len(trace.names)
+    behind = np.bincount(sequence.token[ends], minlength=size)
+    rest = np.bincount(
+        sequence.token[spans_of(at, events, False, len(again)) & ~again], minlength=size
+    )
+    # What stands right before a counted kernel of the backward pass prepares it.
+    counted = at[np.array([event == BACKWARD for event in events], np.bool_)]
+    ends = ends[~(among(ends, counted) | among(ends + 1, counted))]
+    strange = [
+        2 * behind[code] > rest[code]
+        and code not in told
+        and not (PRODUCT.search(trace.names[code]) or NAMED_BACKWARD.search(trace.names[code]))
+        for code in sequence.token[ends].tolist()
+    ]
+    return bool(sum(strange) > _STRANGE * len(strange))
+
+
+def _more_products(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
+    """Does the backward pass hold more products than two for each of the forward pass?
+
+    Between its first counted kernel and its last it passes what is between those of the forward.
+    Compiled code has products in kernels of its own: there nothing is said.
+    """
+    if any(name.startswith("triton_") for name in trace.names):
+        return False
+    sequence = kernel_sequence(trace, kernels, found.rows)
+    at, size = sequence.places(found.rows), len(sequence.rows)
+    untold = [
+        bool(PRODUCT.search(name) and not (_ATTENTION.search(name) or NAMED_BACKWARD.search(name)))
+        for name in trace.names
+    ]
+    products = np.array(untold, np.bool_)[sequence.token]
+    forward, backward = (
+        int(products[spans_of(at, found.events, way, size)].sum()) for way in (True, False)
+    )
+    # A second loss goes through the same layers again: counted is from one event to the next.
+    steps = Counter(pair for pair in pairwise(found.events) if len(set(pair)) == 1)
+    way, back = steps[FORWARD, FORWARD], steps[BACKWARD, BACKWARD]
+    return backward * way > _MOST_PRODUCTS * forward * back > 0
+
+
+def repeats_forward(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
+    """Do longer runs of kernels of the forward pass return in the backward pass?
+
+    A gradient has kernels of the forward's names, but not in its order. What holds no such run lies
+    so near to counted kernels that these would have run again with it.
+    """
+    sequence = kernel_sequence(trace, kernels, found.rows)
+    at, size = sequence.places(found.rows), len(sequence.rows)
+    if any(each.layers < _FEWEST for each in found.passes) or size < _PIECE:
+        return True
+    windows = np.lib.stride_tricks.sliding_window_view(sequence.token, _PIECE)
+
+    def pieces(rows: Bool) -> set[tuple[int, ...]]:
+        whole = np.convolve(rows, np.ones(_PIECE, np.int64), "valid") == _PIECE
+        found = {tuple(one) for one in windows[whole].tolist()}
+        return {one for one in found if len(set(one)) >= _DIFFERENT}
+
+    forward, backward = (pieces(spans_of(at, found.events, way, size)) for way in (True, False))
+    return not forward.isdisjoint(backward)
