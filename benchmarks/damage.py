@@ -30,11 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import damages
 from tests.cases.truth import read_truth
+from tests.trace.kineto_reading import read
 
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.errors import ScanError
 from recompute_scan.recompute.facts import study
-from recompute_scan.trace.kineto.parse import read
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 STRENGTHS = (0.01, 0.05, 0.2, 0.5, 1.0)

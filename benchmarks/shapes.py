@@ -45,12 +45,12 @@ from tests.cases.shaped import SHAPES, Shape, as_bytes, shaped
 from tests.cases.truth import Truth, read_truth, write_truth
 from tests.sources.nsys_builder import from_trace
 from tests.sources.rocprof_builder import rocprof
+from tests.trace.kineto_reading import parse
 
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.result import Result
 from recompute_scan.trace import load
-from recompute_scan.trace.kineto.parse import parse
 from recompute_scan.trace.nsys.export import load_nsys
 
 GROUPS = {**RECORDED, "attention-free": SEEN, "unseen": UNSEEN}

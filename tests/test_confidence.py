@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.recompute.annotated import Annotations
 from recompute_scan.recompute.facts import RecomputeFacts, study
-from recompute_scan.trace.kineto.parse import parse
 from tests.report.sample_results import full
+from tests.trace.kineto_reading import parse
 
 TRACE = Path(__file__).parents[1] / "traces" / "plain_once" / "trace-rank0.json.gz"
 

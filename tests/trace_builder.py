@@ -21,7 +21,7 @@ from typing import Any
 
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace import Trace
-from recompute_scan.trace.kineto.parse import parse
+from tests.trace.kineto_reading import parse
 
 ENGINE = "autograd::engine::evaluate_function: "
 GAP = 1.0

@@ -17,7 +17,6 @@ from recompute_scan.cost.graph import build_graph
 from recompute_scan.cost.simulation import simulate, simulate_unchanged
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace import load
-from recompute_scan.trace.kineto.parse import parse
 from tests.cost.simulator import (
     Do,
     Machine,
@@ -29,6 +28,7 @@ from tests.cost.simulator import (
     synchronize,
     wait_stream,
 )
+from tests.trace.kineto_reading import parse
 
 PUBLIC = Path(__file__).parents[2] / "traces" / "public"
 COMPUTE, COMMUNICATION = 7, 20

@@ -16,9 +16,9 @@ from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace import formats
-from recompute_scan.trace.kineto.parse import read
 from tests.effort import some
 from tests.fuzz.seeds import training
+from tests.trace.kineto_reading import read
 
 Event = dict[str, Any]
 SMALL = {label.name: label for label in labelled() if label.name in ("plain_once", "plain_twice")}

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from recompute_scan.errors import InputError
 from recompute_scan.trace import Trace, load
 from recompute_scan.trace.columns import Kind
-from recompute_scan.trace.kineto.parse import parse, read
 from tests.cases.recorded import recorded
 from tests.effort import examples
+from tests.trace.kineto_reading import parse, read
 
 from .make_corpus import FOLDER
 

@@ -16,9 +16,9 @@ from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.report.commands import how_to_record
 from recompute_scan.result import Finding
-from recompute_scan.trace.kineto.parse import parse
 from tests.recompute.attention_traces import Layout, each_layer, recorded
 from tests.recompute.training import checkpointed_step, gradients, plain_step, run, study_step
+from tests.trace.kineto_reading import parse
 from tests.trace_builder import Call, as_bytes, document, node, op, step, studied, thread
 
 

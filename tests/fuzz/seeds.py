@@ -20,10 +20,10 @@ from recompute_scan.guarding.changes import Stored
 from recompute_scan.rehearsal import Rehearsal
 from recompute_scan.result import Result, to_json
 from recompute_scan.run_info import RunInfo, encode_run_info
-from recompute_scan.trace.kineto.parse import parse
 from tests.fuzz.filled import filled
 from tests.sources import nsys_builder, pftrace_builder
 from tests.sources.test_snapshots import generated
+from tests.trace.kineto_reading import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 # Larger files of the damaged corpus test limits, which have tests of their own.

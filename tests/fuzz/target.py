@@ -34,9 +34,9 @@ from recompute_scan.result import Result, from_json, to_json
 from recompute_scan.run_info import Source, parse_run_info
 from recompute_scan.trace import Limits, Trace
 from recompute_scan.trace.formats import read as read_any
-from recompute_scan.trace.kineto.parse import read
 from recompute_scan.trace.nsys.export import load_nsys
 from recompute_scan.trials import compare_gradients
+from tests.trace.kineto_reading import read
 
 # Small, so that a bomb is refused before anybody calls it a hang.
 LIMITS = Limits(

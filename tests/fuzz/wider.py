@@ -22,13 +22,13 @@ from recompute_scan.check.baseline import Baseline
 from recompute_scan.result import Result
 from recompute_scan.run_info import RunInfo
 from recompute_scan.trace.formats import read as read_any
-from recompute_scan.trace.kineto.parse import parse
 from recompute_scan.trace.limits import DEFAULT_LIMITS
 from recompute_scan.trace.nsys.export import load_nsys
 from tests.fuzz.filled import filled
 from tests.fuzz.seeds import training
 from tests.sources import nsys_builder
 from tests.sources.test_snapshots import generated
+from tests.trace.kineto_reading import parse
 
 Make = Callable[[int], bytes]
 _TIMED = {"ph": "X", "pid": 7, "tid": 7, "dur": 1.0}

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.result import Result
 from recompute_scan.trace import load
-from recompute_scan.trace.kineto.parse import parse
 from tests.recompute.attention_traces import ALL, FLASH_2, Layout, each_layer, recorded
 from tests.recompute.training import gradients, run
 from tests.sources.nsys_builder import from_trace
+from tests.trace.kineto_reading import parse
 from tests.trace_builder import as_bytes, document, node, op, step, thread
 
 Event = dict[str, Any]

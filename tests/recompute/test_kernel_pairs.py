@@ -12,8 +12,8 @@ import pytest
 
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.result import Result
-from recompute_scan.trace.kineto.parse import parse
 from tests.recompute.attention_traces import FLASH_2, Layout, Names, each_layer, recorded
+from tests.trace.kineto_reading import parse
 from tests.trace_builder import as_bytes
 
 PUBLIC = Path(__file__).parents[2] / "traces" / "public"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.regions import list_regions
-from recompute_scan.trace.kineto.parse import parse
 from tests.cases.recorded import recorded
 from tests.effort import examples
+from tests.trace.kineto_reading import parse
 
 Event = dict[str, Any]
 CASE = "one_layer_doubled"

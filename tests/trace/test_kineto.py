@@ -9,7 +9,7 @@ import pytest
 
 from recompute_scan.errors import InputError
 from recompute_scan.trace.columns import Kind, Trace
-from recompute_scan.trace.kineto.parse import parse
+from tests.trace.kineto_reading import parse
 from tests.trace_builder import as_bytes, loaded, op, thread
 
 

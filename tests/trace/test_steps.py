@@ -6,7 +6,7 @@ import numpy as np
 
 from recompute_scan.model import StepSpan, find_steps, link_kernels, nest, step_of
 from recompute_scan.trace.columns import Trace
-from recompute_scan.trace.kineto.parse import parse
+from tests.trace.kineto_reading import parse
 from tests.trace_builder import (
     as_bytes,
     document,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from recompute_scan.collecting import paused
 from recompute_scan.errors import InputError
 from recompute_scan.trace.columns import Kind, Trace
-from recompute_scan.trace.kineto import parse
+from recompute_scan.trace.kineto.layout import CHUNK
+from recompute_scan.trace.kineto.reader import Reader
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 from recompute_scan.trace.looks import look_at_names
 from recompute_scan.trace.perfetto.packets import is_perfetto
@@ -40,8 +42,9 @@ def read(
             JSON the trace then has an outline.
 
     Raises:
-        InputError: See :func:`recompute_scan.trace.kineto.parse.read` and
-            :func:`recompute_scan.trace.perfetto.pftrace.read_perfetto`.
+        InputError: Not JSON (``E302``), JSON but no trace (``E303``), no events (``E304``),
+            compressed data without one readable event (``E307``), beyond a limit (``E310`` to
+            ``E315``); see also :func:`recompute_scan.trace.perfetto.pftrace.read_perfetto`.
     """
     health = {} if health is None else health
     stream, compressed = inflate(raw, source, limits, health)
@@ -55,7 +58,9 @@ def read(
         )
     if is_rocprof(front.first):
         return read_rocprof(front, source, limits, health)
-    trace = parse.read(front, source, python=python, within=within, limits=limits, health=health)
+    # Every event is garbage by the end of its chunk, and none is part of a cycle.
+    with paused():
+        trace = Reader(front, source, limits, python, health, within, CHUNK).read()
     if compressed or not again:
         trace = replace(trace, outline=None)
     if within is None and (trace.kind == Kind.OTHER).all():

@@ -1,4 +1,4 @@
-"""Kineto's Chrome-trace JSON to columns: the two ways in, from bytes and from a stream."""
+"""Kineto's Chrome-trace JSON to columns, from bytes or a stream that nothing else looked at."""
 
 from __future__ import annotations
 
