@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from recompute_scan.analysis.without_trace import bare_result
 from recompute_scan.errors import InputError
 from recompute_scan.result import Result
-from recompute_scan.result.snapshot import HeldBy, HeldKind, MemorySnapshot
+from recompute_scan.result.document import HeldBy, HeldKind, MemorySnapshot
 from recompute_scan.trace.limits import Limits
 from recompute_scan.trace.snapshots.history import (
     DeviceHistory,

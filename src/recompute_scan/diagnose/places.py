@@ -49,7 +49,7 @@ _BACKWARD = re.compile(
 _OPTIMIZER = re.compile(
     r"torch/optim/\w+\.py:(?!\w*(?:cast|process_value|load)\w*$)"
     r"|(?:^|/)\w*(?:adam|optim|sgd|lion|muon|adafactor)\w*\.py:step$"
-    r"|deepspeed/runtime/\S*:_?optimizer_step$"
+    rf"|{known.either('stepping')}"
 )
 _WRAPPING = re.compile(r"fsdp/(?:_init_utils|wrap)\.py:|fsdp/\w+\.py:_init_(?:flat_)?param\w*$")
 _FORWARD = re.compile(r"torch/nn/modules/module\.py:_?\w*call\w*$|:forward$")

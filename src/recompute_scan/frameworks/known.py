@@ -122,7 +122,7 @@ def commands() -> tuple[str, ...]:
     return tuple(dict.fromkeys(command for m in MECHANISMS for command in m.commands))
 
 
-def either(field: Literal["backward", "sharding", "gathering"]) -> str:
+def either(field: Literal["backward", "sharding", "gathering", "stepping"]) -> str:
     """One pattern for what any mechanism has in this field."""
     return "|".join(filter(None, (getattr(m, field) for m in MECHANISMS)))
 

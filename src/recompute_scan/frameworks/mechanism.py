@@ -105,6 +105,7 @@ class Mechanism(Struct, frozen=True):
             copies of it, too.
         sharding: A pattern of places that are in a stack while the model is sharded by it.
         gathering: A pattern of places that put a sharded state together.
+        stepping: A pattern of places, not in a file of an optimizer, that step one.
     """
 
     name: str
@@ -141,3 +142,4 @@ class Mechanism(Struct, frozen=True):
     backward: str = ""
     sharding: str = ""
     gathering: str = ""
+    stepping: str = ""

@@ -33,6 +33,8 @@ from recompute_scan.result.cost import (
 )
 from recompute_scan.result.document import (
     SCHEMA,
+    HeldBy,
+    MemorySnapshot,
     Result,
     from_json,
     json_schema,
@@ -64,7 +66,6 @@ from recompute_scan.result.recompute import (
     Variant,
     Verdict,
 )
-from recompute_scan.result.snapshot import HeldBy, MemorySnapshot
 
 __all__ = [
     "DOUBLED",

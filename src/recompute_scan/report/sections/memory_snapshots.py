@@ -9,7 +9,7 @@ from recompute_scan.report.escape import markdown_prose, visible
 from recompute_scan.report.page import Page
 from recompute_scan.report.section import Section
 from recompute_scan.result import Result
-from recompute_scan.result.snapshot import MemorySnapshot
+from recompute_scan.result.document import MemorySnapshot
 from recompute_scan.units import UNKNOWN, plural, size
 
 _TITLE = "Who holds the peak?"
