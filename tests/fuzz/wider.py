@@ -63,6 +63,26 @@ def _launches(n: int, *, streams: int = 1, correlations: int | None = None) -> b
     return _document(events)
 
 
+def _pairs(n: int, *, kinds: int | None = None, depth: int = 8) -> bytes:
+    """Kernels alone, some layers forward and back at a time, of so many kinds or each its own."""
+    kinds = kinds or n
+    order = [
+        (way, place)
+        for first in range(0, n, depth)
+        for way, places in (
+            ("fwd", range(first, first + depth)),
+            ("bwd", range(first + depth - 1, first - 1, -1)),
+        )
+        for place in places
+    ]
+    return _document(
+        _TIMED
+        | {"cat": "kernel", "name": f"op{place % kinds}_{way}_kernel", "pid": 0, "ts": 2.0 * at}
+        | {"args": {"stream": 7, "device": 0, "correlation": at}}
+        for at, (way, place) in enumerate(order)
+    )
+
+
 def _allocations(n: int) -> bytes:
     memory = {"ph": "i", "s": "t", "name": "[memory]", "cat": "cpu_instant_event"}
     return _document(
@@ -103,6 +123,8 @@ def wider_traces() -> dict[str, Make]:
         "launches": _launches,
         "streams": lambda n: _launches(n, streams=n),
         "launches of one number": lambda n: _launches(n, correlations=1),
+        "pairs of kernels": lambda n: _pairs(n, kinds=1),
+        "kinds of pairs": _pairs,
         "allocations": _allocations,
         "frames": _frames,
         "layers": lambda n: training(2, n),

@@ -16,7 +16,7 @@ from collections import Counter
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, distinct, true_at
+from recompute_scan.arrays import among, distinct, places_of, true_at
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
 from recompute_scan.recompute.attention.kernels import Direction, attention_role
 from recompute_scan.recompute.attention.passes import (
@@ -176,16 +176,17 @@ def read_roles(
     steps = marked or [StepSpan(0, int(when[0]), int(when[-1]) + 1)]
     step = step_of(steps, when)
     parted = _parted(kernels, rows, beside)
+    of_step = places_of(step)
     found = tuple(
         _read_step(
-            span,
-            [events[row] for row in true_at(step == place)],
+            steps[place],
+            [events[row] for row in of_step[place]],
             forward_pass is not None,
             bool(marked),
-            parted[step == place].tolist(),
+            parted[of_step[place]].tolist(),
         )
-        for place, span in enumerate(steps)
-        if backward[step == place].any()
+        for place in of_step
+        if place >= 0 and backward[of_step[place]].any()
     )
     inside = true_at(step >= 0)
     times = (kernels.end - kernels.start)[rows]

@@ -45,6 +45,8 @@ _RELU = (re.compile(r"launch_clamp_scalar|clamp_min_scalar"), re.compile(r"thres
 _UNEVEN = 0.05
 # One call can have several kernels of either direction: so many choices are tried.
 _MOST_CHOICES = 9
+# So many kinds of pairs are read, those that run most often; models have a dozen.
+_MOST_PAIRS = 32
 
 
 def read_pairs(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence | None:
@@ -125,7 +127,13 @@ def _pairs(trace: Trace, kernels: Kernels) -> Iterator[list[Roles]]:
             backward.setdefault(stems[0], {}).setdefault(whole, []).append(code)
         elif not NAMED_BACKWARD.search(name):
             forward.append((name, code))
-    for stem, after in sorted(backward.items()):
+    ran = {
+        stem: sum(number[code] for codes in groups.values() for code in codes)
+        for stem, groups in backward.items()
+    }
+    commonest = sorted(backward, key=lambda stem: (-ran[stem], stem))[:_MOST_PAIRS]
+    for stem in sorted(commonest):
+        after = backward[stem]
         mate = _RELU[0] if stem == "relu" else _mate_of(stem)
         mates = [
             (name, code)
@@ -138,7 +146,10 @@ def _pairs(trace: Trace, kernels: Kernels) -> Iterator[list[Roles]]:
         for name, code in saying or mates:
             before.setdefault(name.partition("<")[0], []).append(code)
         if before:
-            sides = (_of_one_call(list(side.values()), number) for side in (before, after))
+            sides = (
+                _of_one_call(list(side.values()), number)[:_MOST_CHOICES]
+                for side in (before, after)
+            )
             choices = [
                 _roles(stem, one, two)
                 for one, two in product(*sides)
