@@ -68,7 +68,8 @@ def read_pairs(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence |
             best,
             "Kernels run in the backward pass as they did in the forward pass, and none is known.",
         )
-    if best.judgement.highest == 1 and all(map(_whole_but_edges, best.passes)):
+    whole = any(one.judgement.verdict == "full" for one in readings)
+    if best.judgement.highest == 1 and all(_whole_but_edges(one, whole) for one in best.passes):
         best = replace(best, judgement=replace(best.judgement, verdict="full"))
     return best
 
@@ -98,15 +99,22 @@ def _one_each(found: KernelEvidence) -> bool:
     return found.judgement.verdict != "inconclusive" and even and told
 
 
-def _whole_but_edges(found: Pass) -> bool:
-    """Did all run again but less than a block at either end, such as a stem's or a last norm's?"""
+def _whole_but_edges(found: Pass, other_whole: bool) -> bool:
+    """Did all run again but less than a block at either end, such as a stem's or a last norm's?
+
+    Where another pair did run again as a whole, each recompute may also lack the same few at its
+    end: it stopped early.
+    """
     starts = [place for place, number in enumerate(found.recomputes) if number]
     if not starts:
         return False
     stops = [*starts[1:], found.layers]
     numbers = [found.recomputes[start] for start in starts]
     missing = [stop - start - n for start, stop, n in zip(starts, stops, numbers, strict=True)]
-    return not any(missing[:-1]) and missing[-1] < numbers[-1] and starts[0] < min(numbers)
+    early = min(missing) if other_whole else 0
+    if early >= min(numbers) or any(each != early for each in missing[:-1]):
+        return False
+    return missing[-1] - early < numbers[-1] and starts[0] < min(numbers)
 
 
 def _pairs(trace: Trace, kernels: Kernels) -> Iterator[list[Roles]]:
