@@ -13,10 +13,9 @@ import re
 from collections.abc import Iterator
 from itertools import product
 
-import numpy as np
 from msgspec.structs import replace
 
-from recompute_scan.arrays import distinct
+from recompute_scan.arrays import tally
 from recompute_scan.model import Calls, Kernels
 from recompute_scan.recompute.attention.kernel_evidence import (
     NAMED_BACKWARD,
@@ -120,11 +119,11 @@ def _whole_but_edges(found: Pass, other_whole: bool) -> bool:
 def _pairs(trace: Trace, kernels: Kernels) -> Iterator[list[Roles]]:
     """For each stem of names the choices of what are its forward and its backward kernels."""
     event = kernels.event[trace.kind[kernels.event] == Kind.KERNEL]
-    codes, counts = np.unique(trace.name[event], return_counts=True)
+    codes, counts = tally(trace.name[event])
     number = dict(zip(codes.tolist(), counts.tolist(), strict=True))
     backward: dict[str, dict[str, list[int]]] = {}
     forward: list[tuple[str, int]] = []
-    for code in distinct(codes).tolist():
+    for code in codes.tolist():
         name = trace.names[code]
         if _RELU[1].search(name):
             backward.setdefault("relu", {}).setdefault("", []).append(code)
