@@ -71,6 +71,11 @@ def about(value: float) -> str:
     return f"about {_PARTS[nearest]}" if value >= _LEAST_PART else "a small part"
 
 
+def rounded(percent: float | None, rough: bool) -> str:
+    """``18.6 %``, or ``about a fifth`` of a figure that carries no digits."""
+    return about(percent / 100) if rough and percent is not None else pct(percent)
+
+
 def times(value: float | None) -> str:
     """``2.0``, ``1.5``, ``1.97``: a count or mean with no more digits than it has."""
     if value is None or not _known(value):

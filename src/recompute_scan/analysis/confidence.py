@@ -9,7 +9,7 @@ from recompute_scan.model import Calls
 from recompute_scan.recompute.facts import RecomputeFacts, disagreeing_steps
 from recompute_scan.result import MEASURED, Cost, Level, Result
 from recompute_scan.trace.health import lost_evidence, sentences
-from recompute_scan.units import about, ms, pct, plural
+from recompute_scan.units import ms, plural, rounded
 
 _DOUBTFUL_SHARE = 0.02
 _DOUBTFUL_NUMBER = 3
@@ -232,9 +232,7 @@ def _gain(result: Result) -> str:
         return "; the fix was tried, and it changes the losses"
     before, after = ms(verified.before_step_ms), ms(verified.after_step_ms)
     if verified.outcome == "helps":
-        wasted = pct(verified.saving_pct)
-        if verified.saving_is_rough and verified.saving_pct is not None:
-            wasted = about(verified.saving_pct / 100)
+        wasted = rounded(verified.saving_pct, verified.saving_is_rough)
         return f" and {wasted} of the step is wasted, measured"
     if verified.outcome == "slower":
         return f"; the fix was tried, and a step takes {after} instead of {before}"
@@ -247,8 +245,7 @@ def _predicted_gain(cost: Cost | None) -> str:
         return ""
     low, high = cost.step_low_ms, cost.step_high_ms
     unsure = low is not None and high is not None and too_wide(cost.step_ms, low, high)
-    wasted = about(cost.saving_pct / 100) if unsure else pct(cost.saving_pct)
-    return f" and {wasted} of the step is wasted"
+    return f" and {rounded(cost.saving_pct, unsure)} of the step is wasted"
 
 
 def _headline_of_kernels(result: Result) -> str:

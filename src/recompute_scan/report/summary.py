@@ -12,7 +12,7 @@ from msgspec import Struct
 from recompute_scan.intervals import too_wide
 from recompute_scan.report.words import KIND_WORDS
 from recompute_scan.result import MEASURED, Breakdown, Result
-from recompute_scan.units import UNKNOWN, about, ms, pct, plural, share, span, times
+from recompute_scan.units import UNKNOWN, about, ms, pct, plural, rounded, share, span, times
 
 _TYPICAL = "typical: 1.00 without checkpointing, 1.33 with each layer recomputed once, 1.67 twice"
 
@@ -199,17 +199,15 @@ def _share(result: Result) -> KeyNumber:
     verified = result.verified
     if verified is not None and verified.outcome == "helps":
         note = "saved by the fix (measured)"
-        if verified.saving_is_rough and verified.saving_pct is not None:
-            part = about(verified.saving_pct / 100)
-            return KeyNumber("Share of the step", part, f"{note[:-1]} roughly)", True)
-        return KeyNumber("Share of the step", pct(verified.saving_pct), note, True)
+        if verified.saving_is_rough:
+            note = "saved by the fix (measured roughly)"
+        part = rounded(verified.saving_pct, verified.saving_is_rough)
+        return KeyNumber("Share of the step", part, note, True)
     found = saving(result)
     if found is not None:
         note = "would be saved by the fix (predicted)"
-        if _varies(result):
-            part = about(found.less_time_pct / 100)
-            return KeyNumber("Share of the step", part, note, True)
-        return KeyNumber("Share of the step", pct(found.less_time_pct), note, True)
+        part = rounded(found.less_time_pct, _varies(result))
+        return KeyNumber("Share of the step", part, note, True)
     if result.verdict == "doubled":
         value = parts.redundant / whole if parts and whole > 0 else None
         if value is None:
