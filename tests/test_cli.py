@@ -181,6 +181,15 @@ def test_a_shell_sees_the_status_and_one_message(bad: Path) -> None:
     assert [line.partition(":")[0] for line in lines] == ["recompute-scan", "why", "try"]
 
 
+@pytest.mark.parametrize("command", ["analyze", "check", "compare", "lint", "report", "explain"])
+def test_a_name_that_is_too_long_is_no_bug(command: str, capsys: Output) -> None:
+    named = ["x" * 300 + ".json"] * (1 + (command == "compare"))
+    assert main([command, *named]) == 3
+    printed = capsys.readouterr()
+    assert "[E301]" in printed.err.splitlines()[0]
+    assert printed.out == ""
+
+
 def breaks(*_: object, **__: object) -> None:
     raise RuntimeError("did not expect that")
 

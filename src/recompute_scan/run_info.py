@@ -33,6 +33,8 @@ from recompute_scan.files import encodable, write_whole
 RUN_SCHEMA = "recompute-scan-run/1"
 # Of a step: no more than some thirty years, so that sums and squares stay finite.
 Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
+# Of a file in the record's own folder: no way out of it, and not the folder itself.
+FileName = Annotated[str, Meta(pattern=r"^(?!\.\.?$)[^/\\\x00]+$")]
 # Made by the one rank that reports on a failed run.
 CLAIM = ".reported"
 # Made by rank 0, for others to see whether they share the folder.
@@ -154,8 +156,8 @@ class RunInfo(Struct, frozen=True):
     warmup_steps: int
     timed_steps_ms: tuple[Milliseconds, ...]
     profiled_steps: int
-    trace: str | None
-    stacks: str | None
+    trace: FileName | None
+    stacks: FileName | None
     message: str | None = None
     sources: dict[str, Source] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)

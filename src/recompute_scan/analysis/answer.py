@@ -75,7 +75,8 @@ def result_from(
         compiled = answer_without_backward(facts, graphs) or answer_compiled(facts, graphs)
     facts, opened = (compiled.facts, compiled.opened) if compiled else (facts, facts)
     sources = info.sources if info else {}
-    timed = info.timed_steps_ms if info else ()
+    # No step takes no time: a record that says so has not timed it.
+    timed = tuple(filter(None, info.timed_steps_ms)) if info else ()
     # What runs again inside a compiled graph is in no trace, and so has no price.
     priced = compiled is None or compiled.priced
     cost = price(facts, timed, partial(kept, sharded=facts.sharded)) if priced else None

@@ -16,7 +16,7 @@ from recompute_scan._version import __version__
 from recompute_scan.cli.followed import ended, failed
 from recompute_scan.cli.output import tell
 from recompute_scan.cli.progress import clear
-from recompute_scan.errors import ScanError
+from recompute_scan.errors import InputError, ScanError
 
 _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
 
@@ -83,9 +83,7 @@ def _status(arguments: list[str]) -> int:
         error.show()
         return error.exit_code
     except ScanError as error:
-        failed(error)
-        tell(f"recompute-scan: {error}")
-        return error.exit_status
+        return _given_up(error)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -93,6 +91,10 @@ def _status(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and error.filename and "--debug" not in arguments:
+            # What no reader foresaw of a path: a name that is too long, a disk that fails.
+            what = f"Cannot use {os.fsdecode(error.filename)}."
+            return _given_up(InputError("E301", what, why=error.strerror))
         failed(error)
         if "--debug" in arguments:
             raise
@@ -102,3 +104,9 @@ def _status(arguments: list[str]) -> int:
         )
         return 70
     return status if isinstance(status, int) else 0
+
+
+def _given_up(error: ScanError) -> int:
+    failed(error)
+    tell(f"recompute-scan: {error}")
+    return error.exit_status

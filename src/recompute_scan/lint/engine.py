@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -184,8 +185,9 @@ def _named(beside: Path, name: object) -> Path | None:
         return None
     for folder in (beside.parent, Path()):
         path = folder / name
-        if path.suffix in _SUFFIXES and path.is_file():
-            return path
+        with suppress(OSError):  # what is no name of a file, being too long
+            if path.suffix in _SUFFIXES and path.is_file():
+                return path
     return None
 
 

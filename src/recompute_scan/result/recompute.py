@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 # Who asked: a checkpoint in the compiled code, the compiler of its own accord, or its budget.
 Why = Literal["checkpoint", "compiler", "budget"]
@@ -80,7 +80,7 @@ class ByDesign(Struct, frozen=True):
     """
 
     function: str
-    inside: tuple[str, ...]
+    inside: Annotated[tuple[str, ...], Meta(min_length=1)]
     forward_per_step: float
     recomputed_per_step: float
     kernels_per_step: float
