@@ -144,6 +144,12 @@ def usual_ms(times: Sequence[float]) -> float:
     return median(sorted(times)[: (len(times) + 1) // 2] or [0.0])
 
 
+def fixed_places(ranks: Sequence[Rehearsal]) -> frozenset[int]:
+    """Places of candidates that some rank saw no backward pass of, so that none recomputes them."""
+    moved = (frozenset(run.candidate for run in one.runs if run.backward >= 0) for one in ranks)
+    return frozenset(range(len(ranks[0].candidates))) - frozenset.intersection(*moved)
+
+
 def _name(rank: int | str) -> str:
     return f"rehearsal-rank{rank}.json"
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from recompute_scan.cost.activation_plan import Planner, read_wish
-from recompute_scan.cost.arrangement import Arrangements, arrangements, leveled
+from recompute_scan.cost.arrangement import Arrangements, arrangements
 from recompute_scan.errors import UsageError
 from recompute_scan.rehearsal import ArmMeasured, Candidate, Hold, ModuleRun, Rehearsal, Storage
 
@@ -186,10 +186,39 @@ def test_a_script_without_checkpoints_is_what_it_is_without_them() -> None:
     today = ArmMeasured("today", (130.0,) * 8, 7)
     keep = ArmMeasured("keep", (100.0,) * 8, 7)
     one = replace(one, arms=(today, keep, *one.arms[2:]))
-    assert leveled(one) == one  # it has checkpoints
+    kept = Planner([one], read_wish("1GB", None))
+    assert kept.today.step_ms == 130.0  # it has checkpoints
     none = replace(one, candidates=(replace(one.candidates[0], checkpointed=False),))
     planner = Planner([none], read_wish("1GB", None))
     assert planner.today.step_ms == planner.arrangements.keep_ms == 115.0
+
+
+def test_a_script_that_checkpoints_everything_is_what_it_is_with_checkpoints_of_ours() -> None:
+    """Unless it takes longer for certain: with two around each module."""
+    one = rehearsal([], [ModuleRun(0, 0, 5)], [20.0])
+    keep = ArmMeasured("keep", (80.0, 81.0) * 8, 0)
+    for today, ours, same in (
+        ((101.0, 99.0), (99.0, 103.0), True),
+        ((130.0, 130.0), (99.0, 103.0), False),
+    ):
+        arms = (ArmMeasured("today", today * 8, 7), keep, ArmMeasured("recompute", ours * 8, 7))
+        planner = Planner([replace(one, arms=arms)], read_wish("1GB", None))
+        model = planner.arrangements
+        assert (model.step_ms(model.everything) == pytest.approx(planner.today.step_ms)) is same
+
+
+def test_a_machine_that_gets_slower_does_so_for_all_arms() -> None:
+    """Twice as slow at the end, and never a step without checkpoints that is not a fifth faster."""
+    one = rehearsal([], [ModuleRun(0, 0, 5)], [20.0])
+    slower = [1.0 + n / 15 for n in range(16)]
+    steps = {"today": 100.0, "keep": 80.0, "recompute": 110.0}
+    arms = tuple(
+        replace(arm, steps_ms=tuple(steps[arm.way] * by for by in slower)) for arm in one.arms
+    )
+    planner = Planner([replace(one, arms=arms)], read_wish("1GB", None))
+    model = planner.arrangements
+    assert model.keep_ms / planner.today.step_ms == pytest.approx(0.8)
+    assert model.step_ms(model.everything) / planner.today.step_ms == pytest.approx(1.1)
 
 
 def test_what_steps_say_outranks_what_recomputes_took() -> None:

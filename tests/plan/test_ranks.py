@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.cost.arrangement import arm_of_way
+from recompute_scan.cost.arm_times import arm_of_way
 from recompute_scan.rehearsal import read_rehearsals
 from recompute_scan.result import from_json
 

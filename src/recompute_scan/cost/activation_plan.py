@@ -10,10 +10,11 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.cost.arrangement import Arrangements, arm_of_way, arrangements, leveled
+from recompute_scan.cost.arm_times import arm_of_way
+from recompute_scan.cost.arrangement import Arrangements, arrangements
 from recompute_scan.cost.moments import KEEP, SELECTIVE, Choices
 from recompute_scan.errors import RunError, UsageError
-from recompute_scan.rehearsal import ArmMeasured, Rehearsal, usual_ms
+from recompute_scan.rehearsal import ArmMeasured, Rehearsal
 from recompute_scan.result import ActivationPlan, PlannedModule, PlanPoint, PlanProof
 from recompute_scan.units import ms, plural, size
 
@@ -98,7 +99,6 @@ class Planner:
     """
 
     def __init__(self, ranks: Sequence[Rehearsal], wish: Wish) -> None:
-        ranks = [leveled(one) for one in ranks]
         self._rehearsal = ranks[0]
         self._wish = wish
         self.arrangements: Arrangements = arrangements(*ranks)
@@ -107,7 +107,7 @@ class Planner:
         #: What is allocated on a GPU beside what is saved; nothing on a CPU, where it is unknown.
         self._beside = max([0, *(bytes_ - saved for bytes_ in again if bytes_ is not None)])
         today = [arm_of_way(one.arms, "today") for one in ranks]
-        step_ms = max(usual_ms(arm.steps_ms) for arm in today)
+        step_ms = self.arrangements.today_ms
         self.today = PlanPoint(None, step_ms, max(map(taken, today)), measured=True)
         free = [one.free_bytes for one in ranks if one.free_bytes is not None]
         # Ranks on CPUs share what their host has.

@@ -4,22 +4,21 @@ Each moment that can be the fullest (``cost/moments.py``) gives one linear const
 variable for every set of modules that share a storage. HiGHS solves it
 (``docs/decisions/memory-plan.md``).
 
-A step takes what one without checkpoints takes, and what recomputing everything takes more, shared
-out by the recomputes' own times, which are measured where they run; likewise for selective ones.
-Where the steps vary too much to say that they take more, those times themselves are added.
+A step takes what one without checkpoints takes (``cost/arm_times.py``), and what recomputing
+everything takes more, shared out by the recomputes' own times, which are measured where they run;
+likewise for selective ones. Where the steps vary too much to say that they take more, those times
+themselves are added.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
+from recompute_scan.cost.arm_times import arm_times, shared_out
 from recompute_scan.cost.moments import (
     KEEP,
     RECOMPUTE,
@@ -29,8 +28,7 @@ from recompute_scan.cost.moments import (
     Moment,
     moments,
 )
-from recompute_scan.intervals import median_interval
-from recompute_scan.rehearsal import ArmMeasured, Candidate, Rehearsal, Way, usual_ms
+from recompute_scan.rehearsal import Candidate, Rehearsal, Way, fixed_places
 
 _TIME_LIMIT_S = 10.0
 # The solver gets MiB, so that its coefficients are of one size.
@@ -38,8 +36,6 @@ _SCALE = 2.0**20
 # Among arrangements that are as fast the one that holds less is preferred, by so little of a step
 # for all memory together.
 _PREFERENCE = 1e-6
-# Modules of one class whose recomputes differ by less than this are taken to be as fast.
-_ALIKE = 0.25
 # Recomputes of selective checkpoints have to take less than this share of whole ones.
 _WORTH = 0.9
 
@@ -55,6 +51,7 @@ class Arrangements(Struct, frozen=True):
         moments: When it may be fullest.
         again_ms: What the recompute of each module takes of a step, ms.
         keep_ms: A step with nothing recomputed, ms.
+        today_ms: A step of the script as it is, ms.
         fixed: Modules that cannot be recomputed, because no backward pass was seen of them.
         selective_ms: What a selective checkpoint takes; ``None`` where it would hardly be faster
             than one that keeps nothing, or was not measured.
@@ -64,6 +61,7 @@ class Arrangements(Struct, frozen=True):
     moments: tuple[Moment, ...]
     again_ms: tuple[float, ...]
     keep_ms: float
+    today_ms: float
     fixed: frozenset[int] = frozenset()
     selective_ms: tuple[float | None, ...] = ()
 
@@ -130,86 +128,34 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
     for selective checkpoints, which can be missing.
 
     Args:
-        ranks: What each rank has shown, of the same modules. Every one has to have the memory; the
-            slowest says what a step takes.
+        ranks: What each rank has shown, of the same modules. Every one has to have the memory, and
+            a step takes what the slowest takes.
     """
-    rehearsal = max(ranks, key=lambda one: usual_ms(arm_of_way(one.arms, "keep").steps_ms))
-    fixed = frozenset(range(len(rehearsal.candidates))) - frozenset.intersection(
-        *(frozenset(run.candidate for run in one.runs if run.backward >= 0) for one in ranks)
-    )
-    keep, again = (arm_of_way(rehearsal.arms, way) for way in WAYS[1:3])
-    candidates = rehearsal.candidates
-    again_ms = _extra(keep, again, candidates, [one.again_ms for one in candidates], fixed)
+    times, fixed = arm_times(ranks), fixed_places(ranks)
+    candidates = ranks[0].candidates
+    each = list(zip(*(one.candidates for one in ranks), strict=True))
+
+    def shared(way: Way, alone: Sequence[float]) -> tuple[float, ...]:
+        longer = times.ms[way] - times.ms["keep"]
+        return shared_out(longer, candidates, alone, fixed, sure=way in times.surely_longer)
+
+    again_ms = shared("recompute", [max(one.again_ms for one in same) for same in each])
     selective_ms: tuple[float | None, ...] = ()
-    if any(arm.way == "selective" for arm in rehearsal.arms):
-        partly = arm_of_way(rehearsal.arms, "selective")
-        times = [one.selective_ms for one in candidates]
-        less = zip(_extra(keep, partly, candidates, times, fixed), again_ms, strict=True)
+    if "selective" in times.ms:
+        partly = shared("selective", [max(one.selective_ms for one in same) for same in each])
         # It never holds less, and needs a policy.
-        selective_ms = tuple(ms if ms < _WORTH * whole else None for ms, whole in less)
+        selective_ms = tuple(
+            ms if ms < _WORTH * whole else None for ms, whole in zip(partly, again_ms, strict=True)
+        )
     return Arrangements(
         candidates=candidates,
         moments=moments(ranks, fixed, selective=any(ms is not None for ms in selective_ms)),
         again_ms=again_ms,
-        keep_ms=usual_ms(keep.steps_ms),
+        keep_ms=times.ms["keep"],
+        today_ms=times.ms["today"],
         fixed=fixed,
         selective_ms=selective_ms,
     )
-
-
-def leveled(rehearsal: Rehearsal) -> Rehearsal:
-    """Where the script has no checkpoint, its steps are those without: both get their mean."""
-    today, keep = (arm_of_way(rehearsal.arms, way) for way in WAYS[:2])
-    checkpointed = any(one.checkpointed for one in rehearsal.candidates)
-    if checkpointed or today.saved_bytes != keep.saved_bytes:
-        return rehearsal
-    pairs = zip(today.steps_ms, keep.steps_ms, strict=False)
-    steps_ms = tuple((one + other) / 2 for one, other in pairs)
-    arms = (
-        replace(arm, steps_ms=steps_ms) if arm.way in WAYS[:2] else arm for arm in rehearsal.arms
-    )
-    return replace(rehearsal, arms=tuple(arms))
-
-
-def _extra(
-    keep: ArmMeasured,
-    arm: ArmMeasured,
-    candidates: Sequence[Candidate],
-    times: Sequence[float],
-    fixed: frozenset[int],
-) -> tuple[float, ...]:
-    """What the steps of an arm take more, shared out by its recomputes' own times, ms."""
-    longer = usual_ms(arm.steps_ms) - usual_ms(keep.steps_ms)
-    pairs = zip(keep.steps_ms, arm.steps_ms, strict=False)
-    sure = median_interval([after - before for before, after in pairs] or [0.0])[0] > 0
-    even = _evened(candidates, times, fixed)
-    whole = sum(even)
-    extra = longer if sure else max(whole, longer)
-    share = extra / whole if whole > 0 else 0.0
-    return tuple(share * time for time in even)
-
-
-def arm_of_way(arms: Sequence[ArmMeasured], way: Way) -> ArmMeasured:
-    """The first of these that was measured this way."""
-    return next(arm for arm in arms if arm.way == way)
-
-
-def _evened(
-    candidates: Sequence[Candidate], times: Sequence[float], fixed: frozenset[int]
-) -> list[float]:
-    """Recompute times; those of one class that are about the same are the same."""
-    groups: dict[str, list[list[int]]] = defaultdict(list)
-    for place in sorted(set(range(len(times))) - fixed, key=lambda n: times[n]):
-        alike = groups[candidates[place].module_class]
-        if alike and times[place] <= (1 + _ALIKE) * times[alike[-1][0]]:
-            alike[-1].append(place)
-        else:
-            alike.append([place])
-    found = [0.0] * len(times)
-    for group in (group for alike in groups.values() for group in alike):
-        for place in group:
-            found[place] = median([times[n] for n in group])
-    return found
 
 
 def _within(one: Arrangements, found: Choices, budget: int) -> Choices | None:

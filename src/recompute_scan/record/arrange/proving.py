@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from recompute_scan.advise.setting import setting_for
 from recompute_scan.advise.wording import RunFacts
 from recompute_scan.cost.activation_plan import Planner, Wish, taken
-from recompute_scan.cost.arrangement import WAYS, arm_of_way
+from recompute_scan.cost.arm_times import arm_of_way, steps_together
+from recompute_scan.cost.arrangement import WAYS
 from recompute_scan.cost.moments import Choices
 from recompute_scan.errors import RunError
 from recompute_scan.how_far import Pieces, telling
@@ -111,11 +112,9 @@ def _proven(runs: Rehearsals, planner: Planner, chosen: Choices, plan: Activatio
         ranks = runs.run("proof", (ArmWanted("today"), wanted))
     except RunError:
         return PlanProof("failed")
-    arms = [[arm_of_way(one.arms, way) for one in ranks] for way in ("today", "chosen")]
-    peak = max(map(taken, arms[1]))
-    # A step is over when the last rank has made it.
-    steps = [zip(*(arm.steps_ms for arm in each), strict=False) for each in arms]
-    pairs = list(zip(*(map(max, each) for each in steps), strict=False))
+    peak = max(taken(arm_of_way(one.arms, "chosen")) for one in ranks)
+    steps = steps_together(ranks)
+    pairs = list(zip(steps["today"], steps["chosen"], strict=False))
     today, step = (median(each) for each in zip(*pairs, strict=True))
     low, high = pair_interval(pairs) if len(pairs) >= _FEWEST_PAIRS else (None, None)
     proof = PlanProof(

@@ -28,6 +28,7 @@ except ImportError:  # no Unix
 
 from recompute_scan.record.arrange.arranging import Arranging, can_be_selective, heavy_operators
 from recompute_scan.record.arrange.candidates import Chosen, candidates
+from recompute_scan.record.arrange.heap import Heap
 from recompute_scan.record.arrange.holding import SavedTensors
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.rehearsal import (
@@ -94,12 +95,15 @@ class Rehearsing:
         self._began = 0.0, 0
         self._busy: list[float] = []
         self._waits: list[int] = []
+        self._heap = Heap()
 
     def settle(self) -> None:
         """A step has ended: let the GPU end it too, and read what it took."""
         if self._recorder.timed is not None:
             began, waits = self._began
             self._busy.append(1e3 * (time.thread_time() - began))
+            if counts(self._recorder.timed):
+                self._heap.end(self._arm, self._busy[-1])
             self._waits.append(_waits() - waits)
         self._end_look()
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -127,11 +131,12 @@ class Rehearsing:
         way = self._arms[self._arm].way
         wanted = timed is not None and counts(timed) and way in _TIMED
         arranging.time_recomputes(way if wanted else None)
+        self._heap.begin()
         self._began = time.thread_time(), _waits()
 
     def write(self, folder: Path, rank: int) -> None:
         """Leave what was measured in the run's folder."""
-        chosen = self._chosen or ()
+        chosen, device = self._chosen or (), self._recorder.kept.device
         steps: dict[int, list[float]] = {}
         for step, ms in enumerate(self._step_times()):
             if counts(step):
@@ -139,7 +144,7 @@ class Rehearsing:
         again, selective = (self._arranging.recompute_times(way) for way in _TIMED)
         rehearsal = Rehearsal(
             rank=rank,
-            device=self._recorder.kept.device,
+            device=device,
             candidates=tuple(
                 Candidate(
                     one.name,
@@ -163,8 +168,8 @@ class Rehearsing:
                 )
                 for place, arm in enumerate(self._arms)
             ),
-            free_bytes=_free_bytes(self._recorder.kept.device),
-            remarks=self._remarks,
+            free_bytes=_free_bytes(device),
+            remarks=(*self._remarks, *(self._heap.remarks() if device == "cpu" else ())),
             operators=tuple(self._arranging.met),
         )
         write_rehearsal(folder, rehearsal)
