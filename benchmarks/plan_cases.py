@@ -307,9 +307,13 @@ CASES: dict[str, PlanCase] = {
     "deep": PlanCase(lambda: Stack(_blocks(16, 64, 256), 64)),
     "wide": PlanCase(lambda: Stack(_blocks(3, 256, 1024), 256)),
     "sequential": PlanCase(lambda: Stack(_blocks(5, 96, 384), 96, sequential=True), today="none"),
-    "fsdp2": PlanCase(lambda: Stack(_blocks(5, 128, 512), 128), ranks=2),
+    # Large enough that two processes compute longer than they wait for each other.
+    "fsdp2": PlanCase(lambda: Stack(_blocks(5, 128, 512), 128), ranks=2, shape=(12, 64)),
     "fsdp2-uneven": PlanCase(
-        lambda: Towers(_blocks(3, 96, 384), _mlps(96, 96, 768, 192), 96), today="none", ranks=2
+        lambda: Towers(_blocks(3, 96, 384), _mlps(96, 96, 768, 192), 96),
+        today="none",
+        ranks=2,
+        shape=(12, 64),
     ),
 }
 

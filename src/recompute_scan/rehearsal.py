@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.errors import InputError
 from recompute_scan.files import write_whole
@@ -137,6 +138,29 @@ class Rehearsal(Struct, frozen=True):
     free_bytes: int | None = None
     remarks: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+
+    def joined(self, other: Rehearsal) -> Rehearsal:
+        """This one with the step times of another of the same modules too."""
+        both = list(zip(self.candidates, other.candidates, strict=False))
+        if len(self.candidates) != len(other.candidates) or any(
+            one.module != again.module for one, again in both
+        ):
+            return self
+        arms = {arm.way: arm.steps_ms for arm in other.arms}
+        return replace(
+            self,
+            candidates=tuple(
+                replace(
+                    one,
+                    again_ms=(one.again_ms + again.again_ms) / 2,
+                    selective_ms=(one.selective_ms + again.selective_ms) / 2,
+                )
+                for one, again in both
+            ),
+            arms=tuple(
+                replace(arm, steps_ms=arm.steps_ms + arms.get(arm.way, ())) for arm in self.arms
+            ),
+        )
 
 
 def usual_ms(times: Sequence[float]) -> float:
