@@ -11,7 +11,9 @@ were new to whoever wrote the rules, which those of the half kept aside were not
 ``newest.txt``, by somebody who had not written them: six of its logs got a wrong cause then (at
 medium confidence), and the rules were changed. ``recent.txt`` came after that, one half of it built
 on: none of its logs got a wrong cause, and host memory that ran out got its code then.
-``fresh.txt`` followed, split in the same way, and is of the same two parts.
+``fresh.txt``, ``unseen.txt`` and ``since.txt`` followed, split in the same way, and are of the same
+two parts. ``last.txt`` came after all these: one half of it may be built on, and the other, ``unseen``,
+was labelled and committed before any rule was changed for the first, and scored once after that.
 
 ``corpus/written`` holds logs that were written after public ones of the same kind, with a name of
 their own for the thread, and labelled by what the text proves before the program saw them. The
@@ -47,6 +49,8 @@ Half = Literal[
     "newest",
     "recent",
     "recent, aside",
+    "last",
+    "unseen",
     "written",
     "written, aside",
 ]
@@ -90,6 +94,8 @@ class PublicLog:
         even = hashlib.sha256(self.thread.encode()).digest()[0] % 2 == 0
         if self.file in {"recent", "fresh", "unseen", "since"}:
             return "recent" if even else "recent, aside"
+        if self.file == "last":
+            return "last" if even else "unseen"
         return _PARTS.get(self.file, "built on" if even else "kept aside")
 
     def found(self) -> Findings:
