@@ -22,6 +22,7 @@ _OTHERS = re.compile(
     r"|\d{1,3}(?:\.\d{1,3}){3}: "  # pdsh, with the host's address
     r"|[\w.]+-\d+ +\| "  # docker compose
     r"| +\| "  # a group of exceptions
+    r"|E {3,}(?=\S)"  # pytest
     r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./\-]+:\d+\] ?"  # vLLM
 )
 _MOST_PREFIXES = 6
@@ -51,6 +52,7 @@ def is_telling(line: bytes) -> bool:
     return (
         b"Error: " in line
         or b"File " in line
+        or b".py in " in line
         or b"Traceback (most" in line
         or b"Exception: " in line
         or b"Warning: " in line
@@ -68,6 +70,7 @@ def is_telling(line: bytes) -> bool:
         or b": line " in line
         or b"oom_kill event" in line
         or b"oom-kill event" in line
+        or b"killed due to memory pressure" in line
         or b"_MISMATCH" in line
         or b"use_reentrant" in line
         or b"requires_grad=True" in line
@@ -121,8 +124,9 @@ _FAILED = re.compile(
     r"|exits with return code = (?P<code>-\d{1,18})"
     r"|ProcessExitedException: process \d+ terminated with signal (?P<spawned>SIG\w+)"
     r"|finished with exit code \d+ \(interrupted by signal \d+:? (?P<ide>SIG\w+)\)"
-    # SLURM counts what the kernel ended for want of memory.
-    r"|(?P<slurm>Detected [1-9]\d* oom[_-]kill event)"
+    # SLURM counts what the kernel ended for want of memory, and Ray what it ended itself.
+    r"|(?P<memory>Detected [1-9]\d* oom[_-]kill event"
+    r"|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure)"
     # Shells: of what they ran, and of a line of a script. Then faulthandler, of its own process.
     r"|(?P<shell>[Ss]egmentation fault|[Bb]us error|[Ii]llegal instruction) +\(core dumped\)"
     r"|: line \d{1,9}: +\d{1,9} (?P<job>Killed|Segmentation fault|Bus error|Illegal instruction)  "
@@ -183,7 +187,7 @@ class Launcher:
         if not self._said and (match := _FAILED.search(text)) is not None:
             status = match["status"] or match["code"]
             named = match["signal"] or match["spawned"] or match["ide"]
-            named = "SIGKILL" if match["slurm"] else named or match["handler"]
+            named = "SIGKILL" if match["memory"] else named or match["handler"]
             if (by := match["caught"] or match["mpi"] or match["rank_by"]) is not None:
                 named = _name(-int(by))
             if word := match["shell"] or match["job"] or match["python"] or match["task"]:

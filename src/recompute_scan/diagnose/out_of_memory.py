@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from recompute_scan.crash import Frame
-from recompute_scan.diagnose.places import doing
+from recompute_scan.diagnose.places import activity, doing
 from recompute_scan.frameworks import gradients, known
 from recompute_scan.frameworks.signature import Signature, innermost, some
 
@@ -38,6 +38,8 @@ _COPIES_AT_ONCE = re.compile(r"""\.to\(\s*["']cpu["'].*non_blocking\s*=\s*True""
 _KEEPS_ON_HOST = innermost(r"torch/autograd/graph\.py:pack_to_cpu$")
 _PINS = some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:")
 _SAVES = doing("saving")
+_OF_STEPS = {"recompute", "backward", "optimizer"}
+_STEP = some(r":\w*train(?:ing)?_(?:one_)?(?:step|batch|epoch)$")
 _SMALLER = (
     "Smaller micro-batches give the same gradient where no BatchNorm is in the model and each "
     "one's loss counts by its share of the tokens."
@@ -51,6 +53,12 @@ def _gathers(frames: Sequence[Frame]) -> int | None:
     inner = [frame.site for frame in frames[found:]] if found is not None else []
     whole = any(map(_TOGETHER.search, inner)) and not any(map(_OWN_SHARD.search, inner))
     return found if whole else None
+
+
+def _trains(frames: Sequence[Frame]) -> int | None:
+    """The frame of a training step, or of a function that is one and does nothing else there."""
+    found = activity(frames)
+    return _STEP(frames) if found is None else found[1] if found[0] in _OF_STEPS else None
 
 
 def _pinned(frames: Sequence[Frame]) -> int | None:
@@ -134,7 +142,8 @@ SIGNATURES = (
         error="ValueError",
         message=re.compile(
             r"^No available memory for the cache blocks"
-            r"|KV cache is needed, which is larger than the available KV cache memory"
+            r"|^To serve at least one request with the models?'s max seq len"
+            r"|is larger than the maximum number of tokens that can be stored in KV cache"
         ),
         title="vLLM has no GPU memory left for its key-value cache",
         cause=(
@@ -240,7 +249,7 @@ SIGNATURES = (
         _DEVICE,
         cause_name="training",
         message=_FULL,
-        where=doing("recompute", "backward", "optimizer"),
+        where=_trains,
         needs_frames=True,
         title="The GPU ran out of memory in a training step",
         cause=(
