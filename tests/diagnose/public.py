@@ -11,9 +11,10 @@ were new to whoever wrote the rules, which those of the half kept aside were not
 ``newest.txt``, by somebody who had not written them: six of its logs got a wrong cause then (at
 medium confidence), and the rules were changed. ``recent.txt`` came after that, one half of it built
 on: none of its logs got a wrong cause, and host memory that ran out got its code then.
-``fresh.txt``, ``unseen.txt`` and ``since.txt`` followed, split in the same way, and are of the same
-two parts. ``last.txt`` came after all these: one half of it may be built on, and the other, ``unseen``,
-was labelled and committed before any rule was changed for the first, and scored once after that.
+``fresh.txt``, ``unseen.txt`` and ``since.txt`` followed, split in the same way, and are of the
+same two parts. ``last.txt`` came after all these. One half of it was built on; the other,
+``unseen``, was labelled and committed before a rule was changed for the first, and scored once
+after that.
 
 ``corpus/written`` holds logs that were written after public ones of the same kind, with a name of
 their own for the thread, and labelled by what the text proves before the program saw them. The

@@ -39,7 +39,9 @@ _KEEPS_ON_HOST = innermost(r"torch/autograd/graph\.py:pack_to_cpu$")
 _PINS = some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:")
 _SAVES = doing("saving")
 _OF_STEPS = {"recompute", "backward", "optimizer"}
-_STEP = some(r":\w*train(?:ing)?_(?:one_)?(?:step|batch|epoch)$")
+# What calls one training step or is it, by its name or by the line where it stands.
+_STEP = re.compile(r"[:.]\w*train(?:ing)?_(?:one_)?(?:step|batch)(?:$|\()")
+_NO_GRADIENT = re.compile(r"torch/(?:utils/_contextlib|autograd/grad_mode)\.py:decorate_context$")
 _SMALLER = (
     "Smaller micro-batches give the same gradient where no BatchNorm is in the model and each "
     "one's loss counts by its share of the tokens."
@@ -56,9 +58,17 @@ def _gathers(frames: Sequence[Frame]) -> int | None:
 
 
 def _trains(frames: Sequence[Frame]) -> int | None:
-    """The frame of a training step, or of a function that is one and does nothing else there."""
+    """The frame that shows a training step, in its forward pass too, where nothing else tells."""
     found = activity(frames)
-    return _STEP(frames) if found is None else found[1] if found[0] in _OF_STEPS else None
+    if found is not None:
+        return found[1] if found[0] in _OF_STEPS else None
+    for index in range(len(frames) - 1, -1, -1):
+        frame = frames[index]
+        if _STEP.search(frame.site) or _STEP.search(frame.source or ""):
+            return index
+        if _NO_GRADIENT.search(frame.site):
+            return None
+    return None
 
 
 def _pinned(frames: Sequence[Frame]) -> int | None:
