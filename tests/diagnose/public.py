@@ -12,9 +12,11 @@ were new to whoever wrote the rules, which those of the half kept aside were not
 medium confidence), and the rules were changed. ``recent.txt`` came after that, one half of it built
 on: none of its logs got a wrong cause, and host memory that ran out got its code then.
 ``fresh.txt``, ``unseen.txt`` and ``since.txt`` followed, split in the same way, and are of the
-same two parts. ``last.txt`` came after all these. One half of it was built on; the other,
-``unseen``, was labelled and committed before a rule was changed for the first, and scored once
-after that.
+same two parts. ``last.txt`` came after all these, split in the same way: one half was built on,
+and the other scored once; then it was built on too.
+
+``kept.txt`` is the part that is ``unseen``: labelled and committed when all these rules stood,
+scored once, and nothing was changed after that.
 
 ``corpus/written`` holds logs that were written after public ones of the same kind, with a name of
 their own for the thread, and labelled by what the text proves before the program saw them. The
@@ -51,6 +53,7 @@ Half = Literal[
     "recent",
     "recent, aside",
     "last",
+    "last, aside",
     "unseen",
     "written",
     "written, aside",
@@ -63,6 +66,7 @@ Group = Literal["ours", "not shown", "not ours"]
 _PARTS: dict[str, Half] = {
     "later": "later",
     "newest": "newest",
+    "kept": "unseen",
     "first": "written",
     "aside": "written, aside",
 }
@@ -96,7 +100,7 @@ class PublicLog:
         if self.file in {"recent", "fresh", "unseen", "since"}:
             return "recent" if even else "recent, aside"
         if self.file == "last":
-            return "last" if even else "unseen"
+            return "last" if even else "last, aside"
         return _PARTS.get(self.file, "built on" if even else "kept aside")
 
     def found(self) -> Findings:

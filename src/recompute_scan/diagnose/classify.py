@@ -30,7 +30,7 @@ from recompute_scan.result import Level
 # What a rank says when another has died, or a launcher when one of its processes has.
 _CONSEQUENCE = re.compile(
     r"ChildFailedError|SignalException|Process(?:Exited|Raised)Exception|KeyboardInterrupt"
-    r"|CalledProcessError|RayTaskError|RayActorError|ActorDiedError"
+    r"|CalledProcessError|RayTaskError|RayActorError|ActorDiedError|Trials did not complete"
     r"|DistNetworkError|Connection (?:closed|reset) by peer|Connection reset|Broken pipe"
     r"|communicator was aborted|Watchdog caught collective|NCCL Error 6|ncclRemoteError"
     r"|remote process exited|Timed out (?:after )?waiting|Application timeout"

@@ -17,7 +17,7 @@ _RANK = re.compile(
     r"|\((?P<actor>[\w.:\- ]*pid=\d+[^)]*)\)\s?)"
 )
 _OTHERS = re.compile(
-    r"> ?"  # a quotation
+    r"> ?|[`*]+(?=\[)"  # a quotation
     r"|\[\d+\] (?=\[rank)"  # a count of lines
     r"|\d{1,3}(?:\.\d{1,3}){3}: "  # pdsh, with the host's address
     r"|[\w.]+-\d+ +\| "  # docker compose
@@ -33,7 +33,8 @@ _BOX = "│".encode()
 _LINK = re.compile(r"\[([^\]\s]*\.py(?::\d+)?)\]\(https?://[^)\s]*\)")
 
 HEADER = re.compile(r"(?P<before>.*?)Traceback \(most recent call last\)(?::?\s*| ─*[╮|]?\s*)$")
-_TYPE = r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)): (?P<message>.*)"
+_NAME = r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)"
+_TYPE = rf"(?P<type>{_NAME}):(?: |(?=[A-Z]))(?P<message>.*)"
 TYPED = re.compile(rf"(?:^|[\s:|*`]){_TYPE}")
 # An exception that is named without a traceback: the line says nothing else, or says that
 # something failed. One that is in a sentence is spoken of.
@@ -50,7 +51,7 @@ def is_telling(line: bytes) -> bool:
     twice as fast as a loop over them.
     """
     return (
-        b"Error: " in line
+        b"Error:" in line
         or b"File " in line
         or b".py in " in line
         or b"Traceback (most" in line
