@@ -39,7 +39,8 @@ TYPED = re.compile(rf"(?:^|[\s:|*`]){_TYPE}")
 # An exception that is named without a traceback: the line says nothing else, or says that
 # something failed. One that is in a sentence is spoken of.
 LOOSE = re.compile(
-    r"(?:[\s*_`>\[\]]*|.*\b(?:ERROR|CRITICAL|FATAL)\b.{0,120}?[\s:\]]"
+    r"(?:[\s*_`>\[\]]*|[\w ]{0,60}\b[Ee](?:rror|xception): "
+    r"|.*\b(?:ERROR|CRITICAL|FATAL)\b.{0,120}?[\s:\]]"
     rf"|.*\b(?:[Ff]ailed with|[Uu]ncaught|[Uu]nhandled)\b.{{0,40}}?[\s:]){_TYPE}"
 )
 
@@ -64,7 +65,12 @@ def is_telling(line: bytes) -> bool:
         or b"return code = -" in line
         or b" signal " in line
         or b"core dumped" in line
+        or b"Killed" in line
+        or b"egmentation fault" in line
         or b"Fatal Python error" in line
+        or b"zsh: " in line
+        or b"with exit code -" in line
+        or b"fatal exception: " in line
         or b"srun: error" in line
         or b"*** SIG" in line
         or b"Signal: " in line
@@ -124,14 +130,21 @@ _FAILED = re.compile(
     r"|died with <Signals\.(?P<signal>SIG\w+): \d+>"
     r"|exits with return code = (?P<code>-\d{1,18})"
     r"|ProcessExitedException: process \d+ terminated with signal (?P<spawned>SIG\w+)"
-    r"|finished with exit code \d+ \(interrupted by signal \d+:? (?P<ide>SIG\w+)\)"
+    r"|finished with exit code \d+ \(interrupted by signal \d+:? ?(?P<ide>SIG\w+)\)"
     # SLURM counts what the kernel ended for want of memory, and Ray what it ended itself.
     r"|(?P<memory>Detected [1-9]\d* oom[_-]kill event"
-    r"|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure)"
+    r"|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure"
+    # The kernel's own words, and Kubernetes'.
+    r"|[Oo]ut of memory: Kill(?:ed)? process \d+ \((?:python|pt_main|ray)"
+    r"|[Rr]eason\W{1,9}OOMKilled\b)"
     # Shells: of what they ran, and of a line of a script. Then faulthandler, of its own process.
     r"|(?P<shell>[Ss]egmentation fault|[Bb]us error|[Ii]llegal instruction) +\(core dumped\)"
-    r"|: line \d{1,9}: +\d{1,9} (?P<job>Killed|Segmentation fault|Bus error|Illegal instruction)  "
-    rf".{{0,200}}?(?:python|{_PROGRAMS})"
+    r"|: line \d{1,9}: +\d{1,9} (?P<job>Killed|Segmentation fault|Bus error|Illegal instruction) "
+    rf".{{0,200}}?(?:python|\b(?:ba|z)?sh \S|{_PROGRAMS})"
+    r"|^[\s*`]*(?P<alone>Killed|Segmentation fault)(?:: \d+)?[\s*`]*$"
+    r"|\bzsh: (?P<zsh>killed|segmentation fault|bus error|illegal hardware instruction) "
+    # Windows: of a process of an IDE, and of its own.
+    r"|(?P<windows>finished with exit code -1073741819\b|^Windows fatal exception: access viol)"
     r"|^Fatal Python error: (?P<python>Segmentation fault|Bus error|Illegal instruction)$"
     # srun of a task, mpirun of a rank.
     r"|srun: error: \S{1,100}: tasks? [\d,\-]{1,100}: (?P<task>Killed|Out Of Memory|Bus error"
@@ -142,7 +155,8 @@ _FAILED = re.compile(
     r"|\*\*\* (?P<handler>SIG(?:SEGV|BUS|ILL|FPE)) (?:\(@0x\w+\) )?received "
     r"|^(?:\[[\w.\-]+:\d+\] )?Signal: [A-Z][\w ]{3,30} \((?P<mpi>4|7|8|11)\)$"
 )
-_SHELL = {"segmentation fault": "SIGSEGV", "bus error": "SIGBUS", "illegal instruction": "SIGILL"}
+_SHELL = {"segmentation fault": "SIGSEGV", "bus error": "SIGBUS"}
+_SHELL |= dict.fromkeys(("illegal instruction", "illegal hardware instruction"), "SIGILL")
 _SHELL |= dict.fromkeys(("killed", "out of memory"), "SIGKILL")
 _ROOT = re.compile(r"Root Cause \(first observed failure\)")
 _RANK_FIELD = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d{1,18}) ")
@@ -191,8 +205,9 @@ class Launcher:
             named = "SIGKILL" if match["memory"] else named or match["handler"]
             if (by := match["caught"] or match["mpi"] or match["rank_by"]) is not None:
                 named = _name(-int(by))
-            if word := match["shell"] or match["job"] or match["python"] or match["task"]:
-                named = _SHELL[word.lower()]
+            for group in ("shell", "job", "alone", "zsh", "python", "task"):
+                named = _SHELL[match[group].lower()] if match[group] else named
+            named = "SIGSEGV" if match["windows"] else named
             self._note(number, text, named or _name(int(status or 0)))
 
     def _summary(self, number: int, text: str) -> None:

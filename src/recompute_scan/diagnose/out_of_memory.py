@@ -17,9 +17,11 @@ _CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
 _ERRORS = r"OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError"
 # Each device's allocator says the same after the device's name; Apple's is "MPS backend".
 # torch before 0.4 gave CUDA's own words and the place; that of pinned memory has "Host" in it.
+# The last words are those of its allocator that leaves the pool to CUDA (cudaMallocAsync).
 _SAYS_FULL = (
     r"^(?:RuntimeError: )?(?:(?!CPU)[A-Z]{2,8}(?: backend)? out of memory\b"
-    r"|cuda runtime error \(2\) ?: out of memory at \S{1,400}/THC(?!\w*Host)\w*\.\w+:\d)"
+    r"|cuda runtime error \(2\) ?: out of memory at \S{1,400}/THC(?!\w*Host)\w*\.\w+:\d"
+    r"|Allocation on device\b)"
 )
 _FULL = re.compile(
     rf"{_SAYS_FULL}|^(?:CUDA|HIP) error: out of memory|Cuda failure (?:2 )?'out of memory'"
