@@ -145,7 +145,7 @@ def test_what_follows_from_another_ranks_death_is_not_the_cause() -> None:
         ("Windows fatal exception: access violation", "RS213"),
         ("[1.2] Memory cgroup out of memory: Killed process 12 (python) total-vm:1kB", "RS212"),
         ("[1.2] Out of memory: Killed process 12 (firefox) total-vm:1kB", None),
-        ("      Reason:       OOMKilled", "RS212"),
+        ("Reason:       OOMKilled", "RS212"),
         # Launchers.
         ("srun: error: gpu-12: task 3: Segmentation fault (core dumped)", "RS213"),
         ("srun: error: r10n04: tasks 0-3,5: Killed", "RS212"),
