@@ -66,7 +66,7 @@ Group = Literal["ours", "not shown", "not ours"]
 _PARTS: dict[str, Half] = {
     "later": "later",
     "newest": "newest",
-    "final": "unseen",
+    "fifth": "unseen",
     "first": "written",
     "aside": "written, aside",
 }
@@ -99,7 +99,7 @@ class PublicLog:
         even = hashlib.sha256(self.thread.encode()).digest()[0] % 2 == 0
         if self.file in {"recent", "fresh", "unseen", "since"}:
             return "recent" if even else "recent, aside"
-        if self.file in {"last", "kept"}:
+        if self.file in {"last", "kept", "final"}:
             return "last" if even else "last, aside"
         return _PARTS.get(self.file, "built on" if even else "kept aside")
 

@@ -39,7 +39,7 @@ TYPED = re.compile(rf"(?:^|[\s:|*`]){_TYPE}")
 # An exception that is named without a traceback: the line says nothing else, or says that
 # something failed. One that is in a sentence is spoken of.
 LOOSE = re.compile(
-    r"(?:[\s*_`>\[\]]*|[\w ]{0,60}\b[Ee](?:rror|xception): "
+    r"(?:[\s*_`>\[\]]*|[^:.]{0,80}?\b[Ee](?:rror|xception)s?(?: message)?: "
     r"|.*\b(?:ERROR|CRITICAL|FATAL)\b.{0,120}?[\s:\]]"
     rf"|.*\b(?:[Ff]ailed with|[Uu]ncaught|[Uu]nhandled)\b.{{0,40}}?[\s:]){_TYPE}"
 )
@@ -69,7 +69,15 @@ def is_telling(line: bytes) -> bool:
         or b"egmentation fault" in line
         or b"Fatal Python error" in line
         or b"zsh: " in line
-        or b"with exit code -" in line
+        or b"xit code" in line
+        or b"xited with" in line
+        or b"xitCode" in line
+        or b"xit status" in line
+        or b"terminated with code -" in line
+        or b"slurmstepd: err" in line
+        or b"TERM_MEMLIMIT" in line
+        or b"PBS: job killed" in line
+        or b"Worker exit type" in line
         or b"fatal exception: " in line
         or b"srun: error" in line
         or b"*** SIG" in line
@@ -136,7 +144,16 @@ _FAILED = re.compile(
     r"|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure"
     # The kernel's own words, and Kubernetes'.
     r"|[Oo]ut of memory: Kill(?:ed)? process \d+ \((?:python|pt_main|ray)"
-    r"|[Rr]eason\W{1,9}OOMKilled\b)"
+    r"|[Rr]eason\W{1,9}OOMKilled\b|Worker exit type: NODE_OUT_OF_MEMORY"
+    # What schedulers allowed the job.
+    r"|slurmstepd: error: .{0,80}[Ee]xceeded .{0,12}memory limit|TERM_MEMLIMIT: job killed"
+    r"|PBS: job killed: v?mem)"
+    # A shell's status for a signal, as containers hand it on, and Lightning's of a rank it started.
+    r"|[Ee]xit(?:ed)?(?: with)?[ _]?(?:[Cc]ode|[Ss]tatus)?\W{1,9}(?P<exit>13[2579])\b"
+    r"|terminated with code (?P<child>-\d{1,18})"
+    # gdb.
+    r"|(?:Program|Thread [^,]{1,80}) (?:terminated with|received) signal "
+    r"(?P<gdb>SIG(?:SEGV|BUS|ILL|FPE|KILL))\b"
     # Shells: of what they ran, and of a line of a script. Then faulthandler, of its own process.
     r"|(?P<shell>[Ss]egmentation fault|[Bb]us error|[Ii]llegal instruction) +\(core dumped\)"
     r"|: line \d{1,9}: +\d{1,9} (?P<job>Killed|Segmentation fault|Bus error|Illegal instruction) "
@@ -200,9 +217,9 @@ class Launcher:
             self._summary(number, text)
             return
         if not self._said and (match := _FAILED.search(text)) is not None:
-            status = match["status"] or match["code"]
+            status = match["status"] or match["code"] or match["exit"] or match["child"]
             named = match["signal"] or match["spawned"] or match["ide"]
-            named = "SIGKILL" if match["memory"] else named or match["handler"]
+            named = "SIGKILL" if match["memory"] else named or match["handler"] or match["gdb"]
             if (by := match["caught"] or match["mpi"] or match["rank_by"]) is not None:
                 named = _name(-int(by))
             for group in ("shell", "job", "alone", "zsh", "python", "task"):
@@ -224,6 +241,7 @@ class Launcher:
 
 
 def _name(status: int) -> str | None:
+    status = 128 - status if status > 128 else status  # a shell's
     try:
         return signal.Signals(-status).name if status < 0 else None
     except ValueError:

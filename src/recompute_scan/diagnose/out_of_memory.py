@@ -21,7 +21,7 @@ _ERRORS = r"OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError"
 _SAYS_FULL = (
     r"^(?:RuntimeError: )?(?:(?!CPU)[A-Z]{2,8}(?: backend)? out of memory\b"
     r"|cuda runtime error \(2\) ?: out of memory at \S{1,400}/THC(?!\w*Host)\w*\.\w+:\d"
-    r"|Allocation on device\b)"
+    r"|Allocation on device\b|.{0,200}UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY\b)"
 )
 _FULL = re.compile(
     rf"{_SAYS_FULL}|^(?:CUDA|HIP) error: out of memory|Cuda failure (?:2 )?'out of memory'"
