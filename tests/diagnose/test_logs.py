@@ -145,7 +145,7 @@ def test_what_follows_from_another_ranks_death_is_not_the_cause() -> None:
         ("Windows fatal exception: access violation", "RS213"),
         ("[1.2] Memory cgroup out of memory: Killed process 12 (python) total-vm:1kB", "RS212"),
         ("[1.2] Out of memory: Killed process 12 (firefox) total-vm:1kB", None),
-        ("    Exit Code:    137", "RS212"),
+        ("Exit Code:    137", "RS212"),
         ("trainer-1 exited with code 139", "RS213"),
         ("command terminated with exit code 137", "RS212"),
         ("command terminated with exit code 143", None),

@@ -61,7 +61,6 @@ def is_telling(line: bytes) -> bool:
         or b"ollective" in line
         or b"ProcessGroupNCCL" in line
         or b"Root Cause (first" in line
-        or b"xitcode" in line
         or b"return code = -" in line
         or b" signal " in line
         or b"core dumped" in line
@@ -69,15 +68,11 @@ def is_telling(line: bytes) -> bool:
         or b"egmentation fault" in line
         or b"Fatal Python error" in line
         or b"zsh: " in line
-        or b"xit code" in line
-        or b"xited with" in line
-        or b"xitCode" in line
-        or b"xit status" in line
+        or b"xit" in line
         or b"terminated with code -" in line
         or b"slurmstepd: err" in line
         or b"TERM_MEMLIMIT" in line
         or b"PBS: job killed" in line
-        or b"Worker exit type" in line
         or b"fatal exception: " in line
         or b"srun: error" in line
         or b"*** SIG" in line
