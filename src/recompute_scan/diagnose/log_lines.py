@@ -39,7 +39,7 @@ TYPED = re.compile(rf"(?:^|[\s:|*`]){_TYPE}")
 # An exception that is named without a traceback: the line says nothing else, or says that
 # something failed. One that is in a sentence is spoken of.
 LOOSE = re.compile(
-    r"(?:[\s*_`>\[\]]*|[^:.]{0,80}?\b[Ee](?:rror|xception)s?(?: message)?: "
+    r"(?:[\s*_`>\[\]]*(?:[A-Z][a-z]{1,20}: )?|[^:.]{0,80}?\b[Ee](?:rror|xception)s?(?: message)?: "
     r"|.*\b(?:ERROR|CRITICAL|FATAL)\b.{0,120}?[\s:\]]"
     rf"|.*\b(?:[Ff]ailed with|[Uu]ncaught|[Uu]nhandled)\b.{{0,40}}?[\s:]){_TYPE}"
 )

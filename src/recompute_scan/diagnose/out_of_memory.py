@@ -41,8 +41,8 @@ _KEEPS_ON_HOST = innermost(r"torch/autograd/graph\.py:pack_to_cpu$")
 _PINS = some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:")
 _SAVES = doing("saving")
 _OF_STEPS = {"recompute", "backward", "optimizer"}
-# What calls one training step or is it, by its name or by the line where it stands.
-_STEP = re.compile(r"[:.]\w*train(?:ing)?_(?:one_)?(?:step|batch)(?:$|\()")
+# What calls training steps or is one, by its name or by the line where it stands.
+_STEP = re.compile(r"[:.]\w*train(?:ing)?_(?:one_)?(?:step|batch|epoch)(?:$|\()")
 _NO_GRADIENT = re.compile(r"torch/(?:utils/_contextlib|autograd/grad_mode)\.py:decorate_context$")
 _SMALLER = (
     "Smaller micro-batches give the same gradient where no BatchNorm is in the model and each "
