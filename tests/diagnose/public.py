@@ -13,10 +13,12 @@ medium confidence), and the rules were changed. ``recent.txt`` came after that, 
 on: none of its logs got a wrong cause, and host memory that ran out got its code then.
 ``fresh.txt``, ``unseen.txt`` and ``since.txt`` followed, split in the same way, and are of the
 same two parts. ``last.txt`` came after all these, split in the same way: one half was built on,
-and the other scored once; then it was built on too.
+and the other scored once; then it was built on too. ``kept.txt`` and ``final.txt`` were each
+scored once after that, and then built on.
 
-``kept.txt`` is the part that is ``unseen``: labelled and committed when all these rules stood,
-scored once, and nothing was changed after that.
+``fifth.txt`` is the part that is ``unseen``: labelled and committed when the rules stood, and
+scored once. Do not look at its answers one by one. Who does so, or changes a rule for it, moves it
+to ``last`` and collects another.
 
 ``corpus/written`` holds logs that were written after public ones of the same kind, with a name of
 their own for the thread, and labelled by what the text proves before the program saw them. The
@@ -62,11 +64,13 @@ Outcome = Literal["right", "none", "wrong"]
 # Ours and visible; ours by what the thread says, and not visible in the excerpt; not ours.
 Group = Literal["ours", "not shown", "not ours"]
 
+# What nobody has looked at since it was labelled.
+UNSEEN = FOLDER / "fifth.txt"
 # The parts that are files; a hash splits the others, so that no one chose.
 _PARTS: dict[str, Half] = {
     "later": "later",
     "newest": "newest",
-    "fifth": "unseen",
+    UNSEEN.stem: "unseen",
     "first": "written",
     "aside": "written, aside",
 }
