@@ -92,10 +92,7 @@ def since_labelled() -> str:
     if not labelled:
         return "unseen: not committed yet, so nothing shows that it was labelled first"
     younger = _git("log", "--format=%h", f"{labelled.split()[0]}..HEAD", "--", *RULES).split()
-    changed = (
-        f"the rules have changed in {len(younger)} commits since" if younger else "no rule since"
-    )
-    return f"unseen: labelled and frozen by {labelled}; {changed}"
+    return f"unseen: labelled and frozen by {labelled}; commits to the rules since: {len(younger)}"
 
 
 def _git(*arguments: str) -> str:

@@ -149,6 +149,10 @@ def test_what_follows_from_another_ranks_death_is_not_the_cause() -> None:
         ("trainer-1 exited with code 139", "RS213"),
         ("command terminated with exit code 137", "RS212"),
         ("command terminated with exit code 143", None),
+        ("Exit code 137 usually means that a container wanted memory", None),
+        ("| exit code | 137 | out of memory |", None),
+        ("exit: 135 samples", None),
+        ("Fixed: RuntimeError: CUDA out of memory. Tried to allocate 2 MiB", None),
         # Schedulers' limits, Ray's word, Lightning's, gdb's.
         ("slurmstepd: error: Step 1.0 exceeded memory limit (7 > 6), being killed", "RS212"),
         ("slurmstepd: error: Exceeded job memory limit at some point.", "RS212"),

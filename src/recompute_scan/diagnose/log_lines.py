@@ -39,7 +39,7 @@ TYPED = re.compile(rf"(?:^|[\s:|*`]){_TYPE}")
 # An exception that is named without a traceback: the line says nothing else, or says that
 # something failed. One that is in a sentence is spoken of.
 LOOSE = re.compile(
-    r"(?:[\s*_`>\[\]]*(?:[A-Z][a-z]{1,20}: )?|[^:.]{0,80}?\b[Ee](?:rror|xception)s?(?: message)?: "
+    r"(?:[\s*_`>\[\]]*|[^:.]{0,80}?\b[Ee](?:rror|xception)s?(?: message)?: "
     r"|.*\b(?:ERROR|CRITICAL|FATAL)\b.{0,120}?[\s:\]]"
     rf"|.*\b(?:[Ff]ailed with|[Uu]ncaught|[Uu]nhandled)\b.{{0,40}}?[\s:]){_TYPE}"
 )
@@ -144,7 +144,8 @@ _FAILED = re.compile(
     r"|slurmstepd: error: .{0,80}[Ee]xceeded .{0,12}memory limit|TERM_MEMLIMIT: job killed"
     r"|PBS: job killed: v?mem)"
     # A shell's status for a signal, as containers hand it on, and Lightning's of a rank it started.
-    r"|[Ee]xit(?:ed)?(?: with)?[ _]?(?:[Cc]ode|[Ss]tatus)?\W{1,9}(?P<exit>13[2579])\b"
+    r"|[Ee]xit(?:ed)?(?: with)?[ _]?(?:[Cc]ode|[Ss]tatus)[:=\s]{1,9}(?P<exit>13[2579])"
+    r"(?=$|\s*[(,;.])"
     r"|terminated with code (?P<child>-\d{1,18})"
     # gdb.
     r"|(?:Program|Thread [^,]{1,80}) (?:terminated with|received) signal "

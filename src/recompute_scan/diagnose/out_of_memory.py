@@ -19,7 +19,7 @@ _ERRORS = r"OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError"
 # torch before 0.4 gave CUDA's own words and the place; that of pinned memory has "Host" in it.
 # The last words are those of its allocator that leaves the pool to CUDA (cudaMallocAsync).
 _SAYS_FULL = (
-    r"^(?:RuntimeError: )?(?:(?!CPU)[A-Z]{2,8}(?: backend)? out of memory\b"
+    r"^(?:RuntimeError: )?(?:(?!CPU)[A-Z]{2,8}(?: backend)? out of (?:the )?memory\b"
     r"|cuda runtime error \(2\) ?: out of memory at \S{1,400}/THC(?!\w*Host)\w*\.\w+:\d"
     r"|Allocation on device\b|.{0,200}UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY\b)"
 )
