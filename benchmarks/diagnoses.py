@@ -7,13 +7,15 @@ Of some there are other forms, and repaired twins of these, which get no code.
     python benchmarks/diagnoses.py logs         the logs alone
 
 Then the logs: those written for each known failure, and failures that are none of them; and those
-from public threads, for the half that the rules were built on, the half that was kept aside, and
-those collected later; and written ones, in two parts likewise.
+from public threads, for the half that the rules were built on, the half that was kept aside, those
+collected later, and those that are unseen; and written ones, in two parts likewise. Only the part
+that is called unseen is: of the others, all have been taught from.
 Ends with 1 where an answer differs.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.diagnose.cases import CASES, FORMS, REPAIRED, run_case
 from tests.diagnose.corpus import KNOWN, UNRELATED, answer, diagnosed, expected
-from tests.diagnose.public import OUTCOMES, public_logs, scores, written_logs
+from tests.diagnose.public import OUTCOMES, UNSEEN, public_logs, scores, written_logs
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES = ("src/recompute_scan/diagnose", "src/recompute_scan/frameworks")
 
 
 def main(wanted: list[str]) -> int:
@@ -74,10 +79,27 @@ def threads() -> int:
     for score in scores(logs):
         right, none, wrong = (score.outcomes[name] for name in OUTCOMES)
         print(f"{score.half:<16}{score.group:<12}{score.logs:>5}{right:>7}{none:>6}{wrong:>7}")
+    print(since_labelled())
     said_wrongly = [one for one in logs if one.outcome() == "wrong"]
     for one in said_wrongly:
         print(f"  {one.thread}: {one.label}, and said {answer(one.found())}")
     return len(said_wrongly)
+
+
+def since_labelled() -> str:
+    """How the unseen part stands to the rules, by git: a rule that is younger may know it."""
+    labelled = _git("log", "-1", "--format=%h of %cs", "--", str(UNSEEN))
+    if not labelled:
+        return "unseen: not committed yet, so nothing shows that it was labelled first"
+    younger = _git("log", "--format=%h", f"{labelled.split()[0]}..HEAD", "--", *RULES).split()
+    return f"unseen: labelled and frozen by {labelled}; commits to the rules since: {len(younger)}"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
 
 
 if __name__ == "__main__":

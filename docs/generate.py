@@ -260,6 +260,22 @@ that: right at first for 8 of the 9 that are ours, wrong for none; a message of 
 was taught. One written log had been labelled "less is true" because Apple's words were unknown, and
 is now one that is ours.
 
+A sixth part, `last`, is of three batches, each labelled and committed before the program saw it.
+Right at first, of those that are ours: 11 of 21 in one half of the first batch, on which the rules
+were mended, and 17 of 21 in the other; 14 of 21; and 17 of 21. Of all 192 one answer was called
+wrong: less than the label, true, and left out of the label by mistake. Before the second half was
+scored, labels of a loader's worker that died were made those that such logs have above (with the
+old ones it was 11 of 27). What was missing were wordings: of Ray's monitor, shells, the kernel,
+Kubernetes, schedulers, gdb and Windows for a process that was ended, Lightning's for unused
+parameters, older ones of vLLM; tracebacks that begin in a record of a log; steps and evaluations in
+functions of other names. Most were taught.
+
+`unseen` is a fourth batch, of 48 logs, labelled and committed after that and scored once: right for
+23 of the 25 that are ours, wrong for none. Nobody has looked at its answers one by one, and
+`make diagnoses` says whether the rules have changed since. Whoever labelled these four batches had
+read the rules, and took what a search found, in excerpts of some 1,500 characters; memory that runs
+out and launchers' words are more frequent in them than in the other parts.
+
 "Ours": the excerpt shows a cause that is in the table below. "Not shown": the thread knows such a
 cause, and the excerpt does not show it. "None" is no diagnosis, or one that says less and is true.
 
@@ -268,8 +284,11 @@ PUBLIC
 A test holds that no log gets a wrong cause, that nine of ten of "ours" get theirs, and that every
 diagnosis names its lines. `tests/diagnose/test_adversarial.py` has 58 logs written to mislead:
 ranks interleaved, colours and timestamps before every line, cut off, chained exceptions, a warning
-about saving before a crash. None gets a wrong cause. For point-to-point calls, desync reports and
-the flight recorder no public log was found; these rest on logs and scripts of our own.
+about saving before a crash. None gets a wrong cause. `tests/diagnose/test_forms.py` has 33 forms
+that clusters, terminals and loggers give to known failures and look-alikes: of the first 28, 24
+were right at once, and none wrong. What loggers put into JSON is not read. For point-to-point
+calls, desync reports and the flight recorder no public log was found; these rest on logs and
+scripts of our own.
 
 | code | what happened | how it was checked |
 | --- | --- | --- |

@@ -11,7 +11,14 @@ were new to whoever wrote the rules, which those of the half kept aside were not
 ``newest.txt``, by somebody who had not written them: six of its logs got a wrong cause then (at
 medium confidence), and the rules were changed. ``recent.txt`` came after that, one half of it built
 on: none of its logs got a wrong cause, and host memory that ran out got its code then.
-``fresh.txt`` followed, split in the same way, and is of the same two parts.
+``fresh.txt``, ``unseen.txt`` and ``since.txt`` followed, split in the same way, and are of the
+same two parts. ``last.txt`` came after all these, split in the same way: one half was built on,
+and the other scored once; then it was built on too. ``kept.txt`` and ``final.txt`` were each
+scored once after that, and then built on.
+
+``fifth.txt`` is the part that is ``unseen``: labelled and committed when the rules stood, and
+scored once. Do not look at its answers one by one. Who does so, or changes a rule for it, moves it
+to ``last`` and collects another.
 
 ``corpus/written`` holds logs that were written after public ones of the same kind, with a name of
 their own for the thread, and labelled by what the text proves before the program saw them. The
@@ -47,6 +54,9 @@ Half = Literal[
     "newest",
     "recent",
     "recent, aside",
+    "last",
+    "last, aside",
+    "unseen",
     "written",
     "written, aside",
 ]
@@ -54,10 +64,13 @@ Outcome = Literal["right", "none", "wrong"]
 # Ours and visible; ours by what the thread says, and not visible in the excerpt; not ours.
 Group = Literal["ours", "not shown", "not ours"]
 
+# What nobody has looked at since it was labelled.
+UNSEEN = FOLDER / "fifth.txt"
 # The parts that are files; a hash splits the others, so that no one chose.
 _PARTS: dict[str, Half] = {
     "later": "later",
     "newest": "newest",
+    UNSEEN.stem: "unseen",
     "first": "written",
     "aside": "written, aside",
 }
@@ -90,6 +103,8 @@ class PublicLog:
         even = hashlib.sha256(self.thread.encode()).digest()[0] % 2 == 0
         if self.file in {"recent", "fresh", "unseen", "since"}:
             return "recent" if even else "recent, aside"
+        if self.file in {"last", "kept", "final"}:
+            return "last" if even else "last, aside"
         return _PARTS.get(self.file, "built on" if even else "kept aside")
 
     def found(self) -> Findings:

@@ -448,6 +448,7 @@ TRAPS = (
     Trap(
         "host memory, by Ray's word",
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n",
+        ("RS212-sigkill",),
     ),
     Trap(
         "a traceback inside a line of JSON",

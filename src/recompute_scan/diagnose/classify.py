@@ -30,7 +30,7 @@ from recompute_scan.result import Level
 # What a rank says when another has died, or a launcher when one of its processes has.
 _CONSEQUENCE = re.compile(
     r"ChildFailedError|SignalException|Process(?:Exited|Raised)Exception|KeyboardInterrupt"
-    r"|CalledProcessError|RayTaskError|RayActorError|ActorDiedError"
+    r"|CalledProcessError|RayTaskError|RayActorError|ActorDiedError|Trials did not complete"
     r"|DistNetworkError|Connection (?:closed|reset) by peer|Connection reset|Broken pipe"
     r"|communicator was aborted|Watchdog caught collective|NCCL Error 6|ncclRemoteError"
     r"|remote process exited|Timed out (?:after )?waiting|Application timeout"
@@ -113,10 +113,13 @@ def _of_consequences(log: Log, failures: Sequence[Failure]) -> Diagnosis | None:
         signature = COMPARED if mismatches else NAMED
         shown = (f"line {one.line}: {one.text}" for one in (mismatches or log.dumped)[:_MOST_SHOWN])
         return Diagnosis(signature, "medium", (*shown, how_checked(signature)))
-    if log.timeouts:
+    ended = log.ended if log.ended is not None and log.ended.signal in _SIGNALS else None
+    # The launcher's first failure explains why others waited, where that rank did not wait itself.
+    gone = log.first_rank is not None and log.first_rank not in {one.rank for one in log.timeouts}
+    if log.timeouts and not (ended is not None and gone):
         return _of_timeouts(log, failures)
-    if log.ended is not None and log.ended.signal in _SIGNALS:
-        return _of_signal(log.ended)
+    if ended is not None:
+        return _of_signal(ended)
     alike = len(failures) > 1 and all(_recomputes(failure) for failure in failures)
     for failure in failures:
         found = diagnose(failure, log.lines, alike=alike)

@@ -220,12 +220,12 @@ KILLED = Signature(
     code="RS212",
     name="process-killed",
     cause_name="sigkill",
-    error="",
-    message=_NOTHING,
+    error="OutOfMemoryError",
+    message=re.compile(r"^Task was killed due to the node running low on memory"),
     title="A process was ended from outside, by SIGKILL",
     cause=(
         "Nothing in the script does that. On most machines it is the kernel, for want of host "
-        "memory; a scheduler with a limit and a person can do it as well."
+        "memory; Ray's monitor, a scheduler with a limit and a person can do it as well."
     ),
     fix=(
         "Look into the kernel's log (dmesg) and the scheduler's. If host memory is the cause: "
@@ -239,6 +239,8 @@ CRASHED = replace(
     code="RS213",
     name="native-crash",
     cause_name="native",
+    error="",
+    message=_NOTHING,
     title="A process crashed in native code",
     cause=(
         "SIGSEGV, SIGILL and SIGFPE come from code below Python: an extension or a driver that "
@@ -272,7 +274,7 @@ BUS = replace(
 )
 
 # Recognised by an exception, after everything that says more.
-BY_EXCEPTION: tuple[Signature, ...] = (FINGERPRINT, BARRIER, GLOO)
+BY_EXCEPTION: tuple[Signature, ...] = (FINGERPRINT, BARRIER, GLOO, KILLED)
 ALL: tuple[Signature, ...] = (
     *(SAVE_HANG, DIVERGED, FINGERPRINT, COMPARED, TIMED_OUT, NAMED, UNCLEAR),
     *(GLOO, BARRIER, NO_PROGRESS, ONE_BEHIND, RECOMPUTED_MESSAGE, KILLED, CRASHED, BUS),

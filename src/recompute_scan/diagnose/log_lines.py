@@ -17,11 +17,12 @@ _RANK = re.compile(
     r"|\((?P<actor>[\w.:\- ]*pid=\d+[^)]*)\)\s?)"
 )
 _OTHERS = re.compile(
-    r"> ?"  # a quotation
+    r"> ?|[`*]+(?=\[)"  # a quotation
     r"|\[\d+\] (?=\[rank)"  # a count of lines
     r"|\d{1,3}(?:\.\d{1,3}){3}: "  # pdsh, with the host's address
     r"|[\w.]+-\d+ +\| "  # docker compose
     r"| +\| "  # a group of exceptions
+    r"|E {3,}(?=\S)"  # pytest
     r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./\-]+:\d+\] ?"  # vLLM
 )
 _MOST_PREFIXES = 6
@@ -32,12 +33,14 @@ _BOX = "│".encode()
 _LINK = re.compile(r"\[([^\]\s]*\.py(?::\d+)?)\]\(https?://[^)\s]*\)")
 
 HEADER = re.compile(r"(?P<before>.*?)Traceback \(most recent call last\)(?::?\s*| ─*[╮|]?\s*)$")
-_TYPE = r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)): (?P<message>.*)"
+_NAME = r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)"
+_TYPE = rf"(?P<type>{_NAME}):(?: |(?=[A-Z]))(?P<message>.*)"
 TYPED = re.compile(rf"(?:^|[\s:|*`]){_TYPE}")
 # An exception that is named without a traceback: the line says nothing else, or says that
 # something failed. One that is in a sentence is spoken of.
 LOOSE = re.compile(
-    r"(?:[\s*_`>\[\]]*|.*\b(?:ERROR|CRITICAL|FATAL)\b.{0,120}?[\s:\]]"
+    r"(?:[\s*_`>\[\]]*|[^:.]{0,80}?\b[Ee](?:rror|xception)s?(?: message)?: "
+    r"|.*\b(?:ERROR|CRITICAL|FATAL)\b.{0,120}?[\s:\]]"
     rf"|.*\b(?:[Ff]ailed with|[Uu]ncaught|[Uu]nhandled)\b.{{0,40}}?[\s:]){_TYPE}"
 )
 
@@ -49,25 +52,35 @@ def is_telling(line: bytes) -> bool:
     twice as fast as a loop over them.
     """
     return (
-        b"Error: " in line
+        b"Error:" in line
         or b"File " in line
+        or b".py in " in line
         or b"Traceback (most" in line
         or b"Exception: " in line
         or b"Warning: " in line
         or b"ollective" in line
         or b"ProcessGroupNCCL" in line
         or b"Root Cause (first" in line
-        or b"xitcode" in line
         or b"return code = -" in line
         or b" signal " in line
         or b"core dumped" in line
+        or b"Killed" in line
+        or b"egmentation fault" in line
         or b"Fatal Python error" in line
+        or b"zsh: " in line
+        or b"xit" in line
+        or b"terminated with code -" in line
+        or b"slurmstepd: err" in line
+        or b"TERM_MEMLIMIT" in line
+        or b"PBS: job killed" in line
+        or b"fatal exception: " in line
         or b"srun: error" in line
         or b"*** SIG" in line
         or b"Signal: " in line
         or b": line " in line
         or b"oom_kill event" in line
         or b"oom-kill event" in line
+        or b"killed due to memory pressure" in line
         or b"_MISMATCH" in line
         or b"use_reentrant" in line
         or b"requires_grad=True" in line
@@ -120,13 +133,31 @@ _FAILED = re.compile(
     r"|died with <Signals\.(?P<signal>SIG\w+): \d+>"
     r"|exits with return code = (?P<code>-\d{1,18})"
     r"|ProcessExitedException: process \d+ terminated with signal (?P<spawned>SIG\w+)"
-    r"|finished with exit code \d+ \(interrupted by signal \d+:? (?P<ide>SIG\w+)\)"
-    # SLURM counts what the kernel ended for want of memory.
-    r"|(?P<slurm>Detected [1-9]\d* oom[_-]kill event)"
+    r"|finished with exit code \d+ \(interrupted by signal \d+:? ?(?P<ide>SIG\w+)\)"
+    # SLURM counts what the kernel ended for want of memory, and Ray what it ended itself.
+    r"|(?P<memory>Detected [1-9]\d* oom[_-]kill event"
+    r"|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure"
+    # The kernel's own words, and Kubernetes'.
+    r"|[Oo]ut of memory: Kill(?:ed)? process \d+ \((?:python|pt_main|ray)"
+    r"|[Rr]eason\W{1,9}OOMKilled\b|Worker exit type: NODE_OUT_OF_MEMORY"
+    # What schedulers allowed the job.
+    r"|slurmstepd: error: .{0,80}[Ee]xceeded .{0,12}memory limit|TERM_MEMLIMIT: job killed"
+    r"|PBS: job killed: v?mem)"
+    # A shell's status for a signal, as containers hand it on, and Lightning's of a rank it started.
+    r"|[Ee]xit(?:ed)?(?: with)?[ _]?(?:[Cc]ode|[Ss]tatus)[:=\s]{1,9}(?P<exit>13[2579])"
+    r"(?=$|\s*[(,;.])"
+    r"|terminated with code (?P<child>-\d{1,18})"
+    # gdb.
+    r"|(?:Program|Thread [^,]{1,80}) (?:terminated with|received) signal "
+    r"(?P<gdb>SIG(?:SEGV|BUS|ILL|FPE|KILL))\b"
     # Shells: of what they ran, and of a line of a script. Then faulthandler, of its own process.
     r"|(?P<shell>[Ss]egmentation fault|[Bb]us error|[Ii]llegal instruction) +\(core dumped\)"
-    r"|: line \d{1,9}: +\d{1,9} (?P<job>Killed|Segmentation fault|Bus error|Illegal instruction)  "
-    rf".{{0,200}}?(?:python|{_PROGRAMS})"
+    r"|: line \d{1,9}: +\d{1,9} (?P<job>Killed|Segmentation fault|Bus error|Illegal instruction) "
+    rf".{{0,200}}?(?:python|\b(?:ba|z)?sh \S|{_PROGRAMS})"
+    r"|^[\s*`]*(?P<alone>Killed|Segmentation fault)(?:: \d+)?[\s*`]*$"
+    r"|\bzsh: (?P<zsh>killed|segmentation fault|bus error|illegal hardware instruction) "
+    # Windows: of a process of an IDE, and of its own.
+    r"|(?P<windows>finished with exit code -1073741819\b|^Windows fatal exception: access viol)"
     r"|^Fatal Python error: (?P<python>Segmentation fault|Bus error|Illegal instruction)$"
     # srun of a task, mpirun of a rank.
     r"|srun: error: \S{1,100}: tasks? [\d,\-]{1,100}: (?P<task>Killed|Out Of Memory|Bus error"
@@ -137,7 +168,8 @@ _FAILED = re.compile(
     r"|\*\*\* (?P<handler>SIG(?:SEGV|BUS|ILL|FPE)) (?:\(@0x\w+\) )?received "
     r"|^(?:\[[\w.\-]+:\d+\] )?Signal: [A-Z][\w ]{3,30} \((?P<mpi>4|7|8|11)\)$"
 )
-_SHELL = {"segmentation fault": "SIGSEGV", "bus error": "SIGBUS", "illegal instruction": "SIGILL"}
+_SHELL = {"segmentation fault": "SIGSEGV", "bus error": "SIGBUS"}
+_SHELL |= dict.fromkeys(("illegal instruction", "illegal hardware instruction"), "SIGILL")
 _SHELL |= dict.fromkeys(("killed", "out of memory"), "SIGKILL")
 _ROOT = re.compile(r"Root Cause \(first observed failure\)")
 _RANK_FIELD = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d{1,18}) ")
@@ -181,13 +213,14 @@ class Launcher:
             self._summary(number, text)
             return
         if not self._said and (match := _FAILED.search(text)) is not None:
-            status = match["status"] or match["code"]
+            status = match["status"] or match["code"] or match["exit"] or match["child"]
             named = match["signal"] or match["spawned"] or match["ide"]
-            named = "SIGKILL" if match["slurm"] else named or match["handler"]
+            named = "SIGKILL" if match["memory"] else named or match["handler"] or match["gdb"]
             if (by := match["caught"] or match["mpi"] or match["rank_by"]) is not None:
                 named = _name(-int(by))
-            if word := match["shell"] or match["job"] or match["python"] or match["task"]:
-                named = _SHELL[word.lower()]
+            for group in ("shell", "job", "alone", "zsh", "python", "task"):
+                named = _SHELL[match[group].lower()] if match[group] else named
+            named = "SIGSEGV" if match["windows"] else named
             self._note(number, text, named or _name(int(status or 0)))
 
     def _summary(self, number: int, text: str) -> None:
@@ -204,6 +237,7 @@ class Launcher:
 
 
 def _name(status: int) -> str | None:
+    status = 128 - status if status > 128 else status  # a shell's
     try:
         return signal.Signals(-status).name if status < 0 else None
     except ValueError:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from recompute_scan.crash import Frame
-from recompute_scan.diagnose.places import doing
+from recompute_scan.diagnose.places import activity, doing
 from recompute_scan.frameworks import gradients, known
 from recompute_scan.frameworks.signature import Signature, innermost, some
 
@@ -17,9 +17,11 @@ _CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
 _ERRORS = r"OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError"
 # Each device's allocator says the same after the device's name; Apple's is "MPS backend".
 # torch before 0.4 gave CUDA's own words and the place; that of pinned memory has "Host" in it.
+# The last words are those of its allocator that leaves the pool to CUDA (cudaMallocAsync).
 _SAYS_FULL = (
-    r"^(?:RuntimeError: )?(?:(?!CPU)[A-Z]{2,8}(?: backend)? out of memory\b"
-    r"|cuda runtime error \(2\) ?: out of memory at \S{1,400}/THC(?!\w*Host)\w*\.\w+:\d)"
+    r"^(?:RuntimeError: )?(?:(?!CPU)[A-Z]{2,8}(?: backend)? out of (?:the )?memory\b"
+    r"|cuda runtime error \(2\) ?: out of memory at \S{1,400}/THC(?!\w*Host)\w*\.\w+:\d"
+    r"|Allocation on device\b|.{0,200}UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY\b)"
 )
 _FULL = re.compile(
     rf"{_SAYS_FULL}|^(?:CUDA|HIP) error: out of memory|Cuda failure (?:2 )?'out of memory'"
@@ -38,6 +40,10 @@ _COPIES_AT_ONCE = re.compile(r"""\.to\(\s*["']cpu["'].*non_blocking\s*=\s*True""
 _KEEPS_ON_HOST = innermost(r"torch/autograd/graph\.py:pack_to_cpu$")
 _PINS = some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:")
 _SAVES = doing("saving")
+_OF_STEPS = {"recompute", "backward", "optimizer"}
+# What calls training steps or is one, by its name or by the line where it stands.
+_STEP = re.compile(r"[:.]\w*train(?:ing)?_(?:one_)?(?:step|batch|epoch)(?:$|\()")
+_NO_GRADIENT = re.compile(r"torch/(?:utils/_contextlib|autograd/grad_mode)\.py:decorate_context$")
 _SMALLER = (
     "Smaller micro-batches give the same gradient where no BatchNorm is in the model and each "
     "one's loss counts by its share of the tokens."
@@ -51,6 +57,20 @@ def _gathers(frames: Sequence[Frame]) -> int | None:
     inner = [frame.site for frame in frames[found:]] if found is not None else []
     whole = any(map(_TOGETHER.search, inner)) and not any(map(_OWN_SHARD.search, inner))
     return found if whole else None
+
+
+def _trains(frames: Sequence[Frame]) -> int | None:
+    """The frame that shows a training step, in its forward pass too, where nothing else tells."""
+    found = activity(frames)
+    if found is not None:
+        return found[1] if found[0] in _OF_STEPS else None
+    for index in range(len(frames) - 1, -1, -1):
+        frame = frames[index]
+        if _STEP.search(frame.site) or _STEP.search(frame.source or ""):
+            return index
+        if _NO_GRADIENT.search(frame.site):
+            return None
+    return None
 
 
 def _pinned(frames: Sequence[Frame]) -> int | None:
@@ -134,7 +154,8 @@ SIGNATURES = (
         error="ValueError",
         message=re.compile(
             r"^No available memory for the cache blocks"
-            r"|KV cache is needed, which is larger than the available KV cache memory"
+            r"|^To serve at least one request with the models?'s max seq len"
+            r"|is larger than the maximum number of tokens that can be stored in KV cache"
         ),
         title="vLLM has no GPU memory left for its key-value cache",
         cause=(
@@ -240,7 +261,7 @@ SIGNATURES = (
         _DEVICE,
         cause_name="training",
         message=_FULL,
-        where=doing("recompute", "backward", "optimizer"),
+        where=_trains,
         needs_frames=True,
         title="The GPU ran out of memory in a training step",
         cause=(

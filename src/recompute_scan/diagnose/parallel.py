@@ -44,7 +44,10 @@ SIGNATURES = (
         name="ddp-unused-parameters",
         cause_name="unused",
         error="RuntimeError",
-        message=re.compile(r"Expected to have finished reduction in the prior iteration"),
+        message=re.compile(
+            r"Expected to have finished reduction in the prior iteration"
+            r"|LightningModule has parameters that were not used in producing the loss returned by"
+        ),
         title="DDP waits for gradients of parameters that no loss uses",
         cause="Some parameters took no part in the loss, so that their gradients never came.",
         fix=(

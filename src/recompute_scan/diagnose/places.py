@@ -38,9 +38,9 @@ _ENGINE = re.compile(
 )
 _GENERATES = re.compile(r":_?generate$")
 _EVALUATION = re.compile(
-    r":_?(?:run_)?(?:evaluate|evaluation|evaluation_loop|evaluation_step|evaluate_model|eval_loop"
-    r"|eval_step|eval_epoch|eval_model|validate|validation|validation_loop|validation_step"
-    r"|validation_epoch|prediction_loop|prediction_step|test_step|test_loop)$"
+    r":_?(?:run_)?(?:evaluate|evaluation|validate|validation|estimate_loss)$"
+    r"|:_?(?:\w+_)?(?:val|valid|validate|validation|eval|evaluate|evaluation|prediction|test)"
+    r"_(?:one_)?(?:epoch|step|loop)$|:(?:\w+_)?(?:val|validate|eval|evaluate)_model$"
     r"|/trainer\.py:predict$"
 )
 _BACKWARD = re.compile(

@@ -20,7 +20,8 @@ _MOST_CONTINUED = 60
 _MOST_BETWEEN = 60
 
 _FRAME = re.compile(
-    r'^(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d{1,18})'
+    r'^(?:[`\s]*(?:ERROR|CRITICAL|FATAL):)?(?P<indent>\s*)File "(?P<file>[^"]+)", '
+    r"line (?P<line>\d{1,18})"
     r"(?:, in (?P<function>.+?))?\s*$"
 )
 _IPYTHON = re.compile(

@@ -246,7 +246,7 @@ def of_timeouts(timeouts: Sequence[Timeout]) -> tuple[Signature, tuple[str, ...]
     several = len({one.rank for one in timeouts}) < len(timeouts)
     if len({(one.operation, one.sequence, _size(one)) for one in timeouts}) == 1:
         return TIMED_OUT, evidence
-    if several or len({one.group for one in timeouts}) > 1:
+    if several or len({one.group for one in timeouts} - {None}) > 1:
         return UNCLEAR, evidence
     numbers = {one.sequence for one in timeouts}
     # Without the group, only one number with two operations shows ranks to have parted.

@@ -140,7 +140,7 @@ class Signature(Struct, frozen=True):
             began: Number of the line where its traceback begins; 0 in a run of our own.
             rank: Whose it is; ``None`` where the log does not say.
         """
-        if not re.fullmatch(self.error, raised.name) or not self.message.search(raised.message):
+        if not re.fullmatch(self.error, raised.name) or not self._says(raised.message):
             return None
         if self.needs_frames and not raised.frames:
             return None
@@ -155,6 +155,10 @@ class Signature(Struct, frozen=True):
             if line is None:
                 return None
         return Match(frame, line) if self.fits(raised) else None
+
+    def _says(self, message: str) -> bool:
+        """Is it that message, also where a terminal has broken its lines at a width?"""
+        return any(map(self.message.search, (message, message.replace("\n", ""))))
 
     def _line(self, beside: Sequence[Beside], began: int, rank: int | None) -> Beside | None:
         assert self.beside is not None

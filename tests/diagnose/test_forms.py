@@ -1,0 +1,280 @@
+"""Known failures and look-alikes in forms that launchers, clusters and loggers give a log.
+
+Labelled before the program saw them: what is right, and what says less and is true. No answer is
+never wrong, but counted: ``UNREAD`` are the forms that are not read today.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import textwrap
+
+import pytest
+
+from recompute_scan.diagnose.classify import diagnose_log
+from recompute_scan.diagnose.logs import lines_of, read_log
+from tests.diagnose.corpus import answer
+from tests.diagnose.test_adversarial import (
+    CHECKPOINT,
+    EVALUATES,
+    KEYS,
+    LIB,
+    MODULE,
+    OOM,
+    PROGRESS,
+    SAVES,
+    SUMMARY,
+    TWICE,
+    changed,
+    interleaved,
+    prefixed,
+    raised,
+    watchdog,
+)
+
+BACKWARD = (("train.py", "main"), (f"{LIB}/torch/_tensor.py", "backward"))
+MEMORY = raised(OOM, *BACKWARD)
+RECOMPUTED = (
+    *BACKWARD,
+    (CHECKPOINT, "unpack_hook"),
+    (CHECKPOINT, "check_recomputed_tensors_match"),
+)
+CACHE = raised(changed(KEYS).rstrip(), *RECOMPUTED)
+UNUSED = raised(
+    "RuntimeError: Expected to have finished reduction in the prior iteration before starting a "
+    "new one.\nParameter indices which did not receive grad for rank 1: 3 4",
+    ("train.py", "main"),
+    (f"{LIB}/torch/nn/parallel/distributed.py", "forward"),
+)
+REDUCED = raised(
+    "AssertionError: The parameter 7 has already been reduced.             Gradient computed twice "
+    "for this partition.",
+    *BACKWARD,
+    (CHECKPOINT, "backward"),
+    (f"{LIB}/deepspeed/runtime/zero/stage_1_and_2.py", "reduce_independent_p_g_buckets"),
+)
+DTYPES = raised(
+    "ValueError: Must flatten tensors with uniform dtype but got torch.bfloat16 and torch.float32",
+    ("train.py", "main"),
+    (f"{LIB}/torch/distributed/fsdp/_flat_param.py", "_validate_tensors_to_flatten"),
+)
+KEY = raised("KeyError: 'bleu'", ("train.py", "main"), ("data.py", "collate"))
+RICH = (
+    "╭──────────── Traceback (most recent call last) ────────────╮\n"
+    "│ /work/train.py:12 in main                                  │\n"
+    "│                                                            │\n"
+    "│ ❱ 12 │   loss.backward()                                   │\n"
+    "│ ╭──────── locals ────────╮                                 │\n"
+    "│ │ error = 'KeyError: 7'  │                                 │\n"
+    "│ ╰────────────────────────╯                                 │\n"
+    f"│ {LIB}/torch/_tensor.py:648 in       │\n"
+    "│ backward                                                   │\n"
+    "╰────────────────────────────────────────────────────────────╯\n"
+)
+COLOURED = (
+    "".join(
+        f'  File \x1b[35m"{file}"\x1b[0m, line \x1b[35m12\x1b[0m, in \x1b[35m{function}\x1b[0m\n'
+        f"    \x1b[31mloss.backward\x1b[0m\x1b[1;31m()\x1b[0m\n    \x1b[31m~~~~~\x1b[0m\n"
+        for file, function in BACKWARD
+    )
+    + f"\x1b[1;35mtorch.OutOfMemoryError\x1b[0m: \x1b[35m{OOM.partition(': ')[2]}\x1b[0m\n"
+)
+DIVERGED = watchdog(0, 44, "ALLGATHER") + watchdog(1, 44, "BROADCAST")
+
+# A name, the log, what is right, and what says less.
+FORMS: tuple[tuple[str, str, str | None, tuple[str, ...]], ...] = (
+    (
+        "two ranks in turn, and the second one's failure is its own",
+        interleaved(prefixed(MEMORY, "[rank0]: "), prefixed(KEY, "[rank1]: ")),
+        "RS120-training",
+        (),
+    ),
+    (
+        "a step's forward pass, of weights that do not train there",
+        raised(
+            OOM,
+            ("t.py", "training_step"),
+            (f"{LIB}/torch/utils/_contextlib.py", "decorate_context"),
+            (MODULE, "_call_impl"),
+        ),
+        "RS120-device",
+        (),
+    ),
+    (
+        "a step's forward pass",
+        raised(OOM, ("t.py", "training_step"), (MODULE, "_call_impl"), ("m.py", "forward")),
+        "RS120-training",
+        (),
+    ),
+    (
+        "Ray's count of workers, none of them for memory, and an actor that died",
+        "(raylet) node_manager.cc:3277: 0 Workers (tasks / actors) killed due to memory pressure "
+        "(OOM), 2 Workers crashed due to other reasons at node (ID: 8289)\n"
+        + raised("ray.exceptions.RayActorError: The actor died.", ("t.py", "main")),
+        None,
+        (),
+    ),
+    (
+        "Ray's count of workers that memory ended, and a mistake of one's own",
+        "(raylet) node_manager.cc:3277: 1 Workers (tasks / actors) killed due to memory pressure "
+        "(OOM), 0 Workers crashed due to other reasons at node (ID: 8289)\n" + KEY,
+        None,
+        (),
+    ),
+    (
+        "a rank that waited itself, and was ended by the launcher afterwards",
+        watchdog(0, 44, "ALLGATHER") + watchdog(1, 44, "ALLGATHER") + SUMMARY.format(-9, "x"),
+        "RS209-slow",
+        (),
+    ),
+    (
+        "a rank that fails in its data, while others wait in a collective",
+        prefixed(KEY, "[rank0]: ") + watchdog(1, 44, "ALLGATHER") + watchdog(2, 44, "ALLGATHER"),
+        None,
+        (),
+    ),
+    (
+        "torchrun's summary with the traceback",
+        SUMMARY.format(1, textwrap.indent(MEMORY, "  ")),
+        "RS120-training",
+        (),
+    ),
+    (
+        "torchrun's summary that names the signal",
+        SUMMARY.format("-11 (SIGSEGV)", "Signal 11"),
+        "RS213-native",
+        (),
+    ),
+    (
+        "torchrun's later summary, the signal last",
+        SUMMARY.format(-7, "x").replace("(pid: 11)", "(pid: 11) (SIGBUS)"),
+        "RS213-bus",
+        (),
+    ),
+    ("rich, with its box of locals", RICH + OOM + "\n", "RS120-training", ("RS120-device",)),
+    ("rich, which breaks the message", RICH + changed(KEYS), "RS101-kv-cache", ()),
+    (
+        "the colours of Python 3.13",
+        "Traceback (most recent call last):\n" + COLOURED,
+        "RS120-training",
+        (),
+    ),
+    ("colours and no first line", COLOURED, "RS120-training", ()),
+    ("cut off within the message", MEMORY[: MEMORY.index("out of memory") + 6], None, ()),
+    ("cut off before, in the middle of a frame", CACHE[120:], "RS101-kv-cache", ()),
+    (
+        "a save in the wake of a failed step",
+        MEMORY
+        + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + raised("OSError: [Errno 28] No space left on device", *SAVES),
+        "RS120-training",
+        (),
+    ),
+    (
+        "srun --label",
+        prefixed(PROGRESS, "0: ")
+        + prefixed(raised(OOM, *EVALUATES), "1: ")
+        + "srun: error: gpu-2: task 1: Exited with exit code 1\n",
+        "RS120-evaluation",
+        (),
+    ),
+    (
+        "srun --label of ten tasks and more",
+        prefixed(UNUSED, " 3: ") + prefixed(UNUSED, "12: "),
+        "RS112-unused",
+        (),
+    ),
+    (
+        "kubectl logs --prefix",
+        prefixed(REDUCED, "[pod/train-worker-0/pytorch] "),
+        "RS126-reduced-twice",
+        (),
+    ),
+    (
+        "kubectl logs --timestamps",
+        prefixed(
+            raised(TWICE, *BACKWARD, (CHECKPOINT, "backward")), "2026-11-25T02:00:00.123456789Z "
+        ),
+        "RS111-reentrant",
+        (),
+    ),
+    ("stern", prefixed(DTYPES, "train-worker-0 pytorch "), "RS116-flattening", ()),
+    ("GitHub's log", prefixed(UNUSED, "2026-11-25T02:00:00.1234567Z "), "RS112-unused", ()),
+    ("Windows' line ends", CACHE.replace("\n", "\r\n"), "RS101-kv-cache", ()),
+    (
+        "a bar before the traceback",
+        "\r 12%|█▏| 12/99\r 13%|█▎| 13/99" + MEMORY,
+        "RS120-training",
+        (),
+    ),
+    (
+        "pytest",
+        "    def test_step():\n>       loss.backward()\n\ntrain.py:12: \n"
+        + prefixed(OOM, "E       ")
+        + "train.py:12: OutOfMemoryError\n",
+        "RS120-training",
+        ("RS120-device",),
+    ),
+    (
+        "docker's lines of JSON",
+        "".join(
+            json.dumps({"log": line + "\n", "stream": "stderr"}) + "\n"
+            for line in MEMORY.splitlines()
+        ),
+        "RS120-training",
+        (),
+    ),
+    (
+        "a logger's line of JSON",
+        json.dumps({"level": "error", "exception": MEMORY}) + "\n",
+        "RS120-training",
+        (),
+    ),
+    (
+        "loguru's variables",
+        MEMORY.replace("    work()\n", "    work()\n    │ └ <function work>\n"),
+        "RS120-training",
+        (),
+    ),
+    (
+        "a sample of text that speaks of an error",
+        f'sample 3: "{OOM}" How do I mend that?\n' + KEY,
+        None,
+        (),
+    ),
+    (
+        "a rank that was killed, and others that then waited",
+        watchdog(1, 44, "ALLGATHER") + SUMMARY.format(-9, "Signal 9 (SIGKILL) received by PID 11"),
+        "RS212-sigkill",
+        ("RS209-slow",),
+    ),
+    (
+        "lines of the watchdog at 80 columns",
+        "\n".join(
+            line[n : n + 80] for line in DIVERGED.splitlines() for n in range(0, len(line), 80)
+        )
+        + "\n",
+        "RS210-different-places",
+        ("RS209-unclear",),
+    ),
+    (
+        "what ran, in the words of a failure",
+        "+ grep -c 'Detected 1 oom-kill event' slurm.out\n" + KEY,
+        None,
+        (),
+    ),
+)
+UNREAD = {"docker's lines of JSON", "a logger's line of JSON"}
+
+
+def said(text: str) -> str | None:
+    found = diagnose_log(read_log(lines_of(io.BytesIO(text.encode()))))
+    return answer(found) if found.cause is not None else None
+
+
+@pytest.mark.parametrize(("name", "text", "right", "less"), FORMS, ids=[one[0] for one in FORMS])
+def test_a_form_gets_its_cause_or_none(
+    name: str, text: str, right: str | None, less: tuple[str, ...]
+) -> None:
+    assert said(text) in ({None, right} if name in UNREAD else {right, *less})
