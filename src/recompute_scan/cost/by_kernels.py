@@ -14,11 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from recompute_scan.arrays import median, tally, true_at
+from recompute_scan.recompute.attention.apart import whole_recomputes
 from recompute_scan.recompute.attention.kernel_evidence import Directions
 from recompute_scan.recompute.attention.pairs import paired_names
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
 from recompute_scan.recompute.attention.sequence import (
     KernelSequence,
+    beyond_first,
     kernel_sequence,
     recomputed,
     with_recomputes,
@@ -55,8 +57,11 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     if events is None or steps is None:
         return None
     told = paired_names(facts.trace, facts.kernels)
-    repeats, redundant = recomputed(sequence, at, events, int(evidence.judgement.highest or 0))
+    highest = int(evidence.judgement.highest or 0)
+    repeats = recomputed(sequence, at, events, highest)
+    repeats = whole_recomputes(sequence.token, repeats, at, events, told)
     again = repeats >= 0
+    redundant = beyond_first(repeats) & (highest > 1)
     first, last, lengths = steps
     inside = slice(first, last)
     time = np.minimum(sequence.time, _usual_wait(facts, sequence))

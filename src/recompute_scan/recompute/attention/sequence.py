@@ -65,24 +65,24 @@ def with_recomputes(events: Sequence[str], layers: list[int]) -> list[str] | Non
     (each,) = set(layers)
     found: list[str] = []
     waiting: list[int] = []
+    backwards = each
     for event in events:
         found.append(event)
         if event != BACKWARD:
             waiting.append(len(found) - 1)
             continue
-        for row in waiting[each:] if len(waiting) >= each else waiting:
+        begins = len(waiting) >= each and backwards >= each
+        for row in waiting[each:] if begins else waiting:
             found[row] = RECOMPUTE
+        backwards = 1 if begins else backwards + 1
         waiting = []
     return found
 
 
-def recomputed(
-    sequence: KernelSequence, at: Int64, events: list[str], highest: int
-) -> tuple[Int64, Bool]:
-    """For each kernel: which it repeats, -1 for none; and is it in a recompute beyond the first?"""
-    token, size = sequence.token, len(sequence.token)
-    repeats, redundant = np.full(size, -1, np.int64), np.zeros(size, np.bool_)
-    ran: dict[int, int] = {}
+def recomputed(sequence: KernelSequence, at: Int64, events: list[str], highest: int) -> Int64:
+    """For each kernel: which it repeats, -1 for none."""
+    token = sequence.token
+    repeats = np.full(len(token), -1, np.int64)
     limits = _limits(at, events)
     before = 0
     least: dict[int, int] = {}
@@ -100,11 +100,16 @@ def recomputed(
             high = max(here + 1, min(high, int(at[number + 1]) - before))
         first, last, origin = _run_of(token, here, places, layer, (low, high))
         _fill(repeats, first, last, origin - here)
-    for row in np.flatnonzero(repeats >= 0).tolist():
-        original = int(repeats[row])
-        ran[original] = ran.get(original, 0) + 1
-        redundant[row] = ran[original] > 1
-    return repeats, redundant if highest > 1 else np.zeros(size, np.bool_)
+    return repeats
+
+
+def beyond_first(repeats: Int64) -> Bool:
+    """For each kernel: did another one repeat the same before it?"""
+    rows = true_at(repeats >= 0)
+    again = np.ones(len(repeats), np.bool_)
+    again[repeats < 0] = False
+    again[rows[np.unique(repeats[rows], return_index=True)[1]]] = False
+    return again
 
 
 def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
