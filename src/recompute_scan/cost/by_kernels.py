@@ -34,7 +34,7 @@ _NS_PER_MS = 1e6
 # The sequence returns after a period if this share of it does, in the same places.
 _SAME = 0.98
 # What the prediction may be off by, as a share of what is saved: the edges of recomputes.
-_DOUBT = 0.25
+_DOUBT = 0.1
 _MOST_PERIODS = 64
 # Kernels of a last product and what follows it.
 _LONGEST_END = 4
@@ -75,15 +75,13 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     size = len(sequence.rows)
     forward = _passes(size, at, events, FORWARD, ends=BACKWARD)
     backward = _passes(size, at, events, BACKWARD, ends=FORWARD)
-    redundant_ms, doubt = per_step(redundant), _DOUBT * per_step(redundant)
+    least = per_step(redundant)
     ends, sure = _left_out(facts, sequence, repeats, at, events, told)
-    ends_ms = min(per_step(ends), per_step(again & ~redundant))
+    most = least + min(per_step(ends), per_step(again & ~redundant))
     if sure:
-        redundant_ms += ends_ms
-    elif redundant_ms:
-        # Between what is saved without early stop and with it: equally far from both, in parts.
-        most = redundant_ms + ends_ms
-        redundant_ms *= 2 * most / (redundant_ms + most)
+        least = most
+    # Between what is saved without early stop and with it: equally far from both, in parts.
+    redundant_ms = 2 * most * least / (most + least) if most else 0.0
     recompute_ms = per_step(again) - redundant_ms
     forward_ms = per_step(forward & ~again)
     backward_ms = per_step(backward & ~again)
@@ -91,6 +89,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     scale = min(1.0, recorded / sum(parts)) if sum(parts) else 1.0
     scale *= step_ms / recorded
     forward_ms, recompute_ms, redundant_ms, backward_ms = (part * scale for part in parts)
+    least, most = (1 - _DOUBT) * scale * least, (1 + _DOUBT) * scale * most
     after = step_ms - redundant_ms
     bare = after - recompute_ms
     what = "an attention forward" if evidence.of_attention else "the kernels that are counted"
@@ -103,8 +102,8 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         redundant_recompute_ms=redundant_ms,
         repeated_collectives_ms=None,
         predicted_step_ms=after,
-        predicted_low_ms=max(0.0, after - doubt),
-        predicted_high_ms=after + doubt,
+        predicted_low_ms=max(0.0, step_ms - most),
+        predicted_high_ms=step_ms - least,
         saving_pct=100 * redundant_ms / step_ms,
         breakdown=Breakdown(
             forward=forward_ms,

@@ -240,10 +240,10 @@ class Removal:
             return
         calls = self._facts.calls
         stop = find_stop(calls, rows)
-        if stop is None:
-            return
         function = int(self._facts.structure.function[rows[-1]])
         end = max(int(calls.end[rows[-1]]), int(calls.end[function]) if function >= 0 else 0)
+        if stop is None or stop >= end:
+            return
         # An exception passes no more frames than the run had time for.
         most = _MOST_STOP * float(calls.end[rows[-1]] - calls.start[rows[0]])
         thread = int(calls.thread[rows[-1]])
