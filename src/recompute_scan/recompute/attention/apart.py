@@ -10,6 +10,7 @@ of the forward pass, by what they have in common with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -70,8 +71,8 @@ def _in_backward(backward: Bool, at: Int64, events: Sequence[str]) -> Bool:
     found = np.zeros(len(backward), np.bool_)
     known = backward.copy()
     known[at[[event != FORWARD for event in events]]] = True
-    starts = at[[event == FORWARD for event in events]]
-    for start, stop in zip(starts.tolist(), (*starts[1:].tolist(), len(backward)), strict=True):
+    starts = at[[event == FORWARD for event in events]].tolist()
+    for start, stop in pairwise([*starts, len(backward)]):
         rows = true_at(known[start:stop])
         if len(rows):
             found[start + int(rows[0]) : start + int(rows[-1]) + 1] = True
