@@ -1,7 +1,9 @@
 """What a doubled case is after its repair: the same step with one checkpoint around each block.
 
-Where one of the checkpoints is non-reentrant, that one stays, as the tool proposes; of two alike
-the inner one. Cases whose repair leaves other work checkpointed than before have none here.
+The one that stays is the one that the tool proposes to keep: the non-reentrant one, where there is
+one, of two alike the outer one. Where that covers a part of the block only, or all layers at once,
+it is the one around whole layers. A case whose repair leaves other work checkpointed than before
+has none here.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from .bystanders import optimizer_in_backward
 from .case import Build, Case
 from .distributed import shard
 from .equal import layered
-from .functions import torchs
 from .frameworks import under
+from .functions_more import TILES
 from .loops import train
 from .model import NON_REENTRANT, REENTRANT, Checkpoints
 from .schedules import pipeline
@@ -27,7 +29,7 @@ _CASES = {
     "r_in_n": "n_outside",
     "r_in_wrapper": "n_outside",
     "n_in_n_no_early_stop": "n_outside_no_early_stop",
-    "n_halves_in_n": "n_halves",
+    "n_halves_in_n": "n_outside",
     "n_first_half_in_n": "n_outside",
     "r_halves_in_r": "r_outside",
     "r_three_levels": "r_outside",
@@ -42,7 +44,6 @@ _CASES = {
     "remat_round_n": "n_outside",
     "run_twice_round_n": "n_outside",
     "stash_round_n": "n_outside",
-    "tiles_in_n": "n_outside",
 }
 # By the end of the name; the first that there is.
 _ENDS = (
@@ -81,12 +82,14 @@ _BUILDS: dict[str, Build] = {
     "n_three_levels_late_2": _late(2),
     "n_halves_in_n_late_3": _late(3),
     "n_in_n_late_in_n_stack": _late(4),
-    "n_in_n_late_in_r_stack": _late(3),
+    "n_in_n_late_in_r_stack": layered(equal_layers(3, "N"), early_stop=True),
     "n_late_in_n_stack": _late(3),
     "r_round_n_late_in_n_stack": _late(5),
     "n_in_n_late_accumulation": _late(1, micro_batches=2),
     "n_in_n_late_two_models": _late(2, models=2),
-    "two_names": under(torchs(R)),
+    # Without its tiles the block would run other kernels.
+    "tiles_in_r": under(TILES),
+    "tiles_in_n": under(TILES),
     "fsdp1_accumulation": shard("fsdp1", wrapper=N, micro_batches=2),
     "fsdp2_accumulation": shard("fsdp2", wrapper=N, micro_batches=2),
     "ddp_accumulation": shard("ddp", wrapper=N, micro_batches=2),

@@ -17,7 +17,7 @@ from recompute_scan.arrays import median, tally, true_at
 from recompute_scan.recompute.attention.apart import whole_recomputes
 from recompute_scan.recompute.attention.kernel_evidence import Directions
 from recompute_scan.recompute.attention.pairs import paired_names
-from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
+from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD
 from recompute_scan.recompute.attention.sequence import (
     KernelSequence,
     beyond_first,
@@ -153,13 +153,12 @@ def _left_out(
     if highest < 2 or not len(stops):
         return found, False
     ran = np.bincount(repeats[repeats >= 0], minlength=len(repeats))
-    behind = [(last + 1, _oftener(ran, last)) for last in repeats[stops - 1].tolist()]
+    ends = [last for last in repeats[stops - 1].tolist() if ran[last] > 1]
+    behind = [(last + 1, _oftener(ran, last)) for last in ends]
     if 2 * sum(number > 0 for _, number in behind) > len(behind):
         for first, number in behind:
             found[first : first + number] = True
         return found, True
-    if events.count(RECOMPUTE) != highest * sum(each.layers for each in passes):
-        return found, False
     names = facts.trace.names
     for stop in stops.tolist():
         tail = sequence.token[max(0, stop - _LONGEST_END) : stop].tolist()
@@ -168,7 +167,7 @@ def _left_out(
         )
         if product and not any(told.get(code) == "forward" for code in tail[len(tail) - product :]):
             found[stop - product : stop] = True
-    return found, False
+    return found & beyond_first(repeats), False
 
 
 def _oftener(ran: Int64, last: int) -> int:
