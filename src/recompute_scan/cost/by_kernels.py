@@ -61,7 +61,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     repeats = recomputed(sequence, at, events, highest)
     repeats = whole_recomputes(sequence.token, repeats, at, events, told)
     again = repeats >= 0
-    redundant = beyond_first(repeats) & (highest > 1)
+    redundant = beyond_first(repeats, at, events) & (highest > 1)
     first, last, lengths = steps
     inside = slice(first, last)
     time = np.minimum(sequence.time, _usual_wait(facts, sequence))
@@ -154,7 +154,8 @@ def _left_out(
         return found, False
     ran = np.bincount(repeats[repeats >= 0], minlength=len(repeats))
     ends = [last for last in repeats[stops - 1].tolist() if ran[last] > 1]
-    behind = [(last + 1, _oftener(ran, last)) for last in ends]
+    begun = np.unique(repeats[1:][(repeats[1:] >= 0) & (repeats[1:] != repeats[:-1] + 1)])
+    behind = [(last + 1, _oftener(ran, last, begun)) for last in ends]
     if 2 * sum(number > 0 for _, number in behind) > len(behind):
         for first, number in behind:
             found[first : first + number] = True
@@ -165,17 +166,21 @@ def _left_out(
         product = next(
             (n for n, code in enumerate(tail[::-1], 1) if PRODUCT.search(names[code])), 0
         )
-        if product and not any(told.get(code) == "forward" for code in tail[len(tail) - product :]):
-            found[stop - product : stop] = True
-    return found & beyond_first(repeats), False
+        before = int(repeats[stop - product - 1])
+        if product and before >= 0 and ran[before] > 1:
+            ahead = any(told.get(code) == "forward" for code in tail[len(tail) - product :])
+            found[stop - product : stop] = not ahead
+    return found, False
 
 
-def _oftener(ran: Int64, last: int) -> int:
+def _oftener(ran: Int64, last: int, begun: Int64) -> int:
     """How many kernels behind the last of a recompute ran again, and less often than it did.
 
-    0 where they are too many for what early stop leaves out.
+    They end where another recompute begins (``begun``). 0 where they are too many for what early
+    stop leaves out.
     """
-    after = ran[last + 1 : last + 2 + _LONGEST_END]
+    stop = int(begun[begun.searchsorted(last + 1) :][:1].sum()) or len(ran)
+    after = ran[last + 1 : min(stop, last + 2 + _LONGEST_END)]
     fewer = (after > 0) & (after < ran[last])
     number = len(fewer) if fewer.all() else int(np.argmin(fewer))
     return number if number <= _LONGEST_END else 0

@@ -103,13 +103,29 @@ def recomputed(sequence: KernelSequence, at: Int64, events: list[str], highest: 
     return repeats
 
 
-def beyond_first(repeats: Int64) -> Bool:
-    """For each kernel: did another one repeat the same before it?"""
-    rows = true_at(repeats >= 0)
-    again = np.ones(len(repeats), np.bool_)
-    again[repeats < 0] = False
-    again[rows[np.unique(repeats[rows], return_index=True)[1]]] = False
+def beyond_first(repeats: Int64, at: Int64, events: Sequence[str]) -> Bool:
+    """For each kernel: did another one repeat the same before it, in the same backward pass?"""
+    again = repeats >= 0
+    rows = true_at(again)
+    ends = at[_turns(events)]
+    run = repeats[rows] + len(repeats) * ends.searchsorted(rows)
+    again[rows[np.unique(run, return_index=True)[1]]] = False
     return again
+
+
+def _turns(events: Sequence[str]) -> list[int]:
+    """The last event of each backward pass: it has as many backwards as there are forwards."""
+    found, forward, backward = [], 0, 0
+    for number, event in enumerate(events):
+        if event == FORWARD:
+            goes_on = number > 0 and events[number - 1] == FORWARD
+            forward, backward = forward + 1 if goes_on else 1, 0
+        elif event == BACKWARD:
+            backward += 1
+            if backward == forward or events[number + 1 : number + 2] == [FORWARD]:
+                found.append(number)
+                backward = 0 if backward == forward else backward
+    return found
 
 
 def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
@@ -144,7 +160,8 @@ def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, lis
         found, size = range(place, stop), group - stop
         if originals and found:
             yield from _assigned(list(found), layer, max(1, size), highest, originals)
-        layer -= size
+        # A second loss, or a micro-batch that waited, goes through the layers again.
+        layer = layer - size if layer >= size else len(originals) - 1
         place = max(group, place + 1)
 
 
