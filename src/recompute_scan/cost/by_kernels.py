@@ -9,6 +9,7 @@ The step is the range that marks it, or the period after which the whole sequenc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,11 +34,14 @@ from recompute_scan.trace.columns import Bool, Int64
 _NS_PER_MS = 1e6
 # The sequence returns after a period if this share of it does, in the same places.
 _SAME = 0.98
-# What the prediction may be off by, as a share of what is saved: the edges of recomputes.
+# What either end of the prediction may be off by, as a share of what is saved: the edges of
+# recomputes.
 _DOUBT = 0.1
 _MOST_PERIODS = 64
 # Kernels of a last product and what follows it.
 _LONGEST_END = 4
+# Autograd saves what they make: behind them, early stop leaves out what is next.
+_KEEPS_RESULT = re.compile(r"dropout|softmax|sigmoid|tanh|norm", re.I)
 
 
 def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> Cost | None:
@@ -116,13 +120,13 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         method="kernels",
         assumptions=(
             "No operators are in the trace: recomputes are runs of kernels that repeat those "
-            f"around {what}, by name. What they take, up to the next kernel, is "
-            "taken off; edges of recomputes may be off by a few kernels, and a recompute apart "
-            f"from {what}, as of an MLP's own checkpoint, is not seen.",
+            f"around {what}, by name, or around others whose names say that they are of the "
+            "forward pass. What they take, up to the next kernel, is taken off; edges of "
+            "recomputes may be off by a few kernels.",
             "The recompute that stays is taken to stop early, as one is seen to do."
             if sure
             else "Whether the recompute that stays stops early is not in kernels: half of what "
-            "that would save is taken off.",
+            "that would save is taken off, and the range is from nothing of it to all.",
             "The optimizer's time is in everything else.",
         ),
         bare_step_ms=bare if again.any() else None,
@@ -149,27 +153,33 @@ def _left_out(
     passes = facts.attention.passes if facts.attention is not None else []
     found = np.zeros(len(repeats), np.bool_)
     highest = max((each.highest for each in passes), default=0)
-    stops = _last_stops(repeats, at[np.array([event == BACKWARD for event in events], np.bool_)])
+    stops = np.flatnonzero((repeats[:-1] >= 0) & (repeats[1:] < 0)) + 1
+    ran = np.bincount(repeats[repeats >= 0], minlength=len(repeats))
+    stops = stops[ran[repeats[stops - 1]] > 1]
     if highest < 2 or not len(stops):
         return found, False
-    ran = np.bincount(repeats[repeats >= 0], minlength=len(repeats))
-    ends = [last for last in repeats[stops - 1].tolist() if ran[last] > 1]
     begun = np.unique(repeats[1:][(repeats[1:] >= 0) & (repeats[1:] != repeats[:-1] + 1)])
-    behind = [(last + 1, _oftener(ran, last, begun)) for last in ends]
-    if 2 * sum(number > 0 for _, number in behind) > len(behind):
-        for first, number in behind:
-            found[first : first + number] = True
+    backward = at[np.array([event == BACKWARD for event in events], np.bool_)]
+    # Of the recomputes before one backward, that which stops early, or went furthest.
+    left_out: dict[int, tuple[int, int, int]] = {}
+    for group, stop in zip(backward.searchsorted(stops).tolist(), stops.tolist(), strict=True):
+        last = int(repeats[stop - 1])
+        one = (_oftener(ran, last, begun), last, stop)
+        left_out[group] = max(one, left_out.get(group, one))
+    if 2 * sum(number > 0 for number, _, _ in left_out.values()) > len(left_out):
+        for number, last, _ in left_out.values():
+            found[last + 1 : last + 1 + number] = True
         return found, True
     names = facts.trace.names
-    for stop in stops.tolist():
+    for _, _, stop in left_out.values():
         tail = sequence.token[max(0, stop - _LONGEST_END) : stop].tolist()
         product = next(
             (n for n, code in enumerate(tail[::-1], 1) if PRODUCT.search(names[code])), 0
         )
-        before = int(repeats[stop - product - 1])
-        if product and before >= 0 and ran[before] > 1:
-            ahead = any(told.get(code) == "forward" for code in tail[len(tail) - product :])
-            found[stop - product : stop] = not ahead
+        found[stop - product : stop] = not any(
+            told.get(code) == "forward" or _KEEPS_RESULT.search(names[code])
+            for code in tail[len(tail) - product :]
+        )
     return found, False
 
 
@@ -184,16 +194,6 @@ def _oftener(ran: Int64, last: int, begun: Int64) -> int:
     fewer = (after > 0) & (after < ran[last])
     number = len(fewer) if fewer.all() else int(np.argmin(fewer))
     return number if number <= _LONGEST_END else 0
-
-
-def _last_stops(repeats: Int64, backward: Int64) -> Int64:
-    """Where recomputes end: of those before one backward, that which went furthest."""
-    stops = np.flatnonzero((repeats[:-1] >= 0) & (repeats[1:] < 0)) + 1
-    furthest: dict[int, int] = {}
-    for group, stop in zip(np.searchsorted(backward, stops).tolist(), stops.tolist(), strict=True):
-        other = furthest.setdefault(group, stop)
-        furthest[group] = max(stop, other, key=lambda one: int(repeats[one - 1]))
-    return np.array(sorted(furthest.values()), np.int64)
 
 
 def _usual_wait(facts: RecomputeFacts, sequence: KernelSequence) -> Int64:
