@@ -260,7 +260,11 @@ def kernels_of(
         if vendor == "rocm":
             name = f"Cijk_Ailk_Bljk_SB_MT{64 << kind}x{numbers[-1] if numbers else 64}x32"
         # They stay on the device and share the work out, in either direction.
-        yield name, us * 2, place if vendor == "rocm" else {"grid": [2, 66, 1], "block": [384, 1, 1]}
+        yield (
+            name,
+            us * 2,
+            place if vendor == "rocm" else {"grid": [2, 66, 1], "block": [384, 1, 1]},
+        )
         return
     if _CONVOLUTION.fullmatch(plain):
         ours = _CONVOLUTIONS[vendor]

@@ -141,7 +141,7 @@ def find_stop(calls: Calls, rows: Int64) -> int | None:
 
 
 def _compiled_around(calls: Calls, row: int) -> int:
-    """Row of the compiled graph that holds this call, which saves what it does at its end; or -1."""
+    """Row of the compiled graph around this call, which saves tensors at its end; or -1."""
     while row >= 0 and not COMPILED_CALL.match(calls.names[calls.name[row]]):
         row = int(calls.parent[row])
     return row
