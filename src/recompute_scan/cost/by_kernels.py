@@ -63,9 +63,11 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     told = paired_names(facts.trace, facts.kernels)
     highest = int(evidence.judgement.highest or 0)
     repeats = recomputed(sequence, at, events, highest)
-    repeats = whole_recomputes(sequence.token, repeats, at, events, told)
+    redundant = np.zeros(len(repeats), np.bool_)
+    if highest > 1:
+        repeats = whole_recomputes(sequence.token, repeats, at, events, told)
+        redundant = beyond_first(repeats, at, events)
     again = repeats >= 0
-    redundant = beyond_first(repeats, at, events) & (highest > 1)
     first, last, lengths = steps
     inside = slice(first, last)
     time = np.minimum(sequence.time, _usual_wait(facts, sequence))

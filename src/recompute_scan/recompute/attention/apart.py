@@ -21,8 +21,8 @@ from recompute_scan.trace.columns import Bool, Int64
 
 # Fewer kernels that agree may be a gradient's own.
 _SHORTEST = 3
-# Of so many places in the forward pass, the nearest, a piece is sought.
-_MOST_PLACES = 32
+# On either side of what ran again last, of so many places in the forward pass a piece is sought.
+_MOST_PLACES = 16
 
 
 def whole_recomputes(
@@ -44,9 +44,22 @@ def whole_recomputes(
         for way in ("forward", "backward")
     )
     behind = _in_backward(backward, at, events)
+    first_runs: dict[int, Int64] = {}
+    known, mine = true_at(found >= 0), -1
     for row in true_at(behind & forward).tolist():
-        if found[row] < 0:
-            _find(token, found, behind, row)
+        if found[row] >= 0:
+            continue
+        code = int(token[row])
+        if code not in first_runs:
+            first_runs[code] = true_at((token == code) & ~behind)
+        # It is sought first around what ran again last in this backward pass.
+        last = max(mine, int(known[: known.searchsorted(row)][-1:].sum()))
+        near = int(found[last]) if behind[last:row].all() else row
+        places = first_runs[code][: first_runs[code].searchsorted(row)]
+        middle = int(places.searchsorted(near))
+        places = places[max(0, middle - _MOST_PLACES) : middle + _MOST_PLACES]
+        _find(token, found, behind, row, places[np.abs(places - near).argsort(kind="stable")])
+        mine = row if found[row] >= 0 else mine
     return found
 
 
@@ -79,30 +92,28 @@ def _in_backward(backward: Bool, at: Int64, events: Sequence[str]) -> Bool:
     return found
 
 
-def _find(token: Int64, repeats: Int64, behind: Bool, row: int) -> None:
-    """What repeats the forward pass around this kernel: the longest piece, the nearest of these."""
-    low, high = row, row + 1
-    while low > 0 and behind[low - 1] and repeats[low - 1] < 0:
-        low -= 1
-    while high < len(token) and behind[high] and repeats[high] < 0:
-        high += 1
-    near = max(int(repeats[low - 1]), 0) if low else 0
-    places = true_at(token[:low] == token[row])
-    places = places[~behind[places]]
-    places = places[np.abs(places - (near or low)).argsort(kind="stable")][:_MOST_PLACES]
+def _find(token: Int64, repeats: Int64, behind: Bool, row: int, places: Int64) -> None:
+    """What repeats the forward pass around this kernel: the longest piece, the first of these."""
+
+    def same(at: int, away: int) -> bool:
+        inside = 0 <= at + away < at < len(token)
+        return bool(
+            inside
+            and token[at] == token[at + away]
+            and repeats[at] < 0
+            and behind[at]
+            and not behind[at + away]
+        )
+
     best = (0, 0, 0)
     for place in places.tolist():
         first, last, away = row, row + 1, place - row
-        while first > low and first + away > 0 and _same(token, behind, first - 1, away):
+        while same(first - 1, away):
             first -= 1
-        while last < high and _same(token, behind, last, away):
+        while same(last, away):
             last += 1
         if last - first > best[1] - best[0]:
             best = (first, last, away)
     first, last, away = best
     if last - first >= _SHORTEST:
         repeats[first:last] = np.arange(first, last) + away
-
-
-def _same(token: Int64, behind: Bool, row: int, away: int) -> bool:
-    return bool(token[row] == token[row + away] and not behind[row + away])
