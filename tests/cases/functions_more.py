@@ -194,7 +194,7 @@ def two_kinds() -> Build:
 _CONTEXT = _plain("LeanLayer", _SetsUpItsContext)
 _PRODUCT = _plain("Product", _TakesTheGradient)
 _CAST = _plain("HalfKept", _CastsBeforeAndAfter)
-_TILES = _plain("InTiles", _InTiles)
+TILES = _plain("InTiles", _InTiles)
 
 MORE_FUNCTIONS = (
     Case("lean", "In the newer style.", "full", under(_CONTEXT)),
@@ -208,8 +208,8 @@ MORE_FUNCTIONS = (
         "doubled",
         under(_PRODUCT, passing_parameters("InnerKeeper")),
     ),
-    Case("tiles_in_r", "In tiles, under torch's.", "doubled", under(torchs(REENTRANT), _TILES)),
-    Case("tiles_in_n", "The other of torch's.", "doubled", under(torchs(NON_REENTRANT), _TILES)),
+    Case("tiles_in_r", "In tiles, under torch's.", "doubled", under(torchs(REENTRANT), TILES)),
+    Case("tiles_in_n", "The other of torch's.", "doubled", under(torchs(NON_REENTRANT), TILES)),
     Case("every_second", "Every second layer.", "partial", some_layers(_CONTEXT, 2)),
     Case("two_kinds", "Two models of one class: 2 and 1.", "doubled", two_kinds()),
 )

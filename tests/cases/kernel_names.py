@@ -259,7 +259,12 @@ def kernels_of(
         name = f"nvjet_tst_{64 << kind}x{numbers[-1] if numbers else 64}_64x4_2x1_v_bz_TNT"
         if vendor == "rocm":
             name = f"Cijk_Ailk_Bljk_SB_MT{64 << kind}x{numbers[-1] if numbers else 64}x32"
-        yield name, us * 2, place
+        # They stay on the device and share the work out, in either direction.
+        yield (
+            name,
+            us * 2,
+            place if vendor == "rocm" else {"grid": [2, 66, 1], "block": [384, 1, 1]},
+        )
         return
     if _CONVOLUTION.fullmatch(plain):
         ours = _CONVOLUTIONS[vendor]

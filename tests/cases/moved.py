@@ -27,9 +27,11 @@ _NO_KERNEL = re.compile(
     r"contiguous|record_stream|zeros\w*|ones\w*|full\w*|unflatten|flatten|mT|adjoint|movedim)$"
 )
 # One kernel on a device, whatever else the CPU calls inside.
+_PRODUCT = re.compile(r"aten::(addmm|mm|bmm|baddbmm)$")
 _WHOLE = re.compile(
-    r"aten::(_scaled_dot_product_flash\w*|native_\w+|mkldnn_convolution|convolution_backward|"
-    r"_softmax\w*|_log_softmax\w*|embedding_dense_backward|nll_loss_(forward|backward))$"
+    r"aten::(addmm|mm|bmm|baddbmm|_scaled_dot_product_flash\w*|native_\w+|mkldnn_convolution|"
+    r"convolution_backward|_softmax\w*|_log_softmax\w*|embedding_dense_backward|"
+    r"nll_loss_(forward|backward))$"
 )
 # What gloo does on threads of its own; NCCL has none.
 _GLOO = re.compile(r"gloo:|ProcessGroupGloo")
@@ -83,12 +85,15 @@ def _launches(events: list[Event]) -> list[Event]:
     found: list[Event] = []
     stacks: dict[object, list[Event]] = {}
     leaves: dict[int, Event] = {}
+    computed: set[int] = set()
     for event in events:
         stack = stacks.setdefault(event["tid"], [])
         while stack and event["ts"] >= stack[-1]["ts"] + stack[-1]["dur"]:
             stack.pop()
         if event.get("cat") != "cpu_op" or not event["name"].startswith(("aten::", "c10d::")):
             continue
+        if event["name"] == "aten::resolve_conj":
+            computed.add(id(stack[-1]) if stack else 0)
         if any(_WHOLE.match(outer["name"]) for outer in stack):
             continue
         for outer in stack:
@@ -98,6 +103,10 @@ def _launches(events: list[Event]) -> list[Event]:
             leaves[id(event)] = event
         stack.append(event)
     for event in leaves.values():
+        # Early stop ends a recompute within the product whose input it was asked for: only those
+        # that compute go on to this.
+        if _PRODUCT.match(event["name"]) and id(event) not in computed:
+            continue
         ts, dur = event["ts"] + 0.3 * event["dur"], 0.4 * event["dur"]
         where = {"pid": event["pid"], "tid": event["tid"], "ts": ts, "dur": dur}
         launch = {"ph": "X", "cat": "user_annotation", "name": LAUNCH, **where, "args": {}}

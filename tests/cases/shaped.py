@@ -13,10 +13,12 @@ twin: the recording of the repaired case in the same shape.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from .case import STEPS
 from .device import LAUNCH
 from .kernel_names import Event, Library, Vendor, kernels_of
 
@@ -44,7 +46,7 @@ class Shape:
         written: As Kineto writes it, as an export of Nsight Systems, or as rocprofv3's JSON.
         synchronised: Whether the host waits for the device after each step.
         communication: Whether gradients are reduced on a stream of their own.
-        streams: Compute streams that the kernels of backward passes take turns on.
+        streams: Compute streams that the kernels of backward passes are on, by their operators.
         marked: Whether steps have ranges.
         early: The part of a kernel that is left when the next one of its stream begins.
         ranks: GPUs, each with a trace of its own.
@@ -100,14 +102,11 @@ class Shaped:
 
     Attributes:
         document: The trace.
-        step_us: What the steps took, the device's part among it, a mean.
-        busy_us: For how long the kernels of a step keep compute streams from their next ones, a
-            mean.
+        step_us: What a step took, host and device, a mean.
     """
 
     document: Event
     step_us: float
-    busy_us: float
 
 
 @dataclass
@@ -117,7 +116,6 @@ class _Device:
     shape: Shape
     free: dict[int, float] = field(default_factory=dict)
     kernels: list[Event] = field(default_factory=list)
-    turn: int = 0
     correlation: int = 100
 
     @property
@@ -125,12 +123,11 @@ class _Device:
         """When the last kernel ends."""
         return max((k["ts"] + k["dur"] for k in self.kernels), default=0.0)
 
-    def stream(self, backward: bool) -> int:
-        """The stream of the next operator's kernels."""
-        self.turn += backward
+    def stream(self, backward: bool, kernel: str) -> int:
+        """The stream of a kernel: as in programs, that of its operator, whatever ran before it."""
         streams = self.shape.streams if backward else 1
         base = COMPUTE if self.shape.vendor == "cuda" else 0
-        return base if streams == 1 else base + self.turn % streams
+        return base + zlib.crc32(kernel.encode()) % streams
 
     def launch(self, name: str, us: float, at: float, stream: int, args: Event) -> Event:
         """A kernel launched at ``at``; what links the launch to it."""
@@ -151,9 +148,8 @@ def shaped(recording: Event, shape: Shape, rank: int = 0) -> Shaped:
     device = _Device(slower)
     written, launches = _run(recording, slower, device)
     marks = [event for event in written if event["name"].startswith(_STEP)]
-    count = max(1, len(marks))
-    busy = sum(k["dur"] for k in device.kernels if k["tid"] != NCCL) * (1 - shape.early) / count
-    took = sum(event["dur"] for event in marks) / count
+    begun, ended = min(event["ts"] for event in written), max(map(_end, written))
+    took = (max(ended, device.done) - begun) / STEPS
     kept = written + launches
     if shape.kept == "launches":
         kept = (marks if shape.marked else []) + launches
@@ -171,7 +167,7 @@ def shaped(recording: Event, shape: Shape, rank: int = 0) -> Shaped:
     if shape.ranks > 1:
         group = {"backend": "nccl", "rank": rank, "world_size": shape.ranks}
         document["distributedInfo"] = group
-    return Shaped(document | {"traceEvents": kept + device.kernels}, took, busy)
+    return Shaped(document | {"traceEvents": kept + device.kernels}, took)
 
 
 def as_bytes(made: Shaped) -> bytes:
@@ -229,7 +225,7 @@ def _launched(
     took = min(US_LAUNCH, event["dur"] / (len(kernels) + 1))
     for place, (name, us, args) in enumerate(kernels):
         at = begun + place * took
-        linked = device.launch(name, us, at, device.stream(backward), args)
+        linked = device.launch(name, us, at, device.stream(backward, name), args)
         yield _runtime("cudaLaunchKernel", shape, event, at, 0.9 * took, linked)
     if shape.communication and any("AccumulateGrad" in each["name"] for each in stack):
         at = begun + 0.8 * event["dur"]

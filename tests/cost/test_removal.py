@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from recompute_scan.annotations import ANNOTATING
 from recompute_scan.cost.clock import TimeEdit, join
 from recompute_scan.cost.context import annotation_edits, find_context
-from recompute_scan.cost.hooks import Hooks, saved_tensors
+from recompute_scan.cost.hooks import Hooks, find_stop, saved_tensors
 from recompute_scan.cost.predict import predict, prepare
 from recompute_scan.cost.removal import Removal
-from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.trace import load
+from tests.cases.recorded import recorded
 from tests.recompute.training import gradients, marked_step, run, training_step
 from tests.trace_builder import annotation, op, studied, thread, wait
 
@@ -58,6 +62,26 @@ def test_the_preparation_of_a_recompute_goes_with_it() -> None:
     facts = studied(thread(training_step(0, *forward, *gradients(forward, again))))
     first = min(gone(facts, 1), key=lambda edit: edit.start)
     assert facts.calls.start[facts.alignment.recomputes[0].again[0]] - first.start >= 200_000
+
+
+@pytest.mark.parametrize("place", [0, None])
+def test_backward_passes_between_the_parts_of_a_run_stay(place: int | None) -> None:
+    """A function in tiles runs one again, then its backward pass, then the next."""
+    trace, _ = recorded("tiles_in_r")
+    facts = study(load(trace))
+    calls, edits = facts.calls, gone(facts, place)
+    gradients = calls.start[calls.named(re.compile(r"AddmmBackward0$"))]
+    assert len(edits)
+    assert len(gradients)
+    assert not any(((edit.start <= gradients) & (gradients < edit.end)).any() for edit in edits)
+
+
+def test_a_compiled_graph_is_not_stopped_in_the_middle() -> None:
+    graph = op("CompiledFunction", op("aten::addmm"), op("aten::add"))
+    calls = studied(thread(training_step(0, op("aten::linear", op("aten::addmm")), graph))).calls
+    rows = calls.named(re.compile(r"aten::add(mm)?$"))
+    assert find_stop(calls, rows[-2:]) == calls.end[calls.named(re.compile("CompiledFunction"))][0]
+    assert find_stop(calls, rows[:1]) == calls.start[rows[0]]
 
 
 def test_saved_tensors_are_counted_with_all_that_an_operator_holds() -> None:

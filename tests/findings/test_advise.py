@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.advise import RunFacts, advise_removal, title_of
+from recompute_scan.advise import RunFacts, advise_removal, keep_and_drop, title_of
 from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.advise.setting import advise_fewer
 from recompute_scan.frameworks.known import MECHANISMS, find_mechanism, recognise
@@ -126,6 +126,15 @@ def test_which_one_stays(
 def test_one_checkpoint_needs_no_fix() -> None:
     assert advise_removal((checkpoint(0, "fsdp-wrapper"),), {}) is None
     assert advise_removal((), {}) is None
+
+
+def test_beside_an_unknown_checkpoint_the_non_reentrant_one_stays() -> None:
+    """As the advice says, whatever the other one is."""
+    own, unknown = checkpoint(0, "own-function", R), checkpoint(1, None, N)
+    assert keep_and_drop((own, unknown)) == (unknown, own)
+    fix = advise_removal((own, unknown), {})
+    assert fix is not None
+    assert fix.keep.startswith("the non-reentrant checkpoint")
 
 
 def test_two_unknown_checkpoints_get_general_advice() -> None:

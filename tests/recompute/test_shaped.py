@@ -55,12 +55,11 @@ def test_the_fix_saves_what_the_repaired_twin_says() -> None:
                  "--cost")  # fmt: skip
     printed = output.partition("of saving\n")[2].partition("\n\n")[0]
     costs = [line.split() for line in printed.splitlines()]
-    by_host = ("launch-bound", "two-streams")
-    assert len(costs) == 4 * (len(SHAPES) - len(by_host))
+    assert len(costs) == 4 * (len(SHAPES) - 1)  # without the one that the host limits
     by_kernels = {shape.name for shape in SHAPES if not shape.tells_operators}
     for name, shape, *numbers in costs:
-        of_step, of_saving = (float(number.rstrip("%")) for number in numbers[-2:])
-        if shape in by_kernels:
-            assert abs(of_step) < 2 and abs(of_saving) < 15, (name, shape)
-        else:
-            assert abs(of_saving) < 5, (name, shape)
+        assert numbers[-1] != "range", (name, shape)
+        assert abs(float(numbers[-1].rstrip("%"))) < (10 if shape in by_kernels else 5), (
+            name,
+            shape,
+        )

@@ -77,13 +77,17 @@ def advise_removal(
 def keep_and_drop(
     checkpoints: Sequence[Checkpoint], alone: Collection[Switch] = (), *, sharded: bool = False
 ) -> tuple[Checkpoint, Checkpoint]:
-    """Of two or more checkpoints the one to keep, and the first to take out."""
+    """Of two or more checkpoints the one to keep, and the first to take out.
+
+    Where it is not known what switched one of them on, only their variants are compared.
+    """
+    known = all(mechanism_of(each) is not None for each in checkpoints)
 
     def preference(checkpoint: Checkpoint) -> tuple[bool, bool, int, bool, int]:
         return (
             switch_of(checkpoint) in alone,
             COMPILED in checkpoint.options,
-            _worth(checkpoint, checkpoints, sharded),
+            _worth(checkpoint, checkpoints, sharded) if known else 0,
             checkpoint.variant == "non-reentrant",
             -checkpoint.depth,
         )

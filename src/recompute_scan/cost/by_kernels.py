@@ -9,16 +9,19 @@ The step is the range that marks it, or the period after which the whole sequenc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from recompute_scan.arrays import median, tally, true_at
+from recompute_scan.recompute.attention.apart import whole_recomputes
 from recompute_scan.recompute.attention.kernel_evidence import Directions
 from recompute_scan.recompute.attention.pairs import paired_names
-from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
+from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD
 from recompute_scan.recompute.attention.sequence import (
     KernelSequence,
+    beyond_first,
     kernel_sequence,
     recomputed,
     with_recomputes,
@@ -31,11 +34,14 @@ from recompute_scan.trace.columns import Bool, Int64
 _NS_PER_MS = 1e6
 # The sequence returns after a period if this share of it does, in the same places.
 _SAME = 0.98
-# What the prediction may be off by, as a share of what is saved: the edges of recomputes.
-_DOUBT = 0.25
+# What either end of the prediction may be off by, as a share of what is saved: the edges of
+# recomputes.
+_DOUBT = 0.1
 _MOST_PERIODS = 64
 # Kernels of a last product and what follows it.
 _LONGEST_END = 4
+# Autograd saves what they make: behind them, early stop leaves out what is next.
+_KEEPS_RESULT = re.compile(r"dropout|softmax|sigmoid|tanh|norm", re.I)
 
 
 def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> Cost | None:
@@ -55,7 +61,12 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     if events is None or steps is None:
         return None
     told = paired_names(facts.trace, facts.kernels)
-    repeats, redundant = recomputed(sequence, at, events, int(evidence.judgement.highest or 0))
+    highest = int(evidence.judgement.highest or 0)
+    repeats = recomputed(sequence, at, events, highest)
+    redundant = np.zeros(len(repeats), np.bool_)
+    if highest > 1:
+        repeats = whole_recomputes(sequence.token, repeats, at, events, told)
+        redundant = beyond_first(repeats, at, events)
     again = repeats >= 0
     first, last, lengths = steps
     inside = slice(first, last)
@@ -70,15 +81,13 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     size = len(sequence.rows)
     forward = _passes(size, at, events, FORWARD, ends=BACKWARD)
     backward = _passes(size, at, events, BACKWARD, ends=FORWARD)
-    redundant_ms, doubt = per_step(redundant), _DOUBT * per_step(redundant)
+    least = per_step(redundant)
     ends, sure = _left_out(facts, sequence, repeats, at, events, told)
-    ends_ms = min(per_step(ends), per_step(again & ~redundant))
+    most = least + min(per_step(ends), per_step(again & ~redundant))
     if sure:
-        redundant_ms += ends_ms
-    elif redundant_ms:
-        # Between what is saved without early stop and with it: equally far from both, in parts.
-        most = redundant_ms + ends_ms
-        redundant_ms *= 2 * most / (redundant_ms + most)
+        least = most
+    # Between what is saved without early stop and with it: equally far from both, in parts.
+    redundant_ms = 2 * most * least / (most + least) if most else 0.0
     recompute_ms = per_step(again) - redundant_ms
     forward_ms = per_step(forward & ~again)
     backward_ms = per_step(backward & ~again)
@@ -86,6 +95,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     scale = min(1.0, recorded / sum(parts)) if sum(parts) else 1.0
     scale *= step_ms / recorded
     forward_ms, recompute_ms, redundant_ms, backward_ms = (part * scale for part in parts)
+    least, most = (1 - _DOUBT) * scale * least, (1 + _DOUBT) * scale * most
     after = step_ms - redundant_ms
     bare = after - recompute_ms
     what = "an attention forward" if evidence.of_attention else "the kernels that are counted"
@@ -98,8 +108,8 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         redundant_recompute_ms=redundant_ms,
         repeated_collectives_ms=None,
         predicted_step_ms=after,
-        predicted_low_ms=max(0.0, after - doubt),
-        predicted_high_ms=after + doubt,
+        predicted_low_ms=max(0.0, step_ms - most),
+        predicted_high_ms=step_ms - least,
         saving_pct=100 * redundant_ms / step_ms,
         breakdown=Breakdown(
             forward=forward_ms,
@@ -112,13 +122,13 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         method="kernels",
         assumptions=(
             "No operators are in the trace: recomputes are runs of kernels that repeat those "
-            f"around {what}, by name. What they take, up to the next kernel, is "
-            "taken off; edges of recomputes may be off by a few kernels, and a recompute apart "
-            f"from {what}, as of an MLP's own checkpoint, is not seen.",
+            f"around {what}, by name, or around others whose names say that they are of the "
+            "forward pass. What they take, up to the next kernel, is taken off; edges of "
+            "recomputes may be off by a few kernels.",
             "The recompute that stays is taken to stop early, as one is seen to do."
             if sure
             else "Whether the recompute that stays stops early is not in kernels: half of what "
-            "that would save is taken off.",
+            "that would save is taken off, and the range is from nothing of it to all.",
             "The optimizer's time is in everything else.",
         ),
         bare_step_ms=bare if again.any() else None,
@@ -145,47 +155,47 @@ def _left_out(
     passes = facts.attention.passes if facts.attention is not None else []
     found = np.zeros(len(repeats), np.bool_)
     highest = max((each.highest for each in passes), default=0)
-    stops = _last_stops(repeats, at[np.array([event == BACKWARD for event in events], np.bool_)])
+    stops = np.flatnonzero((repeats[:-1] >= 0) & (repeats[1:] < 0)) + 1
+    ran = np.bincount(repeats[repeats >= 0], minlength=len(repeats))
+    stops = stops[ran[repeats[stops - 1]] > 1]
     if highest < 2 or not len(stops):
         return found, False
-    ran = np.bincount(repeats[repeats >= 0], minlength=len(repeats))
-    behind = [(last + 1, _oftener(ran, last)) for last in repeats[stops - 1].tolist()]
-    if 2 * sum(number > 0 for _, number in behind) > len(behind):
-        for first, number in behind:
-            found[first : first + number] = True
+    begun = np.unique(repeats[1:][(repeats[1:] >= 0) & (repeats[1:] != repeats[:-1] + 1)])
+    backward = at[np.array([event == BACKWARD for event in events], np.bool_)]
+    # Of the recomputes before one backward, that which stops early, or went furthest.
+    left_out: dict[int, tuple[int, int, int]] = {}
+    for group, stop in zip(backward.searchsorted(stops).tolist(), stops.tolist(), strict=True):
+        last = int(repeats[stop - 1])
+        one = (_oftener(ran, last, begun), last, stop)
+        left_out[group] = max(one, left_out.get(group, one))
+    if 2 * sum(number > 0 for number, _, _ in left_out.values()) > len(left_out):
+        for number, last, _ in left_out.values():
+            found[last + 1 : last + 1 + number] = True
         return found, True
-    if events.count(RECOMPUTE) != highest * sum(each.layers for each in passes):
-        return found, False
     names = facts.trace.names
-    for stop in stops.tolist():
+    for _, _, stop in left_out.values():
         tail = sequence.token[max(0, stop - _LONGEST_END) : stop].tolist()
         product = next(
             (n for n, code in enumerate(tail[::-1], 1) if PRODUCT.search(names[code])), 0
         )
-        if product and not any(told.get(code) == "forward" for code in tail[len(tail) - product :]):
-            found[stop - product : stop] = True
+        found[stop - product : stop] = not any(
+            told.get(code) == "forward" or _KEEPS_RESULT.search(names[code])
+            for code in tail[len(tail) - product :]
+        )
     return found, False
 
 
-def _oftener(ran: Int64, last: int) -> int:
+def _oftener(ran: Int64, last: int, begun: Int64) -> int:
     """How many kernels behind the last of a recompute ran again, and less often than it did.
 
-    0 where they are too many for what early stop leaves out.
+    They end where another recompute begins (``begun``). 0 where they are too many for what early
+    stop leaves out.
     """
-    after = ran[last + 1 : last + 2 + _LONGEST_END]
+    stop = int(begun[begun.searchsorted(last + 1) :][:1].sum()) or len(ran)
+    after = ran[last + 1 : min(stop, last + 2 + _LONGEST_END)]
     fewer = (after > 0) & (after < ran[last])
     number = len(fewer) if fewer.all() else int(np.argmin(fewer))
     return number if number <= _LONGEST_END else 0
-
-
-def _last_stops(repeats: Int64, backward: Int64) -> Int64:
-    """Where recomputes end: of those before one backward, that which went furthest."""
-    stops = np.flatnonzero((repeats[:-1] >= 0) & (repeats[1:] < 0)) + 1
-    furthest: dict[int, int] = {}
-    for group, stop in zip(np.searchsorted(backward, stops).tolist(), stops.tolist(), strict=True):
-        other = furthest.setdefault(group, stop)
-        furthest[group] = max(stop, other, key=lambda one: int(repeats[one - 1]))
-    return np.array(sorted(furthest.values()), np.int64)
 
 
 def _usual_wait(facts: RecomputeFacts, sequence: KernelSequence) -> Int64:

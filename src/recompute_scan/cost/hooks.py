@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from recompute_scan.model import Calls
+from recompute_scan.recompute.vocabulary import COMPILED_CALL
 from recompute_scan.trace.columns import Int32, Int64
 
 
@@ -122,7 +123,7 @@ def find_stop(calls: Calls, rows: Int64) -> int | None:
 
     A non-reentrant recompute ends at the last tensor that its first run saved
     (``torch/utils/checkpoint.py``, ``_StopRecomputationError``): in front of an operator of which
-    only inputs are saved, else behind it.
+    only inputs are saved, else behind it. A compiled graph runs as a whole.
 
     Args:
         calls: All calls.
@@ -132,5 +133,15 @@ def find_stop(calls: Calls, rows: Int64) -> int | None:
         for inner in range(row + int(calls.size[row]), row - 1, -1):
             name = calls.names[calls.name[inner]].removeprefix("aten::")
             if _SAVED.get(name):
+                graph = _compiled_around(calls, row)
+                if graph >= 0:
+                    return int(calls.end[graph])
                 return int((calls.start if name in _INPUTS_ONLY else calls.end)[inner])
     return None
+
+
+def _compiled_around(calls: Calls, row: int) -> int:
+    """Row of the compiled graph around this call, which saves tensors at its end; or -1."""
+    while row >= 0 and not COMPILED_CALL.match(calls.names[calls.name[row]]):
+        row = int(calls.parent[row])
+    return row

@@ -24,6 +24,7 @@ from functools import cached_property
 import numpy as np
 
 from recompute_scan.annotations import EARLY_STOP_OFF, SELECTIVE
+from recompute_scan.arrays import true_at
 from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.context import Context
 from recompute_scan.cost.hooks import Hooks, find_stop
@@ -52,6 +53,9 @@ class Removal:
         self._facts = around.facts
         self._keep = keep
         self._staying = np.zeros(len(around.facts.calls) + 1, np.int32)
+        # How many nodes ran before each call.
+        self._backwards = np.zeros(len(around.facts.calls) + 1, np.int32)
+        np.cumsum(self._facts.structure.role == Role.BACKWARD, out=self._backwards[1:])
         # Many blocks have the same checkpoints.
         self._kept_of: dict[Sequence[Checkpoint], Checkpoint | None] = {}
 
@@ -83,7 +87,7 @@ class Removal:
                 if sequence.runs > 1:
                     yield from self._changed_recompute(sequence)
                 continue
-            yield self._gone(sequence)
+            yield from self._gone(sequence)
             yield from self._end_of_node(sequence)
             first = int(self._originals(sequence)[0])
             if first not in changed:
@@ -114,7 +118,7 @@ class Removal:
             self._kept_of[sequence.checkpoints] = self._keep(sequence.checkpoints)
         return self._kept_of[sequence.checkpoints]
 
-    def _gone(self, sequence: OpSequence) -> TimeEdit:
+    def _gone(self, sequence: OpSequence) -> Iterator[TimeEdit]:
         calls = self._facts.calls
         again = self._facts.alignment.recomputes[sequence.recompute].again
         rows = self._rows(sequence)
@@ -134,7 +138,14 @@ class Removal:
             # Up to another recompute: that one's own preparation.
             if row >= 0 and not self._around.recomputed[row]:
                 end = moment
-        return TimeEdit(thread, start, end, gone=True, add=add + self._moved(sequence))
+        add += self._moved(sequence)
+        # A function that goes through its block in parts has the backward pass of one before the
+        # next: that stays.
+        behind = rows[:-1] + 1 + calls.size[rows[:-1]]
+        for place in true_at(self._backwards[rows[1:]] > self._backwards[behind]).tolist():
+            yield TimeEdit(thread, start, int(calls.end[rows[place]]), gone=True, add=add)
+            start, add = int(calls.start[rows[place + 1]]), 0.0
+        yield TimeEdit(thread, start, end, gone=True, add=add)
 
     def _end_of_node(self, sequence: OpSequence) -> Iterator[TimeEdit]:
         """What a reentrant checkpoint's node still does behind its nested backward pass."""
@@ -240,10 +251,10 @@ class Removal:
             return
         calls = self._facts.calls
         stop = find_stop(calls, rows)
-        if stop is None:
-            return
         function = int(self._facts.structure.function[rows[-1]])
         end = max(int(calls.end[rows[-1]]), int(calls.end[function]) if function >= 0 else 0)
+        if stop is None or stop >= end:
+            return
         # An exception passes no more frames than the run had time for.
         most = _MOST_STOP * float(calls.end[rows[-1]] - calls.start[rows[0]])
         thread = int(calls.thread[rows[-1]])

@@ -65,24 +65,24 @@ def with_recomputes(events: Sequence[str], layers: list[int]) -> list[str] | Non
     (each,) = set(layers)
     found: list[str] = []
     waiting: list[int] = []
+    backwards = each
     for event in events:
         found.append(event)
         if event != BACKWARD:
             waiting.append(len(found) - 1)
             continue
-        for row in waiting[each:] if len(waiting) >= each else waiting:
+        begins = len(waiting) >= each and backwards >= each
+        for row in waiting[each:] if begins else waiting:
             found[row] = RECOMPUTE
+        backwards = 1 if begins else backwards + 1
         waiting = []
     return found
 
 
-def recomputed(
-    sequence: KernelSequence, at: Int64, events: list[str], highest: int
-) -> tuple[Int64, Bool]:
-    """For each kernel: which it repeats, -1 for none; and is it in a recompute beyond the first?"""
-    token, size = sequence.token, len(sequence.token)
-    repeats, redundant = np.full(size, -1, np.int64), np.zeros(size, np.bool_)
-    ran: dict[int, int] = {}
+def recomputed(sequence: KernelSequence, at: Int64, events: list[str], highest: int) -> Int64:
+    """For each kernel: which it repeats, -1 for none."""
+    token = sequence.token
+    repeats = np.full(len(token), -1, np.int64)
     limits = _limits(at, events)
     before = 0
     least: dict[int, int] = {}
@@ -100,11 +100,32 @@ def recomputed(
             high = max(here + 1, min(high, int(at[number + 1]) - before))
         first, last, origin = _run_of(token, here, places, layer, (low, high))
         _fill(repeats, first, last, origin - here)
-    for row in np.flatnonzero(repeats >= 0).tolist():
-        original = int(repeats[row])
-        ran[original] = ran.get(original, 0) + 1
-        redundant[row] = ran[original] > 1
-    return repeats, redundant if highest > 1 else np.zeros(size, np.bool_)
+    return repeats
+
+
+def beyond_first(repeats: Int64, at: Int64, events: Sequence[str]) -> Bool:
+    """For each kernel: did another one repeat the same before it, in the same backward pass?"""
+    again = repeats >= 0
+    rows = true_at(again)
+    ends = at[_turns(events)]
+    run = repeats[rows] + len(repeats) * ends.searchsorted(rows)
+    again[rows[np.unique(run, return_index=True)[1]]] = False
+    return again
+
+
+def _turns(events: Sequence[str]) -> list[int]:
+    """The last event of each backward pass: it has as many backwards as there are forwards."""
+    found, forward, backward = [], 0, 0
+    for number, event in enumerate(events):
+        if event == FORWARD:
+            goes_on = number > 0 and events[number - 1] == FORWARD
+            forward, backward = forward + 1 if goes_on else 1, 0
+        elif event == BACKWARD:
+            backward += 1
+            if backward == forward or events[number + 1 : number + 2] == [FORWARD]:
+                found.append(number)
+                backward = 0 if backward == forward else backward
+    return found
 
 
 def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
@@ -139,7 +160,8 @@ def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, lis
         found, size = range(place, stop), group - stop
         if originals and found:
             yield from _assigned(list(found), layer, max(1, size), highest, originals)
-        layer -= size
+        # A second loss, or a micro-batch that waited, goes through the layers again.
+        layer = layer - size if layer >= size else len(originals) - 1
         place = max(group, place + 1)
 
 

@@ -69,7 +69,7 @@ def settle(
     events = with_recomputes(found.events, [each.layers for each in found.passes])
     if events is None:
         return found
-    again = recomputed(sequence, at, events, int(found.judgement.highest))[0] >= 0
+    again = recomputed(sequence, at, events, int(found.judgement.highest)) >= 0
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
     if _used_elsewhere(trace, sequence, again, at, events, told):
