@@ -44,18 +44,19 @@ def whole_recomputes(
         for way in ("forward", "backward")
     )
     behind = _in_backward(backward, at, events)
-    first_runs: dict[int, Int64] = {}
+    first_runs = true_at(~behind)
+    first_runs = first_runs[token[first_runs].argsort(kind="stable")]
+    names = token[first_runs]
     known, mine = true_at(found >= 0), -1
+    between = np.cumsum(~behind)
     for row in true_at(behind & forward).tolist():
         if found[row] >= 0:
             continue
-        code = int(token[row])
-        if code not in first_runs:
-            first_runs[code] = true_at((token == code) & ~behind)
         # It is sought first around what ran again last in this backward pass.
         last = max(mine, int(known[: known.searchsorted(row)][-1:].sum()))
-        near = int(found[last]) if behind[last:row].all() else row
-        places = first_runs[code][: first_runs[code].searchsorted(row)]
+        near = int(found[last]) if behind[last] and between[last] == between[row] else row
+        places = first_runs[slice(*names.searchsorted([token[row], token[row] + 1]))]
+        places = places[: places.searchsorted(row)]
         middle = int(places.searchsorted(near))
         places = places[max(0, middle - _MOST_PLACES) : middle + _MOST_PLACES]
         _find(token, found, behind, row, places[np.abs(places - near).argsort(kind="stable")])
@@ -69,11 +70,14 @@ def _cut(repeats: Int64, at: Int64, events: Sequence[str]) -> None:
     goes_on = np.zeros(len(repeats), np.bool_)
     goes_on[1:] = ran[1:] & ran[:-1] & (repeats[1:] == repeats[:-1] + 1)
     begun = among(repeats, repeats[ran & ~goes_on]) & goes_on
-    ends = true_at(~goes_on)
+    ends, cut = true_at(~goes_on), -1
     for place, event, following in zip(at.tolist(), events, (*events[1:], ""), strict=True):
         if event != RECOMPUTE or following == RECOMPUTE:
             continue
         stop = int(ends[ends.searchsorted(place + 1) :][:1].sum()) or len(repeats)
+        if stop == cut:  # a counted kernel before this one has the first beginning behind it
+            continue
+        cut = stop
         cuts = true_at(begun[place + 1 : stop])
         if len(cuts):
             repeats[place + 1 + int(cuts[0]) : stop] = -1
