@@ -24,7 +24,8 @@ _NO_KERNEL = re.compile(
     r"aten::(_?empty\w*|new_\w+|_?reshape\w*|_?unsafe_view|view\w*|as_strided\w*|expand\w*|t|"
     r"transpose|permute|select|slice|narrow|alias|detach_?|unbind|split\w*|chunk|squeeze|unsqueeze|"
     r"resize_?|set_|item|is_nonzero|_local_scalar_dense|to|result_type|lift_fresh|scalar_tensor|"
-    r"contiguous|record_stream|zeros\w*|ones\w*|full\w*|unflatten|flatten|mT|adjoint|movedim)$"
+    r"contiguous|record_stream|zeros\w*|ones\w*|full\w*|unflatten|flatten|mT|adjoint|movedim|"
+    r"_has_compatible\w+|is_same_size)$"
 )
 # One kernel on a device, whatever else the CPU calls inside.
 _PRODUCT = re.compile(r"aten::(addmm|mm|bmm|baddbmm)$")

@@ -137,6 +137,27 @@ def test_a_kernel_more_than_in_the_forward_pass() -> None:
     assert found.step_ms - found.predicted_step_ms == pytest.approx(truth, rel=0.1)
 
 
+def test_a_kernel_before_the_first_recompute_that_stands_before_layers_too() -> None:
+    """It seems to be the first one's, and the second has none: either has its last kernel."""
+    copy: Kernel = ("copy_kernel", 10)
+    layer = (*ATTENTION, *MLP)
+
+    def steps() -> Iterator[Run]:
+        for _ in range(STEPS):
+            yield (copy, *layer) * LAYERS, False
+            yield LOSS, False
+            for _ in range(LAYERS):
+                yield (copy,), False
+                yield layer, False
+                yield layer, True
+                yield (*MLP_BACK, MLP[-1], *ATTENTION_BACK, MLP[-1], copy), False
+
+    found, truth = cost(steps())
+    early = LAYERS * sum(us for _, us in MLP[-TAIL:]) / 1000
+    assert truth < found.step_ms - found.predicted_step_ms < truth + early
+    assert found.predicted_low_ms < found.step_ms - truth - early
+
+
 def test_two_layers_by_order_alone() -> None:
     """Before the second backward there are as many forwards as a forward pass has."""
 

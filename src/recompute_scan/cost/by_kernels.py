@@ -157,7 +157,10 @@ def _left_out(
     highest = max((each.highest for each in passes), default=0)
     stops = np.flatnonzero((repeats[:-1] >= 0) & (repeats[1:] < 0)) + 1
     ran = np.bincount(repeats[repeats >= 0], minlength=len(repeats))
-    stops = stops[ran[repeats[stops - 1]] > 1]
+    # One of a run may seem to be longer than the others.
+    lasts = repeats[stops - 1].tolist()
+    doubled = [ran[max(0, last + 1 - _LONGEST_END) : last + 1].max() > 1 for last in lasts]
+    stops = stops[np.array(doubled, np.bool_)]
     if highest < 2 or not len(stops):
         return found, False
     begun = np.unique(repeats[1:][(repeats[1:] >= 0) & (repeats[1:] != repeats[:-1] + 1)])

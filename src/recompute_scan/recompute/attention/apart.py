@@ -39,6 +39,7 @@ def whole_recomputes(
     """
     found = repeats.copy()
     _cut(found, at, events)
+    _close(token, found)
     forward, backward = (
         among(token, np.array(sorted(c for c, d in told.items() if d == way), np.int64))
         for way in ("forward", "backward")
@@ -81,6 +82,22 @@ def _cut(repeats: Int64, at: Int64, events: Sequence[str]) -> None:
         cuts = true_at(begun[place + 1 : stop])
         if len(cuts):
             repeats[place + 1 + int(cuts[0]) : stop] = -1
+
+
+def _close(token: Int64, repeats: Int64) -> None:
+    """Go on with a recompute up to where the next one begins, in place.
+
+    The first of several may seem to begin earlier than the others, which then end too early.
+    """
+    ran = repeats >= 0
+    begun = set(repeats[1:][ran[1:] & (repeats[1:] != repeats[:-1] + 1)].tolist())
+    for first in (true_at(ran[:-1] & ~ran[1:]) + 1).tolist():
+        following = true_at(ran[first : first + _SHORTEST])[:1].tolist()
+        for row in range(first, first + sum(following)):
+            origin = int(repeats[row - 1]) + 1
+            if origin in begun or origin <= 0 or token[row] != token[origin]:
+                break
+            repeats[row] = origin
 
 
 def _in_backward(backward: Bool, at: Int64, events: Sequence[str]) -> Bool:
