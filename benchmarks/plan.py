@@ -19,8 +19,8 @@ which wait for each other. The script as it is runs a second time among the rest
 from the first is what a measured share can be off by.
 
 glibc gives memory at the heap's end back to the system, and gets it again with the next step, page
-by page. How much depends on what a process did before, and it took up to a third of a step here;
-no GPU does so. Both processes therefore run with an allocator that keeps its memory.
+by page. How much depends on what a process did before; no GPU does so. Both processes therefore run
+with an allocator that keeps its memory.
 """
 
 from __future__ import annotations
