@@ -37,7 +37,7 @@ def whole_recomputes(
         events: What they are.
         told: Directions of kernels, by token.
     """
-    found = repeats.copy()
+    found: Int64 = repeats.copy()
     _cut(found, at, events)
     _close(token, found)
     forward, backward = (
