@@ -93,7 +93,9 @@ def _open(path: Path, most: int, _: tuple[int, ...]) -> _Opened:
                 why=f"the member is {info.filename[:200]!r}",
                 hint="an honest archive of traces has plain files only; pack it anew",
             )
-    return _Opened(archive, {info.filename: info for info in infos if not info.is_dir()})
+    # A name that begins with NUL is none.
+    named = (info for info in infos if info.filename and not info.is_dir())
+    return _Opened(archive, {info.filename: info for info in named})
 
 
 @contextmanager
