@@ -183,9 +183,9 @@ def print_costs(cases: Sequence[Case], shapes: Sequence[Shape], made: Recordings
           f"{'in range':>9}; most off, of the step")  # fmt: skip
     for name, found in off.items():
         near = [sum(saving <= most for _, saving, _ in found) for most in (0.05, 0.1)]
-        held = sum(held for _, _, held in found)
+        inside = sum(held for _, _, held in found)
         most = 100 * max((step for step, _, _ in found), default=0.0)
-        print(f"{name:18} {number:6} {len(found):6} {near[0]:11} {near[1]:6} {held:23}; "
+        print(f"{name:18} {number:6} {len(found):6} {near[0]:11} {near[1]:6} {inside:23}; "
               f"{most:6.1f}%")  # fmt: skip
 
 

@@ -63,8 +63,8 @@ _ENDS = (
 _ONCE, _ONCE_R = Checkpoints(outer=N), Checkpoints(outer=R)
 
 
-def _late(count: int, **asked: int) -> Build:
-    return layered(equal_layers(count, "N"), **asked)
+def _late(count: int, *, micro_batches: int = 1, models: int = 1) -> Build:
+    return layered(equal_layers(count, "N"), micro_batches=micro_batches, models=models)
 
 
 # Steps that are nobody else's.
