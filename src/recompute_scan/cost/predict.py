@@ -127,9 +127,18 @@ def prepare(facts: RecomputeFacts, timed: Float64) -> Base | None:
         return simulate(graph, facts, join(annotations), overhead)
 
     slow = simulated(0.0)
-    overhead = _overhead(slow, simulated(short), timed, short) if len(timed) else 0.0
-    other = 0.0 if len(timed) else _USUAL * short
-    steps = simulated(overhead) if overhead else slow
+    if not slow.any():
+        return None
+
+    def without(overhead: float) -> tuple[float, Float64]:
+        """Of steps so short that nothing would be left of any, nothing is taken off."""
+        steps = simulated(overhead) if overhead else slow
+        return (overhead, steps) if steps.any() else (0.0, slow)
+
+    overhead, steps = without(
+        _overhead(slow, simulated(short), timed, short) if len(timed) else 0.0
+    )
+    other, other_steps = without(0.0 if len(timed) else _USUAL * short)
     return Base(
         facts=facts,
         graph=graph,
@@ -139,7 +148,7 @@ def prepare(facts: RecomputeFacts, timed: Float64) -> Base | None:
         other=other,
         host_speed=float(np.clip(short / _REFERENCE_NS, *_SPEEDS)),
         steps=steps,
-        other_steps=simulated(other) if other else slow,
+        other_steps=other_steps,
         unlike=abs(median(steps) / median(timed) - 1) if len(timed) else 0.0,
         error=float(abs(whole.sum() / graph.measured.sum() - 1)),
     )
