@@ -225,6 +225,26 @@ def test_a_sentence_is_cut_at_the_end_of_a_word() -> None:
     assert "\x1b" not in sentence("a \x1b[31m b", 40)
 
 
+def test_a_plan_that_is_the_scripts_own_arrangement_promises_nothing() -> None:
+    """However much two measurements of it differ; but of two checkpoints around each module, which
+    hold what one does, the plan is faster.
+    """
+    result = recorded("planned")
+    plan = result.plan
+    assert plan is not None
+    modules = tuple(structs.replace(one, recompute=one.checkpointed) for one in plan.modules)
+    own = structs.replace(plan, modules=modules, plan=plan.today)
+    faster = structs.replace(plan.today, step_ms=0.8 * plan.today.step_ms)
+    doubled = structs.replace(own, plan=faster)
+    said, other = (
+        " ".join(render_text(structs.replace(result, plan=one), color=False).split())
+        for one in (own, doubled)
+    )
+    assert "Against today: nothing changes." in said
+    assert "Against today: nothing changes." not in other
+    assert "Proof It is what the script does today." in said
+
+
 def test_a_plan_tells_of_selective_checkpoints() -> None:
     result = recorded("planned")
     assert result.plan is not None
