@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.places import user_place
+from recompute_scan.files import write_whole
 from recompute_scan.record.compat import flight_recorders
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.launcher import RankFacts, rank_facts
@@ -181,11 +182,9 @@ class Watchdog:
         if ranks.world_size == 1:
             return
         self._beats += 1
-        path = _beat_path(self._folder, ranks.rank)
-        partial = path.with_suffix(".part")
+        beat = json.dumps({"beat": self._beats, "silent": silent})
         with suppress(OSError):
-            partial.write_text(json.dumps({"beat": self._beats, "silent": silent}))
-            partial.replace(path)
+            write_whole(_beat_path(self._folder, ranks.rank), beat.encode())
 
     def _all_silent(self, ranks: RankFacts, now: float, *, patient: bool) -> bool:
         """Does no other rank move? Those that cannot be seen are waited for as long as patient."""
