@@ -150,7 +150,7 @@ class Removal:
     def _end_of_node(self, sequence: OpSequence) -> Iterator[TimeEdit]:
         """What a reentrant checkpoint's node still does behind its nested backward pass."""
         calls, rows = self._facts.calls, self._rows(sequence)
-        known = sequence.runs <= len(sequence.checkpoints)
+        known = max(sequence.runs, sequence.run + 1) <= len(sequence.checkpoints)
         if not known or sequence.checkpoints[sequence.run].variant != "reentrant":
             return
         node = int(calls.parent[rows[0]])
