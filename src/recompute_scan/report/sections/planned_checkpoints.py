@@ -77,7 +77,8 @@ def _as_today(plan: ActivationPlan) -> bool:
     """
     today, planned = plan.today, plan.plan
     return (
-        planned.peak_bytes == today.peak_bytes
+        plan.proof.outcome not in ("does-not-fit", "failed")
+        and planned.peak_bytes == today.peak_bytes
         and planned.step_ms >= (1 - _SAME_STEP) * today.step_ms
         and all(one.recompute == one.checkpointed and not one.selective for one in plan.modules)
     )
@@ -136,7 +137,7 @@ def _gain(plan: ActivationPlan) -> str:
 
 def _proof_words(plan: ActivationPlan) -> str:
     proof = plan.proof
-    if _as_today(plan) and proof.outcome in ("helps", "fits", "no-gain", "slower", "unclear"):
+    if _as_today(plan) and proof.outcome != "not-tried":
         return _AS_TODAY
     if proof.step_ms is None or proof.predicted_step_ms is None:
         return _OUTCOMES[proof.outcome]
