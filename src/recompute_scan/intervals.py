@@ -16,6 +16,8 @@ _T = (42.43, 8.073, 5.047, 4.088, 3.634)
 _NORMAL = 2.432
 # The smallest and the largest of so many values hold the median of all with more than 96 %.
 _MANY = 6
+# Fewer pairs of steps hold the median of all less surely than intended, even by their range.
+FEWEST_PAIRS = 8
 # An interval wider than this share of its median says that a figure cannot rest on it.
 _TOO_WIDE = 0.25
 # Of the width of an interval of 95 % to a standard error.

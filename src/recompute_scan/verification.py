@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from recompute_scan.analysis.confidence import headline
-from recompute_scan.intervals import median_interval, pair_interval, ratio_interval
+from recompute_scan.intervals import FEWEST_PAIRS, median_interval, pair_interval, ratio_interval
 from recompute_scan.result import (
     Arm,
     Checkpoint,
@@ -27,8 +27,6 @@ from recompute_scan.result import (
 )
 from recompute_scan.trials import Trial, compare_gradients, message, most, ran_out, worst_of
 
-# Fewer pairs of steps hold the median of all less surely than intended, even by their range.
-_FEWEST_PAIRS = 8
 # Where the unchanged script does not repeat its losses, those with the fix are others only when
 # they are this many times as far off as its own, and by this share of the largest loss.
 _FAR = 10
@@ -129,7 +127,7 @@ def _gradients(
 def _paired(switching: Sequence[Trial]) -> list[list[tuple[float, float]]]:
     """The pairs of steps of each run; none where they are too few, or where a run failed."""
     runs = [trial.pairs for trial in switching]
-    enough = sum(map(len, runs)) >= _FEWEST_PAIRS
+    enough = sum(map(len, runs)) >= FEWEST_PAIRS
     return runs if enough and all(trial.came_through for trial in switching) else []
 
 

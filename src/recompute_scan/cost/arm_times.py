@@ -14,7 +14,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from recompute_scan.intervals import median_interval, pair_interval
+from recompute_scan.intervals import FEWEST_PAIRS, median_interval, pair_interval
 from recompute_scan.rehearsal import (
     ArmMeasured,
     Candidate,
@@ -26,8 +26,6 @@ from recompute_scan.rehearsal import (
 
 # Modules of one class whose recomputes differ by less than this are taken to be as fast.
 _ALIKE = 0.25
-# Below so many pairs nothing is told apart.
-_FEWEST_PAIRS = 8
 
 
 class ArmTimes(Struct, frozen=True):
@@ -107,7 +105,7 @@ def _is_todays(ranks: Sequence[Rehearsal], way: Way, steps: dict[Way, tuple[floa
         return True
     # Two checkpoints around a module hold what one does, and take longer.
     pairs = list(zip(steps["today"], steps[way], strict=False))
-    if len(pairs) < _FEWEST_PAIRS:
+    if len(pairs) < FEWEST_PAIRS:
         return False
     low, high = pair_interval(pairs)
     return low <= 1 <= high

@@ -1,6 +1,10 @@
-"""Tells when steps on a CPU take long because they get their memory from the system anew."""
+"""What a thread took of the system, and when steps on a CPU take long because they get their memory
+from it anew.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 try:
     import resource
@@ -15,6 +19,11 @@ _WORTH_TELLING = 0.03
 _FEW_PAGES = 100
 # Of glibc: what is free at the heap's end stays with the process (mallopt(3)).
 _KEEPING = "MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=33554432"
+
+
+def thread_usage() -> Any:
+    """The system's account of this thread (getrusage(2)); ``None`` where it keeps none."""
+    return None if _THREAD is None else resource.getrusage(_THREAD)
 
 
 class Heap:
@@ -51,7 +60,5 @@ class Heap:
 
 def _usage() -> tuple[int, float]:
     """Pages that this thread got anew, and the system's time for it, ms."""
-    if _THREAD is None:
-        return 0, 0.0
-    used = resource.getrusage(_THREAD)
-    return used.ru_minflt, 1e3 * used.ru_stime
+    used = thread_usage()
+    return (0, 0.0) if used is None else (used.ru_minflt, 1e3 * used.ru_stime)

@@ -18,7 +18,7 @@ from recompute_scan.cost.arrangement import WAYS
 from recompute_scan.cost.moments import Choices
 from recompute_scan.errors import RunError
 from recompute_scan.how_far import Pieces, telling
-from recompute_scan.intervals import pair_interval
+from recompute_scan.intervals import FEWEST_PAIRS, pair_interval
 from recompute_scan.record.arrange.rehearsing import steps_needed, warmup_steps
 from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.verify.trial import run_trial
@@ -26,7 +26,6 @@ from recompute_scan.rehearsal import ArmWanted, Rehearsal, read_rehearsals
 from recompute_scan.result import ActivationPlan, PlanOutcome, PlanPoint, PlanProof, Result
 
 _FOLDER = "plan"
-_FEWEST_PAIRS = 8
 _MOST_TRIES = 3
 # What the measured peak may differ by from the computed one: a recompute's own small tensors.
 _SMALL = 0.02
@@ -112,7 +111,7 @@ def _proven(runs: Rehearsals, planner: Planner, chosen: Choices, plan: Activatio
     steps = steps_together(ranks)
     pairs = list(zip(steps["today"], steps["chosen"], strict=False))
     today, step = (median(each) for each in zip(*pairs, strict=True))
-    low, high = pair_interval(pairs) if len(pairs) >= _FEWEST_PAIRS else (None, None)
+    low, high = pair_interval(pairs) if len(pairs) >= FEWEST_PAIRS else (None, None)
     proof = PlanProof(
         outcome="unclear",
         today_step_ms=today,

@@ -21,14 +21,9 @@ from statistics import median
 
 import torch
 
-try:
-    import resource
-except ImportError:  # no Unix
-    resource = None  # type: ignore[assignment]
-
 from recompute_scan.record.arrange.arranging import Arranging, can_be_selective, heavy_operators
 from recompute_scan.record.arrange.candidates import Chosen, candidates
-from recompute_scan.record.arrange.heap import Heap
+from recompute_scan.record.arrange.heap import Heap, thread_usage
 from recompute_scan.record.arrange.holding import SavedTensors
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.rehearsal import (
@@ -44,8 +39,6 @@ from recompute_scan.rehearsal import (
 )
 
 _MEMORY = Path("/proc/meminfo")
-# Only Linux tells this of a thread.
-_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)
 # Steps of an arm in a row.
 _IN_TURN = 3
 _TIMED: tuple[Way, ...] = ("recompute", "selective")
@@ -53,7 +46,8 @@ _TIMED: tuple[Way, ...] = ("recompute", "selective")
 
 def _waits() -> int:
     """How often this thread has waited for something."""
-    return 0 if _THREAD is None else resource.getrusage(_THREAD).ru_nvcsw
+    used = thread_usage()
+    return 0 if used is None else int(used.ru_nvcsw)
 
 
 def warmup_steps(arms: int) -> int:
@@ -176,7 +170,7 @@ class Rehearsing:
 
     def _step_times(self) -> Sequence[float]:
         taken = self._recorder.kept.timed_ms
-        alone = self._recorder.kept.device == "cpu" and _THREAD is not None
+        alone = self._recorder.kept.device == "cpu" and thread_usage() is not None
         # Only what gives the processor up by itself waits.
         return self._busy[: len(taken)] if alone and not median(self._waits or [1]) else taken
 
