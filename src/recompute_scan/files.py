@@ -23,6 +23,14 @@ def read(path: Path) -> bytes:
         raise InputError("E301", f"Cannot read {path}.", why=error.strerror) from None
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is such a file. A name that is longer than the system takes is none's."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def write(path: Path, text: str, *, force: bool = False) -> None:
     """Write a whole file or none; see :func:`written`."""
     with written(path, force=force) as partial:

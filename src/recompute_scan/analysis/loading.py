@@ -20,6 +20,7 @@ from recompute_scan import trace as traces
 from recompute_scan.analysis.compiler_logs import records_beside
 from recompute_scan.annotations import REGION
 from recompute_scan.errors import InputError
+from recompute_scan.files import is_there
 from recompute_scan.frameworks.known import recognise
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.facts import RecomputeFacts, study
@@ -230,4 +231,4 @@ def _first_pass(facts: RecomputeFacts) -> list[Block]:
 def stacks_beside(trace: Path, info: RunInfo | None) -> Path | None:
     """The trace with stacks that `run` wrote beside this one, if there is one."""
     path = trace.with_name(info.stacks) if info and info.stacks else None
-    return path if path is not None and path.exists() else None
+    return path if path is not None and is_there(path) else None

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from recompute_scan.errors import InputError
+from recompute_scan.files import is_there
 from recompute_scan.trace.health import count
 from recompute_scan.trace.kineto.sniff import broken_archive
 from recompute_scan.trace.limits import Limits, refuse_members
@@ -44,10 +45,8 @@ def is_zip(path: Path) -> bool:
 def split_member(path: Path) -> tuple[Path, str] | None:
     """The archive and the member that a path into an archive names, or ``None``."""
     for parent in path.parents:
-        if parent.is_file():
-            return parent, path.relative_to(parent).as_posix()
-        if parent.exists():
-            return None
+        if is_there(parent):
+            return (parent, path.relative_to(parent).as_posix()) if parent.is_file() else None
     return None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from recompute_scan.errors import InputError
+from recompute_scan.files import is_there
 from recompute_scan.how_far import reading
 from recompute_scan.trace.archive import is_zip, members, open_member, split_member
 from recompute_scan.trace.columns import Trace
@@ -55,7 +56,7 @@ def load(
             limit (see :func:`recompute_scan.trace.formats.read`).
     """
     refuse_special(path)
-    inside = split_member(path) if not path.exists() else None
+    inside = split_member(path) if not is_there(path) else None
     if inside is None and is_zip(path):
         inside = path, _only_trace(path, limits)
     health: dict[str, int] = {}
@@ -148,7 +149,7 @@ def refuse_special(path: Path) -> None:
 
 
 def _matches(path: Path) -> list[Path]:
-    if path.exists() or split_member(path):
+    if is_there(path) or split_member(path):
         return [path]
     matches = sorted(map(Path, glob.glob(str(path), recursive=True)), key=_natural)  # noqa: PTH207 - absolute patterns too
     if not matches:
