@@ -4,6 +4,7 @@
     python benchmarks/shapes.py r_in_n --cost       and what the fix saves, beside the repaired twin
     python benchmarks/shapes.py --group core --from cpu
     python benchmarks/shapes.py --shapes kernels launches
+    python benchmarks/shapes.py --evidence annotated   as `run` records, with checkpoints marked
     python benchmarks/shapes.py --keep FOLDER       recordings stay there, and are read from there
 
 The rig is a device of torch's own kind without a device (``tests/cases/device.py``): autograd runs
@@ -21,6 +22,7 @@ labelled first, and looked at last.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import json
 import sys
@@ -32,14 +34,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.accuracy import EVIDENCE, HIDDEN
 from benchmarks.accuracy import GROUPS as RECORDED
-from benchmarks.accuracy import HIDDEN
 from tests.cases import device
 from tests.cases.attention_free import SEEN, UNSEEN
 from tests.cases.case import Case, record
 from tests.cases.compiled import COMPILED
 from tests.cases.distributed import DISTRIBUTED
 from tests.cases.kernel_names import Event
+from tests.cases.marked import annotating
 from tests.cases.moved import moved
 from tests.cases.repaired import SUFFIX, repaired
 from tests.cases.retimed import retimed
@@ -66,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="CASE", help="cases; all by default")
     parser.add_argument("--group", nargs="*", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--shapes", nargs="*", default=[shape.name for shape in SHAPES])
+    parser.add_argument("--evidence", choices=EVIDENCE, default=EVIDENCE[0])
     parser.add_argument("--from", dest="source", choices=(device.NAME, "cpu"), default=device.NAME)
     parser.add_argument("--cost", action="store_true", help="what the fix saves, for doubled ones")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="recordings, by case")
@@ -78,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in GROUPS[group]
         if not options.names or case.name in options.names
     }
-    made = Recordings(options.source == "cpu", options.keep)
+    made = Recordings(options.source == "cpu", options.keep, options.evidence)
     wrong = print_table(list(chosen.values()), shapes, made)
     if options.cost:
         print_costs(list(chosen.values()), shapes, made)
@@ -92,10 +96,12 @@ class Recordings:
     Attributes:
         on_cpu: Whether all are recorded on the CPU.
         keep: Where they stay, and are looked for first.
+        evidence: Whether checkpoints are marked.
     """
 
     on_cpu: bool = False
     keep: Path | None = None
+    evidence: str = EVIDENCE[0]
 
     def of(self, case: Case) -> tuple[Truth, Event]:
         """The case's truth and its recording, with its launches."""
@@ -107,10 +113,14 @@ class Recordings:
 
     def _in(self, folder: Path, case: Case) -> tuple[Truth, Event]:
         by_cpu = self.on_cpu or case.name.removesuffix(SUFFIX) in _NOT_ON_RIG
-        trace = folder / f"{case.name}{'-cpu' if by_cpu else ''}.json.gz"
+        marked = self.evidence == "annotated"
+        parts = (case.name, *["cpu"] * by_cpu, *["annotated"] * marked)
+        trace = folder / f"{'-'.join(parts)}.json.gz"
         told = trace.with_suffix(".truth")
         if not told.exists():
-            write_truth(told, record(case, trace, "cpu" if by_cpu else device.NAME))
+            with annotating() if marked else contextlib.nullcontext():
+                truth = record(case, trace, "cpu" if by_cpu else device.NAME)
+            write_truth(told, truth)
         found: Event = json.loads(gzip.decompress(trace.read_bytes()))
         return read_truth(told), moved(found) if by_cpu else found
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.advise.wording import (
+    AROUND,
     UNKNOWN_RUN,
     RunFacts,
     mechanism_of,
@@ -23,6 +24,8 @@ _GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
 # A non-reentrant checkpoint outweighs a reentrant one that is worth so much more, and no more.
 _NON_REENTRANT = 8
+# Which of them to keep first, by what they are around.
+_EXTENT = {"block": 2, "several": 1, "part": 0}
 # What tells two switches apart: the mechanism and the line that set it.
 Switch = tuple[str | None, str | None]
 
@@ -35,9 +38,11 @@ def advise_removal(
 ) -> Fix | None:
     """The fix for a block with two or more checkpoints; ``None`` where fewer are known.
 
-    One inside compiled code stays, or else the mechanism that costs least; of two of like worth
-    the non-reentrant one, which checks what it recomputes and stops early. Switching one to
-    another variant is never advised: reentrant hides faults, and both still run.
+    One around single blocks stays, rather than one around several at once, which holds all that
+    these save while it recomputes them, or one around parts. Of such alike one inside compiled code
+    stays, or else the mechanism that costs least; of two of like worth the non-reentrant one, which
+    checks what it recomputes and stops early. Switching one to another variant is never advised:
+    reentrant hides faults, and both still run.
 
     Args:
         checkpoints: All checkpoints around the block, outermost first.
@@ -54,7 +59,9 @@ def advise_removal(
             summary="Two checkpoints enclose each block: leave one of them on.",
             disposition="review",
             diff=None,
-            keep="the non-reentrant checkpoint, where there is one",
+            keep=f"the checkpoint {AROUND[kept.around]}"
+            if kept.around != dropped.around
+            else "the non-reentrant checkpoint, where there is one",
             remove="the other one; record with `recompute-scan run` to see whose line it is",
             docs=_GENERAL_DOCS,
             reason="It is not known which line asked for which checkpoint.",
@@ -83,8 +90,9 @@ def keep_and_drop(
     """
     known = all(mechanism_of(each) is not None for each in checkpoints)
 
-    def preference(checkpoint: Checkpoint) -> tuple[bool, bool, int, bool, int]:
+    def preference(checkpoint: Checkpoint) -> tuple[int, bool, bool, int, bool, int]:
         return (
+            _EXTENT[checkpoint.around],
             switch_of(checkpoint) in alone,
             COMPILED in checkpoint.options,
             _worth(checkpoint, checkpoints, sharded) if known else 0,
@@ -170,7 +178,11 @@ def _together(kept: Checkpoint, dropped: Checkpoint) -> bool:
 def _applied_once(kept: Checkpoint, dropped: Checkpoint, mechanism: Mechanism) -> Fix:
     """The fix for one mechanism that is applied twice: to switch it off would take out both."""
     name, site = title_of(dropped), dropped.call_site
-    if _together(kept, dropped):
+    if kept.around != dropped.around:
+        keep = f"keep it {AROUND[kept.around]}{place(kept.call_site)}"
+        summary = f"Apply {name} once: {keep}, leave it out {AROUND[dropped.around]}{place(site)}"
+        reason = "A change of that line may take out both."
+    elif _together(kept, dropped):
         summary = f"Apply {name} once: both of its checkpoints come from {site or 'one place'}"
         reason = "A change of that line takes out both, unless it is what calls it twice."
     else:
@@ -211,6 +223,8 @@ def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) ->
     if kept.variant == "non-reentrant" and any(c.variant == "reentrant" for c in checkpoints):
         early = "" if EARLY_STOP_OFF in kept.options else " and stops early"
         reasons.append(f"being non-reentrant it checks the recomputed tensors{early}")
+    if any(c.around == "several" for c in checkpoints) and kept.around == "block":
+        reasons.append("its recomputes hold one block at a time")
     if not reasons:
         reasons.append(mechanism.why_keep if mechanism else "it is enough alone")
     return f"{title_of(kept)}: {', and '.join(reasons)}."

@@ -214,6 +214,10 @@ def _carried_over(facts: RecomputeFacts, framed: RecomputeFacts) -> RecomputeFac
         replace(
             block,
             checkpoints=named.checkpoints,
+            parts=tuple(
+                replace(part, checkpoints=other.checkpoints)
+                for part, other in zip(block.parts, named.parts, strict=False)
+            ),
             span=replace(
                 block.span, module=named.span.module, module_class=named.span.module_class
             ),

@@ -176,7 +176,7 @@ def _blocks(
         span = replace(block.span, first=int(begins[first]), last=int(begins[last + 1]) - 1)
         inside = [span_ for place in range(first, last + 1) for span_ in inner.get(place, [])]
         covered.update(range(first, last + 1))
-        found += around(replace(block, span=span), inside, opened.weight)
+        found += around(replace(block, span=span, parts=()), inside, opened.weight)
     for place, spans in inner.items():
         if place not in covered and opened.counted[begins[place]]:
             batch = int(opened.batch[begins[place]])

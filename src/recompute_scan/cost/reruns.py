@@ -22,7 +22,7 @@ Keep = Callable[[Sequence[Checkpoint]], Checkpoint | None]
 
 
 class OpSequence(Struct, frozen=True):
-    """Operators of one recompute, in a row, that belong to the same kind of block.
+    """Operators of one recompute, in a row, that belong to the same block, or part of one.
 
     Attributes:
         recompute: Position in ``Alignment.recomputes``.
@@ -61,10 +61,12 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
     stacks: dict[tuple[Checkpoint, ...], int] = {(): 0}
     stack = np.zeros(len(alignment.forward), np.int64)
     block = np.full(len(alignment.forward), -1, np.int64)
-    for number, one in enumerate(facts.blocks):
-        kind = tuple(one.checkpoints)
-        stack[one.places] = stacks.setdefault(kind, len(stacks))
-        block[one.places] = number
+    number = 0
+    for whole in facts.blocks:
+        for one in (whole, *whole.parts):
+            stack[one.places] = stacks.setdefault(one.checkpoints, len(stacks))
+            block[one.places] = number
+            number += 1
     kinds = list(stacks)
     seen = np.zeros(len(alignment.forward), np.int64)
     passes = np.maximum(alignment.backwards, 1)

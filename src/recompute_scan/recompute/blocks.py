@@ -38,11 +38,14 @@ class Block(Struct, frozen=True):
         span: Its operators and the checkpoints with its boundary.
         checkpoints: All checkpoints around it, outermost first; empty when there is none.
         batch: The forward pass it belongs to (``Counts.batch``).
+        parts: What checkpoints inside it enclose, with all that are around that; what is in
+            another comes after it.
     """
 
     span: Span
     checkpoints: tuple[Checkpoint, ...]
     batch: int
+    parts: tuple[Block, ...] = ()
 
     @property
     def places(self) -> slice:
@@ -106,16 +109,37 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int) -> list[Block]:
     for node in nodes:
         collect(node)
 
-    def choose(node: Node, round_it: tuple[Checkpoint, ...]) -> list[Block]:
-        checkpoints = round_it + node.span.checkpoints
+    def choose(node: Node) -> list[Block]:
         if not node.children or any(_alike(node.span, other, code) for other in everything):
-            numbered = tuple(
-                replace(checkpoint, depth=depth) for depth, checkpoint in enumerate(checkpoints)
-            )
-            return [Block(node.span, numbered, batch)]
-        return [block for child in node.children for block in choose(child, checkpoints)]
+            return [Block(node.span, node.span.checkpoints, batch, _parts(node, batch))]
+        inside = [block for child in node.children for block in choose(child)]
+        around = node.span.checkpoints
+        if len(inside) > 1:
+            around = tuple(replace(checkpoint, around="several") for checkpoint in around)
+        return [_within(around, block) for block in inside]
 
-    return [block for node in nodes for block in choose(node, ())]
+    return [_numbered(block) for node in nodes for block in choose(node)]
+
+
+def _parts(node: Node, batch: int) -> tuple[Block, ...]:
+    found: list[Block] = []
+    for child in node.children:
+        own = tuple(replace(checkpoint, around="part") for checkpoint in child.span.checkpoints)
+        inside = (Block(child.span, own, batch), *(_within(own, x) for x in _parts(child, batch)))
+        found += (_within(node.span.checkpoints, block) for block in inside)
+    return tuple(found)
+
+
+def _within(around: tuple[Checkpoint, ...], block: Block) -> Block:
+    """The block, with these around it too."""
+    parts = tuple(_within(around, part) for part in block.parts)
+    return replace(block, checkpoints=around + block.checkpoints, parts=parts)
+
+
+def _numbered(block: Block) -> Block:
+    checkpoints = (replace(one, depth=depth) for depth, one in enumerate(block.checkpoints))
+    parts = tuple(map(_numbered, block.parts))
+    return replace(block, checkpoints=tuple(checkpoints), parts=parts)
 
 
 def _alike(one: Span, other: Span, code: Int64) -> bool:

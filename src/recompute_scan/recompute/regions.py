@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+from msgspec.structs import replace
 
 from recompute_scan.arrays import among, distinct
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.blocks import Block, operators_of
+from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.families import family_of_node
 from recompute_scan.recompute.roles import Role
@@ -47,7 +49,7 @@ def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...
                 forward_ms_per_step=float(counts.weight[everywhere].sum()) * per_step_ms,
                 recompute_ms_per_step=float(counts.again[everywhere].sum()) * per_step_ms,
                 redundant_ms_per_step=float(counts.redundant[everywhere].sum()) * per_step_ms,
-                checkpoints=_commonest(blocks),
+                checkpoints=_checkpoints(counts, blocks, max(recomputes)),
                 recomputes_by_step=_by_step(facts, places, recomputes),
             )
         )
@@ -64,8 +66,23 @@ def _by_step(
     return tuple(float(np.mean(numbers)) if numbers else None for numbers in found)
 
 
-def _commonest(blocks: list[Block]) -> tuple[Checkpoint, ...]:
-    return Counter(block.checkpoints for block in blocks).most_common(1)[0][0]
+def _checkpoints(counts: Counts, blocks: list[Block], runs: float) -> tuple[Checkpoint, ...]:
+    """Those around the blocks, and where these do not explain the runs again, those around parts
+    that do.
+    """
+    around = Counter(block.checkpoints for block in blocks).most_common(1)[0][0]
+    if runs <= len(around):
+        return around
+    parts = [part for block in blocks for part in block.parts]
+    highest = counts.highest_of([part.places for part in parts])
+    told = {
+        (one.mechanism, one.call_site, one.variant, one.function): one
+        for part, times in zip(parts, highest, strict=True)
+        for one in part.checkpoints
+        if one.around == "part" and times > len(around)
+    }
+    both = (*around, *told.values())
+    return tuple(replace(one, depth=depth) for depth, one in enumerate(both))
 
 
 def _signature(facts: RecomputeFacts, block: Block) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from recompute_scan.advise import AROUND
 from recompute_scan.annotations import COMPILED
 from recompute_scan.frameworks.known import find_title
 from recompute_scan.result import (
@@ -138,10 +139,12 @@ def mechanism_words(checkpoint: Checkpoint) -> str:
 
 
 def variant_words(checkpoint: Checkpoint) -> str:
-    """``reentrant``, ``non-reentrant``, ``compiled`` or that it is not known."""
-    if COMPILED in checkpoint.options:
-        return COMPILED
-    return checkpoint.variant or "variant not known"
+    """``reentrant``, ``non-reentrant``, ``compiled`` or that it is not known; and around what, if
+    not around each block.
+    """
+    variant = COMPILED if COMPILED in checkpoint.options else checkpoint.variant
+    extent = "" if checkpoint.around == "block" else f", {AROUND[checkpoint.around]}"
+    return f"{variant or 'variant not known'}{extent}"
 
 
 def risk_words(fix: Fix) -> str:

@@ -96,7 +96,8 @@ class Checkpoint(Struct, frozen=True):
     ``counts-runs`` (a module inside keeps running statistics); or ``compiled``: the checkpoint is
     inside compiled code, where variants do not differ. ``function`` names what checkpoints where
     no mechanism is known for it: an autograd function of the project's own by its class, a
-    library's code by ``module.function``.
+    library's code by ``module.function``. ``around`` is ``several`` where it encloses other blocks
+    as well, ``part`` where it encloses a part of the block.
     """
 
     depth: int
@@ -106,6 +107,7 @@ class Checkpoint(Struct, frozen=True):
     source: str | None = None
     options: tuple[str, ...] = ()
     function: str | None = None
+    around: Literal["block", "several", "part"] = "block"
 
 
 class Region(Struct, frozen=True):
