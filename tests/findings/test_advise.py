@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.advise import RunFacts, advise_removal, keep_and_drop, title_of
+from recompute_scan.advise import (
+    RunFacts,
+    advise_removal,
+    keep_and_drop,
+    switch_of,
+    title_of,
+)
 from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.advise.setting import advise_fewer
 from recompute_scan.frameworks.known import MECHANISMS, find_mechanism, recognise
@@ -121,6 +127,39 @@ def test_which_one_stays(
     assert fix.keep.startswith(title_of(stack[kept]))
     one_of_two = "the second application of " if outer[0] == inner[0] else ""
     assert fix.remove == f"{one_of_two}{title_of(stack[dropped])} at train.py:{dropped + 1}"
+
+
+def _around(depth: int, around: str, variant: str = N, site: str = "net.py:4") -> Checkpoint:
+    return Checkpoint(depth, variant, "torch-checkpoint", site, around=around)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "kept"),
+    [
+        (("several", N), ("block", N), 1),
+        (("several", N), ("block", R), 1),
+        (("block", N), ("part", N), 0),
+        (("block", R), ("part", N), 0),
+        (("several", N), ("part", N), 0),
+    ],
+)
+def test_what_is_around_single_blocks_stays(
+    outer: tuple[str, str], inner: tuple[str, str], kept: int
+) -> None:
+    """As what it is around decides what it holds; even where all else speaks for the other."""
+    stack = (_around(0, *outer), _around(1, *inner))
+    fix = advise_removal(stack, {}, alone=[switch_of(stack[1 - kept])])
+    assert fix is not None
+    assert fix.removes == stack[1 - kept]
+    words = [stack[place].extent for place in (kept, 1 - kept)]
+    assert f"keep it {words[0]} at net.py:4, leave it out {words[1]} at net.py:4" in fix.summary
+
+
+def test_of_unknown_ones_too() -> None:
+    outer = Checkpoint(0, "non-reentrant", around="several")
+    fix = advise_removal((outer, Checkpoint(1, "non-reentrant")), {})
+    assert fix is not None
+    assert fix.keep == "the checkpoint around each block"
 
 
 def test_one_checkpoint_needs_no_fix() -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from recompute_scan.annotations import RegionAnnotation, recompute_name, region_name
-from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.spans import Span, forest
 from recompute_scan.result import Checkpoint
+from recompute_scan.trace import load
+from tests.cases.case import record
+from tests.cases.marked import annotating
+from tests.cases.recorded import BY_NAME, recorded
 from tests.recompute.training import (
     checkpointed_step,
     gradients,
@@ -44,6 +52,33 @@ def test_what_repeats_in_a_small_part_of_the_forward_is_no_layer() -> None:
     once = [call for i in range(12) for call in run(100 + i, ("linear",), dims=[[i, 8]])]
     forward = [*repeated, *once]
     assert blocks_of(study_step(*forward, *gradients(forward))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "around"),
+    [
+        ("n_layers_in_n_stack", ("several", "block")),
+        ("r_layers_in_n_stack", ("several", "block")),
+        ("r_in_n", ("block", "block")),
+        ("n_halves_in_n", ("block", "part")),
+        ("n_first_half_in_n", ("block", "part")),
+        ("n_halves", ("block",)),
+        ("n_outside", ("block",)),
+    ],
+)
+@pytest.mark.parametrize("marked", [False, True])
+def test_what_checkpoints_are_around(
+    name: str, around: tuple[str, ...], marked: bool, tmp_path: Path
+) -> None:
+    if marked:
+        trace = tmp_path / "trace.json.gz"
+        with annotating():
+            record(BY_NAME[name], trace)
+    else:
+        trace = recorded(name)[0]
+    first = list_regions(study(load(trace)))[0]
+    assert tuple(checkpoint.around for checkpoint in first.checkpoints) == around
+    assert [checkpoint.depth for checkpoint in first.checkpoints] == list(range(len(around)))
 
 
 def test_stem_and_head_are_no_blocks() -> None:

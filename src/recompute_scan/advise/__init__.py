@@ -8,11 +8,10 @@ from recompute_scan.advise.choose import (
     take_out,
 )
 from recompute_scan.advise.setting import advise_fewer, advise_selective
-from recompute_scan.advise.wording import AROUND, RunFacts, mechanism_of, place, title_of
+from recompute_scan.advise.wording import RunFacts, mechanism_of, place, title_of
 from recompute_scan.frameworks.known import find_mechanism
 
 __all__ = [
-    "AROUND",
     "RunFacts",
     "Switch",
     "advise_fewer",

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.advise.wording import (
-    AROUND,
     UNKNOWN_RUN,
     RunFacts,
     mechanism_of,
@@ -59,7 +58,7 @@ def advise_removal(
             summary="Two checkpoints enclose each block: leave one of them on.",
             disposition="review",
             diff=None,
-            keep=f"the checkpoint {AROUND[kept.around]}"
+            keep=f"the checkpoint {kept.extent}"
             if kept.around != dropped.around
             else "the non-reentrant checkpoint, where there is one",
             remove="the other one; record with `recompute-scan run` to see whose line it is",
@@ -179,8 +178,8 @@ def _applied_once(kept: Checkpoint, dropped: Checkpoint, mechanism: Mechanism) -
     """The fix for one mechanism that is applied twice: to switch it off would take out both."""
     name, site = title_of(dropped), dropped.call_site
     if kept.around != dropped.around:
-        keep = f"keep it {AROUND[kept.around]}{place(kept.call_site)}"
-        summary = f"Apply {name} once: {keep}, leave it out {AROUND[dropped.around]}{place(site)}"
+        keep = f"keep it {kept.extent}{place(kept.call_site)}"
+        summary = f"Apply {name} once: {keep}, leave it out {dropped.extent}{place(site)}"
         reason = "A change of that line may take out both."
     elif _together(kept, dropped):
         summary = f"Apply {name} once: both of its checkpoints come from {site or 'one place'}"

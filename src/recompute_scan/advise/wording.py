@@ -13,12 +13,6 @@ from recompute_scan.frameworks.mechanism import Mechanism, Rename
 from recompute_scan.result import Checkpoint
 from recompute_scan.run_info import Source
 
-# What a checkpoint is around, in words.
-AROUND = {
-    "block": "around each block",
-    "several": "around several blocks at once",
-    "part": "around a part of each block",
-}
 _LINE = re.compile(r"(?P<file>.+):\d+", re.DOTALL)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from recompute_scan.advise import AROUND, place, title_of
+from recompute_scan.advise import place, title_of
 from recompute_scan.findings.code import CodeEvidence
 from recompute_scan.findings.evidence import Evidence, RankEvidence, RunEvidence
 from recompute_scan.result import Checkpoint, Finding, Fix, Level, Region
@@ -143,7 +143,7 @@ def describe(checkpoint: Checkpoint) -> str:
     variant = f", {checkpoint.variant}" if checkpoint.variant else ""
     options = "".join(f", {option.replace('-', ' ')}" for option in checkpoint.options)
     where = place(checkpoint.call_site)
-    extent = "" if checkpoint.around == "block" else f", {AROUND[checkpoint.around]}"
+    extent = "" if checkpoint.around == "block" else f", {checkpoint.extent}"
     return f"depth {checkpoint.depth}: {title_of(checkpoint)}{variant}{options}{extent}{where}"
 
 

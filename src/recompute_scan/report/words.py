@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.advise import AROUND
 from recompute_scan.annotations import COMPILED
 from recompute_scan.frameworks.known import find_title
 from recompute_scan.result import (
@@ -143,7 +142,7 @@ def variant_words(checkpoint: Checkpoint) -> str:
     not around each block.
     """
     variant = COMPILED if COMPILED in checkpoint.options else checkpoint.variant
-    extent = "" if checkpoint.around == "block" else f", {AROUND[checkpoint.around]}"
+    extent = "" if checkpoint.around == "block" else f", {checkpoint.extent}"
     return f"{variant or 'variant not known'}{extent}"
 
 

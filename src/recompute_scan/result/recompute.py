@@ -87,6 +87,13 @@ class ByDesign(Struct, frozen=True):
     recompute_ms_per_step: float
 
 
+_EXTENTS = {
+    "block": "around each block",
+    "several": "around several blocks at once",
+    "part": "around a part of each block",
+}
+
+
 class Checkpoint(Struct, frozen=True):
     """One checkpoint around a region; ``depth`` 0 is the outermost.
 
@@ -108,6 +115,11 @@ class Checkpoint(Struct, frozen=True):
     options: tuple[str, ...] = ()
     function: str | None = None
     around: Literal["block", "several", "part"] = "block"
+
+    @property
+    def extent(self) -> str:
+        """What it is around, in words."""
+        return _EXTENTS[self.around]
 
 
 class Region(Struct, frozen=True):
