@@ -59,6 +59,7 @@ def test_what_repeats_in_a_small_part_of_the_forward_is_no_layer() -> None:
     [
         ("n_layers_in_n_stack", ("several", "block")),
         ("r_layers_in_n_stack", ("several", "block")),
+        ("n_layers_in_n_sequential", ("several", "block")),
         ("r_in_n", ("block", "block")),
         ("n_halves_in_n", ("block", "part")),
         ("n_first_half_in_n", ("block", "part")),

@@ -112,11 +112,9 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int) -> list[Block]:
     def choose(node: Node) -> list[Block]:
         if not node.children or any(_alike(node.span, other, code) for other in everything):
             return [Block(node.span, node.span.checkpoints, batch, _parts(node, batch))]
-        inside = [block for child in node.children for block in choose(child)]
-        around = node.span.checkpoints
-        if len(inside) > 1:
-            around = tuple(replace(checkpoint, around="several") for checkpoint in around)
-        return [_within(around, block) for block in inside]
+        # Were it around one of them and little else, they would be one span.
+        around = tuple(replace(one, around="several") for one in node.span.checkpoints)
+        return [_within(around, block) for child in node.children for block in choose(child)]
 
     return [_numbered(block) for node in nodes for block in choose(node)]
 
