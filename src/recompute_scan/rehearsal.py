@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from recompute_scan.errors import InputError
 from recompute_scan.files import write_whole
 
-Way = Literal["today", "keep", "recompute", "selective", "chosen"]
+Way = Literal["today", "keep", "recompute", "selective", "offload", "chosen"]
 
 
 class ArmWanted(Struct, frozen=True):
@@ -26,17 +26,20 @@ class ArmWanted(Struct, frozen=True):
 
     Attributes:
         way: ``today`` leaves the script's own; ``keep`` has none, ``recompute`` one around every
-            module that can have one, ``selective`` one that keeps the results of heavy operators,
-            ``chosen`` around those that are named.
+            module that can have one, ``selective`` one that keeps the results of heavy operators;
+            ``offload`` has none, and copies what these modules save to the host; ``chosen`` does
+            what is named.
         recomputed: Names of modules, for ``chosen``.
         selective: Those whose checkpoints keep such results.
         operators: The heavy ones, where that has been found out.
+        offloaded: Names of modules whose saved tensors go to the host, for ``chosen``.
     """
 
     way: Way
     recomputed: tuple[str, ...] = ()
     selective: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    offloaded: tuple[str, ...] = ()
 
 
 class Candidate(Struct, frozen=True):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from recompute_scan.cost.activation_plan import Planner, read_wish
 from recompute_scan.cost.arrangement import Arrangements, arrangements
-from recompute_scan.errors import UsageError
+from recompute_scan.errors import RunError, UsageError
 from recompute_scan.rehearsal import ArmMeasured, Candidate, Hold, ModuleRun, Rehearsal, Storage
 
 
@@ -20,6 +20,7 @@ def rehearsal(
     runs: list[ModuleRun],
     again: list[float],
     selective: tuple[float, ...] = (),
+    offload: float | None = None,
 ) -> Rehearsal:
     whole = sum(again)
     partly = ArmMeasured("selective", (100.0 + sum(selective),) * 8, 0)
@@ -37,11 +38,14 @@ def rehearsal(
             ArmMeasured("keep", (100.0,) * 8, 0),
             ArmMeasured("recompute", (100.0 + whole,) * 8, 0),
             *((partly,) if selective else ()),
+            *((ArmMeasured("offload", (100.0 + offload,) * 8, 0),) if offload is not None else ()),
         ),
     )
 
 
-def chain(layers: int, rng: random.Random, *, selective: bool = False) -> Rehearsal:
+def chain(
+    layers: int, rng: random.Random, *, selective: bool = False, offload: bool = False
+) -> Rehearsal:
     """Layers that save tensors of their own, and the border to the one before. Heavy operators
     make some of those, and some that nobody saves.
     """
@@ -65,14 +69,19 @@ def chain(layers: int, rng: random.Random, *, selective: bool = False) -> Rehear
     storages.append(Storage(rng.randint(1, 90) << 20, (Hold(-1, "saved", last, last + 1),)))
     again = [rng.uniform(1, 9) for _ in range(layers)]
     some = tuple(ms * rng.uniform(0.2, 1.1) for ms in again) if selective else ()
-    return rehearsal(storages, runs, again, some)
+    copies = rng.uniform(0.3, 1.5) * sum(again) if offload else None
+    return rehearsal(storages, runs, again, some, copies)
 
 
+@pytest.mark.parametrize("offload", [False, True], ids=["", "offload"])
 @pytest.mark.parametrize("selective", [False, True], ids=["whole", "selective"])
 @pytest.mark.parametrize("seed", range(12))
-def test_the_solver_finds_what_trying_everything_finds(seed: int, selective: bool) -> None:
+def test_the_solver_finds_what_trying_everything_finds(
+    seed: int, selective: bool, offload: bool
+) -> None:
     rng = random.Random(seed)
-    model = arrangements(chain(rng.randint(1, 5 if selective else 7), rng, selective=selective))
+    layers = rng.randint(1, 7 - 2 * selective - offload)
+    model = arrangements(chain(layers, rng, selective=selective, offload=offload))
     options = [model.options(place) for place in range(len(model.candidates))]
     every = [np.array(one, np.int8) for one in itertools.product(*options)]
     peaks = [model.peak(one) for one in every]
@@ -106,6 +115,31 @@ def test_memory_is_what_a_count_by_hand_gives() -> None:
     assert model.peak(np.array(second, np.int8)) == 22 << 20
     # 2 + 4 + 1 at the turn, 2 + 4 + 8 in the second's recompute, 2 + 8 in the first's.
     assert model.peak(np.array(both, np.int8)) == 14 << 20
+
+
+def test_what_is_offloaded_is_back_for_its_backward_pass() -> None:
+    """The same two layers. Copies take 6 ms, by bytes: 2 + 8 and 4 + 8 of 22."""
+    model = two_layers(offload=6.0)
+    both, first, last = (np.array(one, np.int8) for one in ([3, 3], [3, 0], [1, 3]))
+    # The loss alone at the turn, then what each has saved: 4 + 8, 2 + 8.
+    assert model.peak(both) == 12 << 20
+    # 4 + 8 + 1 at the turn.
+    assert model.peak(first) == 13 << 20
+    # A checkpoint's input stays: 2 + 4 + 8 in the second's backward pass, 2 + 8 in the first's.
+    assert model.peak(last) == 14 << 20
+    assert model.step_ms(both) == pytest.approx(106.0)
+    assert model.step_ms(first) == pytest.approx(100 + 6 * 10 / 22)
+
+
+def test_the_plan_says_what_is_offloaded() -> None:
+    """Too little memory for anything else: both recomputed hold 14 MiB."""
+    one = rehearsal(*_STORAGES, [3.0, 5.0], offload=6.0)
+    planner = Planner([one], read_wish("12MiB", None))
+    plan = planner.plan(planner.best())
+    assert [(module.offloaded, module.recompute) for module in plan.modules] == [(True, False)] * 2
+    assert (plan.plan.offloaded, plan.plan.recomputed) == (2, 0)
+    with pytest.raises(RunError, match="E332"):
+        Planner([replace(one, arms=one.arms[:-1])], read_wish("12MiB", None)).best()
 
 
 def test_a_selective_checkpoint_holds_what_heavy_operators_made() -> None:
@@ -143,17 +177,21 @@ def test_every_rank_has_to_have_the_memory() -> None:
         assert both.peak(what) == max(alone)
 
 
-def two_layers() -> Arrangements:
-    mib = 1 << 20
-    storages = [
-        Storage(2 * mib, (Hold(0, "input", 0, 60), Hold(0, "saved", 1, 52))),
-        Storage(8 * mib, (Hold(0, "saved", 2, 50),)),
-        Storage(4 * mib, (Hold(1, "input", 10, 45), Hold(1, "saved", 11, 42))),
-        Storage(8 * mib, (Hold(1, "saved", 12, 40),)),
-        Storage(1 * mib, (Hold(-1, "saved", 20, 30),)),
-    ]
-    runs = [ModuleRun(0, 0, 50), ModuleRun(1, 10, 40)]
-    return arrangements(rehearsal(storages, runs, [3.0, 5.0]))
+_MIB = 1 << 20
+_STORAGES = (
+    [
+        Storage(2 * _MIB, (Hold(0, "input", 0, 60), Hold(0, "saved", 1, 52))),
+        Storage(8 * _MIB, (Hold(0, "saved", 2, 50),)),
+        Storage(4 * _MIB, (Hold(1, "input", 10, 45), Hold(1, "saved", 11, 42))),
+        Storage(8 * _MIB, (Hold(1, "saved", 12, 40),)),
+        Storage(1 * _MIB, (Hold(-1, "saved", 20, 30),)),
+    ],
+    [ModuleRun(0, 0, 50), ModuleRun(1, 10, 40)],
+)
+
+
+def two_layers(offload: float | None = None) -> Arrangements:
+    return arrangements(rehearsal(*_STORAGES, [3.0, 5.0], offload=offload))
 
 
 def test_a_tower_that_is_not_checkpointed_is_told_of() -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,15 @@ from benchmarks.plan_oracle import peak_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.advise.setting import listed, setting_for
+from recompute_scan.cost.activation_plan import Planner, Wish
+from recompute_scan.cost.arm_times import arm_of_way
+from recompute_scan.cost.moments import OFFLOAD
+from recompute_scan.how_far import Pieces
+from recompute_scan.record.arrange import proving
 from recompute_scan.record.arrange.arranging import draws
 from recompute_scan.record.arrange.rehearsing import arm_of, counts, steps_needed
+from recompute_scan.record.run_options import RunOptions
+from recompute_scan.rehearsal import ArmWanted
 from recompute_scan.result import PlannedModule, from_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,10 +48,14 @@ def plan(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["towers-half", "moe", "post-norm", "lora-none"])
-def test_a_plan_keeps_its_budget_and_holds_what_was_said(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [("towers-half", "120%"), ("moe", "180%"), ("post-norm", "180%"), ("lora-none", "60%")],
+)
+def test_a_plan_keeps_its_budget_and_holds_what_was_said(
+    name: str, memory: str, tmp_path: Path
+) -> None:
     today = CASES[name].today
-    memory = "60%" if today == "none" else "180%"
     done = plan(tmp_path, "--memory", memory, str(SCRIPT), name)
     assert done.returncode == 0, done.stderr
     made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
@@ -171,6 +183,52 @@ def test_the_setting_keeps_what_heavy_operators_make() -> None:
     _, code = setting_for(modules, (), operators=("aten.addmm.default",))
     exec(code, {"model": model})
     assert _products(step) == wanted
+
+
+def test_the_setting_offloads() -> None:
+    """What those layers save is nowhere but on the host, and gradients stay the same."""
+    case = CASES["mlp-uneven"]
+    model, step = build(case)
+    arrange(model, "none")
+    whole = peak_of(model, step)
+    step()
+    wanted = [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
+    modules = [
+        PlannedModule(name, "Mlp", False, False, 1.0, 1, False, name[-1] in "024")
+        for name in model.names()
+    ]
+    _, code = setting_for(modules, ())
+    exec(code, {"model": model})
+    layers = list(model.get_submodule("layers").children())
+    on_host = [n for n, layer in enumerate(layers) if "Offload" in type(layer).__name__]
+    assert on_host == [0, 2, 4]
+    assert 0 < peak_of(model, step) < whole
+    step()
+    found = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    assert len(found) == len(wanted)
+    assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.slow
+def test_a_rehearsal_offloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, whose tensors these are not: what is offloaded, no hook sees saved."""
+    options = RunOptions(str(SCRIPT), False, ("mlp",), tmp_path, timing_steps=2, measure=True)
+    monkeypatch.setattr(proving, "run_records_in", lambda _: [SimpleNamespace(device="cuda")])
+    runs = proving.Rehearsals(options, None, Pieces(3))
+    (shown,) = ranks = runs.rehearse()
+    outside = [one for one in shown.storages if all(hold.run < 0 for hold in one.holds)]
+    assert 0 < sum(one.size for one in outside) == arm_of_way(shown.arms, "offload").saved_bytes
+    planner = Planner(ranks, Wish("bytes", 0, ""))
+    most = planner.arrangements.peak(planner.arrangements.everything)
+    chosen = planner.arrangements.solve(budget=most - 1)
+    assert chosen is not None
+    names = [one.module for one, how in zip(shown.candidates, chosen, strict=True) if how]
+    assert set(chosen[chosen > 0]) == {OFFLOAD}  # the copies are a fraction of the recomputes here
+    arms = ArmWanted("today"), ArmWanted("chosen", offloaded=tuple(names))
+    (proof,) = runs.run("proof", arms)
+    peak = arm_of_way(proof.arms, "chosen").saved_bytes
+    assert peak is not None
+    assert peak <= planner.arrangements.peak(chosen) < most
 
 
 def test_nothing_recomputed_and_everything() -> None:

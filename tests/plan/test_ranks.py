@@ -81,13 +81,14 @@ def test_a_plan_is_made_for_all_ranks_and_proven_on_each(tmp_path: Path) -> None
     assert made is not None
     assert made.budget_bytes is not None
     assert made.proof.ranks == 2
-    shown = read_rehearsals(out / "plan" / "proof-2")
+    proof = max((out / "plan").glob("proof-*"))
+    shown = read_rehearsals(proof)
     peaks = [arm_of_way(one.arms, "chosen").saved_bytes or 0 for one in shown]
     assert peaks[0] < peaks[1] == made.proof.peak_bytes == made.plan.peak_bytes
     assert peaks[1] <= made.budget_bytes
     planned = [int(one.recompute) for one in made.modules]
     assert 0 < sum(planned) < 4
-    lines = (out / "plan" / "proof-2" / "output.txt").read_text("utf-8").splitlines()
+    lines = (proof / "output.txt").read_text("utf-8").splitlines()
     printed = [json.loads(line) for line in lines if line.startswith("[")]
     ran = [[again for who, *again in printed if who == rank] for rank in range(2)]
     assert ran[0] == ran[1]

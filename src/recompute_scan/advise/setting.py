@@ -121,7 +121,7 @@ def setting_for(
         run: What else is known of it.
         operators: Whose results selective checkpoints keep, ``aten.mm.default``.
     """
-    partly = any(one.selective for one in modules)
+    partly = any(one.selective or one.offloaded for one in modules)
     on = {one.module for one in modules if one.recompute}
     before = {one.module for one in modules if one.checkpointed}
     today = list(dict.fromkeys(c for region in regions for c in region.checkpoints))
@@ -130,7 +130,7 @@ def setting_for(
     if as_today and (not today or _around_modules(regions, before)):
         return ("It is what the script does today: there is nothing to change.",), ""
     off = [_off(checkpoint, run) for checkpoint in _each_switch(today)]
-    if not on:
+    if not on and not partly:
         return tuple(off), ""
     code = _code(modules, operators)
     if on < before and not nested and today and not partly:
@@ -169,16 +169,21 @@ def _spans(numbers: Sequence[int]) -> list[str]:
 
 def _code(modules: Sequence[PlannedModule], operators: Sequence[str]) -> str:
     """``apply_activation_checkpointing`` with a check of what is wrapped."""
-    lines, calls = [_IMPORT.format(more="")], []
+    offloaded = [one for one in modules if one.offloaded]
+    more = "    offload_wrapper,\n" if offloaded else ""
+    lines, calls = [_IMPORT.format(more=more)], []
     if operators:
         named = "".join(f"    torch.ops.{name},\n" for name in operators)
-        lines = [_SELECTIVE.format(_IMPORT.format(more="    checkpoint_wrapper,\n"), named)]
+        lines = [_SELECTIVE.format(_IMPORT.format(more=f"    checkpoint_wrapper,\n{more}"), named)]
+    whole, partly = (
+        [one for one in modules if one.recompute and one.selective is way] for way in (False, True)
+    )
     # Wrapped, a module goes by another name, so all are looked up before.
-    for partly, name, wrapper in (
-        (False, "chosen", ""),
-        (True, "selectively", "checkpoint_wrapper_fn=selective, "),
+    for chosen, name, wrapper in (
+        (whole, "chosen", ""),
+        (partly, "selectively", "checkpoint_wrapper_fn=selective, "),
+        (offloaded, "on_host", "checkpoint_wrapper_fn=offload_wrapper, "),
     ):
-        chosen = [one for one in modules if one.recompute and one.selective is partly]
         if not chosen:
             continue
         kinds = {one.module_class for one in chosen}

@@ -11,8 +11,8 @@ import numpy as np
 from msgspec import Struct
 
 from recompute_scan.cost.arm_times import arm_of_way
-from recompute_scan.cost.arrangement import Arrangements, arrangements
-from recompute_scan.cost.moments import KEEP, SELECTIVE, Choices
+from recompute_scan.cost.arrangement import Arrangements, arrangements, saved_bytes
+from recompute_scan.cost.moments import OFFLOAD, RECOMPUTE, SELECTIVE, Choices
 from recompute_scan.errors import RunError, UsageError
 from recompute_scan.rehearsal import ArmMeasured, Rehearsal
 from recompute_scan.result import ActivationPlan, PlannedModule, PlanPoint, PlanProof
@@ -25,6 +25,7 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 # Kept free of what is there: other programs, fragmentation, steps larger than the rehearsed one.
 _RESERVE = 0.10
 _CURVE_POINTS = 12
+_RECOMPUTED = (RECOMPUTE, SELECTIVE)
 
 
 class Wish(Struct, frozen=True):
@@ -156,10 +157,11 @@ class Planner:
                     one.module,
                     one.module_class,
                     one.checkpointed,
-                    bool(chosen[place] != KEEP),
+                    bool(chosen[place] in _RECOMPUTED),
                     model.extra_ms(place, chosen[place]) or model.again_ms[place],
-                    _saved(self._rehearsal, place),
+                    saved_bytes(self._rehearsal, place),
                     bool(chosen[place] == SELECTIVE),
+                    bool(chosen[place] == OFFLOAD),
                 )
                 for place, one in enumerate(model.candidates)
             ),
@@ -175,10 +177,11 @@ class Planner:
         model = self.arrangements
         chosen = model.everything if choices is None else choices
         return PlanPoint(
-            int((chosen != KEEP).sum()),
+            int(np.isin(chosen, _RECOMPUTED).sum()),
             model.step_ms(chosen),
             model.peak(chosen) + self._beside,
             selective=int((chosen == SELECTIVE).sum()),
+            offloaded=int((chosen == OFFLOAD).sum()),
         )
 
     def _curve(self) -> tuple[PlanPoint, ...]:
@@ -239,13 +242,3 @@ def _left_out(rehearsal: Rehearsal) -> tuple[str, ...]:
     on = len(rehearsal.candidates) - off
     others = "; ".join(said)
     return (f"{on} of {plural(on + off, 'module')} are checkpointed today. Not so: {others}.",)
-
-
-def _saved(rehearsal: Rehearsal, candidate: int) -> int:
-    """Bytes that one run's operators save, each storage once; the largest run's."""
-    sizes: dict[int, int] = {}
-    for storage in rehearsal.storages:
-        for run in {hold.run for hold in storage.holds if hold.kind == "saved"}:
-            sizes[run] = sizes.get(run, 0) + storage.size
-    runs = (n for n, run in enumerate(rehearsal.runs) if run.candidate == candidate)
-    return max((sizes.get(run, 0) for run in runs), default=0)

@@ -7,7 +7,7 @@ variable for every set of modules that share a storage. HiGHS solves it
 A step takes what one without checkpoints takes (``cost/arm_times.py``), and what recomputing
 everything takes more, shared out by the recomputes' own times, which are measured where they run;
 likewise for selective ones. Where the steps vary too much to say that they take more, those times
-themselves are added.
+themselves are added. What offloading everything takes more is shared out by the bytes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from msgspec import Struct
 from recompute_scan.cost.arm_times import arm_times, shared_out
 from recompute_scan.cost.moments import (
     KEEP,
+    OFFLOAD,
     RECOMPUTE,
     SELECTIVE,
     Choices,
@@ -39,8 +40,10 @@ _PREFERENCE = 1e-6
 # Recomputes of selective checkpoints have to take less than this share of whole ones.
 _WORTH = 0.9
 
-# The arrangements that a rehearsal measures for a plan.
+# The arrangements that a rehearsal measures for a plan; the last only where a device has memory of
+# its own.
 WAYS: tuple[Way, ...] = ("today", "keep", "recompute", "selective")
+WAYS_ON_DEVICE: tuple[Way, ...] = (*WAYS, "offload")
 
 
 class Arrangements(Struct, frozen=True):
@@ -55,6 +58,8 @@ class Arrangements(Struct, frozen=True):
         fixed: Modules that cannot be recomputed, because no backward pass was seen of them.
         selective_ms: What a selective checkpoint takes; ``None`` where it would hardly be faster
             than one that keeps nothing, or was not measured.
+        offload_ms: What it takes to have all that a module saves on the host; empty where that was
+            not measured.
     """
 
     candidates: tuple[Candidate, ...]
@@ -64,6 +69,7 @@ class Arrangements(Struct, frozen=True):
     today_ms: float
     fixed: frozenset[int] = frozenset()
     selective_ms: tuple[float | None, ...] = ()
+    offload_ms: tuple[float, ...] = ()
 
     @property
     def nothing(self) -> Choices:
@@ -80,7 +86,8 @@ class Arrangements(Struct, frozen=True):
         if place in self.fixed:
             return (KEEP,)
         known = self.selective_ms[place] if self.selective_ms else None
-        return (KEEP, RECOMPUTE) if known is None else (KEEP, RECOMPUTE, SELECTIVE)
+        found = (KEEP, RECOMPUTE) if known is None else (KEEP, RECOMPUTE, SELECTIVE)
+        return (*found, OFFLOAD) if self.offload_ms else found
 
     def peak(self, choices: Choices) -> int:
         """Most that is saved at once, bytes."""
@@ -96,6 +103,8 @@ class Arrangements(Struct, frozen=True):
             known = self.selective_ms[place]
             assert known is not None, "one of the options"
             return known
+        if choice == OFFLOAD:
+            return self.offload_ms[place]
         return self.again_ms[place] if choice == RECOMPUTE else 0.0
 
     def least(self) -> int:
@@ -147,15 +156,36 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
         selective_ms = tuple(
             ms if ms < _WORTH * whole else None for ms, whole in zip(partly, again_ms, strict=True)
         )
+    choices = {KEEP, RECOMPUTE}
+    if any(ms is not None for ms in selective_ms):
+        choices.add(SELECTIVE)
+    offload_ms: tuple[float, ...] = ()
+    if "offload" in times.ms:
+        choices.add(OFFLOAD)
+        sizes = [max(saved_bytes(one, n) for one in ranks) for n in range(len(candidates))]
+        whole = sum(size for n, size in enumerate(sizes) if n not in fixed)
+        longer = max(0.0, times.ms["offload"] - times.ms["keep"])
+        offload_ms = tuple(longer * size / max(1, whole) for size in sizes)
     return Arrangements(
         candidates=candidates,
-        moments=moments(ranks, fixed, selective=any(ms is not None for ms in selective_ms)),
+        moments=moments(ranks, fixed, frozenset(choices)),
         again_ms=again_ms,
         keep_ms=times.ms["keep"],
         today_ms=times.ms["today"],
         fixed=fixed,
         selective_ms=selective_ms,
+        offload_ms=offload_ms,
     )
+
+
+def saved_bytes(rehearsal: Rehearsal, candidate: int) -> int:
+    """Bytes that one run's operators save, each storage once; the largest run's."""
+    sizes: dict[int, int] = {}
+    for storage in rehearsal.storages:
+        for run in {hold.run for hold in storage.holds if hold.kind == "saved"}:
+            sizes[run] = sizes.get(run, 0) + storage.size
+    runs = (n for n, run in enumerate(rehearsal.runs) if run.candidate == candidate)
+    return max((sizes.get(run, 0) for run in runs), default=0)
 
 
 def _within(one: Arrangements, found: Choices, budget: int) -> Choices | None:

@@ -4,6 +4,8 @@ What is held at a moment is a sum over storages, each counted once however many 
 inside a module holds what it saves where the module is not recomputed; a checkpoint holds the
 module's inputs, and while its recompute is used everything that the module saves. A selective one
 holds the results of heavy operators beside the inputs, each until its recompute has come to it.
+What an offloaded module saves is on the host until its backward pass. There all of it is taken to
+be back at once, which is the most that it can be: operators fetch it one by one.
 Moments that can be the fullest: each module's recompute, at its end and where a selective one is
 the fullest, and each turn from forward to backward.
 """
@@ -19,9 +21,9 @@ from msgspec import Struct
 
 from recompute_scan.rehearsal import Rehearsal
 
-# What happens to each module: one of the three.
+# What happens to each module: one of the four.
 Choices = npt.NDArray[np.int8]
-KEEP, RECOMPUTE, SELECTIVE = 0, 1, 2
+KEEP, RECOMPUTE, SELECTIVE, OFFLOAD = 0, 1, 2, 3
 # A module, by its place, and what happens to it.
 Condition = tuple[int, int]
 
@@ -47,17 +49,25 @@ class Moment(Struct, frozen=True):
 
 
 def moments(
-    ranks: Sequence[Rehearsal], fixed: frozenset[int], *, selective: bool
+    ranks: Sequence[Rehearsal], fixed: frozenset[int], choices: frozenset[int]
 ) -> tuple[Moment, ...]:
-    """The different ones of all ranks; of those that hold the same, the fullest."""
+    """The different ones of all ranks; of those that hold the same, the fullest.
+
+    Args:
+        ranks: What each rank has shown.
+        fixed: Modules that are kept whatever is chosen.
+        choices: What can be chosen for any other.
+    """
     found: dict[tuple[tuple[frozenset[Condition], int], ...], int] = {}
     for rehearsal in ranks:
-        for moment in _moments_of(rehearsal, fixed, selective):
+        for moment in _moments_of(rehearsal, fixed, choices):
             found[moment.terms] = max(found.get(moment.terms, 0), moment.always)
     return tuple(Moment(always, terms) for terms, always in found.items())
 
 
-def _moments_of(rehearsal: Rehearsal, fixed: frozenset[int], selective: bool) -> Iterator[Moment]:
+def _moments_of(
+    rehearsal: Rehearsal, fixed: frozenset[int], choices: frozenset[int]
+) -> Iterator[Moment]:
     runs = rehearsal.runs
     within = _within_runs(rehearsal)
     ends = sorted({hold.end for storage in rehearsal.storages for hold in storage.holds})
@@ -68,10 +78,10 @@ def _moments_of(rehearsal: Rehearsal, fixed: frozenset[int], selective: bool) ->
         (run.backward, place, until)
         for place, run in enumerate(runs)
         if run.backward >= 0 and run.candidate not in fixed
-        for until in (within[place] if selective else within[place][-1:])
+        for until in (within[place] if SELECTIVE in choices else within[place][-1:])
     ]
     for time, recomputing, until in at:
-        yield _moment(rehearsal, time, recomputing, until, fixed, selective)
+        yield _moment(rehearsal, time, recomputing, until, fixed, choices)
 
 
 def _turns(end: int, begins: Sequence[int], ends: Sequence[int]) -> bool:
@@ -111,7 +121,7 @@ def _moment(
     recomputing: int,
     until: int,
     fixed: frozenset[int],
-    selective: bool,
+    choices: frozenset[int],
 ) -> Moment:
     """Just before an event.
 
@@ -121,10 +131,10 @@ def _moment(
         recomputing: The run that is recomputed now, if one is at all.
         until: How far it has come: the event of its forward that was made again last.
         fixed: What cannot be recomputed.
-        selective: Whether checkpoints may be.
+        choices: What can be chosen for any other.
     """
     runs = rehearsal.runs
-    again = {RECOMPUTE, SELECTIVE} if selective else {RECOMPUTE}
+    again = choices & {RECOMPUTE, SELECTIVE}
     always = 0
     terms: dict[frozenset[Condition], int] = defaultdict(int)
     for storage in rehearsal.storages:
@@ -149,10 +159,10 @@ def _moment(
                 continue
             elif hold.kind == "input":
                 literals |= {(place, choice) for choice in again}
-            elif selective and (hold.run != recomputing or hold.begin > until):
+            elif SELECTIVE in choices and (hold.run != recomputing or hold.begin > until):
                 literals.add((place, SELECTIVE))
-        whole = [{(place, KEEP), *((place, one) for one in again)} for place, _ in literals]
-        if held or any(choices <= literals for choices in whole):
+        every = ({(place, one) for one in choices} for place, _ in literals)
+        if held or any(each <= literals for each in every):
             always += storage.size
         elif literals:
             terms[frozenset(literals)] += storage.size

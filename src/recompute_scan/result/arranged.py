@@ -22,6 +22,7 @@ class PlanPoint(Struct, frozen=True):
             included; on a GPU the most that is allocated.
         measured: Whether both were measured, and not worked out.
         selective: How many of the recomputed ones keep the results of heavy operators.
+        offloaded: Number of modules whose saved tensors go to the host.
     """
 
     recomputed: int | None
@@ -29,6 +30,7 @@ class PlanPoint(Struct, frozen=True):
     peak_bytes: int
     measured: bool = False
     selective: int = 0
+    offloaded: int = 0
 
 
 class PlannedModule(Struct, frozen=True):
@@ -42,6 +44,8 @@ class PlannedModule(Struct, frozen=True):
         again_ms: What its recompute takes of a step; what it would take, where it is kept.
         saved_bytes: What its operators save in one forward run where it is not recomputed.
         selective: Whether its checkpoint keeps the results of heavy operators.
+        offloaded: Whether what it saves goes to the host until its backward pass; ``again_ms`` is
+            then what that takes.
     """
 
     module: str
@@ -51,6 +55,7 @@ class PlannedModule(Struct, frozen=True):
     again_ms: float
     saved_bytes: int
     selective: bool = False
+    offloaded: bool = False
 
 
 class PlanProof(Struct, frozen=True):

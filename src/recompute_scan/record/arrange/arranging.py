@@ -98,6 +98,7 @@ class Arranging(Bypass):
         covered: Modules that the script's own checkpoints cover, until :meth:`take_over`.
         recomputed: Places of the candidates that have a checkpoint, where ``active``.
         selective: Those of them whose checkpoints keep the results of heavy operators.
+        offloaded: Places of others whose saved tensors go to the host.
         heavy: Operators whose results selective checkpoints keep.
         met: Those of them that ran in the step that was looked at.
         saved: What looks at the saved tensors of this step, if anything does.
@@ -109,6 +110,7 @@ class Arranging(Bypass):
         self.covered: dict[int, nn.Module] = {}
         self.recomputed: frozenset[int] = frozenset()
         self.selective: frozenset[int] = frozenset()
+        self.offloaded: frozenset[int] = frozenset()
         self.heavy = heavy_operators(_HEAVY)
         self.met: dict[str, None] = {}
         self.saved: SavedTensors | None = None
@@ -210,6 +212,10 @@ class Arranging(Bypass):
                     return call.instead(checkpoint, run, *args, **how, **kwargs)
                 finally:
                     self._thread.ours = False
+            if self.active and place in self.offloaded:
+                # What is not pinned is copied twice; without a GPU nothing can be.
+                with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
+                    return call(*args, **kwargs)
             if self.saved is not None:
                 return self._looked_at(self.saved, place, module, call, args, kwargs)
             return call(*args, **kwargs)

@@ -14,7 +14,7 @@ from recompute_scan.advise.setting import setting_for
 from recompute_scan.advise.wording import RunFacts
 from recompute_scan.cost.activation_plan import Planner, Wish, taken
 from recompute_scan.cost.arm_times import arm_of_way, steps_together
-from recompute_scan.cost.arrangement import WAYS
+from recompute_scan.cost.arrangement import WAYS, WAYS_ON_DEVICE
 from recompute_scan.cost.moments import Choices
 from recompute_scan.errors import RunError
 from recompute_scan.how_far import Pieces, telling
@@ -24,6 +24,7 @@ from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.rehearsal import ArmWanted, Rehearsal, read_rehearsals
 from recompute_scan.result import ActivationPlan, PlanOutcome, PlanPoint, PlanProof, Result
+from recompute_scan.run_info import run_records_in
 
 _FOLDER = "plan"
 _MOST_TRIES = 3
@@ -102,8 +103,9 @@ def add_plan(
 def _proven(runs: Rehearsals, planner: Planner, chosen: Choices, plan: ActivationPlan) -> PlanProof:
     names = tuple(one.module for one in plan.modules if one.recompute)
     selective = tuple(one.module for one in plan.modules if one.selective)
+    offloaded = tuple(one.module for one in plan.modules if one.offloaded)
     try:
-        wanted = ArmWanted("chosen", names, selective, plan.operators)
+        wanted = ArmWanted("chosen", names, selective, plan.operators, offloaded)
         ranks = runs.run("proof", (ArmWanted("today"), wanted))
     except RunError:
         return PlanProof("failed")
@@ -162,11 +164,17 @@ class Rehearsals:
         Raises:
             RunError: One of the ranks left nothing (``E333``).
         """
-        wanted = tuple(map(ArmWanted, WAYS))
-        try:
-            ranks = self.run("rehearsal", wanted)
-        except RunError:  # an operator that writes into a result that a selective checkpoint keeps
-            wanted = tuple(arm for arm in wanted if arm.way != "selective")
+        on_device = any(one.device == "cuda" for one in run_records_in(self._options.output))
+        wanted = tuple(map(ArmWanted, WAYS_ON_DEVICE if on_device else WAYS))
+        # An operator may write into a result that a selective checkpoint keeps, and the host may
+        # have too little memory.
+        for risky in ("selective", *(["offload"] if on_device else [])):
+            try:
+                ranks = self.run("rehearsal", wanted)
+                break
+            except RunError:
+                wanted = tuple(arm for arm in wanted if arm.way != risky)
+        else:
             ranks = self.run("rehearsal", wanted)
         if ranks[0].device != "cpu":
             return ranks

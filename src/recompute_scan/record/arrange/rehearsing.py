@@ -189,6 +189,11 @@ class Rehearsing:
             for place in everything
             if arm.way == "selective" or (self._chosen or ())[place].name in arm.selective
         )
+        self._arranging.offloaded = frozenset(
+            place
+            for place in everything
+            if arm.way == "offload" or (self._chosen or ())[place].name in arm.offloaded
+        )
 
     def _begin_look(self) -> None:
         saved = SavedTensors(to_host=self._arms[self._arm].way == "keep")

@@ -41,7 +41,7 @@ _AS_TODAY = "It is what the script does today."
 _SAME_STEP = 0.01
 _HOLDS: tuple[PlanOutcome, ...] = ("helps", "fits", "unclear", "not-tried")
 _MOST_MODULES = 60
-_DONE = ("recompute", "recompute selectively", "keep")
+_DONE = ("recompute", "recompute selectively", "offload", "keep")
 
 
 def _plan_of(result: Result) -> ActivationPlan:
@@ -66,9 +66,10 @@ def _headline(plan: ActivationPlan) -> str:
     said = f"checkpoint {len(on) or 'none'} of {layers}"
     if len(on) == len(plan.modules):
         said = f"checkpoint all {layers}"
-    if not partly:
-        return said
-    return f"{said}, {'all' if partly == len(on) else partly} selectively"
+    if partly:
+        said += f", {'all' if partly == len(on) else partly} selectively"
+    offloaded = sum(one.offloaded for one in plan.modules)
+    return f"{said}, offload {offloaded}" if offloaded else said
 
 
 def _as_today(plan: ActivationPlan) -> bool:
@@ -80,13 +81,16 @@ def _as_today(plan: ActivationPlan) -> bool:
         plan.proof.outcome not in ("does-not-fit", "failed")
         and planned.peak_bytes == today.peak_bytes
         and planned.step_ms >= (1 - _SAME_STEP) * today.step_ms
-        and all(one.recompute == one.checkpointed and not one.selective for one in plan.modules)
+        and all(
+            one.recompute == one.checkpointed and not one.selective and not one.offloaded
+            for one in plan.modules
+        )
     )
 
 
 def _done(one: PlannedModule) -> str:
     """What happens to a module."""
-    return _DONE[1 if one.selective else 0 if one.recompute else 2]
+    return _DONE[1 if one.selective else 0 if one.recompute else 2 if one.offloaded else 3]
 
 
 def _names(names: Sequence[str], most: int = 4) -> str:
@@ -277,7 +281,8 @@ def _said(name: str, point: PlanPoint) -> str:
 
 def _recomputed(point: PlanPoint) -> str:
     partly = f", {point.selective} selectively" if point.selective else ""
-    return f"{point.recomputed} recomputed{partly}"
+    offloaded = f", {point.offloaded} offloaded" if point.offloaded else ""
+    return f"{point.recomputed} recomputed{partly}{offloaded}"
 
 
 def _title(plan: ActivationPlan) -> str:
