@@ -98,7 +98,7 @@ def host_copies(facts: RecomputeFacts) -> HostCopies | None:
         found = found.only(found.step >= 0)
     number = max(1, len(steps))
     alone = sum(
-        _alone(*merged(found.start[mine], found.end[mine]), busy[device]).sum()
+        _alone(*merged(found.start[mine], found.end[mine]), busy.get(device)).sum()
         for device in distinct(found.device).tolist()
         for mine in [found.device == device]
     )
@@ -130,7 +130,8 @@ def _find(
         mine = device == code
         alone[mine] = _alone(start[mine], end[mine], busy.get(code))
     known = launch >= 0
-    asked = np.where(known, facts.calls.start[launch], start)
+    asked = start.copy()
+    asked[known] = facts.calls.start[launch[known]]
     phase = np.full(len(at), _UNTOLD, np.int64)
     if steps:
         phase[known] = _phase(facts, launch[known])
