@@ -488,7 +488,7 @@ def test_nsights_kinds_of_memory(tmp_path: Path) -> None:
     kinds = SCHEMA.replace("copyKind INTEGER NOT NULL", "copyKind INTEGER, srcKind, dstKind")
     for name, schema in (("kinds", kinds), ("none", SCHEMA)):
         export = Export(tmp_path / f"{name}.sqlite", schema)
-        rows = []
+        rows: list[dict[str, Any]] = []
         for kind, source, target in ((1, 0, 2), (1, 1, 2), (2, 2, 1), (2, 2, 7), (8, 2, 2)):
             row = export.copy(kind, 10 * len(rows), 10 * len(rows) + 5) | {"bytes": 2**40}
             told = {"srcKind": source, "dstKind": target} if name == "kinds" else {}
