@@ -32,6 +32,9 @@ STAY = [
     (Kind.ANNOTATION, "nccl:all_reduce"),
     (Kind.RUNTIME, "cudaLaunchKernel"),
     (Kind.COPY, "Memcpy HtoD (Pinned -> Device)"),
+    (Kind.COPY, "Memcpy DtoH"),
+    (Kind.COPY, "Memcpy M2D (MEMORY(Unknown) -> DEVICE)"),
+    (Kind.COPY, "CopyDeviceToHost"),
 ]
 PRIVATE = [
     (Kind.OP, "/home/alice/op", "op"),
@@ -43,6 +46,7 @@ PRIVATE = [
     (Kind.KERNEL, "alice works here", "kernel"),
     (Kind.RUNTIME, "alice", "call"),
     (Kind.COPY, "Memcpy of alice", "call"),
+    (Kind.COPY, "Memcpy HtoD of alice", "call"),
 ]
 OWN = [
     (Kind.OP, "mine::flash_attn_forward"),

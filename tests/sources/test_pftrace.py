@@ -35,8 +35,9 @@ RECORDINGS = (
     *(f"public/{name}" for name in ("a100-resnet-ddp", "v100-megatron-tp2-rank0", "v100-torchrec")),
     *(f"public/{name}" for name in ("cpu-only-gloo-rank34", "mi300x-resnet-checkpointed")),
 )
-# What the format leaves out: who recorded it, on what. Times count from another moment.
-NOT_TOLD = {"ranks", "environment", "health", "start_us"}
+# What the format leaves out: who recorded it, on what; of render stages, what copies are for. Times
+# count from another moment.
+NOT_TOLD = {"ranks", "environment", "health", "start_us", "host_copies"}
 OF_THE_DEVICE = {"peak_tflops", "peak_source", "mfu", "hfu"}
 
 
@@ -81,6 +82,7 @@ def rows(trace: Trace) -> Counter[tuple[Any, ...]]:
             int(trace.sequence[row]),
             int(trace.correlation[row]),
             int(trace.stream[row]),
+            int(trace.bytes[row]),
             trace.signatures[trace.dims[row]],
         )
         for row in kept.tolist()
@@ -127,9 +129,9 @@ def test_render_stages_are_kernels_and_copies() -> None:
     as_stages = rows(read_bytes(build.pftrace(recorded)))
 
     def without_names(found: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
-        return Counter({(*key[:1], *key[2:]): 0 for key in found})
+        return Counter({(*key[:1], *key[2:8], *key[9:]): 0 for key in found})
 
-    # A copy's stage is called Memcpy, without where from and where to.
+    # A copy's stage is called Memcpy, without where from and where to, and has no bytes.
     assert without_names(as_stages) == without_names(as_slices)
     assert {key[1] for key in as_stages if key[0] == Kind.KERNEL} == {
         key[1] for key in as_slices if key[0] == Kind.KERNEL

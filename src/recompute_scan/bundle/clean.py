@@ -93,6 +93,7 @@ def clean_trace(trace: Trace, names: Names) -> Trace:
         sequence=_counted_anew(trace.sequence[kept]),
         correlation=_counted_anew(trace.correlation[kept]),
         stream=_counted_anew(trace.stream[kept]).astype(np.int32),
+        bytes=trace.bytes[kept],
         dims=dims,
         names=texts,
         threads=threads,

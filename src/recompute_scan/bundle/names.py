@@ -53,9 +53,12 @@ _KERNEL = re.compile(
     r"){0,2000}"
 )
 _RUNTIME = re.compile(r"(cuda|cu|hip|hsa|nccl|rccl)_?[A-Z]\w{1,60}")
-_PLACE = r"(Device|Host|Pageable|Pinned|Managed|Unified|Array|Unknown)"
+_PLACE = (
+    r"(Device|Host|Pageable|Pinned|Managed|Unified|Array|Unknown|DEVICE|HOST|MEMORY\(Unknown\))"
+)
 _COPY = re.compile(
-    rf"Memcpy [A-Z]to[A-Z] \({_PLACE} -> {_PLACE}\)|Memset \({_PLACE}\)|Memcpy|Memset"
+    rf"Memcpy [A-Z](to|2)[A-Z]( \({_PLACE} -> {_PLACE}\))?|Memset \({_PLACE}\)|Memcpy|Memset"
+    r"|Copy(Host|Device)To(Host|Device)"
 )
 _STEP = re.compile(r"ProfilerStep#\d{1,9}")
 _OPTIMIZER = re.compile(rf"Optimizer\.(step|zero_grad)#({_WORD})\.(step|zero_grad)")

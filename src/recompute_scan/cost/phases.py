@@ -136,14 +136,18 @@ def busy_share(facts: RecomputeFacts) -> float:
 
 def sum_covered(start: Int64, end: Int64) -> float:
     """Length of the union of intervals."""
+    first, last = merged(start, end)
+    return float((last - first).sum())
+
+
+def merged(start: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Starts and ends of the union of intervals, ascending; none of it overlaps or touches."""
     if not len(start):
-        return 0.0
+        return start, end
     order = start.argsort(kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order])
-    begins = np.concatenate(([True], start[1:] > end[:-1]))
-    firsts = true_at(begins)
-    lasts = np.concatenate((firsts[1:] - 1, [len(start) - 1]))
-    return float((end[lasts] - start[firsts]).sum())
+    firsts = true_at(np.concatenate(([True], start[1:] > end[:-1])))
+    return start[firsts], end[np.append(firsts[1:] - 1, len(start) - 1)]
 
 
 def _complete(facts: RecomputeFacts) -> list[StepSpan]:

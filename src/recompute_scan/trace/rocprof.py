@@ -172,6 +172,7 @@ def _trace(process: _Process, source: str, limits: Limits, health: dict[str, int
         sequence=empty - 1,
         correlation=pair,
         stream=_codes([-1] * number + [queues[place] for place in streams]),
+        bytes=empty - 1,
         dims=empty.astype(np.int32),
         names=tuple(names),
         threads=tuple(threads),

@@ -31,10 +31,9 @@ EVENT_TABLES = (_KERNELS, _COPIES, _SETS, _GRAPHS, _CALLS, _RANGES)
 # Push/pop ranges of the program, and those of imported NVTXT files (ENUM_NSYS_EVENT_TYPE). Those
 # of start and end calls may cross threads and do not nest.
 _PUSH_POP = (59, 70)
-# CUpti_ActivityMemcpyKind in cupti_activity.h, in Kineto's words.
-_COPY_NAMES = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 9: "Memcpy HtoH"} | {
-    10: "Memcpy PtoP"
-}
+# What the schema reference calls CUDA_MEMCPY_KIND and CUDA_MEMOPR_MEMORY_KIND, in Kineto's words.
+_COPIED = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
+_MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 # Starts and ends beyond it are no times; the difference of two fits into 63 bits.
 _LATEST = 2**62
 _LARGEST_NUMBER = 2**62
@@ -53,6 +52,7 @@ class EventRows(Struct, frozen=True):
         on_device: Which of the two ``place`` is.
         correlation: -1 where there is none.
         stream: -1 on the host.
+        moved: Bytes that a copy moved, -1 for all else.
         said: Four columns: code of the name, kind, sequence number, code of the shapes.
     """
 
@@ -63,6 +63,7 @@ class EventRows(Struct, frozen=True):
     on_device: Bool
     correlation: Int64
     stream: Int64
+    moved: Int64
     said: Int64
 
     def __len__(self) -> int:
@@ -106,7 +107,7 @@ def read_tables(database: Database, source: str, limits: Limits, health: dict[st
     reader = _TableReader(database, source, limits, health)
     parts = [
         reader.kernels(),
-        reader.activities(_COPIES, Kind.COPY, "Memcpy", "copyKind", _COPY_NAMES),
+        reader.copies(),
         reader.activities(_SETS, Kind.COPY, "Memset"),
         reader.activities(_GRAPHS, Kind.KERNEL, "CUDA graph"),
         reader.calls(),
@@ -143,20 +144,20 @@ class _TableReader:
             name = np.where(name == UNKNOWN, other, name)
         return self._events(columns, Kind.KERNEL, name, self.names.kernel, on_device=True)
 
-    def activities(
-        self,
-        table: str,
-        kind: int,
-        name: str,
-        column: str | None = None,
-        variants: dict[int, str] | None = None,
-    ) -> EventRows:
-        columns, told = self._device(table, (column,) if column else ())
+    def copies(self) -> EventRows:
+        columns, told = self._device(_COPIES, ("copyKind", "srcKind", "dstKind", "bytes"))
+        *kinds, columns["moved"] = told
+        said = np.tile(np.array(_nameless(Kind.COPY), np.int64), (len(columns["start"]), 1))
+        distinct, which = np.unique(np.stack(kinds, axis=1), axis=0, return_inverse=True)
+        codes = [self.names.code(_copy_name(*each)) for each in distinct.tolist()]
+        said[:, 0] = np.array(codes, np.int64)[which.reshape(-1)]
+        return self._events(columns, Kind.COPY, said=said, on_device=True)
+
+    def activities(self, table: str, kind: int, name: str) -> EventRows:
+        columns, _ = self._device(table, ())
         said = np.tile(np.array(_nameless(kind), np.int64), (len(columns["start"]), 1))
         if len(said):
             said[:, 0] = self.names.code(name)
-        for number in np.unique(told).tolist() if variants else ():
-            said[told[0] == number, 0] = self.names.code((variants or {}).get(number, name))
         return self._events(columns, kind, said=said, on_device=True)
 
     def calls(self) -> EventRows:
@@ -244,6 +245,7 @@ class _TableReader:
             on_device=np.full(len(start), on_device, np.bool_),
             correlation=_within(columns.get("correlation", none), 0, _LARGEST_NUMBER),
             stream=columns.get("stream", none),
+            moved=_within(columns.get("moved", none), 0, _LARGEST_NUMBER),
             said=said,
         ).rows(timed)
         if strings is not None and reading is not None:
@@ -277,6 +279,17 @@ class _TableReader:
     def _add(self, counter: str, number: int) -> None:
         if number:
             self._health[counter] = self._health.get(counter, 0) + number
+
+
+def _copy_name(kind: int, source: int, target: int) -> str:
+    """What Kineto calls such a copy; without the memories where the export does not tell them."""
+    if kind not in _COPIED:
+        return "Memcpy"
+    name = f"Memcpy {_COPIED[kind]}"
+    if UNKNOWN in (source, target):
+        return name
+    memories = (_MEMORIES.get(each, "Unknown") for each in (source, target))
+    return f"{name} ({' -> '.join(memories)})"
 
 
 def _nameless(kind: int) -> Said:

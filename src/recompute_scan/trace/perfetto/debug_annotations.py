@@ -32,7 +32,7 @@ _DOUBLES = struct.Struct("<d")
 _DEPTH = 32
 _WORD = 8
 
-NUMBERS = ("Sequence number", "correlation", "stream", "Ev Idx", "device")
+NUMBERS = ("Sequence number", "correlation", "stream", "Ev Idx", "device", "bytes")
 SHAPES = ("Input Dims", "Input type", "Concrete Inputs")
 # What else tells one kind of event from another.
 MARKS = ("Record function id", "Fwd thread id", "Python id", "cbid", "cuda_sync_kind", "grid")

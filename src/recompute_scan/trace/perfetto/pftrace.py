@@ -124,7 +124,7 @@ class _PacketReader:
 
     def _host(self) -> tuple[Any, ...]:
         edges = _joined(self._slices.edges, 3)
-        columns = _joined(self._slices.columns, 6)
+        columns = _joined(self._slices.columns, 7)
         track, time, begins = edges
         begins = begins.astype(np.bool_)
         usable = (time > 0) & (time < _LATEST)
@@ -179,6 +179,7 @@ class _PacketReader:
             sequence=self._numbers(rows.sequence[kept]),
             correlation=self._numbers(rows.correlation[kept]),
             stream=_narrow(rows.stream[kept]),
+            bytes=self._numbers(rows.moved[kept]),
             dims=rows.dims[kept],
             names=tuple(text[:most] for text in texts),
             threads=threads,
@@ -217,7 +218,7 @@ class _Rows:
     """The host's events and the device's, one below the other."""
 
     def __init__(self, host: tuple[Any, ...], device: tuple[Any, ...]) -> None:
-        time, duration, track, kind, name, sequence, correlation, stream, dims = host
+        time, duration, track, kind, name, sequence, correlation, stream, moved, dims = host
         d_time, d_duration, d_kind, d_name, d_correlation, d_stream, gpu = device
         number = len(d_time)
 
@@ -231,6 +232,7 @@ class _Rows:
         self.sequence: Int64 = both(sequence, np.full(number, -1))
         self.correlation: Int64 = both(correlation, d_correlation)
         self.stream: Int32 = both(stream, d_stream, np.int32)
+        self.moved: Int64 = both(moved, np.full(number, -1))
         self.dims: Int32 = both(dims, np.zeros(number), np.int32)
         where: Int64 = both(track, (gpu << 32) | (d_stream.astype(np.int64) & 0xFFFFFFFF))
         self.place = where

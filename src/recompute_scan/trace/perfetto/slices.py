@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from recompute_scan.arrays import true_at
-from recompute_scan.trace.columns import Bool, Int8, Int32, Int64
+from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Kind
 from recompute_scan.trace.health import Numbering
 from recompute_scan.trace.limits import Limits, refuse_distinct
 from recompute_scan.trace.perfetto.debug_annotations import DebugAnnotations, json_text
@@ -41,14 +41,14 @@ class Slices:
         signatures: Code of each distinct shape; the first is empty.
         numbering: How many events the recording had, and how many came by.
         edges: For each beginning and end in the order of the file: track, time in ns, which.
-        columns: For each beginning: kind, name, sequence, correlation, stream, shapes.
+        columns: For each beginning: kind, name, sequence, correlation, stream, bytes, shapes.
     """
 
     def __init__(self, names: InternedNames, source: str, limits: Limits) -> None:
         self.signatures: dict[bytes, int] = {b"": 0}
         self.numbering = Numbering()
         self.edges: list[tuple[Int64, Int64, Bool]] = []
-        self.columns: list[tuple[Int8, Int32, Int64, Int64, Int32, Int32]] = []
+        self.columns: list[tuple[Int8, Int32, Int64, Int64, Int32, Int64, Int32]] = []
         self._names = names
         self._source = source
         self._limits = limits
@@ -113,13 +113,15 @@ class Slices:
         texts = tuple(self._names.texts)
         convolves = np.array([_CONVOLUTION in text for text in texts], np.bool_)[code]
         self.numbering.add(counted.tolist())
+        kinds = slice_kinds(code, texts, marks)
         self.columns.append(
             (
-                slice_kinds(code, texts, marks),
+                kinds,
                 code.astype(np.int32),
                 sequence,
                 correlation,
                 np.where((stream >= 0) & (stream < 2**31), stream, -1).astype(np.int32),
+                np.where(kinds == Kind.COPY, beside.numbers("bytes"), -1),
                 self._shapes(data.raw, beside, dims, types, convolves),
             )
         )
