@@ -52,6 +52,7 @@ class Candidate(Struct, frozen=True):
         again_ms: What its recomputes take in a step; the median over steps in which everything
             is recomputed.
         selective_ms: Likewise, where the results of heavy operators are kept.
+        weight_bytes: Of all its weights, sharded ones as this rank has them between steps.
     """
 
     module: str
@@ -59,6 +60,7 @@ class Candidate(Struct, frozen=True):
     checkpointed: bool
     again_ms: float
     selective_ms: float = 0.0
+    weight_bytes: int = 0
 
 
 class ModuleRun(Struct, frozen=True):

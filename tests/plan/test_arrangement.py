@@ -131,6 +131,36 @@ def test_what_is_offloaded_is_back_for_its_backward_pass() -> None:
     assert model.step_ms(first) == pytest.approx(100 + 6 * 10 / 22)
 
 
+def test_what_comes_back_is_there_beside_what_others_hold_of_it() -> None:
+    """Two layers that both save the 4 MiB between them, and have weights of 3 MiB."""
+    storages = [
+        Storage(8 * _MIB, (Hold(0, "saved", 2, 50),)),
+        Storage(4 * _MIB, (Hold(0, "saved", 3, 50), Hold(1, "saved", 11, 42))),
+        Storage(5 * _MIB, (Hold(1, "saved", 12, 40),)),
+    ]
+    one = rehearsal(storages, _STORAGES[1], [3.0, 5.0], offload=6.0)
+    model = arrangements(
+        replace(one, candidates=tuple(replace(c, weight_bytes=3 * _MIB) for c in one.candidates))
+    )
+    # In its backward pass the second has 4 + 5 + 3 again, beside the first's 8 + 4.
+    assert model.peak(np.array([0, 3], np.int8)) == 24 << 20
+    # 8 + 4 + 3 in the first's; at the turn the second's 4 + 5.
+    assert model.peak(np.array([3, 0], np.int8)) == 15 << 20
+
+
+def test_copies_that_cannot_be_told_from_noise_are_not_offered() -> None:
+    """They would come out free, and everything be offloaded without need."""
+    one = rehearsal(*_STORAGES, [3.0, 5.0], offload=0.0)
+    planner = Planner([one], read_wish("1GB", None))
+    plan = planner.plan(planner.best())
+    assert not any(module.offloaded or module.recompute for module in plan.modules)
+    assert [module.again_ms for module in plan.modules] == pytest.approx([3.0, 5.0])
+    # Nor where one rank's host had too little memory.
+    enough = rehearsal(*_STORAGES, [3.0, 5.0], offload=6.0)
+    assert arrangements(enough).offload_ms
+    assert not arrangements(enough, replace(enough, arms=enough.arms[:-1])).offload_ms
+
+
 def test_the_plan_says_what_is_offloaded() -> None:
     """Too little memory for anything else: both recomputed hold 14 MiB."""
     one = rehearsal(*_STORAGES, [3.0, 5.0], offload=6.0)

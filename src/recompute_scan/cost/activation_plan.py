@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from recompute_scan.cost.arm_times import arm_of_way
 from recompute_scan.cost.arrangement import Arrangements, arrangements, saved_bytes
-from recompute_scan.cost.moments import OFFLOAD, RECOMPUTE, SELECTIVE, Choices
+from recompute_scan.cost.moments import KEEP, OFFLOAD, RECOMPUTE, SELECTIVE, Choices
 from recompute_scan.errors import RunError, UsageError
 from recompute_scan.rehearsal import ArmMeasured, Rehearsal
 from recompute_scan.result import ActivationPlan, PlannedModule, PlanPoint, PlanProof
@@ -158,7 +158,9 @@ class Planner:
                     one.module_class,
                     one.checkpointed,
                     bool(chosen[place] in _RECOMPUTED),
-                    model.extra_ms(place, chosen[place]) or model.again_ms[place],
+                    model.again_ms[place]
+                    if chosen[place] == KEEP
+                    else model.extra_ms(place, chosen[place]),
                     saved_bytes(self._rehearsal, place),
                     bool(chosen[place] == SELECTIVE),
                     bool(chosen[place] == OFFLOAD),

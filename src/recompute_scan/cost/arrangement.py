@@ -7,7 +7,8 @@ variable for every set of modules that share a storage. HiGHS solves it
 A step takes what one without checkpoints takes (``cost/arm_times.py``), and what recomputing
 everything takes more, shared out by the recomputes' own times, which are measured where they run;
 likewise for selective ones. Where the steps vary too much to say that they take more, those times
-themselves are added. What offloading everything takes more is shared out by the bytes.
+themselves are added. What offloading everything takes more, if it does for certain, is shared out
+by the bytes.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Arrangements(Struct, frozen=True):
         selective_ms: What a selective checkpoint takes; ``None`` where it would hardly be faster
             than one that keeps nothing, or was not measured.
         offload_ms: What it takes to have all that a module saves on the host; empty where that was
-            not measured.
+            not measured, or not told from noise.
     """
 
     candidates: tuple[Candidate, ...]
@@ -160,9 +161,11 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
     if any(ms is not None for ms in selective_ms):
         choices.add(SELECTIVE)
     offload_ms: tuple[float, ...] = ()
-    if "offload" in times.ms:
+    # Where steps vary too much to say what copies take, they would come out free.
+    measured = all(any(arm.way == "offload" for arm in one.arms) for one in ranks)
+    if measured and "offload" in times.surely_longer:
         choices.add(OFFLOAD)
-        sizes = [max(saved_bytes(one, n) for one in ranks) for n in range(len(candidates))]
+        sizes = [max(_copied_bytes(one, n) for one in ranks) for n in range(len(candidates))]
         whole = sum(size for n, size in enumerate(sizes) if n not in fixed)
         longer = max(0.0, times.ms["offload"] - times.ms["keep"])
         offload_ms = tuple(longer * size / max(1, whole) for size in sizes)
@@ -176,6 +179,11 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
         selective_ms=selective_ms,
         offload_ms=offload_ms,
     )
+
+
+def _copied_bytes(rehearsal: Rehearsal, candidate: int) -> int:
+    """Bytes that offloading a module copies, about: what it saves, and its weights."""
+    return saved_bytes(rehearsal, candidate) + rehearsal.candidates[candidate].weight_bytes
 
 
 def saved_bytes(rehearsal: Rehearsal, candidate: int) -> int:

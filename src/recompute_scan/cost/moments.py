@@ -4,8 +4,9 @@ What is held at a moment is a sum over storages, each counted once however many 
 inside a module holds what it saves where the module is not recomputed; a checkpoint holds the
 module's inputs, and while its recompute is used everything that the module saves. A selective one
 holds the results of heavy operators beside the inputs, each until its recompute has come to it.
-What an offloaded module saves is on the host until its backward pass. There all of it is taken to
-be back at once, which is the most that it can be: operators fetch it one by one.
+What an offloaded module saves is on the host until its backward pass, the weights among it. There
+all of it is taken to be back at once, beside what others hold of the same: operators fetch it one
+by one, as copies, and so it is hardly ever more.
 Moments that can be the fullest: each module's recompute, at its end and where a selective one is
 the fullest, and each turn from forward to backward.
 """
@@ -137,14 +138,20 @@ def _moment(
     again = choices & {RECOMPUTE, SELECTIVE}
     always = 0
     terms: dict[frozenset[Condition], int] = defaultdict(int)
+    copies = 0
+    if recomputing >= 0 and OFFLOAD in choices:
+        copies = rehearsal.candidates[runs[recomputing].candidate].weight_bytes
     for storage in rehearsal.storages:
         literals: set[Condition] = set()
         held = False
+        own = elsewhere = False
         for hold in storage.holds:
             place = runs[hold.run].candidate if hold.run >= 0 else -1
             movable = place >= 0 and place not in fixed
             if hold.kind == "saved":
                 there = hold.begin < time <= hold.end
+                own |= hold.run == recomputing
+                elsewhere |= there and hold.run != recomputing
                 if not movable:
                     held |= there
                 elif (
@@ -161,9 +168,12 @@ def _moment(
                 literals |= {(place, choice) for choice in again}
             elif SELECTIVE in choices and (hold.run != recomputing or hold.begin > until):
                 literals.add((place, SELECTIVE))
+        copies += storage.size * (own and elsewhere)
         every = ({(place, one) for one in choices} for place, _ in literals)
         if held or any(each <= literals for each in every):
             always += storage.size
         elif literals:
             terms[frozenset(literals)] += storage.size
+    if copies and OFFLOAD in choices and recomputing >= 0:
+        terms[frozenset({(runs[recomputing].candidate, OFFLOAD)})] += copies
     return Moment(always, tuple(sorted(terms.items(), key=lambda term: sorted(term[0]))))

@@ -12,6 +12,7 @@ not lengthen, unless most steps waited for something: input, another rank, other
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from torch import nn
 
 from recompute_scan.record.arrange.arranging import Arranging, can_be_selective, heavy_operators
 from recompute_scan.record.arrange.candidates import Chosen, candidates
@@ -39,6 +41,9 @@ from recompute_scan.rehearsal import (
 )
 
 _MEMORY = Path("/proc/meminfo")
+# Of what the host has free, what offloading may take, on all ranks together: pinned memory is lost
+# to everybody else, and copies can be several of one tensor.
+_HOST_SHARE = 0.25
 # Steps of an arm in a row.
 _IN_TURN = 3
 _TIMED: tuple[Way, ...] = ("recompute", "selective")
@@ -90,6 +95,8 @@ class Rehearsing:
         self._busy: list[float] = []
         self._waits: list[int] = []
         self._heap = Heap()
+        # Where it does not, the steps of that arm offload nothing, so that ranks stay alike.
+        self._fits_host = True
 
     def settle(self) -> None:
         """A step has ended: let the GPU end it too, and read what it took."""
@@ -144,10 +151,9 @@ class Rehearsing:
                     one.name,
                     one.class_name,
                     one.checkpointed,
-                    *(
-                        usual_ms([step.get(place, 0.0) for step in steps])
-                        for steps in (again, selective)
-                    ),
+                    _usual(again, place),
+                    _usual(selective, place),
+                    _weight_bytes(one.module),
                 )
                 for place, one in enumerate(chosen)
             ),
@@ -161,6 +167,7 @@ class Rehearsing:
                     self._allocated.get(place),
                 )
                 for place, arm in enumerate(self._arms)
+                if arm.way != "offload" or self._fits_host
             ),
             free_bytes=_free_bytes(device),
             remarks=(*self._remarks, *(self._heap.remarks() if device == "cpu" else ())),
@@ -192,8 +199,18 @@ class Rehearsing:
         self._arranging.offloaded = frozenset(
             place
             for place in everything
-            if arm.way == "offload" or (self._chosen or ())[place].name in arm.offloaded
+            if (arm.way == "offload" and self._fits_host)
+            or (self._chosen or ())[place].name in arm.offloaded
         )
+
+    def _copied_bytes(self) -> int:
+        """What the host has to hold where everything is offloaded, about."""
+        saved = (
+            storage.size
+            for storage in self._storages
+            if any(hold.kind == "saved" and hold.run >= 0 for hold in storage.holds)
+        )
+        return sum(saved) + sum(_weight_bytes(one.module) for one in self._chosen or ())
 
     def _begin_look(self) -> None:
         saved = SavedTensors(to_host=self._arms[self._arm].way == "keep")
@@ -209,6 +226,10 @@ class Rehearsing:
         if self._arms[self._arm].way == "keep":
             began = [saved.backward_began(run) for run in range(len(self._arranging.runs))]
             self._storages = saved.storages()
+            here = os.environ.get("LOCAL_WORLD_SIZE", "")
+            ranks = max(1, int(here)) if here.isdecimal() else 1
+            most = _HOST_SHARE * (_host_bytes() or 0) / ranks
+            self._fits_host = self._copied_bytes() <= most
             self._runs = tuple(
                 # Of what is never trained, nothing is let go of by a backward pass.
                 ModuleRun(place, begin, then if then is not None else -1)
@@ -218,9 +239,22 @@ class Rehearsing:
         self._looked += 1
 
 
+def _usual(steps: Sequence[dict[int, float]], place: int) -> float:
+    return usual_ms([step.get(place, 0.0) for step in steps])
+
+
+def _weight_bytes(module: nn.Module) -> int:
+    weights = (getattr(weight, "_local_tensor", weight) for weight in module.parameters())
+    return sum(weight.numel() * weight.element_size() for weight in weights)
+
+
 def _free_bytes(device: str) -> int | None:
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
+    return _host_bytes()
+
+
+def _host_bytes() -> int | None:
     with suppress(OSError):
         found = re.search(r"^MemAvailable:\s+(\d+) kB", _MEMORY.read_text(), re.MULTILINE)
         if found:
