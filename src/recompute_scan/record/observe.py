@@ -182,6 +182,12 @@ def observe(
             _ACTIVE.remove(active)
 
     def conclude(outcome: Exit) -> RunInfo:
+        try:
+            return conclude_armed(outcome)
+        finally:
+            guard.run(watchdog.disarm, otherwise=None)
+
+    def conclude_armed(outcome: Exit) -> RunInfo:
         info = run_record(outcome, ends[0] if ends else None)
         if gauges is not None:
             info = replace(info, measured=gauges.measurements(bypass.calls))
@@ -236,12 +242,15 @@ def observe(
         installs.append(so_far)  # of a rank that is killed before its first trace, too
     for install in installs:
         guard.run(install, otherwise=None)
+    outcome: Exit | None = None
     try:
         outcome = program(failed)
     finally:
         if os.getpid() == process:
             watchdog.let_leave()
             close()
+            if outcome is None:  # there was no script
+                guard.run(watchdog.disarm, otherwise=None)
     if os.getpid() != process:
         raise SystemExit(outcome.exit_status)
     return conclude(outcome)

@@ -106,8 +106,15 @@ class Watchdog:
             time.sleep(self._limits.look_s)
 
     def stop(self) -> None:
-        """The script has ended by itself."""
+        """The script has ended by itself: nothing is waited for any more."""
         self._stopped.set()
+        with suppress(OSError):
+            _beat_path(self._folder, rank_facts().rank).unlink(missing_ok=True)
+
+    def disarm(self) -> None:
+        """What is to be kept is kept. Until then a launcher may end this rank with SIGTERM because
+        another has failed, and its stacks tell that it was not the one.
+        """
         if self._file is not None:
             with suppress(Exception):
                 faulthandler.unregister(signal.SIGTERM)
@@ -118,7 +125,6 @@ class Watchdog:
         with suppress(OSError):
             if path.exists() and path.stat().st_size == 0:
                 path.unlink()
-            _beat_path(self._folder, ranks.rank).unlink(missing_ok=True)
 
     def forget(self) -> None:
         """This process was forked from the one that is watched, and is not."""
