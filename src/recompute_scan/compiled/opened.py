@@ -18,7 +18,7 @@ from recompute_scan.compiled.partitions import CompiledSite, Partition
 from recompute_scan.frameworks.known import recognise
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.blocks import Block, with_lookalikes
+from recompute_scan.recompute.blocks import Block, numbered, with_lookalikes
 from recompute_scan.recompute.counts import Counts, Float64
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.spans import Span
@@ -180,7 +180,7 @@ def _blocks(
     for place, spans in inner.items():
         if place not in covered and opened.counted[begins[place]]:
             batch = int(opened.batch[begins[place]])
-            found += [Block(one, _numbered(one.checkpoints), batch) for one in spans]
+            found += [Block(one, numbered(one.checkpoints), batch) for one in spans]
     return found
 
 
@@ -197,14 +197,10 @@ def around(block: Block, inside: Sequence[Span], weight: Float64) -> list[Block]
     if not inside or (len(inside) == 1 and held < _SAME_WORK * own):
         return [block]
     if len(inside) == 1:
-        return [replace(block, checkpoints=_numbered(block.checkpoints + inside[0].checkpoints))]
+        return [replace(block, checkpoints=numbered(block.checkpoints + inside[0].checkpoints))]
     return [
-        Block(one, _numbered(block.checkpoints + one.checkpoints), block.batch) for one in inside
+        Block(one, numbered(block.checkpoints + one.checkpoints), block.batch) for one in inside
     ]
-
-
-def _numbered(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    return tuple(replace(one, depth=depth) for depth, one in enumerate(checkpoints))
 
 
 def checkpoints_in(graphs: Parts, begin: int) -> list[Span]:

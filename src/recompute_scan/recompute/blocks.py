@@ -135,9 +135,13 @@ def _within(around: tuple[Checkpoint, ...], block: Block) -> Block:
 
 
 def _numbered(block: Block) -> Block:
-    checkpoints = (replace(one, depth=depth) for depth, one in enumerate(block.checkpoints))
     parts = tuple(map(_numbered, block.parts))
-    return replace(block, checkpoints=tuple(checkpoints), parts=parts)
+    return replace(block, checkpoints=numbered(block.checkpoints), parts=parts)
+
+
+def numbered(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """The same, outermost first, with their depths."""
+    return tuple(replace(one, depth=depth) for depth, one in enumerate(checkpoints))
 
 
 def _alike(one: Span, other: Span, code: Int64) -> bool:

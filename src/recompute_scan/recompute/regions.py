@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from msgspec.structs import replace
 
 from recompute_scan.arrays import among, distinct
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.blocks import Block, operators_of
+from recompute_scan.recompute.blocks import Block, numbered, operators_of
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.families import family_of_node
@@ -81,8 +80,7 @@ def _checkpoints(counts: Counts, blocks: list[Block], runs: float) -> tuple[Chec
         for one in part.checkpoints
         if one.around == "part" and times > len(around)
     }
-    both = (*around, *told.values())
-    return tuple(replace(one, depth=depth) for depth, one in enumerate(both))
+    return numbered((*around, *told.values()))
 
 
 def _signature(facts: RecomputeFacts, block: Block) -> str:
