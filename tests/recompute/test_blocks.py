@@ -90,6 +90,38 @@ def test_stem_and_head_are_no_blocks() -> None:
     assert blocks_of(facts) == [(1, 4, 1), (5, 8, 1)]
 
 
+SHORT = ("linear", "gelu")
+
+
+@pytest.mark.parametrize("between", [(), ("relu",)])
+@pytest.mark.parametrize("checkpointed", [{0, 1}, {1, 2}, {2, 3}, {0, 2}])
+def test_layers_too_short_to_be_known_anywhere_are_known_in_a_row(
+    between: tuple[str, ...], checkpointed: set[int]
+) -> None:
+    layers = [(*run(10 * place, SHORT), *run(10 * place + 5, between)) for place in range(4)]
+    backward = [
+        call
+        for place in reversed(range(4))
+        for call in (
+            *gradients(layers[place][2:]),
+            *gradients(layers[place][:2], run(100 + place, SHORT) if place in checkpointed else ()),
+        )
+    ]
+    facts = study_step(*(call for layer in layers for call in layer), *backward)
+    assert blocks_of(facts) == [
+        (place * len(layer), place * len(layer) + 1, int(place in checkpointed))
+        for place, layer in enumerate(layers)
+    ]
+
+
+def test_what_is_as_short_as_a_layer_and_stands_elsewhere_is_none() -> None:
+    layers, head = [run(10, SHORT), run(20, SHORT)], run(30, ("layer_norm", *SHORT))
+    again = [gradients(layer, run(100, SHORT)) for layer in reversed(layers)]
+    backward = [call for calls in (gradients(head), *again) for call in calls]
+    facts = study_step(*layers[0], *layers[1], *head, *backward)
+    assert blocks_of(facts) == [(0, 1, 1), (2, 3, 1)]
+
+
 def test_layers_inside_one_checkpoint_are_the_blocks() -> None:
     """The stack under one reentrant checkpoint, each layer under its own."""
     stack = [call for place in range(3) for call in run(10 * place)]

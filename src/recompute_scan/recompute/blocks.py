@@ -23,8 +23,10 @@ from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int64
 
 _Key = tuple[str, int]
-# Sequences shorter than this look like too much else.
+# Sequences shorter than this look like too much else, unless they stand in a row with blocks.
 SHORTEST_LOOKALIKE = 3
+# One operator alone is like too many even there.
+_SHORTEST_IN_ROW = 2
 # Two layers of one kind differ at most by this in their number of operators.
 LIKE = 0.2
 # A repeated pattern must make up this much of a forward pass to be its layers.
@@ -160,7 +162,7 @@ def _patterns(blocks: list[Block], code: Int64) -> list[Int64]:
     distinct: dict[bytes, Int64] = {}
     for block in blocks:
         pattern = code[block.span.first : block.span.last + 1]
-        if len(pattern) >= SHORTEST_LOOKALIKE:
+        if len(pattern) >= _SHORTEST_IN_ROW:
             distinct.setdefault(pattern.tobytes(), pattern)
     # The longest first, so that a sequence is claimed whole.
     return sorted(distinct.values(), key=len, reverse=True)
@@ -182,6 +184,8 @@ def _lookalikes(
     first, last = int(here[0]), int(here[-1])
     for pattern in patterns:
         starts = true_at(code[first : last + 1] == pattern[0]) + first
+        if len(pattern) < SHORTEST_LOOKALIKE:
+            starts = _in_row(starts, pattern, blocks, code)
         for start in starts:
             stop = int(start) + len(pattern)
             if stop - 1 > last or taken[start:stop].any() or not counted[start:stop].any():
@@ -190,6 +194,26 @@ def _lookalikes(
                 taken[start:stop] = True
                 found.append(Block(Span(int(start), stop - 1, ()), (), batch))
     return found
+
+
+def _in_row(starts: Int64, pattern: Int64, blocks: list[Block], code: Int64) -> Int64:
+    """Those starts of the pattern that follow on its blocks no further off than these stand apart,
+    in either direction.
+    """
+    length = len(pattern)
+    starts = starts[starts <= len(code) - length]
+    for place, kind in enumerate(pattern):
+        starts = starts[code[starts + place] == kind]
+    alike = starts.tolist()
+    row = {block.span.first for block in blocks}.intersection(alike)
+    far = min(gaps(np.array(sorted(row), np.int64)).tolist(), default=length)
+    for order in (alike, alike[::-1]):
+        last = -1 - far
+        for start in order:
+            if start in row or length <= abs(start - last) <= far:
+                row.add(start)
+                last = start
+    return np.array(sorted(row), np.int64)
 
 
 def _repeats(code: Int64, here: Int64, batch: int) -> list[Block]:
