@@ -4,7 +4,7 @@
     python benchmarks/plan.py moe lora        some of them
     python benchmarks/plan.py --steps 40      more timed steps for each arrangement
     python benchmarks/plan.py --malloc        with the allocator as the system has it
-    python benchmarks/plan.py --bytes         only what arrangements hold, of all three choices
+    python benchmarks/plan.py --bytes         only what arrangements hold, of all choices
 
 Each script is rehearsed once, as ``recompute-scan plan`` does it. Then a plan is made for budgets
 at 30, 50, 70 and 90 % between all recomputed and nothing recomputed, and ``plan_oracle.py`` runs
@@ -48,16 +48,18 @@ from benchmarks.plan_cases import CASES, PlanCase, arrange, build
 from benchmarks.plan_oracle import peak_of
 
 from recompute_scan.cost.activation_plan import Planner, Wish
-from recompute_scan.cost.arrangement import Arrangements, arrangements
-from recompute_scan.cost.moments import RECOMPUTE, SELECTIVE, Choices
+from recompute_scan.cost.arrangement import Arrangements
+from recompute_scan.cost.moments import PART, RECOMPUTE, SELECTIVE, Choices
+from recompute_scan.cost.rehearsed import arrangements
 from recompute_scan.how_far import Pieces
 from recompute_scan.record.arrange.proving import Rehearsals
 from recompute_scan.record.run_options import RunOptions
-from recompute_scan.rehearsal import Rehearsal
+from recompute_scan.rehearsal import Rehearsal, whole_places
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = (0.3, 0.5, 0.7, 0.9)
 _MOST_TRIED = 3**8
+_DRAWN = 11
 _BYTES, _STEP_MEDIAN, _STEP_WORST = 0.03, 0.03, 0.08
 # What the fastest of several measured medians may be faster by chance.
 _CHANCE = 0.02
@@ -131,16 +133,25 @@ def all_choices(name: str, folder: Path) -> Arrangements:
     return arrangements(replace(shown, arms=arms))
 
 
-def some_choices(number: int) -> list[Choices]:
-    """One of the three for all, and mixtures of them."""
-    drawn = np.random.default_rng(0).integers(0, 3, (5, number), np.int8)
-    return [*(np.full(number, how, np.int8) for how in range(3)), *drawn]
+def some_choices(model: Arrangements) -> list[Choices]:
+    """One of the three for all, mixtures of them, and some with parts alone."""
+    number = len(model.candidates)
+    random = np.random.default_rng(0)
+    drawn = [*(np.full(number, how, np.int8) for how in range(3))]
+    drawn += [*random.integers(0, 3, (5, number), np.int8)]
+    parts = [n for n, one in enumerate(model.candidates) if one.part_of >= 0]
+    for least in (0, 0, -2) if parts else ():
+        one = random.integers(least, 2, number, np.int8).clip(0)
+        one[parts] = random.integers(0, 2, len(parts), np.int8) * PART
+        drawn.append(one)
+    return [model.followed(one) for one in drawn]
 
 
 def arranged(model: Arrangements, choices: Choices) -> str:
     """The names that ``plan_cases.arrange`` knows an arrangement by."""
     each = zip(model.candidates, choices, strict=True)
-    return ",".join(f"{n.module}{'~' * int(how == SELECTIVE)}" for n, how in each if how) or "none"
+    named = [(n.module, how) for n, how in each if how and (n.part_of < 0 or how == PART)]
+    return ",".join(f"{name}{'~' * int(how == SELECTIVE)}" for name, how in named) or "none"
 
 
 def show_bytes(name: str, folder: Path) -> bool:
@@ -149,9 +160,10 @@ def show_bytes(name: str, folder: Path) -> bool:
     script, step = build(CASES[name])
     step()
     off = []
-    for choices in some_choices(len(model.candidates)):
+    for choices in some_choices(model):
         arrange(script, arranged(model, choices))
         off.append(model.peak(choices) / peak_of(script, step) - 1)
+    off += [0.0] * (_DRAWN - len(off))
     print(f"| {name} | {' | '.join(f'{one:+.2%}' for one in off)} |", flush=True)
     return max(map(abs, off)) <= _BYTES
 
@@ -165,7 +177,7 @@ def rows_of(name: str, steps: int, folder: Path) -> list[Row]:
     least, most = model.peak(model.everything), model.peak(model.nothing)
     budgets = [round(least + part * (most - least)) for part in BUDGETS]
     chosen = [model.solve(budget=budget) for budget in budgets]
-    names = [one.module for one in model.candidates]
+    names = [model.candidates[place].module for place in whole_places(model.candidates)]
     plans = [arranged(model, _known(one)) for one in chosen]
     simple = ["all", "none", ",".join(names[::2])]
     tried = [case.today, case.today, *simple, *plans]
@@ -180,7 +192,7 @@ def rows_of(name: str, steps: int, folder: Path) -> list[Row]:
             Row(
                 name,
                 part,
-                f"{_counts(_known(choice))}/{len(names)}",
+                f"{_counts(_known(choice), len(names))}/{len(names)}",
                 budget,
                 model.peak(_known(choice)),
                 shown["peaks"][at],
@@ -199,9 +211,10 @@ def _share(before: list[float], after: list[float]) -> float:
     return median([one / other for other, one in zip(before, after, strict=True)])
 
 
-def _counts(choices: Choices) -> str:
-    whole, partly = (int((choices == how).sum()) for how in (RECOMPUTE, SELECTIVE))
-    return f"{whole}+{partly}~" if partly else f"{whole}"
+def _counts(choices: Choices, modules: int) -> str:
+    whole, partly = (int((choices[:modules] == how).sum()) for how in (RECOMPUTE, SELECTIVE))
+    parts = int((choices == PART).sum())
+    return f"{whole}" + f"+{partly}~" * bool(partly) + f"+{parts} parts" * bool(parts)
 
 
 def _known(choice: Choices | None) -> Choices:
@@ -214,7 +227,7 @@ def _optimal(model: Arrangements, chosen: Choices, budget: int) -> bool | None:
     options = [model.options(place) for place in range(len(model.candidates))]
     if math.prod(map(len, options)) > _MOST_TRIED:
         return None
-    every = (np.array(one, np.int8) for one in itertools.product(*options))
+    every = (model.followed(np.array(one, np.int8)) for one in itertools.product(*options))
     best = min(model.step_ms(one) for one in every if model.peak(one) <= budget)
     return model.step_ms(chosen) <= best * (1 + 1e-9)
 
@@ -291,8 +304,13 @@ def main() -> int:
     if not args.malloc:
         os.environ |= _KEEPING
     if args.bytes:
-        print("| script | none | all | all selectively | mixed" + " |" * 5)
-        print("| --- " * 9 + "|")
+        print(
+            "| script | none | all | all selectively | mixed"
+            + " |" * 5
+            + " with parts |"
+            + " |" * 2
+        )
+        print("| --- " * (_DRAWN + 1) + "|")
         alone = [name for name in args.names or CASES if CASES[name].ranks == 1]
         with tempfile.TemporaryDirectory() as folder:
             exact = [show_bytes(name, Path(folder)) for name in alone]

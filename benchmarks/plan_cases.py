@@ -348,7 +348,7 @@ def build(case: PlanCase) -> tuple[Switched, Step]:
 
 def arrange(model: Switched, what: str) -> None:
     """Switch the checkpoints: ``all``, ``none``, ``policy`` or names with commas between, behind
-    those of selective ones a tilde.
+    those of selective ones a tilde. What is inside a layer gets one around its ``forward``.
     """
     everything = model.names()
     known: dict[str, dict[str, list[Any]]] = {
@@ -358,6 +358,11 @@ def arrange(model: Switched, what: str) -> None:
     }
     named = {one.rstrip("~"): HEAVY if one.endswith("~") else [] for one in what.split(",")}
     model.on = known.get(what, named)
+    for part in model.modules():
+        vars(part).pop("forward", None)
+    for name in model.on.keys() - set(everything):
+        part = model.get_submodule(name)
+        vars(part)["forward"] = functools.partial(checkpoint, part.forward, use_reentrant=False)
 
 
 def main() -> None:

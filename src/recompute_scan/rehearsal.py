@@ -53,6 +53,8 @@ class Candidate(Struct, frozen=True):
             is recomputed.
         selective_ms: Likewise, where the results of heavy operators are kept.
         weight_bytes: Of all its weights, sharded ones as this rank has them between steps.
+        part_of: Place of the candidate that it is a part of, -1 for none. Parts stand behind all
+            others, and are recomputed alone or with the whole.
     """
 
     module: str
@@ -61,6 +63,7 @@ class Candidate(Struct, frozen=True):
     again_ms: float
     selective_ms: float = 0.0
     weight_bytes: int = 0
+    part_of: int = -1
 
 
 class ModuleRun(Struct, frozen=True):
@@ -70,18 +73,20 @@ class ModuleRun(Struct, frozen=True):
         candidate: Its place among the candidates.
         begin: When it began; all moments are numbers of events, ascending.
         backward: When its backward pass began to let go of what it had saved.
+        part_of: Place of the run that it is a part of, -1 for none.
     """
 
     candidate: int
     begin: int
     backward: int
+    part_of: int = -1
 
 
 class Hold(Struct, frozen=True):
     """Something that keeps one storage in memory until the backward pass needs it.
 
     Attributes:
-        run: Place of the module's run among all; -1 where it is outside of them.
+        run: Place of the innermost module's run among all; -1 where it is outside of them.
         kind: ``saved`` by an operator; ``input`` of the run, which a checkpoint would keep;
             ``heavy``, the result of an operator that a selective one would keep.
         begin: From this moment on.
@@ -124,7 +129,8 @@ class Rehearsal(Struct, frozen=True):
     Attributes:
         rank: Global rank, 0-based.
         device: What was timed.
-        candidates: Modules that can have checkpoints, in the order in which they ran.
+        candidates: Modules that can have checkpoints, in the order in which they ran; then their
+            parts.
         runs: Their runs in one step, in order.
         storages: What that step saved without checkpoints.
         arms: The arrangements, as they were asked for.
@@ -143,6 +149,10 @@ class Rehearsal(Struct, frozen=True):
     free_bytes: int | None = None
     remarks: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+
+    def whole_run(self, run: int) -> int:
+        """The run that this one is, or is a part of; -1 of none."""
+        return run if run < 0 or self.runs[run].part_of < 0 else self.runs[run].part_of
 
     def joined(self, other: Rehearsal) -> Rehearsal:
         """This one with the step times of another of the same modules too."""
@@ -177,6 +187,11 @@ def fixed_places(ranks: Sequence[Rehearsal]) -> frozenset[int]:
     """Places of candidates that some rank saw no backward pass of, so that none recomputes them."""
     moved = (frozenset(run.candidate for run in one.runs if run.backward >= 0) for one in ranks)
     return frozenset(range(len(ranks[0].candidates))) - frozenset.intersection(*moved)
+
+
+def whole_places(candidates: Sequence[Candidate]) -> list[int]:
+    """Places of those that are no part of another."""
+    return [place for place, one in enumerate(candidates) if one.part_of < 0]
 
 
 def _name(rank: int | str) -> str:

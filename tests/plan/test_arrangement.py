@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from recompute_scan.cost.activation_plan import Planner, read_wish
-from recompute_scan.cost.arrangement import Arrangements, arrangements
+from recompute_scan.cost.arrangement import Arrangements
+from recompute_scan.cost.rehearsed import arrangements
 from recompute_scan.errors import RunError, UsageError
 from recompute_scan.rehearsal import ArmMeasured, Candidate, Hold, ModuleRun, Rehearsal, Storage
 
@@ -73,17 +74,54 @@ def chain(
     return rehearsal(storages, runs, again, some, copies)
 
 
+def with_parts(one: Rehearsal, rng: random.Random) -> Rehearsal:
+    """Two parts in each layer: the first saves what stands in front in the layer, the second what
+    is behind it, each with an input of its own. What the layers saved so far is outside of them.
+    """
+    layers = len(one.candidates)
+    parts = tuple(
+        Candidate(f"layers.{n}.{name}", name, False, whole.again_ms * share, part_of=n)
+        for n, whole in enumerate(one.candidates)
+        for name, share in (("attention", rng.uniform(0.2, 0.6)), ("mlp", rng.uniform(0.1, 0.3)))
+    )
+    runs, storages = list(one.runs), list(one.storages)
+    for n, run in enumerate(one.runs):
+        for place, (begin, backward) in enumerate(((1, 6), (5, 2))):
+            number = len(runs)
+            behind = run.backward + backward
+            runs.append(ModuleRun(layers + 2 * n + place, run.begin + begin, behind, n))
+            given = [Hold(number, "input", run.begin + begin, behind + 1)]
+            if rng.random() < 0.5:  # an operator outside the part saves it too
+                given.append(Hold(n, "saved", run.begin + begin, behind + 1))
+            own = Hold(number, "saved", run.begin + begin + 1, behind + 1)
+            heavy = [Hold(number, "heavy", run.begin + begin + 1, behind + 1)]
+            storages += [
+                Storage(rng.randint(1, 9) << 20, tuple(given)),
+                Storage(rng.randint(1, 40) << 20, (own, *(heavy if rng.random() < 0.5 else ()))),
+            ]
+    return replace(
+        one,
+        candidates=(*one.candidates, *parts),
+        runs=tuple(runs),
+        storages=tuple(storages),
+    )
+
+
 @pytest.mark.parametrize("offload", [False, True], ids=["", "offload"])
 @pytest.mark.parametrize("selective", [False, True], ids=["whole", "selective"])
+@pytest.mark.parametrize("parts", [False, True], ids=["", "parts"])
 @pytest.mark.parametrize("seed", range(12))
 def test_the_solver_finds_what_trying_everything_finds(
-    seed: int, selective: bool, offload: bool
+    seed: int, parts: bool, selective: bool, offload: bool
 ) -> None:
     rng = random.Random(seed)
-    layers = rng.randint(1, 7 - 2 * selective - offload)
-    model = arrangements(chain(layers, rng, selective=selective, offload=offload))
+    layers = rng.randint(1, 3 if parts else 7 - 2 * selective - offload)
+    shown = chain(layers, rng, selective=selective, offload=offload)
+    model = arrangements(with_parts(shown, rng) if parts else shown)
+    assert bool(model.parts) is parts
     options = [model.options(place) for place in range(len(model.candidates))]
-    every = [np.array(one, np.int8) for one in itertools.product(*options)]
+    each = (model.followed(np.array(one, np.int8)) for one in itertools.product(*options))
+    every = list(np.unique(list(each), axis=0))
     peaks = [model.peak(one) for one in every]
     assert model.least() == min(peaks)
     for part in (0.0, 0.3, 0.6, 0.9, 1.0):
@@ -170,6 +208,41 @@ def test_the_plan_says_what_is_offloaded() -> None:
     assert (plan.plan.offloaded, plan.plan.recomputed) == (2, 0)
     with pytest.raises(RunError, match="E332"):
         Planner([replace(one, arms=one.arms[:-1])], read_wish("12MiB", None)).best()
+
+
+def test_a_part_alone_holds_what_a_count_by_hand_gives() -> None:
+    """One layer: input 2, then 16 of its own; a part with an input of 4 that saves 8; the loss 1."""
+    storages = [
+        Storage(2 * _MIB, (Hold(0, "input", 0, 60), Hold(0, "saved", 1, 59))),
+        Storage(16 * _MIB, (Hold(0, "saved", 2, 41),)),
+        Storage(4 * _MIB, (Hold(1, "input", 3, 52),)),
+        Storage(8 * _MIB, (Hold(1, "saved", 4, 50),)),
+        Storage(1 * _MIB, (Hold(-1, "saved", 20, 30),)),
+    ]
+    runs = [ModuleRun(0, 0, 40), ModuleRun(1, 3, 50, part_of=0)]
+    one = rehearsal(storages, runs, [3.0])
+    part = Candidate("layers.0.mlp", "Mlp", False, 1.0, part_of=0)
+    model = arrangements(replace(one, candidates=(*one.candidates, part)))
+    keep, whole, alone = (np.array(each, np.int8) for each in ([0, 0], [1, 1], [0, 4]))
+    # 2 + 16 + 8 + 1 at the turn.
+    assert model.peak(keep) == 27 << 20
+    # Its recompute: 2 + 16 + 8.
+    assert model.peak(whole) == 26 << 20
+    # 2 + 16 + 4 + 1 at the turn; the part's recompute comes when the 16 are gone: 2 + 4 + 8.
+    assert model.peak(alone) == 23 << 20
+    assert model.step_ms(alone) == pytest.approx(101.0)
+    planner = Planner([replace(one, candidates=model.candidates)], read_wish("23MiB", None))
+    plan = planner.plan(planner.best())
+    assert [module.parts for module in plan.modules] == [("mlp",)]
+    assert (plan.plan.recomputed, plan.plan.in_part) == (0, 1)
+    assert plan.modules[0].checkpointed_names == ("layers.0.mlp",)
+
+
+def test_a_part_that_runs_outside_its_module_is_recomputed_with_it_alone() -> None:
+    one = with_parts(chain(2, random.Random(1)), random.Random(1))
+    assert arrangements(one).parts == {2, 3, 4, 5}
+    apart = replace(one.runs[-1], part_of=-1)
+    assert arrangements(replace(one, runs=(*one.runs, apart))).parts == {2, 3, 4}
 
 
 def test_a_selective_checkpoint_holds_what_heavy_operators_made() -> None:

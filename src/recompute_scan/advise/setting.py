@@ -121,19 +121,20 @@ def setting_for(
         run: What else is known of it.
         operators: Whose results selective checkpoints keep, ``aten.mm.default``.
     """
-    partly = any(one.selective or one.offloaded for one in modules)
+    partly = any(one.selective or one.offloaded or one.parts for one in modules)
     on = {one.module for one in modules if one.recompute}
     before = {one.module for one in modules if one.checkpointed}
+    parts_before = {name for one in modules for name in one.names_of_parts(one.parts_today)}
     today = list(dict.fromkeys(c for region in regions for c in region.checkpoints))
     nested = any(len(region.checkpoints) > 1 for region in regions)
-    as_today = on == before and not nested and not partly
-    if as_today and (not today or _around_modules(regions, before)):
+    as_today = all(one.stays for one in modules) and not nested
+    if as_today and (not today or _around_modules(regions, before | parts_before)):
         return ("It is what the script does today: there is nothing to change.",), ""
     off = [_off(checkpoint, run) for checkpoint in _each_switch(today)]
     if not on and not partly:
         return tuple(off), ""
     code = _code(modules, operators)
-    if on < before and not nested and today and not partly:
+    if on < before and not nested and today and not partly and not parts_before:
         # Layers are left out of what is there; the code does the same.
         left_out = [one.module for one in modules if one.module in before - on]
         checkpoints = [kept(today, sharded=run.sharded)]
@@ -175,20 +176,20 @@ def _code(modules: Sequence[PlannedModule], operators: Sequence[str]) -> str:
     if operators:
         named = "".join(f"    torch.ops.{name},\n" for name in operators)
         lines = [_SELECTIVE.format(_IMPORT.format(more=f"    checkpoint_wrapper,\n{more}"), named)]
-    whole, partly = (
-        [one for one in modules if one.recompute and one.selective is way] for way in (False, True)
-    )
+    selective = [one for one in modules if one.selective]
+    whole = [one for one in modules if one.checkpointed_names and not one.selective]
     # Wrapped, a module goes by another name, so all are looked up before.
     for chosen, name, wrapper in (
         (whole, "chosen", ""),
-        (partly, "selectively", "checkpoint_wrapper_fn=selective, "),
+        (selective, "selectively", "checkpoint_wrapper_fn=selective, "),
         (offloaded, "on_host", "checkpoint_wrapper_fn=offload_wrapper, "),
     ):
         if not chosen:
             continue
         kinds = {one.module_class for one in chosen}
         check = f"isinstance(module, {chosen[0].module_class})"
-        if len(chosen) < len(modules) or len(kinds) > 1 or not min(kinds).isidentifier():
+        some = len(chosen) < len(modules) or any(one.parts for one in chosen)
+        if some or len(kinds) > 1 or not min(kinds).isidentifier():
             check = f"module in {name}"
             lines.append(f"{name} = [model.get_submodule(name) for name in {_names(chosen)}]")
         check = f"{wrapper}check_fn=lambda module: {check}"
@@ -197,21 +198,29 @@ def _code(modules: Sequence[PlannedModule], operators: Sequence[str]) -> str:
 
 
 def _names(chosen: Sequence[PlannedModule]) -> str:
-    names = [one.module for one in chosen]
-    stem = names[0].rpartition(".")[0]
-    numbers = [name.rpartition(".")[2] for name in names]
-    if len(names) > _MOST_NAMED and all(
-        number.isdigit() and name == f"{stem}.{number}"
-        for name, number in zip(names, numbers, strict=True)
-    ):
-        places = [int(number) for number in numbers]
-        step = places[1] - places[0]
-        if step > 0 and places == list(range(places[0], places[-1] + 1, step)):
-            counted = f"range({places[0]}, {places[-1] + 1}{f', {step}' if step > 1 else ''})"
-        else:
-            counted = repr(tuple(places))
-        return f'(f"{stem}.{{n}}" for n in {counted})'
-    return repr(names)
+    """Python for the names of these modules, or of their parts."""
+    names = [name for one in chosen for name in (one.checkpointed_names or (one.module,))]
+    lists: dict[tuple[str, str], list[str]] = {}
+    for one in chosen:
+        stem, _, number = one.module.rpartition(".")
+        for part in one.parts or ("",):
+            lists.setdefault((stem, part and f".{part}"), []).append(number)
+    numbered = all(number.isdecimal() for known in lists.values() for number in known)
+    plain = all(f"{stem}{part}".replace(".", "_").isidentifier() for stem, part in lists)
+    if len(names) <= _MOST_NAMED or not numbered or not plain:
+        return repr(names)
+    each = [
+        f'(f"{stem}.{{n}}{part}" for n in {_counted(list(map(int, known)))})'
+        for (stem, part), known in lists.items()
+    ]
+    return each[0] if len(each) == 1 else f"({', '.join(f'*{one}' for one in each)})"
+
+
+def _counted(places: Sequence[int]) -> str:
+    step = places[1] - places[0] if len(places) > 1 else 0
+    if step > 0 and list(places) == list(range(places[0], places[-1] + 1, step)):
+        return f"range({places[0]}, {places[-1] + 1}{f', {step}' if step > 1 else ''})"
+    return repr(tuple(places))
 
 
 def _each_switch(today: Sequence[Checkpoint]) -> list[Checkpoint]:

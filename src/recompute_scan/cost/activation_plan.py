@@ -11,10 +11,11 @@ import numpy as np
 from msgspec import Struct
 
 from recompute_scan.cost.arm_times import arm_of_way
-from recompute_scan.cost.arrangement import Arrangements, arrangements, saved_bytes
-from recompute_scan.cost.moments import KEEP, OFFLOAD, RECOMPUTE, SELECTIVE, Choices
+from recompute_scan.cost.arrangement import Arrangements
+from recompute_scan.cost.moments import KEEP, OFFLOAD, PART, RECOMPUTE, SELECTIVE, Choices
+from recompute_scan.cost.rehearsed import arrangements, saved_bytes
 from recompute_scan.errors import RunError, UsageError
-from recompute_scan.rehearsal import ArmMeasured, Rehearsal
+from recompute_scan.rehearsal import ArmMeasured, Rehearsal, whole_places
 from recompute_scan.result import ActivationPlan, PlannedModule, PlanPoint, PlanProof
 from recompute_scan.units import ms, plural, size
 
@@ -103,6 +104,7 @@ class Planner:
         self._rehearsal = ranks[0]
         self._wish = wish
         self.arrangements: Arrangements = arrangements(*ranks)
+        self._modules = whole_places(self.arrangements.candidates)
         saved = self.arrangements.peak(self.arrangements.everything)
         again = [arm_of_way(one.arms, "recompute").allocated_bytes for one in ranks]
         #: What is allocated on a GPU beside what is saved; nothing on a CPU, where it is unknown.
@@ -152,21 +154,7 @@ class Planner:
             most=self.point(model.nothing),
             plan=self.point(chosen),
             curve=self._curve(),
-            modules=tuple(
-                PlannedModule(
-                    one.module,
-                    one.module_class,
-                    one.checkpointed,
-                    bool(chosen[place] in _RECOMPUTED),
-                    model.again_ms[place]
-                    if chosen[place] == KEEP
-                    else model.extra_ms(place, chosen[place]),
-                    saved_bytes(self._rehearsal, place),
-                    bool(chosen[place] == SELECTIVE),
-                    bool(chosen[place] == OFFLOAD),
-                )
-                for place, one in enumerate(model.candidates)
-            ),
+            modules=tuple(self._module(place, chosen) for place in self._modules),
             setting=(),
             code="",
             proof=PlanProof("not-tried"),
@@ -179,11 +167,41 @@ class Planner:
         model = self.arrangements
         chosen = model.everything if choices is None else choices
         return PlanPoint(
-            int(np.isin(chosen, _RECOMPUTED).sum()),
+            int(np.isin(chosen[self._modules], _RECOMPUTED).sum()),
             model.step_ms(chosen),
             model.peak(chosen) + self._beside,
-            selective=int((chosen == SELECTIVE).sum()),
-            offloaded=int((chosen == OFFLOAD).sum()),
+            selective=int((chosen[self._modules] == SELECTIVE).sum()),
+            offloaded=int((chosen[self._modules] == OFFLOAD).sum()),
+            in_part=len(
+                {model.candidates[place].part_of for place in np.flatnonzero(chosen == PART)}
+            ),
+        )
+
+    def _module(self, place: int, chosen: Choices) -> PlannedModule:
+        model, choice = self.arrangements, chosen[place]
+        one = model.candidates[place]
+        parts = [n for n, part in enumerate(model.candidates) if part.part_of == place]
+        alone = [n for n in parts if chosen[n] == PART]
+
+        def names(places: Sequence[int]) -> tuple[str, ...]:
+            each = (model.candidates[n].module for n in places)
+            return tuple(name.removeprefix(f"{one.module}.") for name in each)
+
+        if alone:
+            takes = sum(model.again_ms[n] for n in alone)
+        else:
+            takes = model.again_ms[place] if choice == KEEP else model.extra_ms(place, choice)
+        return PlannedModule(
+            one.module,
+            one.module_class,
+            one.checkpointed,
+            bool(choice in _RECOMPUTED),
+            takes,
+            saved_bytes(self._rehearsal, place),
+            bool(choice == SELECTIVE),
+            bool(choice == OFFLOAD),
+            names(alone),
+            names([n for n in parts if model.candidates[n].checkpointed]),
         )
 
     def _curve(self) -> tuple[PlanPoint, ...]:
@@ -226,11 +244,14 @@ def taken(arm: ArmMeasured) -> int:
 def _left_out(rehearsal: Rehearsal) -> tuple[str, ...]:
     """A sentence where only some of the modules are checkpointed today: what the others save."""
     lists: dict[str, set[int]] = defaultdict(set)
-    for place, one in enumerate(rehearsal.candidates):
-        if not one.checkpointed:
-            lists[one.module.rpartition(".")[0] or one.module].add(place)
-    off = sum(map(len, lists.values()))
-    if not 0 < off < len(rehearsal.candidates):
+    modules = whole_places(rehearsal.candidates)
+    on = {place for place in modules if rehearsal.candidates[place].checkpointed}
+    on |= {one.part_of for one in rehearsal.candidates if one.checkpointed} - {-1}
+    for place in modules:
+        if place not in on:
+            name = rehearsal.candidates[place].module
+            lists[name.rpartition(".")[0] or name].add(place)
+    if not 0 < len(on) < len(modules):
         return ()
     said = []
     for name, places in lists.items():
@@ -238,9 +259,13 @@ def _left_out(rehearsal: Rehearsal) -> tuple[str, ...]:
         saved = sum(
             storage.size
             for storage in rehearsal.storages
-            if any(hold.kind == "saved" and hold.run in runs for hold in storage.holds)
+            if any(
+                hold.kind == "saved" and rehearsal.whole_run(hold.run) in runs
+                for hold in storage.holds
+            )
         )
         said.append(f"{len(places)} in {name}, which save {size(saved)}")
-    on = len(rehearsal.candidates) - off
     others = "; ".join(said)
-    return (f"{on} of {plural(on + off, 'module')} are checkpointed today. Not so: {others}.",)
+    return (
+        f"{len(on)} of {plural(len(modules), 'module')} are checkpointed today. Not so: {others}.",
+    )

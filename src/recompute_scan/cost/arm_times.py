@@ -22,6 +22,7 @@ from recompute_scan.rehearsal import (
     Way,
     fixed_places,
     usual_ms,
+    whole_places,
 )
 
 # Modules of one class whose recomputes differ by less than this are taken to be as fast.
@@ -81,16 +82,19 @@ def shared_out(
 
     Args:
         longer: What they take more, ms.
-        candidates: The modules.
+        candidates: The modules. A part takes its share of what its module does.
         times: What the recompute of each took, ms.
         fixed: Those that have none.
         sure: Whether they take more for certain; else they take what their recomputes did.
     """
-    even = _evened(candidates, times, fixed)
+    modules = whole_places(candidates)
+    parts = frozenset(range(len(candidates))).difference(modules)
+    even = _evened(candidates, times, fixed | parts)
     whole = sum(even)
     extra = longer if sure else max(whole, longer)
     share = extra / whole if whole > 0 else 0.0
-    return tuple(share * time for time in even)
+    inside = _evened(candidates, times, fixed.union(modules))
+    return tuple(share * (own + part) for own, part in zip(even, inside, strict=True))
 
 
 def _is_todays(ranks: Sequence[Rehearsal], way: Way, steps: dict[Way, tuple[float, ...]]) -> bool:
@@ -98,6 +102,7 @@ def _is_todays(ranks: Sequence[Rehearsal], way: Way, steps: dict[Way, tuple[floa
     for one in ranks:
         free = set(range(len(one.candidates))) - fixed_places([one])
         on = {place for place in free if one.candidates[place].checkpointed}
+        free.intersection_update(whole_places(one.candidates))
         today, other = (arm_of_way(one.arms, each) for each in ("today", way))
         if on != (free if way == "recompute" else set()) or today.saved_bytes != other.saved_bytes:
             return False

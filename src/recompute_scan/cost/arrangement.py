@@ -4,33 +4,27 @@ Each moment that can be the fullest (``cost/moments.py``) gives one linear const
 variable for every set of modules that share a storage. HiGHS solves it
 (``docs/decisions/memory-plan.md``).
 
-A step takes what one without checkpoints takes (``cost/arm_times.py``), and what recomputing
-everything takes more, shared out by the recomputes' own times, which are measured where they run;
-likewise for selective ones. Where the steps vary too much to say that they take more, those times
-themselves are added. What offloading everything takes more, if it does for certain, is shared out
-by the bytes.
+What each choice takes is told by steps that were measured (``cost/rehearsed.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.cost.arm_times import arm_times, shared_out
 from recompute_scan.cost.moments import (
     KEEP,
     OFFLOAD,
+    PART,
     RECOMPUTE,
     SELECTIVE,
     Choices,
     Condition,
     Moment,
-    moments,
 )
-from recompute_scan.rehearsal import Candidate, Rehearsal, Way, fixed_places
+from recompute_scan.rehearsal import Candidate, whole_places
 
 _TIME_LIMIT_S = 10.0
 # The solver gets MiB, so that its coefficients are of one size.
@@ -38,20 +32,13 @@ _SCALE = 2.0**20
 # Among arrangements that are as fast the one that holds less is preferred, by so little of a step
 # for all memory together.
 _PREFERENCE = 1e-6
-# Recomputes of selective checkpoints have to take less than this share of whole ones.
-_WORTH = 0.9
-
-# The arrangements that a rehearsal measures for a plan; the last only where a device has memory of
-# its own.
-WAYS: tuple[Way, ...] = ("today", "keep", "recompute", "selective")
-WAYS_ON_DEVICE: tuple[Way, ...] = (*WAYS, "offload")
 
 
 class Arrangements(Struct, frozen=True):
     """All arrangements of checkpoints of one step, with what they take.
 
     Attributes:
-        candidates: The modules.
+        candidates: The modules, then their parts.
         moments: When it may be fullest.
         again_ms: What the recompute of each module takes of a step, ms.
         keep_ms: A step with nothing recomputed, ms.
@@ -61,6 +48,7 @@ class Arrangements(Struct, frozen=True):
             than one that keeps nothing, or was not measured.
         offload_ms: What it takes to have all that a module saves on the host; empty where that was
             not measured, or not told from noise.
+        parts: Parts that can be recomputed alone.
     """
 
     candidates: tuple[Candidate, ...]
@@ -71,6 +59,7 @@ class Arrangements(Struct, frozen=True):
     fixed: frozenset[int] = frozenset()
     selective_ms: tuple[float | None, ...] = ()
     offload_ms: tuple[float, ...] = ()
+    parts: frozenset[int] = frozenset()
 
     @property
     def nothing(self) -> Choices:
@@ -80,10 +69,21 @@ class Arrangements(Struct, frozen=True):
     @property
     def everything(self) -> Choices:
         """Everything is that can be."""
-        return np.array([n not in self.fixed for n in range(len(self.candidates))], np.int8)
+        free = [n not in self.fixed for n in range(len(self.candidates))]
+        return self.followed(np.array(free, np.int8))
+
+    def followed(self, choices: Choices) -> Choices:
+        """The same, with that happening to each part which happens to its module."""
+        found: Choices = choices.copy()
+        for place, one in enumerate(self.candidates):
+            if one.part_of >= 0 and (found[one.part_of] != KEEP or found[place] != PART):
+                found[place] = found[one.part_of]
+        return found
 
     def options(self, place: int) -> tuple[int, ...]:
-        """What can be chosen for a module."""
+        """What can be chosen for a module; for a part, where its module is kept."""
+        if self.candidates[place].part_of >= 0:
+            return (KEEP, PART) if place in self.parts else (KEEP,)
         if place in self.fixed:
             return (KEEP,)
         known = self.selective_ms[place] if self.selective_ms else None
@@ -100,6 +100,8 @@ class Arrangements(Struct, frozen=True):
 
     def extra_ms(self, place: int, choice: int) -> float:
         """What a choice for one module adds to a step."""
+        if self.candidates[place].part_of >= 0:
+            return self.again_ms[place] if choice == PART else 0.0
         if choice == SELECTIVE:
             known = self.selective_ms[place]
             assert known is not None, "one of the options"
@@ -133,83 +135,19 @@ class Arrangements(Struct, frozen=True):
         return found
 
 
-def arrangements(*ranks: Rehearsal) -> Arrangements:
-    """What the rehearsals say of every arrangement; all of :data:`WAYS` were among their own, but
-    for selective checkpoints, which can be missing.
-
-    Args:
-        ranks: What each rank has shown, of the same modules. Every one has to have the memory, and
-            a step takes what the slowest takes.
-    """
-    times, fixed = arm_times(ranks), fixed_places(ranks)
-    candidates = ranks[0].candidates
-    each = list(zip(*(one.candidates for one in ranks), strict=True))
-
-    def shared(way: Way, alone: Sequence[float]) -> tuple[float, ...]:
-        longer = times.ms[way] - times.ms["keep"]
-        return shared_out(longer, candidates, alone, fixed, sure=way in times.surely_longer)
-
-    again_ms = shared("recompute", [max(one.again_ms for one in same) for same in each])
-    selective_ms: tuple[float | None, ...] = ()
-    if "selective" in times.ms:
-        partly = shared("selective", [max(one.selective_ms for one in same) for same in each])
-        # It never holds less, and needs a policy.
-        selective_ms = tuple(
-            ms if ms < _WORTH * whole else None for ms, whole in zip(partly, again_ms, strict=True)
-        )
-    choices = {KEEP, RECOMPUTE}
-    if any(ms is not None for ms in selective_ms):
-        choices.add(SELECTIVE)
-    offload_ms: tuple[float, ...] = ()
-    # Where steps vary too much to say what copies take, they would come out free.
-    measured = all(any(arm.way == "offload" for arm in one.arms) for one in ranks)
-    if measured and "offload" in times.surely_longer:
-        choices.add(OFFLOAD)
-        sizes = [max(_copied_bytes(one, n) for one in ranks) for n in range(len(candidates))]
-        whole = sum(size for n, size in enumerate(sizes) if n not in fixed)
-        longer = max(0.0, times.ms["offload"] - times.ms["keep"])
-        offload_ms = tuple(longer * size / max(1, whole) for size in sizes)
-    return Arrangements(
-        candidates=candidates,
-        moments=moments(ranks, fixed, frozenset(choices)),
-        again_ms=again_ms,
-        keep_ms=times.ms["keep"],
-        today_ms=times.ms["today"],
-        fixed=fixed,
-        selective_ms=selective_ms,
-        offload_ms=offload_ms,
-    )
-
-
-def _copied_bytes(rehearsal: Rehearsal, candidate: int) -> int:
-    """Bytes that offloading a module copies, about: what it saves, and its weights."""
-    return saved_bytes(rehearsal, candidate) + rehearsal.candidates[candidate].weight_bytes
-
-
-def saved_bytes(rehearsal: Rehearsal, candidate: int) -> int:
-    """Bytes that one run's operators save, each storage once; the largest run's."""
-    sizes: dict[int, int] = {}
-    for storage in rehearsal.storages:
-        for run in {hold.run for hold in storage.holds if hold.kind == "saved"}:
-            sizes[run] = sizes.get(run, 0) + storage.size
-    runs = (n for n, run in enumerate(rehearsal.runs) if run.candidate == candidate)
-    return max((sizes.get(run, 0) for run in runs), default=0)
-
-
 def _within(one: Arrangements, found: Choices, budget: int) -> Choices | None:
     """What does not fit to the byte gives way: the modules that cost least are recomputed too."""
-    found = found.copy()
-    for place in np.argsort(one.again_ms, kind="stable"):
-        if place in one.fixed:
-            continue
+    modules = [place for place in whole_places(one.candidates) if place not in one.fixed]
+    for place in sorted(modules, key=lambda place: one.again_ms[place]):
         found[place] = RECOMPUTE
+        found = one.followed(found)
         if one.peak(found) <= budget:
             return found
     return None
 
 
 class _ZeroOneProgram:
-    """The 0-1 program: one variable for each module and each choice but keeping."""
+    """The 0-1 program: one variable for each module, or part, and each choice but keeping."""
 
     def __init__(self, highspy: Any, one: Arrangements) -> None:
         self._highs = highspy
@@ -228,8 +166,9 @@ class _ZeroOneProgram:
         for place in range(len(one.candidates)):
             mine = {(place, c): solver.addBinary() for c in one.options(place) if c != KEEP}
             self._chosen |= mine
-            self._kept.append(1 - sum(mine.values()))
-            if len(mine) > 1:
+            part_of = one.candidates[place].part_of
+            self._kept.append((1 if part_of < 0 else self._kept[part_of]) - sum(mine.values()))
+            if len(mine) > 1 or (mine and part_of >= 0):
                 solver.addConstr(self._kept[place] >= 0)
         self._shared: dict[frozenset[Condition], Any] = {}
         self._most = solver.addVariable(lb=0.0)
@@ -256,7 +195,11 @@ class _ZeroOneProgram:
 
     def _holds(self, place: int, choice: int) -> Any:
         """1 where this is chosen for the module."""
-        return self._kept[place] if choice == KEEP else self._chosen.get((place, choice), 0.0)
+        if choice == KEEP:
+            return self._kept[place]
+        part_of = self._one.candidates[place].part_of
+        decides = place if part_of < 0 or choice == PART else part_of
+        return self._chosen.get((decides, choice), 0.0)
 
     def fastest(self, budget: int) -> Choices | None:
         """Within a budget, bytes."""
@@ -292,4 +235,4 @@ class _ZeroOneProgram:
         for (place, choice), x in self._chosen.items():
             if self._solver.val(x) > 0.5:
                 found[place] = choice
-        return found
+        return self._one.followed(found)

@@ -23,6 +23,8 @@ class PlanPoint(Struct, frozen=True):
         measured: Whether both were measured, and not worked out.
         selective: How many of the recomputed ones keep the results of heavy operators.
         offloaded: Number of modules whose saved tensors go to the host.
+        in_part: Number of modules of which only parts are recomputed; ``recomputed`` is without
+            them.
     """
 
     recomputed: int | None
@@ -31,6 +33,7 @@ class PlanPoint(Struct, frozen=True):
     measured: bool = False
     selective: int = 0
     offloaded: int = 0
+    in_part: int = 0
 
 
 class PlannedModule(Struct, frozen=True):
@@ -40,12 +43,15 @@ class PlannedModule(Struct, frozen=True):
         module: Its name.
         module_class: Its class.
         checkpointed: Whether it is checkpointed today.
-        recompute: Whether the plan recomputes it.
+        recompute: Whether the plan recomputes all of it.
         again_ms: What its recompute takes of a step; what it would take, where it is kept.
         saved_bytes: What its operators save in one forward run where it is not recomputed.
         selective: Whether its checkpoint keeps the results of heavy operators.
         offloaded: Whether what it saves goes to the host until its backward pass; ``again_ms`` is
             then what that takes.
+        parts: Names, below its own, of the parts that the plan recomputes instead; ``again_ms`` is
+            then what these take.
+        parts_today: Names of the parts that have a checkpoint of their own today.
     """
 
     module: str
@@ -56,6 +62,23 @@ class PlannedModule(Struct, frozen=True):
     saved_bytes: int
     selective: bool = False
     offloaded: bool = False
+    parts: tuple[str, ...] = ()
+    parts_today: tuple[str, ...] = ()
+
+    @property
+    def stays(self) -> bool:
+        """Does the plan checkpoint it as it is checkpointed today?"""
+        as_today = self.recompute == self.checkpointed and self.parts == self.parts_today
+        return as_today and not self.selective and not self.offloaded
+
+    @property
+    def checkpointed_names(self) -> tuple[str, ...]:
+        """What the plan puts a checkpoint around: the module, some parts, or nothing."""
+        return self.names_of_parts(self.parts) if not self.recompute else (self.module,)
+
+    def names_of_parts(self, parts: tuple[str, ...]) -> tuple[str, ...]:
+        """Whole names of these parts."""
+        return tuple(f"{self.module}.{part}" for part in parts)
 
 
 class PlanProof(Struct, frozen=True):

@@ -120,11 +120,11 @@ class Arranging(Bypass):
         self._events: list[tuple[int, int, Any, Any]] = []
         self._timing: list[tuple[Way, dict[int, float]]] = []
         self._clock = False
-        self._runs: list[tuple[int, int]] = []
+        self._runs: list[tuple[int, int, int]] = []
 
     @property
-    def runs(self) -> list[tuple[int, int]]:
-        """Candidate and beginning of each run in the step that was looked at."""
+    def runs(self) -> list[tuple[int, int, int]]:
+        """Candidate, beginning and run around each run in the step that was looked at."""
         return self._runs
 
     def take_over(self, chosen: Sequence[Chosen]) -> None:
@@ -132,7 +132,7 @@ class Arranging(Bypass):
         self._taken_over = True
         for place, one in enumerate(chosen):
             original = one.module.forward
-            guarded = self._guard.around(original, self._forward_of(place, one.module, original))
+            guarded = self._guard.around(original, self._forward_of(place, one, original))
             self._forwards.replace(one.module, _PLAIN, guarded)
 
     def remove(self) -> None:
@@ -198,8 +198,10 @@ class Arranging(Bypass):
             else:
                 yield
 
-    def _forward_of(self, place: int, module: nn.Module, original: Any) -> Any:
+    def _forward_of(self, place: int, one: Chosen, original: Any) -> Any:
         def forward(call: Call, *args: Any, **kwargs: Any) -> Any:
+            if one.part_of >= 0 and self.active and in_backward():
+                return self._timed(place, call)(*args, **kwargs)
             if not torch.is_grad_enabled() or in_backward():
                 return call(*args, **kwargs)
             if self.active and place in self.recomputed:
@@ -217,7 +219,7 @@ class Arranging(Bypass):
                 with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
                     return call(*args, **kwargs)
             if self.saved is not None:
-                return self._looked_at(self.saved, place, module, call, args, kwargs)
+                return self._looked_at(self.saved, place, one.module, call, args, kwargs)
             return call(*args, **kwargs)
 
         return forward
@@ -235,9 +237,9 @@ class Arranging(Bypass):
         run = len(self._runs)
         saved.see_weights(module, 1)
         saved.keep_inputs(run, list(_tensors((args, kwargs))))
-        self._runs.append((place, saved.now))
+        self._runs.append((place, saved.now, before))
         saved.current_run = run
-        looks = self.active and can_be_selective()
+        looks = self.active and can_be_selective() and before < 0
         try:
             with _Heavy(saved, self.heavy, self.met) if looks else nullcontext():
                 return call(*args, **kwargs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -174,14 +174,17 @@ class SavedTensors:
             Storage(size, tuple(held)) for size, held in zip(self._sizes, holds, strict=True)
         )
 
-    def backward_began(self, run: int) -> int | None:
-        """When the backward pass first let go of something that the run had saved."""
+    def backward_began(self, run: int, parts: Collection[int] = ()) -> int:
+        """When the backward pass first let go of something that the run had saved, or its parts.
+
+        Of what is never trained it lets go of nothing: then -1.
+        """
         ends = [
             one.end
             for one in self._holds
-            if one.run == run and one.kind == "saved" and one.in_backward
+            if (one.run == run or one.run in parts) and one.kind == "saved" and one.in_backward
         ]
-        return min(ends, default=None)
+        return min(ends, default=-1)
 
     def _made_again(self, tensor: torch.Tensor) -> None:
         with self._lock, torch._C.DisableTorchFunction():

@@ -14,8 +14,8 @@ from recompute_scan.advise.setting import setting_for
 from recompute_scan.advise.wording import RunFacts
 from recompute_scan.cost.activation_plan import Planner, Wish, taken
 from recompute_scan.cost.arm_times import arm_of_way, steps_together
-from recompute_scan.cost.arrangement import WAYS, WAYS_ON_DEVICE
 from recompute_scan.cost.moments import Choices
+from recompute_scan.cost.rehearsed import WAYS, WAYS_ON_DEVICE
 from recompute_scan.errors import RunError
 from recompute_scan.how_far import Pieces, telling
 from recompute_scan.intervals import FEWEST_PAIRS, pair_interval
@@ -101,7 +101,7 @@ def add_plan(
 
 
 def _proven(runs: Rehearsals, planner: Planner, chosen: Choices, plan: ActivationPlan) -> PlanProof:
-    names = tuple(one.module for one in plan.modules if one.recompute)
+    names = tuple(name for one in plan.modules for name in one.checkpointed_names)
     selective = tuple(one.module for one in plan.modules if one.selective)
     offloaded = tuple(one.module for one in plan.modules if one.offloaded)
     try:

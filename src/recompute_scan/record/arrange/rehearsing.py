@@ -27,6 +27,7 @@ from recompute_scan.record.arrange.arranging import Arranging, can_be_selective,
 from recompute_scan.record.arrange.candidates import Chosen, candidates
 from recompute_scan.record.arrange.heap import Heap, thread_usage
 from recompute_scan.record.arrange.holding import SavedTensors
+from recompute_scan.record.compat import compiled_something
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.rehearsal import (
     ArmMeasured,
@@ -118,7 +119,10 @@ class Rehearsing:
         """The recorder has passed the boundary: the next step begins."""
         arranging = self._arranging
         if self._chosen is None:
-            self._chosen, self._remarks = candidates(list(arranging.covered.values()))
+            chosen, self._remarks = candidates(list(arranging.covered.values()))
+            # In compiled code each part would be a graph of its own.
+            whole = compiled_something()
+            self._chosen = tuple(one for one in chosen if one.part_of < 0 or not whole)
             arranging.take_over(self._chosen)
             if not can_be_selective():
                 self._arms = [arm for arm in self._arms if arm.way != "selective"]
@@ -154,6 +158,7 @@ class Rehearsing:
                     _usual(again, place),
                     _usual(selective, place),
                     _weight_bytes(one.module),
+                    one.part_of,
                 )
                 for place, one in enumerate(chosen)
             ),
@@ -182,25 +187,27 @@ class Rehearsing:
         return self._busy[: len(taken)] if alone and not median(self._waits or [1]) else taken
 
     def _arrange(self, arm: ArmWanted) -> None:
-        everything = range(len(self._chosen or ()))
+        chosen = self._chosen or ()
+        everything = range(len(chosen))
+        whole = {place for place in everything if chosen[place].part_of < 0}
         if arm.operators:
             self._arranging.heavy = heavy_operators(arm.operators)
         self._arranging.active = arm.way != "today"
         self._arranging.recomputed = frozenset(
             place
             for place in everything
-            if arm.way in _TIMED or (self._chosen or ())[place].name in arm.recomputed
+            if (arm.way in _TIMED and place in whole) or chosen[place].name in arm.recomputed
         )
         self._arranging.selective = frozenset(
             place
             for place in everything
-            if arm.way == "selective" or (self._chosen or ())[place].name in arm.selective
+            if (arm.way == "selective" and place in whole) or chosen[place].name in arm.selective
         )
         self._arranging.offloaded = frozenset(
             place
             for place in everything
-            if (arm.way == "offload" and self._fits_host)
-            or (self._chosen or ())[place].name in arm.offloaded
+            if (arm.way == "offload" and self._fits_host and place in whole)
+            or chosen[place].name in arm.offloaded
         )
 
     def _copied_bytes(self) -> int:
@@ -210,7 +217,8 @@ class Rehearsing:
             for storage in self._storages
             if any(hold.kind == "saved" and hold.run >= 0 for hold in storage.holds)
         )
-        return sum(saved) + sum(_weight_bytes(one.module) for one in self._chosen or ())
+        whole = (one.module for one in self._chosen or () if one.part_of < 0)
+        return sum(saved) + sum(map(_weight_bytes, whole))
 
     def _begin_look(self) -> None:
         saved = SavedTensors(to_host=self._arms[self._arm].way == "keep")
@@ -224,16 +232,19 @@ class Rehearsing:
         saved.finish()
         self._saved[self._arm] = saved.peak
         if self._arms[self._arm].way == "keep":
-            began = [saved.backward_began(run) for run in range(len(self._arranging.runs))]
             self._storages = saved.storages()
             here = os.environ.get("LOCAL_WORLD_SIZE", "")
             ranks = max(1, int(here)) if here.isdecimal() else 1
             most = _HOST_SHARE * (_host_bytes() or 0) / ranks
             self._fits_host = self._copied_bytes() <= most
+            runs = self._arranging.runs
+            parts: list[set[int]] = [set() for _ in runs]
+            for run, (_, _, around) in enumerate(runs):
+                if around >= 0:
+                    parts[around].add(run)
             self._runs = tuple(
-                # Of what is never trained, nothing is let go of by a backward pass.
-                ModuleRun(place, begin, then if then is not None else -1)
-                for (place, begin), then in zip(self._arranging.runs, began, strict=True)
+                ModuleRun(place, begin, saved.backward_began(run, parts[run]), around)
+                for run, (place, begin, around) in enumerate(runs)
             )
         self._arranging.look(None)
         self._looked += 1

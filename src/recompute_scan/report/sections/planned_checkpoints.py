@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.report.escape import markdown_prose, visible
 from recompute_scan.report.page import Page
+from recompute_scan.report.plan_curve import drawing, recomputed
 from recompute_scan.report.section import Section
 from recompute_scan.report.summary import what_was_measured
 from recompute_scan.result import ActivationPlan, PlannedModule, PlanOutcome, PlanPoint, Result
@@ -41,7 +41,6 @@ _AS_TODAY = "It is what the script does today."
 _SAME_STEP = 0.01
 _HOLDS: tuple[PlanOutcome, ...] = ("helps", "fits", "unclear", "not-tried")
 _MOST_MODULES = 60
-_DONE = ("recompute", "recompute selectively", "offload", "keep")
 
 
 def _plan_of(result: Result) -> ActivationPlan:
@@ -66,6 +65,11 @@ def _headline(plan: ActivationPlan) -> str:
     said = f"checkpoint {len(on) or 'none'} of {layers}"
     if len(on) == len(plan.modules):
         said = f"checkpoint all {layers}"
+    if in_part := sum(bool(one.parts) for one in plan.modules):
+        said = (
+            f"checkpoint {f'{len(on)}, and parts of {in_part},' if on else f'parts of {in_part}'}"
+        )
+        said += f" of {layers}"
     if partly:
         said += f", {'all' if partly == len(on) else partly} selectively"
     offloaded = sum(one.offloaded for one in plan.modules)
@@ -81,16 +85,27 @@ def _as_today(plan: ActivationPlan) -> bool:
         plan.proof.outcome not in ("does-not-fit", "failed")
         and planned.peak_bytes == today.peak_bytes
         and planned.step_ms >= (1 - _SAME_STEP) * today.step_ms
-        and all(
-            one.recompute == one.checkpointed and not one.selective and not one.offloaded
-            for one in plan.modules
-        )
+        and all(one.stays for one in plan.modules)
     )
+
+
+def _today(one: PlannedModule) -> str:
+    if one.checkpointed:
+        return "recompute"
+    return _in_part(one.parts_today) if one.parts_today else "keep"
 
 
 def _done(one: PlannedModule) -> str:
     """What happens to a module."""
-    return _DONE[1 if one.selective else 0 if one.recompute else 2 if one.offloaded else 3]
+    if one.parts:
+        return _in_part(one.parts)
+    if one.recompute:
+        return "recompute selectively" if one.selective else "recompute"
+    return "offload" if one.offloaded else "keep"
+
+
+def _in_part(parts: Sequence[str]) -> str:
+    return f"recompute {' and '.join(parts)}"
 
 
 def _names(names: Sequence[str], most: int = 4) -> str:
@@ -192,10 +207,9 @@ def _text(page: Page, result: Result) -> None:
     page.prose(f"Against today: {_gain(plan)}.")
     done = [(_done(one), one.module) for one in plan.modules]
     if len({how for how, _ in done}) > 1:
-        for how in _DONE:
+        for how in sorted({how for how, _ in done}, key=lambda how: (how == "keep", how)):
             names = [name for known, name in done if known == how]
-            if names:
-                page.prose(f"{how.capitalize()}: {_names(names)}")
+            page.prose(f"{how[0].upper()}{visible(how[1:])}: {_names(names)}")
     page.title("Proof")
     page.prose(_proof_words(plan))
     for remark in plan.remarks:
@@ -211,78 +225,8 @@ def _text(page: Page, result: Result) -> None:
         page.row(
             f"  {size(point.peak_bytes)}",
             f"{ms(point.step_ms):>9}",
-            _recomputed(point),
+            recomputed(point, " recomputed"),
         )
-
-
-class CurveMark(Struct, frozen=True):
-    """A point of the drawing, in its own units; ``words`` say what it is."""
-
-    x: float
-    y: float
-    kind: str
-    words: str
-
-
-class CurveDrawing(Struct, frozen=True):
-    """The curve in a box of 100 by 100, memory to the right, step time up."""
-
-    line: str
-    marks: tuple[CurveMark, ...]
-    budget: float | None
-    low_bytes: str
-    high_bytes: str
-    low_ms: str
-    high_ms: str
-
-
-def drawing(plan: ActivationPlan) -> CurveDrawing:
-    """The curve with today's script and the plan on it."""
-    named = [("today", "Today", plan.today), ("plan", "Plan", plan.plan)]
-    points = [*plan.curve, *(point for _, _, point in named)]
-    right = max(point.peak_bytes for point in points) * 1.06 or 1.0
-    low = min(point.step_ms for point in points)
-    high = max(point.step_ms for point in points)
-    room = max(high - low, 1e-6 + 0.02 * high)
-    bottom, top = low - 0.12 * room, high + 0.12 * room
-
-    def place(point: PlanPoint) -> tuple[float, float]:
-        return (
-            round(100 * point.peak_bytes / right, 2),
-            round(100 * (top - point.step_ms) / (top - bottom), 2),
-        )
-
-    corners: list[str] = []
-    before: float | None = None
-    for x, y in map(place, plan.curve):
-        corners += [f"{x},{before}"] if before is not None else []
-        corners.append(f"{x},{y}")
-        before = y
-    marks = [CurveMark(*place(point), "curve", _said("", point)) for point in plan.curve]
-    marks += [
-        CurveMark(*place(point), kind, _said(f"{name}: ", point)) for kind, name, point in named
-    ]
-    budget = plan.budget_bytes
-    return CurveDrawing(
-        " ".join(corners),
-        tuple(marks),
-        round(100 * budget / right, 2) if budget is not None and budget <= right else None,
-        size(0),
-        size(right),
-        ms(max(bottom, 0.0)),
-        ms(top),
-    )
-
-
-def _said(name: str, point: PlanPoint) -> str:
-    again = "" if point.recomputed is None else f", {_recomputed(point)}"
-    return f"{name}{ms(point.step_ms)}, {size(point.peak_bytes)}{again}"
-
-
-def _recomputed(point: PlanPoint) -> str:
-    partly = f", {point.selective} selectively" if point.selective else ""
-    offloaded = f", {point.offloaded} offloaded" if point.offloaded else ""
-    return f"{point.recomputed} recomputed{partly}{offloaded}"
 
 
 def _title(plan: ActivationPlan) -> str:
@@ -302,14 +246,18 @@ def _html(result: Result) -> Mapping[str, Any]:
         "lead": f"Limit: {_limit(plan)}. {_proof_words(plan)}",
         "holds": plan.proof.outcome in _HOLDS or _as_today(plan),
         "drawing": drawing(plan),
-        "rows": [(one, _done(one)) for one in plan.modules[:_MOST_MODULES]],
+        "rows": [(one, _today(one), _done(one)) for one in plan.modules[:_MOST_MODULES]],
         "left_out": max(0, len(plan.modules) - _MOST_MODULES),
         "memory_words": _memory_words(plan),
+        "curve": [(point, recomputed(point)) for point in plan.curve],
         "points": [
-            ("Today", plan.today),
-            ("Plan", plan.plan),
-            ("Least memory", plan.least),
-            ("Nothing recomputed", plan.most),
+            (name, point, recomputed(point))
+            for name, point in (
+                ("Today", plan.today),
+                ("Plan", plan.plan),
+                ("Least memory", plan.least),
+                ("Nothing recomputed", plan.most),
+            )
         ],
     }
 
