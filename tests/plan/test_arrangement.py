@@ -211,7 +211,7 @@ def test_the_plan_says_what_is_offloaded() -> None:
 
 
 def test_a_part_alone_holds_what_a_count_by_hand_gives() -> None:
-    """One layer: input 2, then 16 of its own; a part with an input of 4 that saves 8; the loss 1."""
+    """One layer: input 2, 16 of its own; a part with an input of 4 that saves 8. The loss 1."""
     storages = [
         Storage(2 * _MIB, (Hold(0, "input", 0, 60), Hold(0, "saved", 1, 59))),
         Storage(16 * _MIB, (Hold(0, "saved", 2, 41),)),

@@ -18,6 +18,7 @@ import torch
 from benchmarks.plan import all_choices, arranged, some_choices
 from benchmarks.plan_cases import CASES, arrange, build
 from benchmarks.plan_oracle import peak_of
+from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.advise.setting import listed, setting_for
@@ -30,7 +31,8 @@ from recompute_scan.record.arrange.arranging import draws
 from recompute_scan.record.arrange.rehearsing import arm_of, counts, steps_needed
 from recompute_scan.record.run_options import RunOptions
 from recompute_scan.rehearsal import ArmWanted
-from recompute_scan.result import PlannedModule, from_json
+from recompute_scan.result import Checkpoint, PlannedModule, from_json
+from tests.report import sample_results
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "plan_cases.py"
@@ -146,6 +148,46 @@ def test_the_setting_makes_the_arrangement() -> None:
     ]
     assert wrapped == [0, 2, 4]
     assert peak_of(model, step) == wanted
+
+
+def test_the_setting_recomputes_parts() -> None:
+    """Attention in all layers but one, the MLP in two, one layer whole: no more is saved."""
+    model, step = build(CASES["deep"])
+    parts = {n: ("attention",) if n > 2 else ("attention", "mlp") for n in range(1, 16)}
+    names = [f"layers.{n}.{part}" for n, each in parts.items() for part in each]
+    arrange(model, ",".join(["layers.0", *names]))
+    step()
+    wanted = peak_of(model, step)
+    arrange(model, "none")
+    modules = [
+        PlannedModule(name, "Block", False, n == 0, 1.0, 1, parts=parts.get(n, ()))
+        for n, name in enumerate(model.names())
+    ]
+    words, code = setting_for(modules, ())
+    assert "once the model is made" in words[0]
+    assert len(code.splitlines()) < 12
+    exec(code, {"model": model})
+    wrapped = [name for name, one in model.named_modules() if "Checkpoint" in type(one).__name__]
+    assert wrapped == ["layers.0", *sorted(names, key=lambda name: int(name.split(".")[1]))]
+    assert peak_of(model, step) == wanted
+
+
+def test_parts_that_are_checkpointed_today_stay_so() -> None:
+    """There is nothing to change where the plan recomputes the same parts."""
+    shown = sample_results.regions(2, 1, Checkpoint(0, "non-reentrant"))
+    regions = [replace(one, module=f"layers.{one.ordinal}.attention") for one in shown]
+    modules = [
+        PlannedModule(
+            f"layers.{n}", "Block", False, False, 1.0, 1, parts=("attention",),
+            parts_today=("attention",),
+        )
+        for n in range(2)
+    ]  # fmt: skip
+    assert setting_for(modules, regions)[0][0].startswith("It is what the script does today")
+    more = [*modules, PlannedModule("layers.2", "Block", False, True, 1.0, 1)]
+    words, code = setting_for(more, regions)
+    assert words[-1].startswith("Add this")
+    assert "['layers.0.attention', 'layers.1.attention', 'layers.2']" in code
 
 
 class _Products(TorchDispatchMode):

@@ -209,8 +209,8 @@ class Planner:
         model = self.arrangements
         low, high = model.least(), model.peak(model.nothing)
         found: list[PlanPoint] = []
-        for budget in np.linspace(low, high, _CURVE_POINTS).astype(np.int64).tolist():
-            choice = model.solve(budget=int(budget))
+        budgets = np.linspace(low, high, _CURVE_POINTS).astype(np.int64)
+        for choice in model.solve_each(budgets.tolist()):
             if choice is None:
                 continue
             point = self.point(choice)

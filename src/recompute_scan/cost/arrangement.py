@@ -9,6 +9,7 @@ What each choice takes is told by steps that were measured (``cost/rehearsed.py`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -121,18 +122,24 @@ class Arrangements(Struct, frozen=True):
         Returns:
             One entry per module; ``None`` where nothing fits.
         """
+        if budget is not None:
+            return self.solve_each((budget,))[0]
+        return self._program().smallest(step_ms if step_ms is not None else float("inf"))
+
+    def solve_each(self, budgets: Sequence[int]) -> list[Choices | None]:
+        """The fastest arrangement within each of these budgets, as :meth:`solve` gives it."""
+        program = self._program()  # what it is made of takes longer than a solution
+        each = [(budget, program.fastest(budget)) for budget in budgets]
+        return [
+            # By a byte, in floating point.
+            _within(self, one, budget) if one is not None and self.peak(one) > budget else one
+            for budget, one in each
+        ]
+
+    def _program(self) -> _ZeroOneProgram:
         import highspy  # noqa: PLC0415 - takes longer than reading a small trace
 
-        solver = _ZeroOneProgram(highspy, self)
-        if budget is not None:
-            found = solver.fastest(budget)
-        else:
-            found = solver.smallest(step_ms if step_ms is not None else float("inf"))
-        if found is None:
-            return None
-        if budget is not None and self.peak(found) > budget:  # by a byte, in floating point
-            found = _within(self, found, budget)
-        return found
+        return _ZeroOneProgram(highspy, self)
 
 
 def _within(one: Arrangements, found: Choices, budget: int) -> Choices | None:
@@ -202,8 +209,8 @@ class _ZeroOneProgram:
         return self._chosen.get((decides, choice), 0.0)
 
     def fastest(self, budget: int) -> Choices | None:
-        """Within a budget, bytes."""
-        self._solver.addConstr(self._most <= budget / _SCALE)
+        """Within a budget, bytes. It can be asked for one after the other."""
+        self._solver.changeColBounds(self._most.index, 0.0, budget / _SCALE)
         times = self._times()
         return self._minimised(times + self._most * (_PREFERENCE * self._weight()))
 
