@@ -25,6 +25,9 @@ _SELECTIVE_DOCS = (
 )
 _ADD = "Add this once the model is made, before it is sharded or compiled:"
 _MOST_NAMED = 4
+# Names in code: from so many of one list on they are counted, in lines no wider than this.
+_FEWEST_COUNTED = 3
+_WIDEST = 88
 _IMPORT = (
     "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (\n"
     "    apply_activation_checkpointing,\n"
@@ -191,33 +194,45 @@ def _code(modules: Sequence[PlannedModule], operators: Sequence[str]) -> str:
         some = len(chosen) < len(modules) or any(one.parts for one in chosen)
         if some or len(kinds) > 1 or not min(kinds).isidentifier():
             check = f"module in {name}"
-            lines.append(f"{name} = [model.get_submodule(name) for name in {_names(chosen)}]")
+            lines.append(_looked_up(name, chosen))
         check = f"{wrapper}check_fn=lambda module: {check}"
         calls.append(f"apply_activation_checkpointing(\n    model, {check}\n)")
     return "\n".join((lines[0], "", *lines[1:], *calls))
 
 
-def _names(chosen: Sequence[PlannedModule]) -> str:
-    """Python for the names of these modules, or of their parts."""
-    names = [name for one in chosen for name in (one.checkpointed_names or (one.module,))]
-    lists: dict[tuple[str, str], list[str]] = {}
+def _looked_up(variable: str, chosen: Sequence[PlannedModule]) -> str:
+    """Python that looks these modules up, or their parts."""
+    each = _names(chosen)
+    alone = len(each) == 1 and each[0].startswith("*")
+    names = each[0].removeprefix("*") if alone else f"[{', '.join(each)}]"
+    line = f"{variable} = [model.get_submodule(name) for name in {names}]"
+    if len(line) <= _WIDEST or alone:
+        return line
+    inner = "".join(f"        {one},\n" for one in each)
+    return f"{variable} = [\n    model.get_submodule(name)\n    for name in [\n{inner}    ]\n]"
+
+
+def _names(chosen: Sequence[PlannedModule]) -> list[str]:
+    """Python for the names, what is in one list together and unpacked."""
+    lists: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for one in chosen:
         stem, _, number = one.module.rpartition(".")
         for part in one.parts or ("",):
-            lists.setdefault((stem, part and f".{part}"), []).append(number)
-    numbered = all(number.isdecimal() for known in lists.values() for number in known)
-    plain = all(f"{stem}{part}".replace(".", "_").isidentifier() for stem, part in lists)
-    if len(names) <= _MOST_NAMED or not numbered or not plain:
-        return repr(names)
-    each = [
-        f'(f"{stem}.{{n}}{part}" for n in {_counted(list(map(int, known)))})'
-        for (stem, part), known in lists.items()
-    ]
-    return each[0] if len(each) == 1 else f"({', '.join(f'*{one}' for one in each)})"
+            behind = f".{part}" if part else ""
+            lists.setdefault((stem, behind), []).append((number, f"{one.module}{behind}"))
+    found: list[str] = []
+    for (stem, behind), known in lists.items():
+        plain = f"{stem}{behind}".replace(".", "_").isidentifier()
+        if len(known) < _FEWEST_COUNTED or not plain or not all(n.isdecimal() for n, _ in known):
+            found += [repr(name) for _, name in known]
+        else:
+            places = _counted([int(number) for number, _ in known])
+            found.append(f'*(f"{stem}.{{n}}{behind}" for n in {places})')
+    return found
 
 
 def _counted(places: Sequence[int]) -> str:
-    step = places[1] - places[0] if len(places) > 1 else 0
+    step = places[1] - places[0]
     if step > 0 and list(places) == list(range(places[0], places[-1] + 1, step)):
         return f"range({places[0]}, {places[-1] + 1}{f', {step}' if step > 1 else ''})"
     return repr(tuple(places))

@@ -120,7 +120,7 @@ class ActivationPlan(Struct, frozen=True):
         budget_bytes: It, as memory; ``None`` where a step time was asked for.
         limit_ms: It, as a step time; ``None`` where memory was given.
         today: The script as it is.
-        least: Everything recomputed that can be.
+        least: What takes the least memory.
         most: Nothing recomputed.
         plan: What was chosen, as predicted.
         curve: The fastest arrangements for their memory, from the smallest to the largest.
