@@ -93,6 +93,21 @@ def test_every_choice_holds_what_was_said(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_the_script_does_today_is_not_measured_again(tmp_path: Path) -> None:
+    done = plan(tmp_path, str(SCRIPT), "mlp")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "Against today: nothing changes. Proof It is what the script does today." in said
+    made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
+    assert made is not None
+    assert made.as_today
+    assert sorted(one.name for one in (tmp_path / "out" / "plan").iterdir()) == [
+        "rehearsal-1",
+        "rehearsal-2",
+    ]
+
+
+@pytest.mark.slow
 def test_a_limit_that_nothing_keeps(tmp_path: Path) -> None:
     done = plan(tmp_path, "--memory", "1KB", str(SCRIPT), "mlp")
     assert done.returncode == 3

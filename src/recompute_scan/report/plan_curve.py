@@ -76,7 +76,7 @@ def recomputed(point: PlanPoint, word: str = "") -> str:
     """How many modules are recomputed, and how; nothing of today's."""
     if point.recomputed is None:
         return ""
-    said = f"{point.recomputed}{word}"
+    said = f"{point.recomputed}{word or ' whole' * bool(point.in_part)}"
     said += f", {point.selective} selectively" if point.selective else ""
     said += f", {point.in_part} in part" if point.in_part else ""
     return f"{said}, {point.offloaded} offloaded" if point.offloaded else said

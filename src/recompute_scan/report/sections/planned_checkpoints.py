@@ -37,8 +37,6 @@ _IN_SHORT: dict[PlanOutcome, str] = {
     "not-tried": "not measured",
 }
 _AS_TODAY = "It is what the script does today."
-# Both were measured the same way: further apart they are not the same arrangement.
-_SAME_STEP = 0.01
 _HOLDS: tuple[PlanOutcome, ...] = ("helps", "fits", "unclear", "not-tried")
 _MOST_MODULES = 60
 
@@ -74,19 +72,6 @@ def _headline(plan: ActivationPlan) -> str:
         said += f", {'all' if partly == len(on) else partly} selectively"
     offloaded = sum(one.offloaded for one in plan.modules)
     return f"{said}, offload {offloaded}" if offloaded else said
-
-
-def _as_today(plan: ActivationPlan) -> bool:
-    """Is the plan the arrangement that the script has? Of two checkpoints around one module, which
-    hold as much as one, the plan is faster.
-    """
-    today, planned = plan.today, plan.plan
-    return (
-        plan.proof.outcome not in ("does-not-fit", "failed")
-        and planned.peak_bytes == today.peak_bytes
-        and planned.step_ms >= (1 - _SAME_STEP) * today.step_ms
-        and all(one.stays for one in plan.modules)
-    )
 
 
 def _today(one: PlannedModule) -> str:
@@ -138,7 +123,7 @@ def _spans(numbers: Sequence[str]) -> str:
 
 def _gain(plan: ActivationPlan) -> str:
     """What changes against today, measured where it was."""
-    if _as_today(plan):
+    if plan.as_today:
         return "nothing changes"
     proof = plan.proof
     if proof.step_ms is not None and proof.today_step_ms and proof.peak_bytes is not None:
@@ -156,7 +141,7 @@ def _gain(plan: ActivationPlan) -> str:
 
 def _proof_words(plan: ActivationPlan) -> str:
     proof = plan.proof
-    if _as_today(plan) and proof.outcome != "not-tried":
+    if plan.as_today:
         return _AS_TODAY
     if proof.step_ms is None or proof.predicted_step_ms is None:
         return _OUTCOMES[proof.outcome]
@@ -197,7 +182,7 @@ def _point(page: Page, label: str, point: PlanPoint, **how: object) -> None:
 
 def _text(page: Page, result: Result) -> None:
     plan = _beside(_plan_of(result))
-    holds = plan.proof.outcome in _HOLDS or _as_today(plan)
+    holds = plan.proof.outcome in _HOLDS or plan.as_today
     page.title(f"Plan for {_limit(plan)}: {_headline(plan)}")
     page.row("", "     step", _memory_words(plan))
     _point(page, "Today", plan.today)
@@ -230,7 +215,7 @@ def _text(page: Page, result: Result) -> None:
 
 
 def _title(plan: ActivationPlan) -> str:
-    if plan.proof.outcome not in _HOLDS and not _as_today(plan):
+    if plan.proof.outcome not in _HOLDS and not plan.as_today:
         return f"Leave the checkpoints as they are: the plan for {_limit(plan)} did not hold."
     said = _headline(plan)
     return f"{said[0].upper()}{said[1:]}: {_gain(plan)}."
@@ -241,10 +226,10 @@ def _html(result: Result) -> Mapping[str, Any]:
     return {
         "plan": plan,
         "measured": what_was_measured(result),
-        "in_short": "as today" if _as_today(plan) else _IN_SHORT[plan.proof.outcome],
+        "in_short": "as today" if plan.as_today else _IN_SHORT[plan.proof.outcome],
         "title": _title(plan),
         "lead": f"Limit: {_limit(plan)}. {_proof_words(plan)}",
-        "holds": plan.proof.outcome in _HOLDS or _as_today(plan),
+        "holds": plan.proof.outcome in _HOLDS or plan.as_today,
         "drawing": drawing(plan),
         "rows": [(one, _today(one), _done(one)) for one in plan.modules[:_MOST_MODULES]],
         "left_out": max(0, len(plan.modules) - _MOST_MODULES),
