@@ -163,8 +163,8 @@ def show_bytes(name: str, folder: Path) -> bool:
     for choices in some_choices(model):
         arrange(script, arranged(model, choices))
         off.append(model.peak(choices) / peak_of(script, step) - 1)
-    off += [0.0] * (_DRAWN - len(off))
-    print(f"| {name} | {' | '.join(f'{one:+.2%}' for one in off)} |", flush=True)
+    shown = [f"{one:+.2%}" for one in off] + [""] * (_DRAWN - len(off))
+    print(f"| {name} | {' | '.join(shown)} |", flush=True)
     return max(map(abs, off)) <= _BYTES
 
 

@@ -58,6 +58,20 @@ def test_partial_where_operators_inside_a_layer_are_kept() -> None:
     assert verdict(*layer, *gradients(layer, again)) == "partial"
 
 
+def test_none_where_a_gradient_of_gradients_convolves() -> None:
+    """Its formula is made of the forward's operators, each twice, down to the library's own."""
+
+    def convolution(seq: int | None) -> Call:
+        return op("aten::convolution", op("aten::cudnn_convolution"), seq=seq)
+
+    forward = [op("aten::conv2d", convolution(place)) for place in range(3)]
+    first = [node("ConvolutionBackward0", op("aten::mm", seq=10 + n), seq=n) for n in (2, 1, 0)]
+    formula = op("aten::_convolution_double_backward", convolution(None), convolution(None))
+    second = [node("ConvolutionBackwardBackward0", formula, seq=10 + n) for n in (0, 1, 2)]
+    facts = study_step(*forward, *first, *second)
+    assert (facts.judgement.verdict, facts.plain.agrees) == ("none", True)
+
+
 def test_doubled() -> None:
     judgement = studied(
         thread(checkpointed_step(0, recomputes=dict.fromkeys(range(3), 2)))

@@ -132,15 +132,18 @@ def _most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
 def _with_gradients(trace: Trace, rows: Int64, inside: Bool) -> Bool:
     """For each row: did it run with gradients on, or for a function that has a node?
 
-    Under a dispatch mode torch before 2.4 gives out no numbers. A name most of which has none in
-    the forward pass is taken whole.
+    An operator inside one with a number has none of its own: a convolution's kernels are called by
+    such a one, and by the formula of a gradient's gradient, which has no number. Under a dispatch
+    mode torch before 2.4 gives out no numbers. A name most of which has none in the forward pass is
+    taken whole.
 
     Args:
         trace: The trace.
         rows: The rows.
         inside: Whether each starts within the backward pass.
     """
-    numbered = (trace.sequence[rows] >= 0) | _lie_in(trace, rows, _custom_calls(trace))
+    given = rows[trace.sequence[rows] >= 0]
+    numbered = _lie_in(trace, rows, given) | _lie_in(trace, rows, _custom_calls(trace))
     outside = ~inside
     size = len(trace.names)
     every = np.bincount(trace.name[rows[outside]], minlength=size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -22,11 +23,13 @@ from recompute_scan.intervals import FEWEST_PAIRS, pair_interval
 from recompute_scan.record.arrange.rehearsing import steps_needed, warmup_steps
 from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.verify.trial import run_trial
-from recompute_scan.rehearsal import ArmWanted, Rehearsal, read_rehearsals
+from recompute_scan.rehearsal import ArmWanted, Rehearsal, Way, read_rehearsals
 from recompute_scan.result import ActivationPlan, PlanOutcome, PlanPoint, PlanProof, Result
 from recompute_scan.run_info import run_records_in
 
 _FOLDER = "plan"
+# What a rehearsal does without, where the script fails with it.
+_RISKY: tuple[Way, ...] = ("selective", "offload")
 _MOST_TRIES = 3
 # What the measured peak may differ by from the computed one: a recompute's own small tensors.
 _SMALL = 0.02
@@ -166,21 +169,25 @@ class Rehearsals:
             RunError: One of the ranks left nothing (``E333``).
         """
         on_device = any(one.device == "cuda" for one in run_records_in(self._options.output))
-        wanted = tuple(map(ArmWanted, WAYS_ON_DEVICE if on_device else WAYS))
         # An operator may write into a result that a selective checkpoint keeps, and the host may
         # have too little memory.
-        for risky in ("selective", *(["offload"] if on_device else [])):
-            try:
-                ranks = self.run("rehearsal", wanted)
-                break
-            except RunError:
-                wanted = tuple(arm for arm in wanted if arm.way != risky)
-        else:
-            ranks = self.run("rehearsal", wanted)
+        tries = ((), ("selective",), ("offload",), _RISKY) if on_device else ((), _RISKY)
+        wanted, ranks = self._first_that_runs(WAYS_ON_DEVICE if on_device else WAYS, tries)
         if ranks[0].device != "cpu":
             return ranks
         again = self.run("rehearsal", wanted)
         return tuple(one.joined(other) for one, other in zip(ranks, again, strict=True))
+
+    def _first_that_runs(
+        self, ways: Sequence[Way], tries: Sequence[tuple[Way, ...]]
+    ) -> tuple[tuple[ArmWanted, ...], tuple[Rehearsal, ...]]:
+        *others, last = (
+            tuple(ArmWanted(way) for way in ways if way not in without) for without in tries
+        )
+        for wanted in others:
+            with suppress(RunError):
+                return wanted, self.run("rehearsal", wanted)
+        return last, self.run("rehearsal", last)
 
     def run(self, name: str, arms: tuple[ArmWanted, ...]) -> tuple[Rehearsal, ...]:
         """What the ranks have left, by rank.
