@@ -25,6 +25,7 @@ from recompute_scan.advise.setting import listed, setting_for
 from recompute_scan.cost.activation_plan import Planner, Wish
 from recompute_scan.cost.arm_times import arm_of_way
 from recompute_scan.cost.moments import OFFLOAD
+from recompute_scan.errors import RunError
 from recompute_scan.how_far import Pieces
 from recompute_scan.record.arrange import proving
 from recompute_scan.record.arrange.arranging import draws
@@ -289,6 +290,30 @@ def test_a_rehearsal_offloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     peak = arm_of_way(proof.arms, "chosen").saved_bytes
     assert peak is not None
     assert peak <= planner.arrangements.peak(chosen) < most
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("failing", [{"selective"}, {"offload"}, {"selective", "offload"}])
+def test_only_what_fails_is_left_out(
+    failing: set[str], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[set[str]] = []
+
+    def run(_: Any, __: str, arms: tuple[ArmWanted, ...]) -> tuple[Any, ...]:
+        tried.append({arm.way for arm in arms})
+        if tried[-1] & failing:
+            raise RunError("E333", "It failed.")
+        return (SimpleNamespace(device="cuda"),)
+
+    monkeypatch.setattr(proving, "run_records_in", lambda _: [SimpleNamespace(device=device)])
+    monkeypatch.setattr(proving.Rehearsals, "run", run)
+    options = RunOptions(str(SCRIPT), False, ("mlp",), tmp_path)
+    proving.Rehearsals(options, None, Pieces(3)).rehearse()
+    ways = {"today", "keep", "recompute", "selective"} | (
+        {"offload"} if device == "cuda" else set()
+    )
+    assert tried[-1] == ways - failing
+    assert len(tried) <= 4
 
 
 def test_nothing_recomputed_and_everything() -> None:

@@ -171,7 +171,8 @@ class Rehearsals:
         on_device = any(one.device == "cuda" for one in run_records_in(self._options.output))
         # An operator may write into a result that a selective checkpoint keeps, and the host may
         # have too little memory.
-        tries = ((), ("selective",), ("offload",), _RISKY) if on_device else ((), _RISKY)
+        tries: tuple[tuple[Way, ...], ...] = ((), ("selective",), ("offload",), _RISKY)
+        tries = tries if on_device else ((), _RISKY)
         wanted, ranks = self._first_that_runs(WAYS_ON_DEVICE if on_device else WAYS, tries)
         if ranks[0].device != "cpu":
             return ranks
