@@ -93,6 +93,19 @@ def test_stem_and_head_are_no_blocks() -> None:
 SHORT = ("linear", "gelu")
 
 
+def test_what_is_around_several_is_around_the_one_whose_own_recompute_is_missing() -> None:
+    """Two layers in one checkpoint, each in its own; that of the second has nothing to do."""
+    found = list_regions(study(load(recorded("n_layers_in_n_sequential")[0])))
+    around = [tuple(one.around for one in region.checkpoints) for region in found]
+    assert around == [("several", "block"), ("several",), ("block",), ("block",)]
+    assert [[one.depth for one in region.checkpoints] for region in found] == [
+        [0, 1],
+        [0],
+        [0],
+        [0],
+    ]
+
+
 @pytest.mark.parametrize("between", [(), ("relu",)])
 @pytest.mark.parametrize("checkpointed", [{0, 1}, {1, 2}, {2, 3}, {0, 2}])
 def test_layers_too_short_to_be_known_anywhere_are_known_in_a_row(

@@ -8,29 +8,24 @@ its layers, a layer around its halves), the blocks are the outermost sequences t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import gaps, places_of, tally, true_at
+from recompute_scan.arrays import places_of, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.lookalikes import lookalikes, patterns_of, repeats
 from recompute_scan.recompute.spans import Node, Span, forest
 from recompute_scan.recompute.structure import OperatorCodes
 from recompute_scan.result import Checkpoint
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.trace.columns import Int64
 
 _Key = tuple[str, int]
-# Sequences shorter than this look like too much else, unless they stand in a row with blocks.
-SHORTEST_LOOKALIKE = 3
-# One operator alone is like too many even there.
-_SHORTEST_IN_ROW = 2
 # Two layers of one kind differ at most by this in their number of operators.
 LIKE = 0.2
-# A repeated pattern must make up this much of a forward pass to be its layers.
-REPEATS_COVER = 0.5
 
 
 class Block(Struct, frozen=True):
@@ -63,13 +58,16 @@ def find_blocks(calls: Calls, counts: Counts, spans: Sequence[Span]) -> list[Blo
     for span in spans:
         if counts.counted[span.first : span.last + 1].any():
             spans_of[int(counts.batch[span.first])].append(span)
-    blocks_of = {
-        batch: _blocks_of(forest(spans_of[batch]), code, batch) for batch in sorted(passes)
-    }
-    return with_lookalikes([block for found in blocks_of.values() for block in found], counts, code)
+    blocks: list[Block] = []
+    around: list[Block] = []
+    for batch in sorted(passes):
+        blocks += _blocks_of(forest(spans_of[batch]), code, batch, around)
+    return with_lookalikes(blocks, counts, code, around)
 
 
-def with_lookalikes(checkpointed: Sequence[Block], counts: Counts, code: Int64) -> list[Block]:
+def with_lookalikes(
+    checkpointed: Sequence[Block], counts: Counts, code: Int64, around: Sequence[Block] = ()
+) -> list[Block]:
     """The blocks under checkpoints, with those that look like them, in forward order.
 
     Without any, the layers are what repeats.
@@ -78,19 +76,22 @@ def with_lookalikes(checkpointed: Sequence[Block], counts: Counts, code: Int64) 
         checkpointed: The blocks under checkpoints, of all forward passes.
         counts: The operators of all forward passes.
         code: One number per operator, equal for operators that are alike.
+        around: What checkpoints around several of them enclose, outer ones first: they are around
+            what looks like a block there, too.
     """
-    blocks = list(checkpointed)
-    patterns = _patterns(blocks, code)
+    patterns = patterns_of([block.span for block in checkpointed], code)
+    alike: list[Block] = []
     blocks_of: dict[int, list[Block]] = defaultdict(list)
     for block in checkpointed:
         blocks_of[block.batch].append(block)
     for batch, here in _forward_passes(counts).items():
         if checkpointed:
-            mine = blocks_of[batch]
-            blocks += _lookalikes(patterns, mine, code, counts.counted, here, batch)
+            mine = [block.span for block in blocks_of[batch]]
+            spans = lookalikes(patterns, mine, code, counts.counted, here)
         else:
-            blocks += _repeats(code, here, batch)
-    return sorted(blocks, key=lambda block: block.span.first)
+            spans = repeats(code, here)
+        alike += [Block(span, (), batch) for span in spans]
+    return sorted((*checkpointed, *_enclosed(alike, around)), key=lambda block: block.span.first)
 
 
 def _forward_passes(counts: Counts) -> dict[int, Int64]:
@@ -100,7 +101,25 @@ def _forward_passes(counts: Counts) -> dict[int, Int64]:
     return {batch: counted[mine] for batch, mine in places.items()}
 
 
-def _blocks_of(nodes: list[Node], code: Int64, batch: int) -> list[Block]:
+def _enclosed(blocks: Sequence[Block], around: Sequence[Block]) -> Iterator[Block]:
+    """The blocks, with the checkpoints of those of ``around`` that hold them; none overlap."""
+    waiting = sorted(around, key=lambda wide: (-wide.span.first, wide.span.last))
+    holding: list[Block] = []
+    for block in sorted(blocks, key=lambda block: block.span.first):
+        first, last = block.span.first, block.span.last
+        while waiting and waiting[-1].span.first <= first:
+            wide = waiting.pop()
+            while holding and holding[-1].span.last < wide.span.last:
+                holding.pop()
+            holding.append(wide)
+        while holding and holding[-1].span.last < last:
+            holding.pop()
+        checkpoints = [one for wide in holding for one in wide.checkpoints]
+        yield replace(block, checkpoints=numbered(checkpoints))
+
+
+def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) -> list[Block]:
+    """The blocks of one forward pass; to ``wide`` is added what is around several of them."""
     everything: list[Span] = []
 
     def collect(node: Node) -> None:
@@ -116,6 +135,7 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int) -> list[Block]:
             return [Block(node.span, node.span.checkpoints, batch, _parts(node, batch))]
         # Were it around one of them and little else, they would be one span.
         around = tuple(replace(one, around="several") for one in node.span.checkpoints)
+        wide.append(Block(node.span, around, batch))
         return [_within(around, block) for child in node.children for block in choose(child)]
 
     return [_numbered(block) for node in nodes for block in choose(node)]
@@ -156,94 +176,6 @@ def _alike(one: Span, other: Span, code: Int64) -> bool:
     return bool(
         np.array_equal(code[one.first : one.first + head], code[other.first : other.first + head])
     )
-
-
-def _patterns(blocks: list[Block], code: Int64) -> list[Int64]:
-    distinct: dict[bytes, Int64] = {}
-    for block in blocks:
-        pattern = code[block.span.first : block.span.last + 1]
-        if len(pattern) >= _SHORTEST_IN_ROW:
-            distinct.setdefault(pattern.tobytes(), pattern)
-    # The longest first, so that a sequence is claimed whole.
-    return sorted(distinct.values(), key=len, reverse=True)
-
-
-def _lookalikes(
-    patterns: list[Int64],
-    blocks: list[Block],
-    code: Int64,
-    counted: Bool,
-    here: Int64,
-    batch: int,
-) -> list[Block]:
-    """Sequences of one forward pass that look like a block, lie in none and have a backward."""
-    taken = np.zeros(len(code), np.bool_)
-    for block in blocks:
-        taken[block.span.first : block.span.last + 1] = True
-    found: list[Block] = []
-    first, last = int(here[0]), int(here[-1])
-    for pattern in patterns:
-        starts = true_at(code[first : last + 1] == pattern[0]) + first
-        if len(pattern) < SHORTEST_LOOKALIKE:
-            starts = _in_row(starts, pattern, blocks, code)
-        for start in starts:
-            stop = int(start) + len(pattern)
-            if stop - 1 > last or taken[start:stop].any() or not counted[start:stop].any():
-                continue
-            if np.array_equal(code[start:stop], pattern):
-                taken[start:stop] = True
-                found.append(Block(Span(int(start), stop - 1, ()), (), batch))
-    return found
-
-
-def _in_row(starts: Int64, pattern: Int64, blocks: list[Block], code: Int64) -> Int64:
-    """Those starts of the pattern that follow on its blocks no further off than these stand apart,
-    in either direction.
-    """
-    length = len(pattern)
-    starts = starts[starts <= len(code) - length]
-    for place, kind in enumerate(pattern):
-        starts = starts[code[starts + place] == kind]
-    alike = starts.tolist()
-    row = {block.span.first for block in blocks}.intersection(alike)
-    far = min(gaps(np.array(sorted(row), np.int64)).tolist(), default=length)
-    for order in (alike, alike[::-1]):
-        last = -1 - far
-        for start in order:
-            if start in row or length <= abs(start - last) <= far:
-                row.add(start)
-                last = start
-    return np.array(sorted(row), np.int64)
-
-
-def _repeats(code: Int64, here: Int64, batch: int) -> list[Block]:
-    """The layers of a forward pass without checkpoints: its longest repeated pattern."""
-    part = code[here]
-    best: tuple[int, int, int] | None = None  # operators covered, start, period
-    for period in _likely_periods(part):
-        equal = np.concatenate(([False], part[period:] == part[:-period], [False]))
-        edges = true_at(equal[1:] != equal[:-1])
-        for begin, end in zip(edges[::2], edges[1::2], strict=True):
-            covered = (int(end - begin) // period + 1) * period
-            if end - begin >= period and (best is None or covered > best[0]):
-                best = (covered, int(begin), period)
-    if best is None or best[0] < REPEATS_COVER * len(part):
-        return []
-    covered, begin, period = best
-    return [
-        Block(Span(int(here[start]), int(here[start + period - 1]), ()), (), batch)
-        for start in range(begin, begin + covered, period)
-    ]
-
-
-def _likely_periods(part: Int64) -> list[int]:
-    """Distances at which operators of the rarest repeated kinds return, commonest first."""
-    order = part.argsort(kind="stable")
-    same = part[order][1:] == part[order][:-1]
-    distances = gaps(order)[same]
-    distances = distances[distances >= SHORTEST_LOOKALIKE]
-    values, times = tally(distances)
-    return [int(value) for value in values[np.argsort(-times, kind="stable")][:12]]
 
 
 def group_blocks(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> list[list[Block]]:
