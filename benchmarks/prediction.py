@@ -40,8 +40,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import processor
 from benchmarks.prediction_cases import CASES, HELD_APART, Case, Step, build
+from benchmarks.prediction_constants import Recorded, show_halves
 
-from recompute_scan.cost import predict as predicting
 from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.price import keep_last, price
 from recompute_scan.cost.reruns import Keep
@@ -264,32 +264,10 @@ def show(rows: Sequence[Row], target: Target) -> bool:
     )
 
 
-def show_halves(recorded: Sequence[tuple[Case, Path]]) -> None:
-    """Which constants come out where either half is left out, by the least median error.
-
-    Tried are factors for what is assumed for saved tensors, and the usual share of the time between
-    events that is the profiler's.
-    """
-    usual, reference, speeds = predicting._USUAL, predicting._REFERENCE_NS, predicting._SPEEDS
-    errors: dict[tuple[float, float], list[float]] = {}
-    for hooks in (0.5, 0.7, 1.0, 1.4, 2.0):
-        for share in (0.65, 0.75, usual, 0.95):
-            vars(predicting).update(
-                _USUAL=share,
-                _REFERENCE_NS=reference / hooks,
-                _SPEEDS=(hooks * speeds[0], hooks * speeds[1]),
-            )
-            errors[hooks, share] = [abs(predict(*one).error) for one in recorded]
-    vars(predicting).update(_USUAL=usual, _REFERENCE_NS=reference, _SPEEDS=speeds)
-    print(f"as they are: median {100 * np.median(errors[1.0, usual]):.1f} %")
-    for name, start in (("one half", 0), ("the other", 1)):
-        best = min(errors, key=lambda each: float(np.median(errors[each][start::2])))
-        mine, others = (100 * np.median(errors[best][n::2]) for n in (start, 1 - start))
-        now = 100 * np.median(errors[1.0, usual][start::2])
-        print(
-            f"{name}: hooks times {best[0]:g}, usual share {best[1]:g}; median {mine:.1f} % there "
-            f"({now:.1f} % as they are), {others:.1f} % in what was left out"
-        )
+def _recorded(case: Case, trace: Path) -> Recorded:
+    found = Measured(**json.loads(trace.with_suffix(".times.json").read_text()))
+    ratios = np.array(found.after) / np.array(found.before)
+    return Recorded(_studied(trace), 1e6 * np.array(found.timed), _kept(case), ratios)
 
 
 def main() -> int:
@@ -323,7 +301,7 @@ def main() -> int:
                 rows.append(predict(case, trace))
                 recorded.append((case, trace))
         if options.halves:
-            show_halves(recorded)
+            show_halves([_recorded(*one) for one in recorded])
     return 0 if rows and show(rows, TARGETS[options.device]) else 1
 
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from recompute_scan.annotations import ANNOTATING, REGION
 from recompute_scan.arrays import changes, median, split, true_at
 from recompute_scan.cost.clock import TimeEdit
-from recompute_scan.cost.hooks import saved_tensors
+from recompute_scan.cost.gradients import Recordings
 from recompute_scan.cost.reruns import OpSequence, find_sequences
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -168,11 +168,13 @@ class Context(Struct, frozen=True):
         sequences: The recomputes in them, in pieces of a kind.
         here: For each call: does it touch the steps that matter?
         recomputed: For each call: is it an operator that ran again?
-        saved: For each operator, how many tensors autograd saves.
+        recordings: The runs with gradients.
         checkpoint_node: For each call: is it the node of a reentrant checkpoint?
         annotating: For each call: is it the run wrapper's own?
         behind: What the time between operators can begin behind.
         before: What it can end before.
+        begins: When recomputes begin.
+        nodes: When the outermost nodes of backward passes end.
         checkpoint_overhead: What checkpoints do before and behind operators.
         gap: The usual time between two nodes of the backward pass, ns.
     """
@@ -181,11 +183,13 @@ class Context(Struct, frozen=True):
     sequences: Sequence[OpSequence]
     here: Bool
     recomputed: Bool
-    saved: Int32
+    recordings: Recordings
     checkpoint_node: Bool
     annotating: Bool
     behind: Moments
     before: Moments
+    begins: Moments
+    nodes: Moments
     checkpoint_overhead: CheckpointOverhead
     gap: float
 
@@ -205,12 +209,16 @@ def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
     ranges = (role == Role.RANGE) & ~annotating & ~checkpoint_node
     done = here & (work | ranges | (role == Role.PLUMBING))
     operators = here & (recomputed | (role == Role.FORWARD))
+    begins, roots = np.zeros((2, len(calls)), np.bool_)
+    begins[facts.alignment.again[facts.alignment.begins]] = True
+    roots[facts.structure.roots] = True
+    sequences = find_sequences(facts, here)
     return Context(
         facts=facts,
-        sequences=find_sequences(facts, here),
+        sequences=sequences,
         here=here,
         recomputed=recomputed,
-        saved=saved_tensors(calls),
+        recordings=Recordings(facts, sequences),
         checkpoint_node=checkpoint_node,
         annotating=annotating,
         behind=Moments(
@@ -221,6 +229,8 @@ def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
             ),
         ),
         before=Moments(calls.thread, ((here & work, calls.start),)),
+        begins=Moments(calls.thread, ((begins, calls.start),)),
+        nodes=Moments(calls.thread, ((roots, calls.end),)),
         checkpoint_overhead=CheckpointOverhead(facts, done, operators),
         gap=typical_gap(facts, facts.structure.roots),
     )

@@ -8,10 +8,8 @@ weighed by how sure they are, and taken off before anything is taken out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from recompute_scan.arrays import median, percentile, true_at
 from recompute_scan.cost.clock import TimeEdit, join
@@ -20,8 +18,8 @@ from recompute_scan.cost.graph import Graph, build_graph
 from recompute_scan.cost.hooks import TYPICAL, Hooks, scale
 from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.removal import Removal
-from recompute_scan.cost.reruns import Keep, unevenness
-from recompute_scan.cost.simulation import simulate, simulate_unchanged
+from recompute_scan.cost.reruns import Keep
+from recompute_scan.cost.simulation import call_lengths, simulate, simulate_unchanged
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute.facts import RecomputeFacts
 
@@ -164,11 +162,12 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
     """
     hooks = scale(hooks, base.host_speed)
     removal = Removal(base.around, keep)
-    edits, free = removal.edits(hooks), removal.edits(scale(hooks, 0.0))
-    share = _shares(base, edits, base.overhead, base.steps)
-    bare = _shares(base, free, base.overhead, base.steps)
+    share = _shares(base, removal, hooks)
+    bare = _shares(base, removal, scale(hooks, 0.0))
     # With the profiler's time where it was taken off, without where it was not.
-    other = _shares(base, edits, base.other, base.other_steps)
+    other = _shares(
+        structs.replace(base, overhead=base.other, steps=base.other_steps), removal, hooks
+    )
     middle = _typical(share, base)
     saved = abs(1 - middle)
     work = base.facts.work
@@ -183,7 +182,7 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
                 np.hypot(_typical(other, base) - middle, base.unlike * saved),
             ),
             "hooks": 0.5 * abs(_typical(bare, base) - middle),
-            "places": unevenness(base.facts) * saved,
+            "places": base.around.recordings.unevenness() * saved,
             "unattributed": min(1.0, float(unknown)) * saved,
             "change": _CHANGE * saved,
         },
@@ -207,11 +206,13 @@ def _deviation(values: Float64) -> float:
     return _DEVIATION * median(np.abs(values - median(values)))
 
 
-def _shares(base: Base, edits: Sequence[TimeEdit], overhead: float, before: Float64) -> Float64:
-    """Each step after the edits, as a share of itself before; not a number for an empty one."""
-    after = simulate(base.graph, base.facts, join([*base.annotations, *edits]), overhead)
-    shares: Float64 = np.full(len(before), np.nan)
-    return np.divide(after, before, out=shares, where=before > 0)
+def _shares(base: Base, removal: Removal, hooks: Hooks) -> Float64:
+    """Each step after the removal, as a share of itself before; not a number for an empty one."""
+    lengths = call_lengths(base.graph, base.facts.calls, join(base.annotations), base.overhead)
+    edits = join([*base.annotations, *removal.edits(hooks, lengths)])
+    after = simulate(base.graph, base.facts, edits, base.overhead)
+    shares: Float64 = np.full(len(base.steps), np.nan)
+    return np.divide(after, base.steps, out=shares, where=base.steps > 0)
 
 
 def _typical(shares: Float64, base: Base) -> float:

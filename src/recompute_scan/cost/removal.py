@@ -11,13 +11,14 @@ With it goes the checkpoint's own work, which shows as time between operators:
   operator, and behind the last.
 
 What stays changes too. A run without gradients becomes one with them where no reentrant
-checkpoint is left around it, a non-reentrant checkpoint keeps a hook at every tensor that autograd
-saves (:mod:`recompute_scan.cost.hooks`), and its recompute, if a reentrant one inside made it run
-to its end, stops at the last of these.
+checkpoint is left around it (:mod:`recompute_scan.cost.gradients`), a non-reentrant checkpoint
+keeps a hook at every tensor that autograd saves (:mod:`recompute_scan.cost.hooks`), and its
+recompute, if a reentrant one inside made it run to its end, stops at the last of these.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
@@ -27,14 +28,15 @@ from recompute_scan.annotations import EARLY_STOP_OFF, SELECTIVE
 from recompute_scan.arrays import true_at
 from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.context import Context
-from recompute_scan.cost.hooks import Hooks, find_stop
+from recompute_scan.cost.gradients import Lengths, Recording
+from recompute_scan.cost.hooks import Hooks
 from recompute_scan.cost.reruns import Keep, OpSequence, with_gradients
 from recompute_scan.recompute.roles import Role
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Int64
 
-# An edit that depends on what hooks take.
-HookedEdit = Callable[[Hooks], TimeEdit]
+# An edit that depends on what hooks take, and calls.
+HookedEdit = Callable[[Hooks, Lengths], TimeEdit]
 # Of a recompute, what ending it by an exception takes at most.
 _MOST_STOP = 0.25
 
@@ -56,16 +58,18 @@ class Removal:
         # How many nodes ran before each call.
         self._backwards = np.zeros(len(around.facts.calls) + 1, np.int32)
         np.cumsum(self._facts.structure.role == Role.BACKWARD, out=self._backwards[1:])
+        self._ends = np.array([step.end for step in self._facts.steps], np.int64)
         # Many blocks have the same checkpoints.
         self._kept_of: dict[Sequence[Checkpoint], Checkpoint | None] = {}
 
-    def edits(self, hooks: Hooks) -> list[TimeEdit]:
+    def edits(self, hooks: Hooks, lengths: Lengths) -> list[TimeEdit]:
         """The edits.
 
         Args:
             hooks: What autograd and a non-reentrant checkpoint take for what they save.
+            lengths: How long calls take.
         """
-        return [edit(hooks) if callable(edit) else edit for edit in self._edits]
+        return [edit(hooks, lengths) if callable(edit) else edit for edit in self._edits]
 
     @cached_property
     def _edits(self) -> list[TimeEdit | HookedEdit]:
@@ -93,6 +97,7 @@ class Removal:
             if first not in changed:
                 changed.add(first)
                 yield from self._changed_forward(sequence)
+        yield from self._unpacking()
 
     def _is_here(self, sequence: OpSequence) -> bool:
         rows, first, here = self._rows(sequence), self._originals(sequence), self._around.here
@@ -201,56 +206,62 @@ class Removal:
 
     def _changed_forward(self, sequence: OpSequence) -> Iterator[TimeEdit | HookedEdit]:
         """The first run of operators whose checkpoint goes."""
-        rows = self._originals(sequence)
-        kept, before = self._kept(sequence), _innermost(sequence)
-        saved = int(self._around.saved[rows].sum())
-        recorded = with_gradients(self._facts, rows)
-        was = recorded and before == "non-reentrant"
-        known = bool(sequence.checkpoints)
-        records = recorded if not known else kept is None or kept.variant != "reentrant"
-        will = kept is not None and kept.variant == "non-reentrant"
-        unpacks = self._keep is None and before == "non-reentrant"
-
-        def take(hooks: Hooks) -> float:
-            add = hooks.pack_ns * saved * (int(will) - int(was))
-            if records and not recorded:
-                add += hooks.gradient_ns * saved
-            return add - hooks.unpack_ns * saved if unpacks else add
-
-        yield self._changed(rows, take)
+        rows, kept = self._originals(sequence), self._kept(sequence)
+        run = self._around.recordings.of(rows, rows)
+        # Where it is not known what is around them, they stay as they are.
+        if sequence.checkpoints and (kept is None or kept.variant != "reentrant"):
+            more = _hooked(kept) * run.saved - _hooked(*sequence.checkpoints) * run.measured
+            yield self._changed(rows, more, run)
         yield from self._around.checkpoint_overhead.gone(sequence.checkpoints, kept, rows)
 
     def _changed_recompute(self, sequence: OpSequence) -> Iterator[TimeEdit | HookedEdit]:
         """A run again that stays where another goes."""
-        rows = self._rows(sequence)
-        kept, before = self._kept(sequence), _innermost(sequence)
+        rows, kept = self._rows(sequence), self._kept(sequence)
         if kept is None:
             return
-        saved = int(self._around.saved[rows].sum())
-        recorded = with_gradients(self._facts, rows)
-        was = recorded and before == "non-reentrant"
-        will = kept.variant == "non-reentrant"
-
-        def take(hooks: Hooks) -> float:
-            add = hooks.repack_ns * saved * (int(will) - int(was))
-            add += hooks.unpack_ns * saved * (int(will) - int(before == "non-reentrant"))
-            return add if recorded else add + hooks.gradient_ns * saved
-
-        yield self._changed(rows, take)
+        run = self._around.recordings.of(rows, self._originals(sequence))
+        more = _hooked(kept) * run.saved - _hooked(*sequence.checkpoints) * run.measured
+        yield self._changed(rows, more, run)
         yield from self._around.checkpoint_overhead.gone(sequence.checkpoints, kept, rows)
-        yield from self._stopped(sequence, kept)
+        yield from self._stopped(sequence, kept, run)
 
-    def _stopped(self, sequence: OpSequence, kept: Checkpoint) -> Iterator[HookedEdit]:
+    def _unpacking(self) -> Iterator[HookedEdit]:
+        """The backward pass behind the last run of a block, which asks for what was saved."""
+        more: Counter[int] = Counter()
+        for sequence in self._around.sequences:
+            kept = self._kept(sequence)
+            was, will = _hooked(*sequence.checkpoints), _hooked(kept)
+            last = sequence.run == sequence.runs - 1 and self._is_here(sequence)
+            if last and was != will and (kept is not None or self._keep is None):
+                rows = self._originals(sequence)
+                saved = self._around.recordings.of(rows, rows).saved
+                more[sequence.recompute] += saved * (will - was)
+        for recompute, saved in more.items():
+            yield self._unpacked(self._facts.alignment.recomputes[recompute].again, saved)
+
+    def _unpacked(self, rows: Int64, saved: int) -> HookedEdit:
+        """So many tensors more are unpacked between these operators and the next recompute."""
+        calls = self._facts.calls
+        thread, start = int(calls.thread[rows[-1]]), int(calls.end[rows[-1]])
+        step = min(int(self._ends.searchsorted(start, side="right")), len(self._ends) - 1)
+        until, _ = self._around.begins.next(thread, start, otherwise=int(self._ends[step]))
+        until = min(until, int(self._ends[step]))
+        end, _ = self._around.nodes.last(thread, until, otherwise=start)
+        return lambda hooks, _: TimeEdit(
+            thread, start, max(start, end), gone=False, add=hooks.hook_ns * saved
+        )
+
+    def _stopped(
+        self, sequence: OpSequence, kept: Checkpoint, run: Recording
+    ) -> Iterator[HookedEdit]:
         """The end of a recompute that nothing inside keeps from stopping early any more."""
         rows = self._rows(sequence)
         last = sequence.stop == len(self._facts.alignment.recomputes[sequence.recompute].again)
-        early = kept.variant == "non-reentrant" and not {EARLY_STOP_OFF, SELECTIVE} & {
-            *kept.options
-        }
-        if not last or not early or _innermost(sequence) != "reentrant":
+        early = _hooked(kept) and not {EARLY_STOP_OFF, SELECTIVE} & {*kept.options}
+        if not last or not early or sequence.checkpoints[-1].variant != "reentrant":
             return
         calls = self._facts.calls
-        stop = find_stop(calls, rows)
+        stop = self._around.recordings.stop(rows, run)
         function = int(self._facts.structure.function[rows[-1]])
         end = max(int(calls.end[rows[-1]]), int(calls.end[function]) if function >= 0 else 0)
         if stop is None or stop >= end:
@@ -258,12 +269,15 @@ class Removal:
         # An exception passes no more frames than the run had time for.
         most = _MOST_STOP * float(calls.end[rows[-1]] - calls.start[rows[0]])
         thread = int(calls.thread[rows[-1]])
-        yield lambda hooks: TimeEdit(thread, stop, end, gone=True, add=min(hooks.stop_ns, most))
+        yield lambda hooks, _: TimeEdit(thread, stop, end, gone=True, add=min(hooks.stop_ns, most))
 
-    def _changed(self, rows: Int64, take: Callable[[Hooks], float]) -> HookedEdit:
+    def _changed(self, rows: Int64, more: int, run: Recording) -> HookedEdit:
+        """A run that is recorded, and packs so many tensors more."""
         calls, first, last = self._facts.calls, int(rows[0]), int(rows[-1])
         thread, start, end = int(calls.thread[first]), int(calls.start[first]), int(calls.end[last])
-        return lambda hooks: TimeEdit(thread, start, end, gone=False, add=take(hooks))
+        return lambda hooks, lengths: TimeEdit(
+            thread, start, end, gone=False, add=hooks.hook_ns * more + run.more(hooks, lengths)
+        )
 
     def _rows(self, sequence: OpSequence) -> Int64:
         recompute = self._facts.alignment.recomputes[sequence.recompute]
@@ -274,5 +288,7 @@ class Removal:
         return recompute.original[sequence.first : sequence.stop]
 
 
-def _innermost(sequence: OpSequence) -> str | None:
-    return sequence.checkpoints[-1].variant if sequence.checkpoints else None
+def _hooked(*checkpoints: Checkpoint | None) -> bool:
+    """Does the innermost of these, if there is one, keep a hook at each saved tensor?"""
+    last = checkpoints[-1] if checkpoints else None
+    return last is not None and last.variant == "non-reentrant"

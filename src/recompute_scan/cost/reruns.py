@@ -113,15 +113,3 @@ def _pieces(block: Int64, kind: Int64) -> Iterator[tuple[int, int]]:
 def with_gradients(facts: RecomputeFacts, rows: Int64) -> bool:
     """Were most of these operators recorded by autograd? Then they carry its numbers."""
     return bool(np.count_nonzero(facts.structure.number[rows] >= 0) * 2 > len(rows))
-
-
-def unevenness(facts: RecomputeFacts) -> float:
-    """How differently the same operators take in one place and another, as a share.
-
-    Between their first run and a run again: caches, memory to allocate, clocks. A prediction
-    that takes one run out and leaves the other cannot know which of the two times will stay.
-    """
-    time, ran = facts.work.time, facts.alignment.ran
-    before = float(time[facts.alignment.original[ran]].sum())
-    after = float(time[facts.alignment.again[ran]].sum())
-    return abs(after - before) / max(after, before) if before and after else 0.0

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 
-from recompute_scan.arrays import gaps, true_at
+from recompute_scan.arrays import distinct, gaps, true_at
 from recompute_scan.cost.clock import NOTHING, Clock, Edits, change_clock, keep_clock
 from recompute_scan.cost.graph import Graph
 from recompute_scan.cost.phases import Float64
+from recompute_scan.model import Calls
 from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.trace.columns import Bool
+from recompute_scan.trace.columns import Bool, Int64
 
 _NEVER = -np.inf
 
@@ -42,6 +44,28 @@ def simulate(
     delay[away] = np.where(graph.along[away], 0.0, _NEVER)
     clocks = [change_clock(thread, edits, overhead) for thread in graph.threads]
     return _steps(graph, _with_host_time(graph, delay, clocks))
+
+
+def call_lengths(
+    graph: Graph, calls: Calls, edits: Edits = NOTHING, overhead: float = 0.0
+) -> Callable[[Int64], Float64]:
+    """How long calls take, ns; edits and overhead as above, but in the steps alone."""
+    threads = {each.thread: each for each in graph.threads}
+
+    @cache
+    def clock(thread: int) -> Clock:
+        return change_clock(threads[thread], edits, overhead)
+
+    def lengths(rows: Int64) -> Float64:
+        found = calls.duration[rows].astype(np.float64)
+        for code in distinct(calls.thread[rows]).tolist():
+            if code in threads:
+                mine = true_at(calls.thread[rows] == code)
+                start, end = calls.start[rows[mine]], calls.end[rows[mine]]
+                found[mine] = clock(code).at(end) - clock(code).at(start)
+        return found
+
+    return lengths
 
 
 def _with_host_time(graph: Graph, delay: Float64, clocks: Sequence[Clock]) -> Float64:
