@@ -144,7 +144,7 @@ def count(health: dict[str, int], name: str, number: int = 1) -> None:
         health[name] = health.get(name, 0) + number
 
 
-_MOST = 2**31
+MOST_NUMBERS = 2**31
 
 
 class Numbering:
@@ -166,11 +166,11 @@ class Numbering:
             return
         try:
             highest = max(values)
-            odd = min(values) < -1 or highest >= _MOST
+            odd = min(values) < -1 or highest >= MOST_NUMBERS
         except TypeError:
             odd = True
         if odd:
-            values = [n for n in values if isinstance(n, int) and -1 <= n < _MOST]
+            values = [n for n in values if isinstance(n, int) and -1 <= n < MOST_NUMBERS]
             absent = values.count(-1)
             highest = max(values, default=-1)
         self.join(len(values) - absent, int(highest) + 1)

@@ -6,30 +6,21 @@ eight bytes, so those of no use cost next to nothing. Shapes become the text tha
 
 from __future__ import annotations
 
-import json
-import struct
-from typing import Any
-
 import numpy as np
 
 from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Bool, Int64
 from recompute_scan.trace.perfetto.wire import (
-    FIXED64,
-    LENGTH,
-    VARINT,
     Bytes,
-    Fields,
-    number_at,
+    Heads,
+    Spans,
+    short_varints,
     walk,
 )
 
 # The tag of a name in DebugAnnotation, and those of numbers (int, uint).
 _NAME = 0x52
-_NUMBERS = (0x20, 0x18)
-_BOOL, _UINT, _INT, _DOUBLE, _STRING, _ELEMENT = 2, 3, 4, 5, 6, 12
-_DOUBLES = struct.Struct("<d")
-_DEPTH = 32
+_INT, _UINT = 0x20, 0x18
 _WORD = 8
 
 NUMBERS = ("Sequence number", "correlation", "stream", "Ev Idx", "device", "bytes")
@@ -39,7 +30,7 @@ MARKS = ("Record function id", "Fwd thread id", "Python id", "cbid", "cuda_sync_
 
 
 class _Key:
-    """A name as an annotation has it: tag, length, text, cut into numbers."""
+    """A name as an annotation has it: tag, length, text, cut into numbers; 24 bytes at most."""
 
     def __init__(self, name: str) -> None:
         text = bytes([_NAME, len(name)]) + name.encode()
@@ -50,17 +41,16 @@ class _Key:
             mask = (1 << 8 * len(piece)) - 1
             self.parts.append((place, np.uint64(mask), np.uint64(int.from_bytes(piece, "little"))))
 
-    def find(self, data: Bytes, start: Int64, first: Any) -> Int64:
-        """Which of the annotations have this name."""
-        (_, mask, wanted), *rest = self.parts
-        rows: Int64 = true_at((first & mask) == wanted)
-        for place, mask, wanted in rest:
-            at = np.minimum(start[rows] + place, len(data))
-            rows = rows[(data.words[at] & mask) == wanted]
-        return rows
+
+def _hint(name: str) -> int:
+    """A name's length and first letter, as they are written, as a number."""
+    return len(name) | ord(name[0]) << 8
 
 
 _KEYS = {name: _Key(name) for name in (*NUMBERS, *SHAPES, *MARKS)}
+# Hints of the names looked for, each with its own number; 0 for all others.
+_HINTS = np.zeros(1 << 16, np.uint8)
+_HINTS[[_hint(name) for name in _KEYS]] = np.arange(len(_KEYS)) + 1
 
 
 class DebugAnnotations:
@@ -72,104 +62,75 @@ class DebugAnnotations:
         events: How many events.
     """
 
-    def __init__(self, data: Bytes, fields: Fields, events: int) -> None:
+    def __init__(self, data: Bytes, fields: Spans, events: int) -> None:
         self._data = data
         self._fields = fields
         self._events = events
-        self._name = _name_starts(data, fields)
-        self._first = data.words[self._name]
+        self._name, word = fields.start, data.words[fields.start]
+        late = true_at(word.astype(np.uint8) != _NAME)
+        self._late = len(late) > 0
+        if self._late:
+            self._name = _behind_numbers(data, fields, late)
+            word = data.words[self._name]
+        self._hints = _HINTS.take((word >> np.uint64(8)).astype(np.uint16))
 
-    def has(self, name: str) -> Bool:
-        """For each event, whether it has an annotation of this name."""
-        found = np.zeros(self._events, np.bool_)
-        found[self._fields.message[self._rows(name)]] = True
+    def has(self, name: str, sure: Bool | None = None) -> Bool:
+        """For each event, whether it has an annotation of this name, or is sure to count."""
+        found = np.zeros(self._events, np.bool_) if sure is None else sure.copy()
+        if not found.all():
+            rows, _, _ = self._find(name)
+            found[self._fields.message[rows]] = True
         return found
 
     def numbers(self, name: str) -> Int64:
         """For each event, the number of this name, -1 where there is none."""
         found = np.full(self._events, -1, np.int64)
-        rows = self._rows(name)
-        behind = self._name[rows] + _KEYS[name].length
-        at = np.where(
-            self._name[rows] == self._fields.start[rows], behind, self._fields.start[rows]
-        )
-        tags = self._data.bytes[np.minimum(at, len(self._data))]
-        sound = (at < self._fields.end[rows]) & np.isin(tags, _NUMBERS)
-        rows, at = rows[sound], at[sound] + 1
-        value, length = self._data.varints(at)
-        sound = at + length <= self._fields.end[rows]
-        found[self._fields.message[rows[sound]]] = value[sound]
+        rows, at, heads = self._find(name)
+        end = self._fields.end[rows]
+        place = _KEYS[name].length
+        at += place
+        if self._late:
+            start = self._fields.start[rows]
+            at = np.where(at - start == place, at, start)
+            heads, place = self._data.heads(at), 0
+        tag = heads.numbers(place, 1)
+        value, length = short_varints(heads.words(place + 1))
+        longer = true_at(length == 0)
+        sound = (tag == _INT) | (tag == _UINT)
+        values = value.view(np.int64)
+        if len(longer):
+            values[longer], length[longer] = self._data.varints(at[longer] + 1)
+        sound = true_at(sound & (at + length < end))
+        found[self._fields.message[rows[sound]]] = values[sound]
         return found
 
     def spans(self, name: str) -> tuple[Int64, Int64]:
         """For each event, where the value of this name begins and ends; 0 where there is none."""
         start, end = np.zeros(self._events, np.int64), np.zeros(self._events, np.int64)
-        rows = self._rows(name)
+        rows, at, _ = self._find(name)
         message = self._fields.message[rows]
-        start[message] = self._name[rows] + _KEYS[name].length
-        end[message] = self._fields.end[rows]
+        start[message], end[message] = at + _KEYS[name].length, self._fields.end[rows]
         return start, end
 
-    def _rows(self, name: str) -> Int64:
+    def _find(self, name: str) -> tuple[Int64, Int64, Heads]:
+        """Those of this name: which they are, where the name is, and what is there."""
         key = _KEYS[name]
-        rows = key.find(self._data, self._name, self._first)
-        fits = self._name[rows] + key.length <= self._fields.end[rows]
-        kept: Int64 = rows[fits]
-        return kept
+        rows = true_at(self._hints == _HINTS[_hint(name)])
+        at = self._name[rows]
+        heads = self._data.heads(at)
+        fits = at + key.length <= self._fields.end[rows]
+        for place, mask, wanted in key.parts:
+            fits &= (heads.words(place) & mask) == wanted
+        if not fits.all():
+            kept = true_at(fits)
+            rows, at, heads = rows[kept], at[kept], heads.rows(kept)
+        return rows, at, heads
 
 
-def _name_starts(data: Bytes, fields: Fields) -> Int64:
-    """Where each annotation's name is: in front, or behind its number, as protobuf orders them."""
-    at: Int64 = fields.start
-    late = true_at(data.bytes[at] != _NAME)
-    if not len(late):
-        return at
-    at = np.copy(at)
-    for first in walk(data, at[late], fields.end[late], [0]):
-        at[late[first.message]] = first.end
+def _behind_numbers(data: Bytes, fields: Spans, late: Int64) -> Int64:
+    """Where the names of these annotations are: behind the number, as protobuf orders fields."""
+    at = np.copy(fields.start)
+    for first in walk(data, late, at[late], fields.end[late], [0]):
+        at[first.message] = first.end
         break
     return at
-
-
-def json_text(value: bytes) -> bytes:
-    """An annotation's value, without its name, as Kineto's JSON has it; empty where it is broken.
-
-    An array without elements is written as nothing at all, so nothing is one.
-    """
-    try:
-        return json.dumps(_value(value, _DEPTH), ensure_ascii=False).encode(errors="replace")
-    except (ValueError, IndexError):
-        return b""
-
-
-def _value(data: bytes, depth: int) -> Any:
-    """The value in a DebugAnnotation, which is small: one field after the other.
-
-    Raises:
-        ValueError: It is nested too deep, or has a field of no use here.
-        IndexError: It ends in the middle of a field.
-    """
-    if not depth:
-        raise ValueError("nested too deep")
-    elements: list[Any] = []
-    at = 0
-    while at < len(data):
-        tag, at = number_at(data, at)
-        number, wire = tag >> 3, tag & 7
-        if wire == FIXED64 and number == _DOUBLE:
-            (value,) = _DOUBLES.unpack(data[at : at + 8].ljust(8, b"\0"))
-            return value
-        value, at = number_at(data, at)
-        if wire == VARINT and number in (_INT, _UINT, _BOOL):
-            if number == _BOOL:
-                return bool(value)
-            return value - (1 << 64) if number == _INT and value >> 63 else value
-        if wire != LENGTH or at + value > len(data):
-            raise ValueError("not a value")
-        piece, at = data[at : at + value], at + value
-        if number == _STRING:
-            return piece.decode(errors="replace")
-        if number != _ELEMENT:
-            raise ValueError("not a value")
-        elements.append(_value(piece, depth - 1))
-    return elements

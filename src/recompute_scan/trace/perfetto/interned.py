@@ -10,17 +10,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recompute_scan.arrays import true_at
+from recompute_scan.arrays import ranked, true_at
 from recompute_scan.trace.columns import Int64
 from recompute_scan.trace.limits import Limits, refuse_distinct
+from recompute_scan.trace.perfetto.messages import gather
 from recompute_scan.trace.perfetto.wire import (
     FIXED32,
     FIXED64,
     LENGTH,
     VARINT,
     Bytes,
-    Fields,
-    gather,
+    Spans,
     number_at,
 )
 
@@ -70,7 +70,7 @@ class InternedNames:
         return found
 
     def define(
-        self, data: Bytes, interned: Fields, sequence: Int64, first_packet: int, broken: list[int]
+        self, data: Bytes, interned: Spans, sequence: Int64, first_packet: int, broken: list[int]
     ) -> None:
         """Take in the texts of some packets.
 
@@ -81,32 +81,40 @@ class InternedNames:
             first_packet: Number of the run's first packet in the file.
             broken: See :func:`recompute_scan.trace.perfetto.wire.walk`.
         """
-        for packet, start, end in zip(
-            interned.message.tolist(), interned.start.tolist(), interned.end.tolist(), strict=True
-        ):
-            for space, entry in _fields(data.raw[start:end], broken):
-                if space not in _TEXTS or isinstance(entry, int):
-                    continue
-                parts = dict(_fields(entry, broken))
-                text, iid = parts.get(_TEXTS[space], b""), parts.get(_IID, 0)
-                if isinstance(text, bytes) and isinstance(iid, int):
-                    key = (space, int(sequence[packet]), iid)
-                    meaning = (first_packet + packet, self.code(text))
-                    self._meanings.setdefault(key, []).append(meaning)
+        entries: list[tuple[int, int, int, int]] = []
+        for packet, start, end in interned.each():
+            for space, first, last in _pieces(data.raw, start, end, broken):
+                if space in _TEXTS:
+                    entries.append((packet, space, first, last))
+        if not entries:
+            return
+        _, _, begin, stop = np.array(entries, np.int64).T
+        fields = gather(data, Spans(begin, begin, stop), broken)
+        iids = fields.numbers(_IID, len(entries)).tolist()
+        texts = [b""] * len(entries)
+        for number in set(_TEXTS.values()):
+            for entry, start, end in fields.pick(number).each():
+                if _TEXTS[entries[entry][1]] == number:
+                    texts[entry] = data.raw[start:end]
+        for (packet, space, _, _), iid, text in zip(entries, iids, texts, strict=True):
+            key = (space, int(sequence[packet]), iid)
+            meaning = (first_packet + packet, self.code(text))
+            self._meanings.setdefault(key, []).append(meaning)
 
     def resolve(self, space: int, sequence: Int64, iid: Int64, packet: Int64) -> Int64:
         """The code of each number; 0 where it stands for nothing."""
-        sequences, which = np.unique(sequence, return_inverse=True)
-        iids, number = np.unique(iid, return_inverse=True)
-        pairs, pair = np.unique(which * max(1, len(iids)) + number, return_inverse=True)
+        sequences, which = ranked(sequence)
+        iids, number = ranked(iid)
+        width = max(1, len(iids))
+        pairs, pair = ranked(which * width + number)
         codes = np.zeros(len(pairs), np.int64)
-        for place, both in enumerate(pairs.tolist()):
-            key = (space, int(sequences[both // len(iids)]), int(iids[both % len(iids)]))
-            meanings = self._meanings.get(key)
+        of, called = sequences[pairs // width].tolist(), iids[pairs % width].tolist()
+        for place, (which_one, its) in enumerate(zip(of, called, strict=True)):
+            meanings = self._meanings.get((space, which_one, its))
             if meanings is None:
                 continue
             codes[place] = meanings[0][1]
-            if len({code for _, code in meanings}) > 1:
+            if len(meanings) > 1 and len({code for _, code in meanings}) > 1:
                 codes[place] = -1 - place
         found: Int64 = codes[pair]
         for row in true_at(found < 0).tolist():
@@ -125,19 +133,19 @@ class Tracks:
         self._source = source
         self._limits = limits
 
-    def describe(self, data: Bytes, descriptors: Fields, broken: list[int]) -> None:
+    def describe(self, data: Bytes, descriptors: Spans, broken: list[int]) -> None:
         """Take in ``track_descriptor`` of some packets.
 
         Raises:
             InputError: More tracks than allowed (``E314``).
         """
         number = len(descriptors.message)
-        fields = gather(data, descriptors.start, descriptors.end, broken)
+        fields = gather(data, descriptors, broken)
         uuids = fields.numbers(_UUID, number)
         called = {}
         for kind in (_PROCESS, _THREAD):  # a track of both is a thread's
-            inside = fields.pick(kind, LENGTH)
-            parts = gather(data, inside.start, inside.end, broken)
+            inside = fields.pick(kind)
+            parts = gather(data, inside, broken)
             pids = parts.numbers(_PID, len(inside.message))
             tids = parts.numbers(_TID, len(inside.message))
             for row, pid, tid in zip(
@@ -159,23 +167,22 @@ def _signed(numbers: Int64) -> list[int]:
     return found
 
 
-def _fields(data: bytes, broken: list[int]) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of one message: number and value, the bytes of what has a length."""
+def _pieces(data: bytes, at: int, end: int, broken: list[int]) -> Iterator[tuple[int, int, int]]:
+    """The fields of one message that have a length: number, where the bytes begin and end."""
     try:
-        at = 0
-        while at < len(data):
-            tag, at = number_at(data, at)
-            value, after = number_at(data, at) if tag & 7 in (VARINT, LENGTH) else (0, at)
-            if tag & 7 == LENGTH:
-                at = after + value
-                if at > len(data):
+        while at < end:
+            tag, at = (data[at], at + 1) if data[at] < 128 else number_at(data, at)
+            wire = tag & 7
+            if wire == LENGTH:
+                size, at = (data[at], at + 1) if data[at] < 128 else number_at(data, at)
+                start, at = at, at + size
+                if at > end:
                     broken[0] += 1
                     return
-                yield tag >> 3, data[after:at]
-            elif tag & 7 == VARINT:
-                at = after
-                yield tag >> 3, value
+                yield tag >> 3, start, at
+            elif wire == VARINT:
+                _, at = number_at(data, at)
             else:
-                at += {FIXED64: 8, FIXED32: 4}[tag & 7]
+                at += {FIXED64: 8, FIXED32: 4}[wire]
     except (IndexError, KeyError, ValueError):
         broken[0] += 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
+from recompute_scan.arrays import distinct
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Kind
 from recompute_scan.trace.perfetto.interned import (
     COMPUTE_KERNEL,
@@ -14,11 +15,13 @@ from recompute_scan.trace.perfetto.interned import (
     GPU_SPECIFICATION,
     InternedNames,
 )
-from recompute_scan.trace.perfetto.wire import Fields, PackedRun
+from recompute_scan.trace.perfetto.messages import PackedRun, gather
+from recompute_scan.trace.perfetto.wire import Spans
 
 # Field numbers in GpuRenderStageEvent.
 _EVENT_ID, _DURATION, _GPU, _QUEUE, _STAGE, _NAME, _KERNEL = 1, 2, 11, 13, 14, 20, 19
 _STREAM = re.compile(r"stream 0*(\d{1,9})$")
+UInt8 = npt.NDArray[np.uint8]
 # Ranges that torch itself opens and that are no operators.
 _RANGE = re.compile(r"ProfilerStep#|Optimizer\.|nccl:|gloo:|mpi:|recompute_scan\.|enumerate\(")
 _OPERATOR = re.compile(
@@ -45,22 +48,30 @@ class Marks:
         self.shaped = has["shaped"]
 
 
-def slice_kinds(name: Int64, names: Iterable[str], marks: Marks) -> Int8:
+# What a name tells of an event, a bit each.
+_IS_RANGE, _IS_OPERATOR, _IS_COPY, CONVOLUTION = 1, 2, 4, 8
+
+
+def traits(text: str) -> int:
+    """What a name tells."""
+    found = _IS_RANGE if _RANGE.match(text) else 0
+    found |= _IS_OPERATOR if _OPERATOR.match(text) else 0
+    found |= _IS_COPY if _COPY.match(text) else 0
+    return found | (CONVOLUTION if "convolution" in text else 0)
+
+
+def slice_kinds(named: UInt8, marks: Marks) -> Int8:
     """The :class:`Kind` of each slice.
 
     Args:
-        name: Code of its name.
-        names: Texts of all codes.
+        named: The :func:`traits` of its name.
         marks: What is written with it.
     """
-    texts = list(names)
-    ranges = np.array([bool(_RANGE.match(text)) for text in texts], np.bool_)[name]
-    operators = np.array([bool(_OPERATOR.match(text)) for text in texts], np.bool_)[name]
-    copies = np.array([bool(_COPY.match(text)) for text in texts], np.bool_)[name]
+    ranges, operators, copies = ((named & bit) > 0 for bit in (_IS_RANGE, _IS_OPERATOR, _IS_COPY))
     # Autograd numbers operators only; a range has shapes where a collective opens it.
     recorded = marks.recorded | marks.numbered
     operator = recorded & ~ranges & (marks.numbered | marks.shaped | operators)
-    kinds = np.full(len(name), Kind.OTHER, np.int8)
+    kinds = np.full(len(named), Kind.OTHER, np.int8)
     for which, kind in (
         (recorded, Kind.ANNOTATION),
         (operator, Kind.OP),
@@ -89,10 +100,10 @@ class Stages:
         self.columns: list[tuple[Int64, Int64, Int8, Int32, Int64, Int32, Int64]] = []
         self._names = names
 
-    def take(self, run: PackedRun, events: Fields) -> None:
+    def take(self, run: PackedRun, events: Spans) -> None:
         """Take in the stages of some packets; the arguments are those of ``Slices.take``."""
         number = len(events.message)
-        fields = run.gather(events)
+        fields = gather(run.data, events, run.broken)
         packet = events.message
 
         def named(space: int, field: int) -> Int64:
@@ -103,7 +114,9 @@ class Stages:
         name, kernel = named(EVENT_NAME, _NAME), named(COMPUTE_KERNEL, _KERNEL)
         texts = tuple(self._names.texts)
         kinds = np.array([_STAGES.get(text, Kind.OTHER) for text in texts], np.int8)
-        streams = np.array([_stream(text) for text in texts], np.int32)
+        streams = np.zeros(len(texts), np.int32)
+        for code in distinct(queue).tolist():
+            streams[code] = _stream(texts[code])
         duration = fields.numbers(_DURATION, number)
         named_so = np.where(name > 0, name, np.where(kernel > 0, kernel, stage))
         self.columns.append(

@@ -7,6 +7,7 @@ were compressed together (``compressed_packets``) are taken out here.
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,10 +22,20 @@ from recompute_scan.trace.streams import Stream
 # The tag of a packet in a trace, and that of what was compressed together in a packet.
 PACKET = 0x0A
 _COMPRESSED = b"\x92\x03"
-CHUNK = 4 << 20
-_ALIKE = 64
-_TAGS = bytes([PACKET]) * _ALIKE
+CHUNK = 2 << 20
 _VARINT = 10
+# A packet's tag, its length in one byte or two, and the tag of its time; and the bits of those.
+_TIME_FIRST = 0x40
+# So few bytes stay in the processor's cache.
+_BLOCK = 1 << 17
+# So many guesses must be right in a row, as a rule.
+_ROW = 4
+# Packets taken at once: with their columns, they stay there too, however short they are.
+_TOGETHER = 1 << 15
+_NONE = np.zeros(0, np.int64)
+_BITS, _ONE, _LOW7, _HIGH7 = (np.uint64(n) for n in (8, 1, 0x7F, 0x3F80))
+_SHORT, _SHORT_HEAD = np.uint64(0xFF80FF), np.uint64(0x40000A)
+_LONG, _LONG_HEAD = np.uint64(0xFF8080FF), np.uint64(0x4000800A)
 # First bytes of packets: time, sequence, flags, event, names, trace clock and descriptions (60).
 _FIRST = (0x40, 0x50, 0x68, 0x5A, 0x62)
 # Those of two bytes: descriptions of tracks, GPU work, compressed packets, clocks, the recording.
@@ -77,9 +88,10 @@ class Packets:
         while True:
             fresh = self._take(max(CHUNK, len(left)))
             raw = b"".join((left, fresh, bytes(PADDING)))
-            tags, rest, sound = _split(raw)
-            if tags:
-                yield from self._run(raw, tags, rest)
+            whole = Bytes(raw)
+            tag, start, rest, sound = _split(whole)
+            if len(tag):
+                yield from self._run(whole, tag, start, rest)
             if not sound:
                 count(self._health, "events_dropped")
                 return
@@ -101,22 +113,20 @@ class Packets:
         return view[:filled]
 
     def _run(
-        self, raw: bytes, tags: list[int], rest: int, inside: bool = False
+        self, whole: Bytes, tag: Int64, start: Int64, rest: int, inside: bool = False
     ) -> Iterator[tuple[Bytes, Int64, Int64]]:
-        whole = Bytes(raw)
-        tag = np.array(tags, np.int64)
-        _, length = whole.varints(tag + 1)
-        start, end = tag + 1 + length, np.append(tag[1:], rest)
+        raw = whole.raw
+        end = np.append(tag[1:], rest)
         pair = whole.words[start] & np.uint64(0xFFFF)
         packed = true_at(pair == np.uint64(int.from_bytes(_COMPRESSED, "little")))
         if not len(packed):
-            yield whole, start, end
+            yield from _in_turn(whole, start, end)
             return
         if inside:  # nobody compresses twice
             count(self._health, "events_dropped", len(packed))
             plain = np.ones(len(tag), np.bool_)
             plain[packed] = False
-            yield whole, start[plain], end[plain]
+            yield from _in_turn(whole, start[plain], end[plain])
             return
         # The same packets with what is in the compressed ones in their place.
         pieces: list[bytes] = []
@@ -133,11 +143,12 @@ class Packets:
 
     def _inflated(self, pieces: list[bytes]) -> Iterator[tuple[Bytes, Int64, Int64]]:
         raw = b"".join((*pieces, bytes(PADDING)))
-        tags, rest, sound = _split(raw)
+        whole = Bytes(raw)
+        tag, start, rest, sound = _split(whole)
         if not sound or rest + PADDING < len(raw):
             count(self._health, "events_dropped")
-        if tags:
-            yield from self._run(raw, tags, rest, inside=True)
+        if len(tag):
+            yield from self._run(whole, tag, start, rest, inside=True)
 
     def _inflate(self, data: bytes) -> bytes:
         limits = self._limits
@@ -154,49 +165,86 @@ class Packets:
         return contents
 
 
-def _split(raw: bytes) -> tuple[list[int], int, bool]:
-    """Where each whole packet's tag is, where the rest begins, and whether it is sound.
+def _in_turn(whole: Bytes, start: Int64, end: Int64) -> Iterator[tuple[Bytes, Int64, Int64]]:
+    for first in range(0, len(start), _TOGETHER):
+        rows = slice(first, first + _TOGETHER)
+        yield whole, start[rows], end[rows]
 
-    Args:
-        raw: The bytes, and ``PADDING`` behind them.
-    """
-    tags: list[int] = []
-    note = tags.append
-    at, end = 0, len(raw) - PADDING
-    before = -1
-    while at < end:
-        if raw[at] != PACKET:
-            return tags, at, False
-        # Most lengths have one byte or two.
-        length = raw[at + 1]
-        first = at + 2
-        if length > 127:
-            if raw[first] < 128:
-                length = length & 127 | raw[first] << 7
-                first += 1
-            else:
-                length, first = _varint(raw, at + 1)
-                if first < 0:
-                    return tags, at, end - at <= _VARINT
-        if first + length > end:
+
+def _split(data: Bytes) -> tuple[Int64, Int64, int, bool]:
+    """Whole packets: their tags, their starts, where the rest begins, whether it is sound."""
+    guesses, starts, ends = _guesses(data)
+    places = guesses.data
+    # Where one does not end at the next.
+    borders = [*(true_at(guesses[1:] != ends[:-1]) + 1).tolist(), len(places)]
+    if _ROW * len(borders) > len(places):
+        places = places[:0]  # one by one is faster
+    found = [(_NONE, _NONE)]
+    at, end = 0, len(data)
+    sound = True
+    while at < end and sound:
+        first = bisect_left(places, at)
+        if first < len(places) and places[first] == at:
+            last = borders[bisect_right(borders, first)]
+            found.append((guesses[first:last], starts[first:last]))
+            at = int(ends[last - 1])
+            continue
+        until = places[first] if first < len(places) else end
+        tags, begins, at, sound = _one_by_one(data.raw, at, until, end)
+        found.append((np.array(tags, np.int64), np.array(begins, np.int64)))
+        if at < until:
             break
-        note(at)
-        if length == before < 128:
-            # Ends of slices are all alike, so their heads are looked at many at once.
-            step = length + 2
-            while at + step * (_ALIKE + 1) < end:
-                begin, stop = at + step, at + step * (_ALIKE + 1)
-                if raw[begin:stop:step] != _TAGS or raw[begin + 1 : stop : step] != (
-                    raw[at + 1 : at + 2] * _ALIKE
-                ):
-                    break
-                tags.extend(range(begin, stop, step))
-                at = stop - step
-            at += step
-        else:
-            at = first + length
-        before = length
-    return tags, at, True
+    tag, start = (np.concatenate(column) for column in zip(*found, strict=True))
+    return tag, start, at, sound
+
+
+def _guesses(data: Bytes) -> tuple[Int64, Int64, Int64]:
+    """What may be packets that have their time first, as torch writes it: tag, start and end.
+
+    One that another ends at is a packet if that other is.
+    """
+    blocks = [_candidates(data, begin) for begin in range(0, len(data), _BLOCK)]
+    at = np.concatenate([_NONE, *blocks])
+    word = data.words[at]
+    short = (word & _SHORT) == _SHORT_HEAD
+    kept = short | ((word & _LONG) == _LONG_HEAD)
+    start = at + 3 - short
+    word >>= _BITS
+    length = (word & _LOW7) | ((word >> _ONE) & _HIGH7) * ~short
+    end = start + length.view(np.int64)
+    rows = true_at(kept & (end <= len(data)))
+    return at[rows], start[rows], end[rows]
+
+
+def _candidates(data: Bytes, begin: int) -> Int64:
+    """Where, in a block from that place on, a packet's tag may be with that of its time."""
+    end = min(begin + _BLOCK, len(data))
+    third = data.bytes[begin + 2 : end + 3] == _TIME_FIRST
+    tags = data.bytes[begin:end] == PACKET
+    tags &= third[:-1] | third[1:]
+    return true_at(tags) + begin
+
+
+def _one_by_one(
+    raw: bytes, at: int, until: int, end: int
+) -> tuple[list[int], list[int], int, bool]:
+    """The packets from one on, up to that place; see :func:`_split`."""
+    tags: list[int] = []
+    starts: list[int] = []
+    while at < until:
+        if raw[at] != PACKET:
+            return tags, starts, at, False
+        length, start = raw[at + 1], at + 2
+        if length > 127:
+            length, start = _varint(raw, at + 1)
+            if start < 0:
+                return tags, starts, at, end - at <= _VARINT
+        if start + length > end:
+            break
+        tags.append(at)
+        starts.append(start)
+        at = start + length
+    return tags, starts, at, True
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -19,9 +19,11 @@ from recompute_scan.trace.health import count
 from recompute_scan.trace.limits import Limits, refuse_events
 from recompute_scan.trace.perfetto.interned import InternedNames, Tracks
 from recompute_scan.trace.perfetto.kinds import Stages
+from recompute_scan.trace.perfetto.messages import PackedRun, gather_nested
 from recompute_scan.trace.perfetto.packets import Packets
+from recompute_scan.trace.perfetto.shapes import Shapes
 from recompute_scan.trace.perfetto.slices import OPEN, Slices, pair
-from recompute_scan.trace.perfetto.wire import LENGTH, Bytes, Fields, Gathered, PackedRun, gather
+from recompute_scan.trace.perfetto.wire import Bytes
 from recompute_scan.trace.streams import Stream
 
 # Field numbers in TracePacket.
@@ -68,7 +70,8 @@ class _PacketReader:
         self._health = health
         self._names = InternedNames(source, limits)
         self._tracks = Tracks(source, limits)
-        self._slices = Slices(self._names, source, limits)
+        self._shapes = Shapes(source, limits)
+        self._slices = Slices(self._names, self._shapes)
         self._stages = Stages(self._names)
         self._broken = [0]
         self._packets = 0
@@ -78,12 +81,12 @@ class _PacketReader:
     def take(self, data: Bytes, start: Int64, end: Int64) -> None:
         """Take in the packets of one run."""
         number = len(start)
-        fields = gather(data, start, end, self._broken)
+        fields, events = gather_nested(data, start, end, self._broken, _TRACK_EVENT)
         time = fields.numbers(_TIME, number, OPEN)
         sequence = fields.numbers(_SEQUENCE, number)
-        names, tracks = fields.pick(_INTERNED, LENGTH), fields.pick(_DESCRIPTOR, LENGTH)
-        events, stages = _in_order(fields, _TRACK_EVENT), _in_order(fields, _STAGE)
-        self._events += len(events.message) + len(stages.message)
+        names, tracks = fields.pick(_INTERNED), fields.pick(_DESCRIPTOR)
+        stages = fields.pick(_STAGE).last(number)
+        self._events += events.messages + len(stages.message)
         if self._events > 2 * self._limits.events:  # each begins and ends
             raise refuse_events(self._source, self._limits.events)
         if len(names.message):
@@ -91,7 +94,7 @@ class _PacketReader:
         if len(tracks.message):
             self._tracks.describe(data, tracks, self._broken)
         run = PackedRun(data, sequence, time, self._packets, self._broken)
-        if len(events.message):
+        if events.messages:
             self._left_out += self._slices.take(run, events)
         if len(stages.message):
             self._stages.take(run, stages)
@@ -183,7 +186,7 @@ class _PacketReader:
             dims=rows.dims[kept],
             names=tuple(text[:most] for text in texts),
             threads=threads,
-            signatures=tuple(text.decode(errors="replace") for text in self._slices.signatures),
+            signatures=tuple(text.decode(errors="replace") for text in self._shapes.signatures),
             metadata=metadata,
             health=self._health,
             left_out=self._left_out,
@@ -242,14 +245,6 @@ class _Rows:
 def _stream(place: int) -> str:
     number = place & 0xFFFFFFFF
     return str(number) if number < 2**31 else "unknown"
-
-
-def _in_order(fields: Gathered, number: int) -> Fields:
-    """The fields of one number with a length, in the order of the file."""
-    picked = fields.pick(number, LENGTH)
-    if (np.diff(picked.start) > 0).all():
-        return picked
-    return picked.rows(picked.start.argsort(kind="stable"))
 
 
 def _joined(parts: list[Any], width: int) -> tuple[Any, ...]:
