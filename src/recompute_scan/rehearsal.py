@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from recompute_scan.errors import InputError
 from recompute_scan.files import write_whole
 
-Way = Literal["today", "keep", "recompute", "selective", "offload", "chosen"]
+Way = Literal["today", "keep", "recompute", "parts", "selective", "offload", "chosen"]
 
 
 class ArmWanted(Struct, frozen=True):
@@ -26,7 +26,8 @@ class ArmWanted(Struct, frozen=True):
 
     Attributes:
         way: ``today`` leaves the script's own; ``keep`` has none, ``recompute`` one around every
-            module that can have one, ``selective`` one that keeps the results of heavy operators;
+            module that can have one, ``parts`` one around every part of these instead,
+            ``selective`` one around the modules that keeps the results of heavy operators;
             ``offload`` has none, and copies what these modules save to the host; ``chosen`` does
             what is named.
         recomputed: Names of modules, for ``chosen``.
@@ -50,7 +51,7 @@ class Candidate(Struct, frozen=True):
         module_class: Its class.
         checkpointed: Whether the script checkpoints it.
         again_ms: What its recomputes take in a step; the median over steps in which everything
-            is recomputed.
+            is recomputed, or every part is.
         selective_ms: Likewise, where the results of heavy operators are kept.
         weight_bytes: Of all its weights, sharded ones as this rank has them between steps.
         part_of: Place of the candidate that it is a part of, -1 for none. Parts stand behind all

@@ -104,7 +104,12 @@ def with_parts(one: Rehearsal, rng: random.Random) -> Rehearsal:
         candidates=(*one.candidates, *parts),
         runs=tuple(runs),
         storages=tuple(storages),
+        arms=(*one.arms, parts_arm(*parts)),
     )
+
+
+def parts_arm(*parts: Candidate) -> ArmMeasured:
+    return ArmMeasured("parts", (100.0 + sum(one.again_ms for one in parts),) * 8, 0)
 
 
 @pytest.mark.parametrize("offload", [False, True], ids=["", "offload"])
@@ -222,7 +227,8 @@ def test_a_part_alone_holds_what_a_count_by_hand_gives() -> None:
     runs = [ModuleRun(0, 0, 40), ModuleRun(1, 3, 50, part_of=0)]
     one = rehearsal(storages, runs, [3.0])
     part = Candidate("layers.0.mlp", "Mlp", False, 1.0, part_of=0)
-    model = arrangements(replace(one, candidates=(*one.candidates, part)))
+    one = replace(one, candidates=(*one.candidates, part), arms=(*one.arms, parts_arm(part)))
+    model = arrangements(one)
     keep, whole, alone = (np.array(each, np.int8) for each in ([0, 0], [1, 1], [0, 4]))
     # 2 + 16 + 8 + 1 at the turn.
     assert model.peak(keep) == 27 << 20
@@ -231,7 +237,7 @@ def test_a_part_alone_holds_what_a_count_by_hand_gives() -> None:
     # 2 + 16 + 4 + 1 at the turn; the part's recompute comes when the 16 are gone: 2 + 4 + 8.
     assert model.peak(alone) == 23 << 20
     assert model.step_ms(alone) == pytest.approx(101.0)
-    planner = Planner([replace(one, candidates=model.candidates)], read_wish("23MiB", None))
+    planner = Planner([one], read_wish("23MiB", None))
     plan = planner.plan(planner.best())
     assert [module.parts for module in plan.modules] == [("mlp",)]
     assert (plan.plan.recomputed, plan.plan.in_part) == (0, 1)

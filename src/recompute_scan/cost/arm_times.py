@@ -82,19 +82,16 @@ def shared_out(
 
     Args:
         longer: What they take more, ms.
-        candidates: The modules. A part takes its share of what its module does.
+        candidates: The modules.
         times: What the recompute of each took, ms.
         fixed: Those that have none.
         sure: Whether they take more for certain; else they take what their recomputes did.
     """
-    modules = whole_places(candidates)
-    parts = frozenset(range(len(candidates))).difference(modules)
-    even = _evened(candidates, times, fixed | parts)
+    even = _evened(candidates, times, fixed)
     whole = sum(even)
     extra = longer if sure else max(whole, longer)
     share = extra / whole if whole > 0 else 0.0
-    inside = _evened(candidates, times, fixed.union(modules))
-    return tuple(share * (own + part) for own, part in zip(even, inside, strict=True))
+    return tuple(share * time for time in even)
 
 
 def _is_todays(ranks: Sequence[Rehearsal], way: Way, steps: dict[Way, tuple[float, ...]]) -> bool:

@@ -2,9 +2,9 @@
 
 A step takes what one without checkpoints takes (``cost/arm_times.py``), and what recomputing
 everything takes more, shared out by the recomputes' own times, which are measured where they run;
-likewise for selective ones. A part takes its share of its module's recompute. Where the steps vary
-too much to say that they take more, those times themselves are added. What offloading everything
-takes more, if it does for certain, is shared out by the bytes.
+likewise for selective ones, and for parts, of which each has a checkpoint to pay for. Where the
+steps vary too much to say that they take more, those times themselves are added. What offloading
+everything takes more, if it does for certain, is shared out by the bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _WORTH = 0.9
 
 # The arrangements that a rehearsal measures for a plan; the last only where a device has memory of
 # its own.
-WAYS: tuple[Way, ...] = ("today", "keep", "recompute", "selective")
+WAYS: tuple[Way, ...] = ("today", "keep", "recompute", "parts", "selective")
 WAYS_ON_DEVICE: tuple[Way, ...] = (*WAYS, "offload")
 
 
 def arrangements(*ranks: Rehearsal) -> Arrangements:
     """What the rehearsals say of every arrangement; all of :data:`WAYS` were among their own, but
-    for selective checkpoints, which can be missing.
+    for selective checkpoints and parts, which can be missing.
 
     Args:
         ranks: What each rank has shown, of the same modules. Every one has to have the memory, and
@@ -40,10 +40,14 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
     each = list(zip(*(one.candidates for one in ranks), strict=True))
 
     def shared(way: Way, alone: Sequence[float]) -> tuple[float, ...]:
-        longer = times.ms[way] - times.ms["keep"]
-        return shared_out(longer, candidates, alone, fixed, sure=way in times.surely_longer)
+        others = {n for n, one in enumerate(candidates) if (one.part_of < 0) == (way == "parts")}
+        longer, sure = times.ms[way] - times.ms["keep"], way in times.surely_longer
+        return shared_out(longer, candidates, alone, fixed | others, sure=sure)
 
-    again_ms = shared("recompute", [max(one.again_ms for one in same) for same in each])
+    alone = [max(one.again_ms for one in same) for same in each]
+    again_ms = shared("recompute", alone)
+    if "parts" in times.ms:
+        again_ms = tuple(map(max, again_ms, shared("parts", alone)))
     selective_ms: tuple[float | None, ...] = ()
     if "selective" in times.ms:
         partly = shared("selective", [max(one.selective_ms for one in same) for same in each])

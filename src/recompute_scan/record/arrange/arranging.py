@@ -200,8 +200,6 @@ class Arranging(Bypass):
 
     def _forward_of(self, place: int, one: Chosen, original: Any) -> Any:
         def forward(call: Call, *args: Any, **kwargs: Any) -> Any:
-            if one.part_of >= 0 and self.active and in_backward():
-                return self._timed(place, call)(*args, **kwargs)
             if not torch.is_grad_enabled() or in_backward():
                 return call(*args, **kwargs)
             if self.active and place in self.recomputed:

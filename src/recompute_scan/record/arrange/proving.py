@@ -28,8 +28,10 @@ from recompute_scan.result import ActivationPlan, PlanOutcome, PlanPoint, PlanPr
 from recompute_scan.run_info import run_records_in
 
 _FOLDER = "plan"
-# What a rehearsal does without, where the script fails with it.
-_RISKY: tuple[Way, ...] = ("selective", "offload")
+# What a rehearsal does without, where the script fails with it: an operator may write into a result
+# that a selective checkpoint keeps, a part may leave something for the rest of its module, and the
+# host may have too little memory.
+_RISKY: tuple[Way, ...] = ("selective", "parts", "offload")
 _MOST_TRIES = 3
 # What the measured peak may differ by from the computed one: a recompute's own small tensors.
 _SMALL = 0.02
@@ -169,11 +171,10 @@ class Rehearsals:
             RunError: One of the ranks left nothing (``E333``).
         """
         on_device = any(one.device == "cuda" for one in run_records_in(self._options.output))
-        # An operator may write into a result that a selective checkpoint keeps, and the host may
-        # have too little memory.
-        tries: tuple[tuple[Way, ...], ...] = ((), ("selective",), ("offload",), _RISKY)
-        tries = tries if on_device else ((), _RISKY)
-        wanted, ranks = self._first_that_runs(WAYS_ON_DEVICE if on_device else WAYS, tries)
+        ways = WAYS_ON_DEVICE if on_device else WAYS
+        risky = tuple(way for way in ways if way in _RISKY)
+        tries = ((), *((way,) for way in risky), risky)
+        wanted, ranks = self._first_that_runs(ways, tries)
         if ranks[0].device != "cpu":
             return ranks
         again = self.run("rehearsal", wanted)

@@ -47,7 +47,7 @@ _MEMORY = Path("/proc/meminfo")
 _HOST_SHARE = 0.25
 # Steps of an arm in a row.
 _IN_TURN = 3
-_TIMED: tuple[Way, ...] = ("recompute", "selective")
+_TIMED: tuple[Way, ...] = ("recompute", "selective", "parts")
 
 
 def _waits() -> int:
@@ -126,6 +126,8 @@ class Rehearsing:
             arranging.take_over(self._chosen)
             if not can_be_selective():
                 self._arms = [arm for arm in self._arms if arm.way != "selective"]
+            if not any(one.part_of >= 0 for one in self._chosen):
+                self._arms = [arm for arm in self._arms if arm.way != "parts"]
         timed = self._recorder.timed
         if timed is not None:
             self._arm = arm_of(timed, len(self._arms))
@@ -146,7 +148,7 @@ class Rehearsing:
         for step, ms in enumerate(self._step_times()):
             if counts(step):
                 steps.setdefault(arm_of(step, len(self._arms)), []).append(ms)
-        again, selective = (self._arranging.recompute_times(way) for way in _TIMED)
+        again, selective, parts = (self._arranging.recompute_times(way) for way in _TIMED)
         rehearsal = Rehearsal(
             rank=rank,
             device=device,
@@ -155,7 +157,7 @@ class Rehearsing:
                     one.name,
                     one.class_name,
                     one.checkpointed,
-                    _usual(again, place),
+                    _usual(again if one.part_of < 0 else parts, place),
                     _usual(selective, place),
                     _weight_bytes(one.module),
                     one.part_of,
@@ -196,7 +198,8 @@ class Rehearsing:
         self._arranging.recomputed = frozenset(
             place
             for place in everything
-            if (arm.way in _TIMED and place in whole) or chosen[place].name in arm.recomputed
+            if (arm.way in _TIMED and (place in whole) == (arm.way != "parts"))
+            or chosen[place].name in arm.recomputed
         )
         self._arranging.selective = frozenset(
             place
