@@ -209,6 +209,16 @@ def test_parts_that_are_checkpointed_today_stay_so() -> None:
     )
 
 
+@pytest.mark.parametrize("spelt", ["gradient", "activation"])
+def test_the_switch_is_named_as_the_script_spells_it(spelt: str) -> None:
+    """Transformers 5.23 knows it by both names."""
+    source = f"model.{spelt}_checkpointing_enable()"
+    one = Checkpoint(0, "non-reentrant", "hf-gradient-checkpointing", "train.py:12", source)
+    modules = [PlannedModule(f"layers.{n}", "Layer", True, n > 0, 1.0, 1) for n in range(2)]
+    words, _ = setting_for(modules, sample_results.regions(2, 1, one))
+    assert f"{spelt}_checkpointing_enable(…) call at train.py:12" in " ".join(words)
+
+
 class _Products(TorchDispatchMode):
     """Counts matrix products that run."""
 

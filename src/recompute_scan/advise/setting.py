@@ -60,7 +60,7 @@ def advise_fewer(
     title = title_of(checkpoint)
     mechanism = find_mechanism(checkpoint.mechanism)
     if whole and mechanism is not None:
-        setting = worded(mechanism.remove, mechanism, run)
+        setting = worded(mechanism.remove, mechanism, run, checkpoint.source or "")
     else:
         setting = _template(mechanism, run).format(layers=layers, title=title)
     where = f" ({checkpoint.call_site})" if checkpoint.call_site else ""
@@ -248,7 +248,7 @@ def _off(checkpoint: Checkpoint, run: RunFacts) -> str:
     where = place(checkpoint.call_site)
     if mechanism is None:
         return f"Take out {title_of(checkpoint)}{where}."
-    words = worded(mechanism.remove, mechanism, run)
+    words = worded(mechanism.remove, mechanism, run, checkpoint.source or "")
     return f"{words[0].upper()}{words[1:]}{where}."
 
 
