@@ -25,6 +25,7 @@ from recompute_scan.advise.setting import listed, setting_for
 from recompute_scan.cost.activation_plan import Planner, Wish
 from recompute_scan.cost.arm_times import arm_of_way
 from recompute_scan.cost.moments import OFFLOAD
+from recompute_scan.cost.rehearsed import arrangements
 from recompute_scan.errors import RunError
 from recompute_scan.how_far import Pieces
 from recompute_scan.record.arrange import proving
@@ -300,6 +301,60 @@ def test_a_rehearsal_offloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     peak = arm_of_way(proof.arms, "chosen").saved_bytes
     assert peak is not None
     assert peak <= planner.arrangements.peak(chosen) < most
+
+
+_SHARING = """
+import torch
+from torch import nn
+
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 128), nn.Linear(128, 32)
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.mlp = Part(), Part()
+    def forward(self, x):
+        return self.mlp(self.attention(x))
+
+layers = nn.ModuleList(Layer() for _ in range(3))
+optimizer = torch.optim.SGD(layers.parameters(), 0.01)
+for _ in range(60):
+    x = torch.randn(64, 32)
+    for layer in layers:
+        x = layer(x)
+    layers[1].mlp(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_a_part_that_something_else_calls_too_is_not_recomputed_alone(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_SHARING, encoding="utf-8")
+    options = RunOptions(str(script), False, (), tmp_path / "out", timing_steps=2, timeout_s=300)
+    (shown,) = proving.Rehearsals(options, None, Pieces(3)).rehearse()
+    elsewhere = [run.candidate for run in shown.runs if run.part_of < 0]
+    names = [one.module for one in shown.candidates]
+    assert [names[place] for place in elsewhere] == ["0", "1", "2", "1.mlp"]
+    longer = {"recompute": 8.0, "parts": 6.0}
+    arms = (replace(arm, steps_ms=(10.0 + longer.get(arm.way, 0.0),) * 8) for arm in shown.arms)
+    candidates = tuple(
+        replace(one, again_ms=2.0 if one.part_of < 0 else 1.0) for one in shown.candidates
+    )
+    model = arrangements(replace(shown, arms=tuple(arms), candidates=candidates))
+    assert {names[n] for n in model.parts} == {
+        "0.attention",
+        "0.mlp",
+        "1.attention",
+        "2.attention",
+        "2.mlp",
+    }
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

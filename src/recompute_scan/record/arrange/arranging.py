@@ -217,7 +217,7 @@ class Arranging(Bypass):
                 with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
                     return call(*args, **kwargs)
             if self.saved is not None:
-                return self._looked_at(self.saved, place, one.module, call, args, kwargs)
+                return self._looked_at(self.saved, place, one, call, args, kwargs)
             return call(*args, **kwargs)
 
         return forward
@@ -226,24 +226,27 @@ class Arranging(Bypass):
         self,
         saved: SavedTensors,
         place: int,
-        module: nn.Module,
+        one: Chosen,
         call: Call,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        before = saved.current_run
+        before, is_part = saved.current_run, one.part_of >= 0
         run = len(self._runs)
-        saved.see_weights(module, 1)
+        if is_part and (before < 0 or self._runs[before][0] != one.part_of):
+            self._runs.append((place, saved.now, -1))  # somebody else calls it
+            return call(*args, **kwargs)
+        saved.see_weights(one.module, 1)
         saved.keep_inputs(run, list(_tensors((args, kwargs))))
-        self._runs.append((place, saved.now, before))
+        self._runs.append((place, saved.now, before if is_part else -1))
         saved.current_run = run
-        looks = self.active and can_be_selective() and before < 0
+        looks = self.active and can_be_selective() and not is_part
         try:
             with _Heavy(saved, self.heavy, self.met) if looks else nullcontext():
                 return call(*args, **kwargs)
         finally:
             saved.current_run = before
-            saved.see_weights(module, -1)
+            saved.see_weights(one.module, -1)
 
     def _contexts(self) -> Any:
         return _selective_contexts(self.heavy)
