@@ -32,8 +32,10 @@ SELECTIVE = "selective"
 CHECK_OFF = "determinism-check-off"
 RANDOM_STATE_LEFT = "random-state-not-kept"
 COUNTS_RUNS = "counts-runs"
-# Of a checkpoint inside compiled code, which no annotation has: its graph tells.
+# Of a checkpoint inside compiled code, and of a function that goes through its block part by part:
+# no annotation has these, the graph or the trace tells.
 COMPILED = "compiled"
+IN_PARTS = "in-parts"
 OPTIONS = (EARLY_STOP_OFF, SELECTIVE, CHECK_OFF, RANDOM_STATE_LEFT, COUNTS_RUNS)
 
 

@@ -602,3 +602,13 @@ def test_the_checkpoint_inside_compiled_code_stays() -> None:
     fix = advise_removal((outer, inner), {})
     assert fix is not None
     assert fix.removes == outer
+
+
+def test_a_function_that_goes_part_by_part_stays() -> None:
+    """Its recompute holds what one part saves."""
+    outer = Checkpoint(0, "non-reentrant", "torch-checkpoint", "train.py:9")
+    tiles = Checkpoint(1, "reentrant", "own-function", function="Tiles", options=("in-parts",))
+    fix = advise_removal((outer, tiles), {})
+    assert fix is not None
+    assert fix.removes == outer
+    assert "part by part" in fix.keep

@@ -7,6 +7,7 @@ import functools
 import pytest
 
 from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.annotations import IN_PARTS
 from recompute_scan.result import Result
 from tests.cases.case import Case
 from tests.cases.functions import FUNCTIONS
@@ -40,6 +41,19 @@ def test_two_models_of_one_class_have_rows_of_their_own() -> None:
 def test_the_function_is_named() -> None:
     for region in answer("two_names").regions:
         assert [c.function for c in region.checkpoints if c.function]
+
+
+@pytest.mark.parametrize(
+    ("name", "in_parts"),
+    [("tiles_in_n", True), ("tiles_in_r", True), ("grad_ckpt_round_n", False)],
+)
+def test_what_goes_through_its_block_in_parts_is_told_and_stays(name: str, in_parts: bool) -> None:
+    for region in answer(name).regions:
+        told = [one.function is not None for one in region.checkpoints if IN_PARTS in one.options]
+        assert told == [True] * in_parts
+    (finding,) = (one for one in answer(name).findings if one.code == "RS001")
+    assert finding.fix is not None
+    assert ("part by part" in finding.fix.keep) is in_parts
 
 
 @every_case

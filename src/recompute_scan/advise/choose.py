@@ -14,7 +14,7 @@ from recompute_scan.advise.wording import (
     title_of,
     why_no_diff,
 )
-from recompute_scan.annotations import COMPILED, COUNTS_RUNS, EARLY_STOP_OFF
+from recompute_scan.annotations import COMPILED, COUNTS_RUNS, EARLY_STOP_OFF, IN_PARTS
 from recompute_scan.frameworks.mechanism import Mechanism
 from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.run_info import Source
@@ -38,10 +38,11 @@ def advise_removal(
     """The fix for a block with two or more checkpoints; ``None`` where fewer are known.
 
     One around single blocks stays, rather than one around several at once, which holds all that
-    these save while it recomputes them, or one around parts. Of such alike one inside compiled code
-    stays, or else the mechanism that costs least; of two of like worth the non-reentrant one, which
-    checks what it recomputes and stops early. Switching one to another variant is never advised:
-    reentrant hides faults, and both still run.
+    these save while it recomputes them, or one around parts. Of such alike a function that goes
+    through its block part by part stays, which holds no more than one of these, then one inside
+    compiled code, or else the mechanism that costs least; of two of like worth the non-reentrant
+    one, which checks what it recomputes and stops early. Switching one to another variant is never
+    advised: reentrant hides faults, and both still run.
 
     Args:
         checkpoints: All checkpoints around the block, outermost first.
@@ -54,13 +55,16 @@ def advise_removal(
     kept, dropped = keep_and_drop(checkpoints, alone, sharded=run.sharded)
     mechanism = mechanism_of(dropped)
     if mechanism is None or (mechanism_of(kept) is None and kept.mechanism is None):
+        keep = "the non-reentrant checkpoint, where there is one"
+        if kept.around != dropped.around:
+            keep = f"the checkpoint {kept.extent}"
+        elif IN_PARTS in kept.options:
+            keep = _keep(kept, checkpoints, run)
         return Fix(
             summary="Two checkpoints enclose each block: leave one of them on.",
             disposition="review",
             diff=None,
-            keep=f"the checkpoint {kept.extent}"
-            if kept.around != dropped.around
-            else "the non-reentrant checkpoint, where there is one",
+            keep=keep,
             remove="the other one; record with `recompute-scan run` to see whose line it is",
             docs=_GENERAL_DOCS,
             reason="It is not known which line asked for which checkpoint.",
@@ -89,9 +93,10 @@ def keep_and_drop(
     """
     known = all(mechanism_of(each) is not None for each in checkpoints)
 
-    def preference(checkpoint: Checkpoint) -> tuple[int, bool, bool, int, bool, int]:
+    def preference(checkpoint: Checkpoint) -> tuple[int, bool, bool, bool, int, bool, int]:
         return (
             _EXTENT[checkpoint.around],
+            IN_PARTS in checkpoint.options,
             switch_of(checkpoint) in alone,
             COMPILED in checkpoint.options,
             _worth(checkpoint, checkpoints, sharded) if known else 0,
@@ -217,6 +222,8 @@ def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) ->
     reasons = []
     if _fits_fsdp(kept, checkpoints, run.sharded):
         reasons.append("inside the FSDP unit its recompute needs no second all-gather")
+    if IN_PARTS in kept.options:
+        reasons.append("it goes through the block part by part, and holds what one of them saves")
     if COMPILED in kept.options:
         reasons.append("the compiler makes its recompute a part of the backward graph")
     if kept.variant == "non-reentrant" and any(c.variant == "reentrant" for c in checkpoints):

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.annotations import IN_PARTS
 from recompute_scan.arrays import true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
@@ -52,31 +53,38 @@ def spans_from_annotations(
     calls: Calls, structure: Structure, annotations: Annotations
 ) -> list[Span]:
     """One span per annotated boundary, and per call of a function without one, in forward order."""
-    spans = [(call.row, _marked(call)) for call in annotations.calls]
+    in_parts = structure.functions.in_parts
+    spans = [(call.row, _marked(call, in_parts)) for call in annotations.calls]
     for row in _unmarked(calls, structure, annotations):
         first, last = np.searchsorted(
             annotations.forward, (row, row + int(calls.size[row]) + 1)
         ).tolist()
         if last > first:
-            own = _of_function(Checkpoint(0, "reentrant"), calls.names[calls.name[row]])
+            name = calls.names[calls.name[row]]
+            own = _of_function(Checkpoint(0, "reentrant"), name, in_parts)
             spans.append((row, Span(first, last - 1, (own,))))
     return merge([span for _, span in sorted(spans, key=lambda item: item[0])])
 
 
-def _of_function(checkpoint: Checkpoint, name: str) -> Checkpoint:
+def _of_function(checkpoint: Checkpoint, name: str, in_parts: frozenset[str]) -> Checkpoint:
+    if name in in_parts:
+        checkpoint = replace(checkpoint, options=(*checkpoint.options, IN_PARTS))
     mechanism = words.CHECKPOINT_FUNCTIONS.get(name)
     if mechanism is not None:
         return replace(checkpoint, mechanism=mechanism)
     return replace(checkpoint, mechanism=words.OWN_FUNCTION, function=name)
 
 
-def _marked(call: AnnotatedCall) -> Span:
+def _marked(call: AnnotatedCall, in_parts: frozenset[str]) -> Span:
+    options = [one for one in call.annotation.options.split(",") if one]
+    if call.annotation.function in in_parts:
+        options.append(IN_PARTS)
     checkpoint = Checkpoint(
         depth=call.annotation.depth,
         variant=_variant(call.annotation.variant),
         mechanism=call.annotation.mechanism or None,
         call_site=call.annotation.site or None,
-        options=tuple(filter(None, call.annotation.options.split(","))),
+        options=tuple(options),
         function=call.annotation.function or None,
     )
     return Span(
@@ -128,7 +136,8 @@ def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignme
         ]
         own = [c.depth for c in checkpoints if c.variant == "reentrant"] or [-1]
         if function := _function(calls, structure, recomputes):
-            checkpoints[own[-1]] = _of_function(checkpoints[own[-1]], function)
+            in_parts = structure.functions.in_parts
+            checkpoints[own[-1]] = _of_function(checkpoints[own[-1]], function, in_parts)
         spans.append(
             Span(
                 first=min(first for first, _, _ in group),

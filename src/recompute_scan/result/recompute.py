@@ -100,8 +100,9 @@ class Checkpoint(Struct, frozen=True):
     ``variant`` is ``None`` where the trace cannot tell. ``call_site`` is ``file:line`` of the
     code that asked for the checkpoint, ``source`` that line's text. ``options`` are what a
     recorded run saw of the call: ``early-stop-off``; ``selective`` (it has a ``context_fn``);
-    ``counts-runs`` (a module inside keeps running statistics); or ``compiled``: the checkpoint is
-    inside compiled code, where variants do not differ. ``function`` names what checkpoints where
+    ``counts-runs`` (a module inside keeps running statistics); ``in-parts`` (a function that goes
+    through its block part by part, as the trace shows); or ``compiled``: the checkpoint is inside
+    compiled code, where variants do not differ. ``function`` names what checkpoints where
     no mechanism is known for it: an autograd function of the project's own by its class, a
     library's code by ``module.function``. ``around`` is ``several`` where it encloses other blocks
     as well, ``part`` where it encloses a part of the block.
