@@ -54,7 +54,7 @@ class Candidate(Struct, frozen=True):
             is recomputed, or every part is.
         selective_ms: Likewise, where the results of heavy operators are kept.
         weight_bytes: Of all its weights, sharded ones as this rank has them between steps.
-        part_of: Place of the candidate that it is a part of, -1 for none. Parts stand behind all
+        part_of: Place of the candidate that it is a part of, -1 for none. Parts come after all
             others, and are recomputed alone or with the whole.
     """
 
