@@ -256,3 +256,38 @@ def test_a_plan_tells_of_selective_checkpoints() -> None:
     assert "checkpoint 2 of 4 layers, 1 selectively" in written
     for words in ("Recompute: blocks.1", "Recompute selectively: blocks.0", "Keep: blocks[2-3]"):
         assert words in written
+
+
+@pytest.mark.parametrize(
+    ("parts", "headline", "groups"),
+    [
+        (("mlp",) * 4, "checkpoint mlp of all 4 layers", ("Recompute mlp: blocks[0-3]",)),
+        (
+            ("", "", "mlp", "mlp"),
+            "checkpoint 2, and mlp of 2, of 4 layers",
+            ("Recompute: blocks[0-1]", "Recompute mlp: blocks[2-3]"),
+        ),
+        (
+            (None, None, "mlp", "attention"),
+            "checkpoint parts of 2 of 4 layers",
+            ("Keep: blocks[0-1]", "Recompute attention: blocks.3", "Recompute mlp: blocks.2"),
+        ),
+        ((None, None, None, "\x1b[31m"), "of 1 of 4 layers", ("Keep: blocks[0-2]",)),
+    ],
+)
+def test_a_plan_tells_of_parts(
+    parts: tuple[str | None, ...], headline: str, groups: tuple[str, ...]
+) -> None:
+    """A layer without a name of a part is recomputed whole where that is empty, else kept."""
+    result = recorded("planned")
+    assert result.plan is not None
+    modules = tuple(
+        structs.replace(one, recompute=part == "", parts=(part,) if part else ())
+        for one, part in zip(result.plan.modules, parts, strict=True)
+    )
+    plan = structs.replace(result.plan, modules=modules)
+    written = render_text(structs.replace(result, plan=plan), color=False)
+    assert headline in " ".join(written.split())
+    assert "\x1b" not in written
+    for words in groups:
+        assert words in written

@@ -63,11 +63,11 @@ def _headline(plan: ActivationPlan) -> str:
     said = f"checkpoint {len(on) or 'none'} of {layers}"
     if len(on) == len(plan.modules):
         said = f"checkpoint all {layers}"
-    if in_part := sum(bool(one.parts) for one in plan.modules):
-        said = (
-            f"checkpoint {f'{len(on)}, and parts of {in_part},' if on else f'parts of {in_part}'}"
-        )
-        said += f" of {layers}"
+    if in_part := [one.parts for one in plan.modules if one.parts]:
+        what = visible(" and ".join(in_part[0]), 60) if len(set(in_part)) == 1 else "parts"
+        number = "all" if len(in_part) == len(plan.modules) else f"{len(in_part)} of"
+        alone = f"checkpoint {what} of {number} {layers}"
+        said = f"checkpoint {len(on)}, and {what} of {len(in_part)}, of {layers}" if on else alone
     if partly:
         said += f", {'all' if partly == len(on) else partly} selectively"
     offloaded = sum(one.offloaded for one in plan.modules)
@@ -191,7 +191,7 @@ def _text(page: Page, result: Result) -> None:
     _point(page, "Nothing recomputed", plan.most)
     page.prose(f"Against today: {_gain(plan)}.")
     done = [(_done(one), one.module) for one in plan.modules]
-    if len({how for how, _ in done}) > 1:
+    if len({how for how, _ in done}) > 1 or any(one.parts for one in plan.modules):
         for how in sorted({how for how, _ in done}, key=lambda how: (how == "keep", how)):
             names = [name for known, name in done if known == how]
             page.prose(f"{how[0].upper()}{visible(how[1:])}: {_names(names)}")
