@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,15 @@ from torch.utils.checkpoint import checkpoint
 
 from recompute_scan.cost.clock import join
 from recompute_scan.cost.context import find_context
-from recompute_scan.cost.hooks import TYPICAL
+from recompute_scan.cost.hooks import TYPICAL, scale
+from recompute_scan.cost.predict import predict, prepare
 from recompute_scan.cost.removal import Removal
+from recompute_scan.cost.simulation import simulate
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace import load
+from tests.cases.case import Case, record
+from tests.cases.equal import layered
+from tests.cases.trees import equal_layers
 
 WIDTH = 16
 BLOCKS, STEPS = 2, 3
@@ -141,3 +147,47 @@ def test_the_recompute_that_stays_ends_where_torch_ends_it(name: str, tmp_path: 
     expected = computed_again(training(TAILS[name], doubled=False))
     found = left(recorded(doubled, tmp_path / "doubled.json"))
     assert {name: found[name] / STEPS for name in whole} == {name: expected[name] for name in whole}
+
+
+@pytest.mark.parametrize(
+    ("stack", "layer", "early_stop", "seen"),
+    [
+        # Around other non-reentrant ones: with early stop it does not run the last of them.
+        ("N", "NR", False, False),
+        ("N", "NR", True, None),
+        ("", "NN", False, False),
+        # Nothing is left out either way.
+        ("", "NR", False, None),
+        ("", "NR", True, None),
+        ("", "RR", True, None),
+    ],
+)
+def test_whether_recomputes_stop_early_is_seen_where_it_shows(
+    stack: str, layer: str, early_stop: bool, seen: bool | None, tmp_path: Path
+) -> None:
+    tree = equal_layers(3, layer, stack=stack)
+    record(Case("", "", None, layered(tree, early_stop=early_stop)), tmp_path / "trace.json.gz")
+    facts = study(load(tmp_path / "trace.json.gz"))
+    around = find_context(facts, facts.steps[0].start, facts.steps[-1].end)
+    assert around.early_stop is seen
+
+
+def test_where_early_stop_does_not_show_the_range_holds_both(tmp_path: Path) -> None:
+    tree = equal_layers(3, "NR")
+    record(Case("", "", None, layered(tree)), tmp_path / "trace.json.gz")
+    facts = study(load(tmp_path / "trace.json.gz"))
+    base = prepare(facts, np.zeros(0))
+    assert base is not None
+    found = predict(base, lambda kinds: kinds[0])
+    lengths = lambda rows: facts.calls.duration[rows].astype(float)  # noqa: E731
+    removal = Removal(base.around, lambda kinds: kinds[0])
+    assert removal.stops_unseen
+    hooks = scale(TYPICAL, base.host_speed)
+    early, late = (
+        simulate(base.graph, facts, join(removal.edits(hooks, lengths, early_stop=on)))
+        for on in (True, False)
+    )
+    assert not np.array_equal(early, late)
+    assert found.doubts["early_stop"] > 0
+    for steps in (early, late):
+        assert abs(np.median(steps / base.steps) - found.share) <= found.doubt

@@ -15,6 +15,7 @@ from msgspec import Struct
 from recompute_scan.annotations import ANNOTATING, REGION
 from recompute_scan.arrays import changes, median, split, true_at
 from recompute_scan.cost.clock import TimeEdit
+from recompute_scan.cost.early_stop import find_early_stop
 from recompute_scan.cost.gradients import Recordings
 from recompute_scan.cost.reruns import OpSequence, find_sequences
 from recompute_scan.recompute import vocabulary as words
@@ -177,6 +178,7 @@ class Context(Struct, frozen=True):
         nodes: When the outermost nodes of backward passes end.
         checkpoint_overhead: What checkpoints do before and behind operators.
         gap: The usual time between two nodes of the backward pass, ns.
+        early_stop: Whether non-reentrant recomputes stop early; ``None`` where nothing shows it.
     """
 
     facts: RecomputeFacts
@@ -192,6 +194,7 @@ class Context(Struct, frozen=True):
     nodes: Moments
     checkpoint_overhead: CheckpointOverhead
     gap: float
+    early_stop: bool | None
 
 
 def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
@@ -233,6 +236,7 @@ def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
         nodes=Moments(calls.thread, ((roots, calls.end),)),
         checkpoint_overhead=CheckpointOverhead(facts, done, operators),
         gap=typical_gap(facts, facts.structure.roots),
+        early_stop=find_early_stop(facts, sequences),
     )
 
 

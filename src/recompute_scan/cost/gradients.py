@@ -18,6 +18,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from recompute_scan.arrays import true_at
+from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.hooks import Hooks
 from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.reruns import OpSequence, with_gradients
@@ -29,6 +30,8 @@ from recompute_scan.trace.columns import Int32, Int64, Kind
 
 # How long each of these calls takes, ns, without the profiler.
 Lengths = Callable[[Int64], Float64]
+# An edit that depends on what hooks take, and calls.
+HookedEdit = Callable[[Hooks, Lengths], TimeEdit]
 
 
 class Recording(Struct, frozen=True):

@@ -93,10 +93,12 @@ class Prediction(Struct, frozen=True):
             above 1 where the change costs time.
         doubts: What it could be off by to either side (95 %), as a share of the step before,
             by cause.
+        late: The same share without early stop, where the trace does not show whether it is on.
     """
 
     share: float
     doubts: dict[str, float]
+    late: float | None = None
 
     @property
     def doubt(self) -> float:
@@ -170,6 +172,9 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
     )
     middle = _typical(share, base)
     saved = abs(1 - middle)
+    late = None
+    if removal.stops_unseen:
+        late = _typical(_shares(base, removal, hooks, early_stop=False), base)
     work = base.facts.work
     kernels = max(1, len(base.facts.kernels.event))
     unknown = base.graph.late / base.graph.measured.sum() + work.unlaunched / kernels
@@ -182,10 +187,12 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
                 np.hypot(_typical(other, base) - middle, base.unlike * saved),
             ),
             "hooks": 0.5 * abs(_typical(bare, base) - middle),
+            "early_stop": abs(late - middle) if late is not None else 0.0,
             "places": base.around.recordings.unevenness() * saved,
             "unattributed": min(1.0, float(unknown)) * saved,
             "change": _CHANGE * saved,
         },
+        late=late,
     )
 
 
@@ -206,10 +213,12 @@ def _deviation(values: Float64) -> float:
     return _DEVIATION * median(np.abs(values - median(values)))
 
 
-def _shares(base: Base, removal: Removal, hooks: Hooks) -> Float64:
+def _shares(
+    base: Base, removal: Removal, hooks: Hooks, *, early_stop: bool | None = None
+) -> Float64:
     """Each step after the removal, as a share of itself before; not a number for an empty one."""
     lengths = call_lengths(base.graph, base.facts.calls, join(base.annotations), base.overhead)
-    edits = join([*base.annotations, *removal.edits(hooks, lengths)])
+    edits = join([*base.annotations, *removal.edits(hooks, lengths, early_stop=early_stop)])
     after = simulate(base.graph, base.facts, edits, base.overhead)
     shares: Float64 = np.full(len(base.steps), np.nan)
     return np.divide(after, base.steps, out=shares, where=base.steps > 0)

@@ -90,6 +90,7 @@ def price(
         repeated_collectives_count=repeated.count if repeated else None,
         repeated_collectives_bytes=repeated.bytes if repeated else None,
         repeated_collectives_exposed_ms=repeated.exposed_ms if repeated else None,
+        predicted_late_ms=typical * fixed.late if fixed.late is not None else None,
     )
 
 
@@ -165,6 +166,12 @@ def _assumptions(base: Base, on_gpu: bool, timed: int, fixed: Prediction) -> tup
         found.append(
             "What a non-reentrant checkpoint takes for each saved tensor does not show in this "
             "trace; a typical time was assumed, give or take half of it."
+        )
+    if fixed.late is not None:
+        found.append(
+            "The recompute that stays is taken to stop early. This trace does not show whether "
+            "the script switches that off; if it does, "
+            f"{100 * (1 - fixed.late):.1f} % of the step would be saved."
         )
     if base.facts.work.on_gpu and not on_gpu:
         found.append("The GPU is idle for much of the step, so host time limits it.")

@@ -19,26 +19,21 @@ recompute, if a reentrant one inside made it run to its end, stops at the last o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 
-from recompute_scan.annotations import EARLY_STOP_OFF, SELECTIVE
 from recompute_scan.arrays import true_at
 from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.context import Context
-from recompute_scan.cost.gradients import Lengths, Recording
+from recompute_scan.cost.early_stop import stopped
+from recompute_scan.cost.gradients import HookedEdit, Lengths, Recording
 from recompute_scan.cost.hooks import Hooks
 from recompute_scan.cost.reruns import Keep, OpSequence, with_gradients
 from recompute_scan.recompute.roles import Role
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Int64
-
-# An edit that depends on what hooks take, and calls.
-HookedEdit = Callable[[Hooks, Lengths], TimeEdit]
-# Of a recompute, what ending it by an exception takes at most.
-_MOST_STOP = 0.25
 
 
 class Removal:
@@ -62,14 +57,26 @@ class Removal:
         # Many blocks have the same checkpoints.
         self._kept_of: dict[Sequence[Checkpoint], Checkpoint | None] = {}
 
-    def edits(self, hooks: Hooks, lengths: Lengths) -> list[TimeEdit]:
+    def edits(
+        self, hooks: Hooks, lengths: Lengths, *, early_stop: bool | None = None
+    ) -> list[TimeEdit]:
         """The edits.
 
         Args:
             hooks: What autograd and a non-reentrant checkpoint take for what they save.
             lengths: How long calls take.
+            early_stop: Whether recomputes stop early that nothing keeps from it; ``None``: unless
+                the trace shows that they do not.
         """
-        return [edit(hooks, lengths) if callable(edit) else edit for edit in self._edits]
+        if early_stop is None:
+            early_stop = self._around.early_stop is not False
+        edits = [*self._edits, *(self._stops if early_stop else ())]
+        return [edit(hooks, lengths) if callable(edit) else edit for edit in edits]
+
+    @property
+    def stops_unseen(self) -> bool:
+        """Do recomputes stop early in this that are not seen to, and not known to?"""
+        return self._around.early_stop is None and bool(self._stops)
 
     @cached_property
     def _edits(self) -> list[TimeEdit | HookedEdit]:
@@ -98,6 +105,17 @@ class Removal:
                 changed.add(first)
                 yield from self._changed_forward(sequence)
         yield from self._unpacking()
+
+    @cached_property
+    def _stops(self) -> list[HookedEdit]:
+        """What early stop leaves out in recomputes that stay."""
+        around = self._around
+        return [
+            edit
+            for sequence in around.sequences
+            if sequence.runs > 1 and self._is_here(sequence) and not self._goes(sequence)
+            if (edit := stopped(around.facts, around.recordings, sequence, self._kept(sequence)))
+        ]
 
     def _is_here(self, sequence: OpSequence) -> bool:
         rows, first, here = self._rows(sequence), self._originals(sequence), self._around.here
@@ -223,7 +241,6 @@ class Removal:
         more = _hooked(kept) * run.saved - _hooked(*sequence.checkpoints) * run.measured
         yield self._changed(rows, more, run)
         yield from self._around.checkpoint_overhead.gone(sequence.checkpoints, kept, rows)
-        yield from self._stopped(sequence, kept, run)
 
     def _unpacking(self) -> Iterator[HookedEdit]:
         """The backward pass behind the last run of a block, which asks for what was saved."""
@@ -250,26 +267,6 @@ class Removal:
         return lambda hooks, _: TimeEdit(
             thread, start, max(start, end), gone=False, add=hooks.hook_ns * saved
         )
-
-    def _stopped(
-        self, sequence: OpSequence, kept: Checkpoint, run: Recording
-    ) -> Iterator[HookedEdit]:
-        """The end of a recompute that nothing inside keeps from stopping early any more."""
-        rows = self._rows(sequence)
-        last = sequence.stop == len(self._facts.alignment.recomputes[sequence.recompute].again)
-        early = _hooked(kept) and not {EARLY_STOP_OFF, SELECTIVE} & {*kept.options}
-        if not last or not early or sequence.checkpoints[-1].variant != "reentrant":
-            return
-        calls = self._facts.calls
-        stop = self._around.recordings.stop(rows, run)
-        function = int(self._facts.structure.function[rows[-1]])
-        end = max(int(calls.end[rows[-1]]), int(calls.end[function]) if function >= 0 else 0)
-        if stop is None or stop >= end:
-            return
-        # An exception passes no more frames than the run had time for.
-        most = _MOST_STOP * float(calls.end[rows[-1]] - calls.start[rows[0]])
-        thread = int(calls.thread[rows[-1]])
-        yield lambda hooks, _: TimeEdit(thread, stop, end, gone=True, add=min(hooks.stop_ns, most))
 
     def _changed(self, rows: Int64, more: int, run: Recording) -> HookedEdit:
         """A run that is recorded, and packs so many tensors more."""

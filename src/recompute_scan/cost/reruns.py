@@ -77,7 +77,7 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
     runs = runs // passes
     found = []
     for number, places in zip(chosen, places_of, strict=True):
-        run = seen[places] // passes[places]
+        run = seen[places] % np.maximum(runs[places], 1)
         seen[places] += 1
         for first, stop in _pieces(block[places], runs[places] * (run.max() + 1) + run):
             place = places[first]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ from recompute_scan.recompute.annotated import AnnotatedCall, Annotations
 from recompute_scan.recompute.matching import Recompute
 from recompute_scan.recompute.structure import Structure
 from recompute_scan.result import Checkpoint, Variant
+from recompute_scan.trace.columns import Int64
 
 # Two sequences that share this much of their union have the same boundary: early stop leaves
 # out the last operators of one, and not of the other.
@@ -114,6 +116,7 @@ def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignme
     """One span per recomputed boundary, in forward order, with what the ranges tell of it."""
     if not alignment.recomputes:
         return []
+    around = _FunctionsAround(calls, structure, alignment)
     places, begins = alignment.places, alignment.begins
     first = np.minimum.reduceat(places, begins).tolist()
     last = np.maximum.reduceat(places, begins).tolist()
@@ -129,11 +132,9 @@ def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignme
             groups.append([interval])
     spans = []
     for group in groups:
-        recomputes = [recompute for _, _, recompute in group]
-        checkpoints = [
-            Checkpoint(depth=depth, variant=variant)
-            for depth, variant in enumerate(_variants(calls, structure, recomputes))
-        ]
+        recomputes = _of_one_backward([recompute for _, _, recompute in group], alignment)
+        variants = _variants(recomputes, around)
+        checkpoints = [Checkpoint(depth, variant) for depth, variant in enumerate(variants)]
         own = [c.depth for c in checkpoints if c.variant == "reentrant"] or [-1]
         if function := _function(calls, structure, recomputes):
             in_parts = structure.functions.in_parts
@@ -201,37 +202,69 @@ def _variant(text: str) -> Variant | None:
     return None
 
 
-def _variants(
-    calls: Calls, structure: Structure, recomputes: list[Recompute]
-) -> tuple[Variant | None, ...]:
-    """Variants of the checkpoints of one boundary, outermost first, from where recomputes ran.
+def _of_one_backward(recomputes: list[Recompute], alignment: Alignment) -> list[Recompute]:
+    """Of the recomputes of one boundary, in order of time, those for one backward pass.
 
-    R stands for reentrant, N for non-reentrant, as measured for every pair: R round N recomputes
-    directly in the function's node and again in a node of the nested backward; N round R and
-    R round R recompute the inner function's forward, then its own recompute, which for R round R
-    is in the nested backward of the outer one.
+    Several may go through one forward pass, one after the other, each with the same recomputes.
     """
-    reentrant = [bool(structure.checkpoint_node[recompute.engine]) for recompute in recomputes]
-    if len(recomputes) == 1:
-        own: Variant | None = "reentrant" if reentrant[0] else "non-reentrant"
-        return (None if recomputes[0].inner_function else own,)
-    if len(recomputes) != 2:
-        return tuple(None for _ in recomputes)
-    inner = [recompute.inner_function for recompute in recomputes]
-    if any(inner):
-        other = recomputes[inner.index(False)] if not all(inner) else None
-        if other is None:
-            return (None, "reentrant")
-        holder = recomputes[inner.index(True)].engine
-        parent = int(calls.parent[other.engine])
-        nested = parent >= 0 and int(structure.engine[parent]) == holder
-        return ("reentrant" if nested else "non-reentrant", "reentrant")
-    if all(reentrant):
-        return ("reentrant",)  # one function, two backward passes through it
-    if not any(reentrant):
-        same_pass = recomputes[0].engine == recomputes[1].engine or _close(calls, recomputes)
-        return ("non-reentrant", "non-reentrant") if same_pass else ("non-reentrant",)
-    return ("reentrant", "non-reentrant")
+    recomputes = sorted(recomputes, key=lambda recompute: int(recompute.again[0]))
+    first = recomputes[0].original
+    passes = int(np.median(alignment.backwards[alignment.forward.searchsorted(first)]))
+    if passes < 2 or len(recomputes) % passes:
+        return recomputes
+    return recomputes[: len(recomputes) // passes]
+
+
+def _variants(recomputes: list[Recompute], around: _FunctionsAround) -> tuple[Variant | None, ...]:
+    """Variants of the checkpoints of one boundary, outermost first; ``None`` where unknown.
+
+    A reentrant one calls its function wherever what it checkpoints runs, but in its own recompute.
+    So the forward pass holds as many calls around these operators as there are reentrant ones, and
+    a recompute as many as there are further inside than the checkpoint that asked for it. Of
+    recomputes with equally many, one is that of a reentrant checkpoint, if there are more calls in
+    the forward pass; the others are of non-reentrant ones right inside it.
+    """
+    count = around.first_runs(recomputes[0].original)
+    inside = Counter(around.recomputed(recompute.again) for recompute in recomputes)
+    if any(not inside[number] for number in range(count)) or max(inside) > count:
+        return (None,) * len(recomputes)
+    found: list[Variant] = []
+    for number in range(count, -1, -1):
+        own = number < count
+        if own:
+            found.append("reentrant")
+        found.extend("non-reentrant" for _ in range(inside[number] - own))
+    return tuple(found)
+
+
+class _FunctionsAround:
+    """Counts the calls of checkpoint functions around some operators and little else."""
+
+    def __init__(self, calls: Calls, structure: Structure, alignment: Alignment) -> None:
+        self._calls = calls
+        self._function = structure.function
+        self._forward = alignment.forward
+        self._again = np.sort(alignment.again)
+
+    def first_runs(self, rows: Int64) -> int:
+        """Around these operators of the forward pass, in order."""
+        return self._count(rows, self._forward)
+
+    def recomputed(self, rows: Int64) -> int:
+        """Around these of a recompute, in order."""
+        return self._count(rows, self._again)
+
+    def _count(self, rows: Int64, every: Int64) -> int:
+        number = 0
+        first, last = every.searchsorted(rows[[0, -1]]).tolist()
+        call = int(self._function[rows[len(rows) // 2]])
+        while call >= 0:
+            stop = call + int(self._calls.size[call]) + 1
+            begin, end = every.searchsorted((call, stop)).tolist()
+            number += same_boundary((first, last), (begin, end - 1))
+            above = int(self._calls.parent[call])
+            call = int(self._function[above]) if above >= 0 else -1
+        return number
 
 
 def _function(calls: Calls, structure: Structure, recomputes: list[Recompute]) -> str | None:
@@ -240,9 +273,3 @@ def _function(calls: Calls, structure: Structure, recomputes: list[Recompute]) -
     rows = sorted({*functions.tolist()} - {-1})
     names = (calls.names[calls.name[row]] for row in rows)
     return next((name for name in names if name != words.TORCHS_FUNCTION), None)
-
-
-def _close(calls: Calls, recomputes: list[Recompute]) -> bool:
-    """Were both asked for by one backward pass: no forward number repeats between them?"""
-    first, second = (int(calls.sequence[recompute.engine]) for recompute in recomputes)
-    return first != second

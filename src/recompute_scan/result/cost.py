@@ -33,7 +33,9 @@ class Cost(Struct, frozen=True):
     needed is the same difference as a share of the step after: 248.88 s where 185.07 s is enough
     are 34.5 % more time and 25.6 % lost throughput.) It is below 0 where the fix would cost time.
     ``doubt_ms`` says what the prediction could be off by, by cause (95 %); the interval holds all
-    of them and the spread of the steps. ``bare_step_ms`` is the step without any recompute.
+    of them and the spread of the steps. ``predicted_late_ms`` is the step after the fix if the
+    script switches early stop off, where that matters and the trace does not show it, else
+    ``None``. ``bare_step_ms`` is the step without any recompute.
 
     ``repeated_collectives_*`` are those inside recomputes, per step: their time (on the GPU, or of
     the host that starts them), their number, their bytes (of each the larger of what a process puts
@@ -65,6 +67,7 @@ class Cost(Struct, frozen=True):
     repeated_collectives_count: float | None = None
     repeated_collectives_bytes: float | None = None
     repeated_collectives_exposed_ms: float | None = None
+    predicted_late_ms: float | None = None
 
 
 class Flops(Struct, frozen=True):
