@@ -195,6 +195,15 @@ def whole_places(candidates: Sequence[Candidate]) -> list[int]:
     return [place for place, one in enumerate(candidates) if one.part_of < 0]
 
 
+def parts_of(candidates: Sequence[Candidate]) -> dict[int, list[int]]:
+    """Places of each one's parts, by its own place."""
+    found: dict[int, list[int]] = {place: [] for place in whole_places(candidates)}
+    for place, one in enumerate(candidates):
+        if one.part_of >= 0:
+            found[one.part_of].append(place)
+    return found
+
+
 def _name(rank: int | str) -> str:
     return f"rehearsal-rank{rank}.json"
 

@@ -15,7 +15,7 @@ from recompute_scan.cost.arrangement import Arrangements
 from recompute_scan.cost.moments import KEEP, OFFLOAD, PART, RECOMPUTE, SELECTIVE, Choices
 from recompute_scan.cost.rehearsed import arrangements, saved_bytes
 from recompute_scan.errors import RunError, UsageError
-from recompute_scan.rehearsal import ArmMeasured, Rehearsal, whole_places
+from recompute_scan.rehearsal import ArmMeasured, Rehearsal, parts_of, whole_places
 from recompute_scan.result import ActivationPlan, PlannedModule, PlanPoint, PlanProof
 from recompute_scan.units import ms, plural, size
 
@@ -104,7 +104,8 @@ class Planner:
         self._rehearsal = ranks[0]
         self._wish = wish
         self.arrangements: Arrangements = arrangements(*ranks)
-        self._modules = whole_places(self.arrangements.candidates)
+        self._parts = parts_of(self.arrangements.candidates)
+        self._modules = list(self._parts)
         saved = self.arrangements.peak(self.arrangements.everything)
         again = [arm_of_way(one.arms, "recompute").allocated_bytes for one in ranks]
         #: What is allocated on a GPU beside what is saved; nothing on a CPU, where it is unknown.
@@ -180,7 +181,7 @@ class Planner:
     def _module(self, place: int, chosen: Choices) -> PlannedModule:
         model, choice = self.arrangements, chosen[place]
         one = model.candidates[place]
-        parts = [n for n, part in enumerate(model.candidates) if part.part_of == place]
+        parts = self._parts[place]
         alone = [n for n in parts if chosen[n] == PART]
 
         def names(places: Sequence[int]) -> tuple[str, ...]:

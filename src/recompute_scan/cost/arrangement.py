@@ -25,7 +25,7 @@ from recompute_scan.cost.moments import (
     Condition,
     Moment,
 )
-from recompute_scan.rehearsal import Candidate, whole_places
+from recompute_scan.rehearsal import Candidate, parts_of, whole_places
 
 _TIME_LIMIT_S = 10.0
 # The solver gets MiB, so that its coefficients are of one size.
@@ -149,12 +149,9 @@ def _in_order(one: Arrangements, found: Choices, budget: int) -> Choices:
 
     Among those the solver takes any; a setting is shorter that names the first three.
     """
-    inside: dict[int, list[int]] = {place: [place] for place in whole_places(one.candidates)}
-    for place, part in enumerate(one.candidates):
-        if part.part_of >= 0:
-            inside[part.part_of].append(place)
     kinds: dict[object, list[list[int]]] = {}
-    for places in inside.values():
+    for whole, parts in parts_of(one.candidates).items():
+        places = [whole, *parts]
         kind = [
             (one.candidates[n].module_class, *(one.extra_ms(n, c) for c in one.options(n)))
             for n in places
