@@ -36,6 +36,8 @@ NOT_TUNED = re.compile(
     r"|LATEST_US|EARLIEST_US|NO_.*|UNKNOWN|.*_BIT|_LOW_\d\d|_FIRST_EVENT|_TIME_LIMIT_S|_DENSE"
     # Rounds and records looked at, minus infinity, ties of a solver, points of a drawn curve.
     r"|_CORRECTIONS|_RECORDS|_LEVELS|_NEVER|_PREFERENCE|_CURVE_POINTS"
+    # Choices by number.
+    r"|KEEP|RECOMPUTE|SELECTIVE|OFFLOAD|PART"
     # A file that is not read, what decides on speed alone, a shell's status.
     r"|_LARGEST|_HEAD_LINES|_BYTES_A_WORKER|_INFLATES|_FEW_FRAMES|INTERRUPTED"
 )
