@@ -2,6 +2,7 @@
 
     python benchmarks/constants.py
     python benchmarks/constants.py --only recompute_scan.cost.predict
+    python benchmarks/constants.py --only attention --traces FOLDER   as shapes.py --write leaves
 
 Each number is halved and doubled, alone, and every trace of ``traces/`` is analysed again: CPU and
 GPU, torch 1.8 to 2.14, eight machines. The table says in how many of them the answer changes
@@ -111,6 +112,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="of modules with it in the name")
+    parser.add_argument("--traces", type=Path, metavar="FOLDER", help="other traces than these")
     parser.add_argument("--show", action="store_true", help="only list the numbers")
     options = parser.parse_args()
     chosen = [one for one in numbers() if options.only in one[0]]
@@ -118,7 +120,7 @@ def main() -> None:
         for module, name, value in chosen:
             print(f"{module}.{name} = {value}")
         return
-    every = traces()
+    every = [[path] for path in sorted(options.traces.iterdir())] if options.traces else traces()
     remember(studied=not any(".recompute." in module for module, _, _ in chosen))
     before = answers(every)
     print(f"{len(chosen)} numbers, {len(every)} traces; each halved and doubled\n")

@@ -6,6 +6,7 @@
     python benchmarks/shapes.py --shapes kernels launches
     python benchmarks/shapes.py --evidence annotated   as `run` records, with checkpoints marked
     python benchmarks/shapes.py --keep FOLDER       recordings stay there, and are read from there
+    python benchmarks/shapes.py --write FOLDER      only write the traces
 
 The rig is a device of torch's own kind without a device (``tests/cases/device.py``): autograd runs
 its backward pass on a thread of its own. To its recordings kernels are added
@@ -73,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--from", dest="source", choices=(device.NAME, "cpu"), default=device.NAME)
     parser.add_argument("--cost", action="store_true", help="what the fix saves, for doubled ones")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="recordings, by case")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write traces, ask nothing")
     options = parser.parse_args(arguments)
     device.install(launches=True)
     shapes = [shape for shape in SHAPES if shape.name in options.shapes]
@@ -83,6 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.names or case.name in options.names
     }
     made = Recordings(options.source == "cpu", options.keep, options.evidence)
+    if options.write is not None:
+        write_traces(list(chosen.values()), shapes, made, options.write)
+        return 0
     wrong = print_table(list(chosen.values()), shapes, made)
     if options.cost:
         print_costs(list(chosen.values()), shapes, made)
@@ -123,6 +128,18 @@ class Recordings:
             write_truth(told, truth)
         found: Event = json.loads(gzip.decompress(trace.read_bytes()))
         return read_truth(told), moved(found) if by_cpu else found
+
+
+def write_traces(
+    cases: Sequence[Case], shapes: Sequence[Shape], made: Recordings, folder: Path
+) -> None:
+    """Write each case in each shape, as the first rank's Kineto JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for case in cases:
+        _, recording = made.of(case)
+        for shape in shapes:
+            path = folder / f"{case.name}-{shape.name}.json"
+            path.write_bytes(as_bytes(shaped(recording, shape)))
 
 
 def print_table(cases: Sequence[Case], shapes: Sequence[Shape], made: Recordings) -> bool:
