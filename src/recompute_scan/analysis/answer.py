@@ -80,9 +80,9 @@ def result_from(
     timed = tuple(filter(None, info.timed_steps_ms)) if info else ()
     # What runs again inside a compiled graph is in no trace, and so has no price.
     priced = compiled is None or compiled.priced
-    cost = price(facts, timed, partial(kept, sharded=facts.sharded)) if priced else None
-    if cost is None and facts.level == "kernels":
-        cost = price_by_kernels(facts, timed)
+    cost = price_by_kernels(facts, timed) if facts.level == "kernels" else None
+    if cost is None and priced:
+        cost = price(facts, timed, partial(kept, sharded=facts.sharded))
     scale = time_scale(facts, timed)
     switched_on = info.switched_on if info else ()
     regions = list_regions(opened, scale)

@@ -29,7 +29,7 @@ from recompute_scan.recompute.attention.sequence import (
 from recompute_scan.recompute.attention.upheld import PRODUCT
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Breakdown, Cost
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.trace.columns import Bool, Int64, Kind
 
 _NS_PER_MS = 1e6
 # The sequence returns after a period if this share of it does, in the same places.
@@ -99,6 +99,8 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     after = step_ms - redundant_ms
     bare = after - recompute_ms
     what = "an attention forward" if evidence.of_attention else "the kernels that are counted"
+    operators = (facts.calls.kind == Kind.OP).any()
+    shown = "The operators do not show it" if operators else "No operators are in the trace"
     spread = (min(lengths) / _NS_PER_MS, max(lengths) / _NS_PER_MS) if number > 1 else (None, None)
     return Cost(
         step_ms=step_ms,
@@ -121,10 +123,9 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         ),
         method="kernels",
         assumptions=(
-            "No operators are in the trace: recomputes are runs of kernels that repeat those "
-            f"around {what}, by name, or around others whose names say that they are of the "
-            "forward pass. What they take, up to the next kernel, is taken off; edges of "
-            "recomputes may be off by a few kernels.",
+            f"{shown}: recomputes are runs of kernels that repeat those around {what}, by name, or "
+            "around others whose names say that they are of the forward pass. What they take, up "
+            "to the next kernel, is taken off; edges of recomputes may be off by a few kernels.",
             "The recompute that stays is taken to stop early, as one is seen to do."
             if sure
             else "Whether the recompute that stays stops early is not in kernels: half of what "

@@ -37,8 +37,8 @@ def find_early_stop(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> b
     for sequence in sequences:
         recompute = alignment.recomputes[sequence.recompute]
         kinds = [each.variant == "non-reentrant" for each in sequence.checkpoints]
-        known = sequence.runs == len(kinds) and kinds[sequence.run]
-        if not known or sequence.stop < len(recompute.again):
+        known = sequence.run < sequence.runs == len(kinds)
+        if not known or not kinds[sequence.run] or sequence.stop < len(recompute.again):
             continue
         if recompute.ran[:-1].all() and not recompute.ran[-1]:
             return True

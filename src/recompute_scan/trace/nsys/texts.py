@@ -24,12 +24,10 @@ import numpy as np
 
 from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Int64, Kind
+from recompute_scan.trace.names import OPERATOR, RANGE
 from recompute_scan.trace.nsys.database import TEXT_CHARS
 
-_NAMED_BY_US = ("ProfilerStep#", "Optimizer.")
 _OPERATORS = ("aten::", "autograd::engine::", "torch::autograd::", "prims::")
-# Other libraries' operators, and nodes: only where torch itself numbered the range.
-_LIKE_AN_OPERATOR = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)+(?:\.\w+)?|\w+Backward\d*")
 _SIZES = re.compile(r"\[[\[\], 0-9]*\]")
 # Numbers of autograd have 64 bits; 18 digits fit into them.
 _DIGITS = 18
@@ -73,11 +71,11 @@ def _number(text: str, label: str) -> tuple[str, int]:
 
 
 def _kind(name: str, sequence: int, operator_number: int) -> int:
-    if name.startswith(_NAMED_BY_US):
+    if RANGE.match(name):
         return Kind.ANNOTATION
     if sequence >= 0 or name.startswith(_OPERATORS):
         return Kind.OP
-    if operator_number >= 0 and _LIKE_AN_OPERATOR.fullmatch(name):
+    if operator_number >= 0 and OPERATOR.match(name):  # torch numbered it
         return Kind.OP
     return Kind.ANNOTATION
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from recompute_scan.arrays import distinct
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Kind
+from recompute_scan.trace.names import OPERATOR, RANGE
 from recompute_scan.trace.perfetto.interned import (
     COMPUTE_KERNEL,
     EVENT_NAME,
@@ -22,12 +23,6 @@ from recompute_scan.trace.perfetto.wire import Spans
 _EVENT_ID, _DURATION, _GPU, _QUEUE, _STAGE, _NAME, _KERNEL = 1, 2, 11, 13, 14, 20, 19
 _STREAM = re.compile(r"stream 0*(\d{1,9})$")
 UInt8 = npt.NDArray[np.uint8]
-# Ranges that torch itself opens and that are no operators.
-_RANGE = re.compile(r"ProfilerStep#|Optimizer\.|nccl:|gloo:|mpi:|recompute_scan\.|enumerate\(")
-_OPERATOR = re.compile(
-    r"[A-Za-z_]\w*(::[A-Za-z_]\w*)+(\.\w+)?$|autograd::engine::|\w+Backward\d*$|record_param_comms$"
-    r"|Torch-Compiled Region|CompiledFunction|TorchDynamo |AOTDispatcher |Pregraph bytecode|triton_"
-)
 _COPY = re.compile(r"Mem(cpy|set)\b")
 
 
@@ -54,8 +49,8 @@ _IS_RANGE, _IS_OPERATOR, _IS_COPY, CONVOLUTION = 1, 2, 4, 8
 
 def traits(text: str) -> int:
     """What a name tells."""
-    found = _IS_RANGE if _RANGE.match(text) else 0
-    found |= _IS_OPERATOR if _OPERATOR.match(text) else 0
+    found = _IS_RANGE if RANGE.match(text) else 0
+    found |= _IS_OPERATOR if OPERATOR.match(text) else 0
     found |= _IS_COPY if _COPY.match(text) else 0
     return found | (CONVOLUTION if "convolution" in text else 0)
 
