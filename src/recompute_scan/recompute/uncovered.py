@@ -1,7 +1,7 @@
 """Layers of another kind than the checkpointed blocks: those of a decoder behind an encoder.
 
-What looks like no block is no lookalike of one. It is a layer all the same where it stands in the
-forward pass again and again; a stem and a head stand there once, however long they are.
+What looks like no block is no lookalike of one. It is a layer all the same where the forward pass
+has it again and again; it has a stem and a head once, however long they are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHARE = 0.05
 
 
 def leaves_layers(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> bool:
-    """Do layers stand beside the blocks that look like none of them?"""
+    """Are there layers that look like none of the blocks?"""
     code = OperatorCodes(calls)[counts.rows]
     counted = true_at(counts.counted)
     blocks_of: Mapping[int, list[Block]] = defaultdict(list)

@@ -169,7 +169,7 @@ class _Before(Struct, frozen=True):
 
     @property
     def parted(self) -> int:
-        """How many F stand before the first kernel that parts them; all, where none does."""
+        """How many F are before the first kernel that parts them; all, where none does."""
         return next((row for row, gap in enumerate(self.gaps[:-1]) if row and gap), self.number)
 
 

@@ -1,7 +1,7 @@
 """Whether what did not run again are layers without a checkpoint, or what a model has once.
 
 A norm behind the last layer, a stem, or what makes an image smaller between two stages has kernels
-of the layers' kinds, but not so many in the same order. A layer stands in a model more than once.
+of the layers' kinds, but not so many in the same order. A model has a layer more than once.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _told(found: KernelEvidence) -> list[str] | None:
 
 
 def _stands_twice(token: Int64, left: Bool, pieces: Int64, places: list[int], long: float) -> bool:
-    """Does what is left around one of these places stand around another, in so many kernels?
+    """Is what is left around one of these places around another, too, in so many kernels?
 
     The other is of what ran again; or at most one piece that did is between, as where halves of
     layers do. A model that is called twice has a row of layers between its heads.
