@@ -16,8 +16,8 @@ backward pass begins: kernels that are named after it come between the two (``|`
     F F F F | F F F F F B F B F B F B   m = 2, a checkpoint a layer and one around all
     F F F F F F F F | B B B B           evaluation, or another model: not told
 
-Some of these kernels open a backward pass, as a loss's do: they are nowhere else in it. All that
-the forward pass has stands before them; where they return, another pass begins.
+Some of these kernels open a backward pass, as a loss's do: they are nowhere else in it. All
+the forward pass is before them; where they return, another pass begins.
 """
 
 from __future__ import annotations
