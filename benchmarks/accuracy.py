@@ -56,6 +56,7 @@ from tests.cases.functions import FUNCTIONS
 from tests.cases.functions_more import MORE_FUNCTIONS
 from tests.cases.hooks import HOOKS
 from tests.cases.huggingface import HUGGING_FACE
+from tests.cases.kinds import KINDS
 from tests.cases.marked import annotating
 from tests.cases.nesting import CASES
 from tests.cases.places import PLACES
@@ -76,6 +77,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "schedules": SCHEDULES,
     "places": PLACES + STACKS + DISCARDED,
     "equal": EQUAL,
+    "kinds": KINDS,
     "distributed": DISTRIBUTED,
     "compiled": COMPILED,
     "functions": FUNCTIONS + MORE_FUNCTIONS,

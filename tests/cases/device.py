@@ -286,8 +286,15 @@ def _attention(
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The CPU's fused attention; torch itself would take it apart on a device that it lacks."""
-    if dropout_p or not torch.backends.cuda.flash_sdp_enabled():
+    """The CPU's fused attention; torch itself would take it apart on a device that it lacks.
+
+    Values of another width than keys are taken apart, too. A mask gets no gradient.
+    """
+    fused = torch.backends.cuda.flash_sdp_enabled() and query.size(-1) == value.size(-1)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        blocked = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = blocked.masked_fill(~attn_mask, float("-inf"))
+    if dropout_p or not fused:
         result: Tensor = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
@@ -296,7 +303,15 @@ def _attention(
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
     flash: Callable[..., tuple[Tensor, Tensor]] = aten._scaled_dot_product_flash_attention_for_cpu
-    return flash(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return flash(
+        query,
+        key,
+        value,
+        dropout_p,
+        is_causal,
+        attn_mask=None if attn_mask is None else attn_mask.detach(),
+        scale=scale,
+    )[0]
 
 
 _OWN = {

@@ -143,8 +143,8 @@ COVERAGE = (
     ),
     Case(
         "first_half_only",
-        "Only the attention half of each layer: full over the regions, half of the layer.",
-        None,
+        "Only the attention half of each layer.",
+        "partial",
         train(Checkpoints(attention=N)),
     ),
     Case(

@@ -130,11 +130,15 @@ def test_a_backward_without_its_own_forward_is_no_pass_of_its_own() -> None:
 
 
 def parted(order: str) -> list[Pass] | None:
-    """By order, with ``|`` where a kernel is named after the backward pass."""
-    events = order.replace("|", "")
-    pieces = order.split("|")
-    starts = {len("".join(pieces[:place])) for place in range(1, len(pieces))}
-    return passes_by_order(list(events), False, [row in starts for row in range(len(events))])
+    """By order; signs other than F and B are kernels that are named after the backward pass."""
+    events, named = "", [""]
+    for sign in order:
+        if sign in "FB":
+            events += sign
+            named.append("")
+        else:
+            named[-1] += sign
+    return passes_by_order(list(events), False, [set(map(ord, signs)) for signs in named[:-1]])
 
 
 @pytest.mark.parametrize(
@@ -149,6 +153,18 @@ def parted(order: str) -> list[Pass] | None:
         ("FFFFFFFF|BBBB", None),  # evaluation, or another model
         ("FFFFFFFF|FB|FB|FB|FB", None),
         ("F|FFFF|BBBB", None),  # something ran after the last backward pass
+        # A loss (!): what runs behind it, up to the next, is the backward pass's.
+        ("FFFF!FFBBFFBB", (2, 0, 2, 0)),
+        ("FFFF!FFFB|FB|FFFB|FB", (3, 1, 3, 1)),
+        ("FFFF!B|B|FFB|B", (0, 0, 2, 0)),  # the last two are not checkpointed
+        ("FFFF!B|B|FF!B|B", None),  # evaluation, and two micro-batches
+        ("FFFF!FB|FB|FF!FB|FB", None),
+        ("FFFFFF!B|FFB|FFB|FFF!B|FFB|FFB", None),
+        ("FF?FF!B|B|B|B", (0, 0, 0, 0)),
+        ("FF?FF!B|B", None),  # another model's pass is between
+        ("FF?FF!FB|FB", None),
+        ("FFFF|FF|BBFF|BB", None),  # nothing tells a loss
+        ("FFFFBBFFBB", None),
     ],
 )
 def test_where_the_backward_pass_begins_tells_recomputes(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.arrays import among, true_at
 from recompute_scan.model import Calls
@@ -16,6 +17,7 @@ from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.cross_check import PlainCounts
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.uncovered import leaves_layers
 from recompute_scan.result import Verdict
 from recompute_scan.trace.columns import Int64, Kind
 
@@ -115,7 +117,10 @@ def judge(
     if reason is not None:
         return Judgement("inconclusive", reason)
     designed = bool(alignment.recomputes) and _by_design(calls, structure, alignment)
-    return weigh(counts, blocks, by_design=designed)
+    found = weigh(counts, blocks, by_design=designed)
+    if found.verdict == "full" and leaves_layers(calls, counts, blocks):
+        return replace(found, verdict="partial")
+    return found
 
 
 def weigh(counts: Counts, blocks: Sequence[Block], *, by_design: bool = False) -> Judgement:

@@ -175,7 +175,7 @@ def read_roles(
     marked = _marked_steps(calls) if launched else []
     steps = marked or [StepSpan(0, int(when[0]), int(when[-1]) + 1)]
     step = step_of(steps, when)
-    parted = _parted(kernels, rows, beside)
+    parted = _parted(trace, kernels, rows, beside)
     of_step = places_of(step)
     found = tuple(
         _read_step(
@@ -183,7 +183,7 @@ def read_roles(
             [events[row] for row in of_step[place]],
             forward_pass is not None,
             bool(marked),
-            parted[of_step[place]].tolist(),
+            [parted[row] for row in of_step[place]],
         )
         for place in of_step
         if place >= 0 and backward[of_step[place]].any()
@@ -244,11 +244,15 @@ def _named_backward(trace: Trace, code: Int32) -> Bool:
     return among(code, np.array(said, np.int64))
 
 
-def _parted(kernels: Kernels, rows: Int64, beside: Int64) -> Bool:
-    """For each kernel: does one of ``beside`` begin between it and the one before?"""
-    begun = np.sort(kernels.start[beside])
-    number = begun.searchsorted(kernels.start[rows])
-    return np.diff(number, prepend=number[:1]) > 0
+def _parted(trace: Trace, kernels: Kernels, rows: Int64, beside: Int64) -> list[frozenset[int]]:
+    """For each kernel: names of those of ``beside`` that begin between it and the one before."""
+    beside = beside[kernels.start[beside].argsort(kind="stable")]
+    name = trace.name[kernels.event[beside]]
+    number = kernels.start[beside].searchsorted(kernels.start[rows])
+    first = np.roll(number, 1)
+    first[:1] = number[:1]
+    both = zip(first.tolist(), number.tolist(), strict=True)
+    return [frozenset(name[start:stop].tolist()) for start, stop in both]
 
 
 def _marked_steps(calls: Calls) -> list[StepSpan]:
@@ -288,7 +292,7 @@ def _spelled(backward: Bool, forward_pass: Bool | None) -> list[str]:
 
 
 def _read_step(
-    span: StepSpan, events: list[str], by_thread: bool, marked: bool, parted: list[bool]
+    span: StepSpan, events: list[str], by_thread: bool, marked: bool, parted: list[frozenset[int]]
 ) -> KernelStep:
     if not by_thread:
         passes = passes_by_order(events, not marked, parted)

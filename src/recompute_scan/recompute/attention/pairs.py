@@ -25,7 +25,7 @@ from recompute_scan.recompute.attention.kernel_evidence import (
     read_roles,
 )
 from recompute_scan.recompute.attention.kernels import Direction
-from recompute_scan.recompute.attention.passes import Pass
+from recompute_scan.recompute.attention.unlike import leaves_layers
 from recompute_scan.recompute.attention.upheld import repeats_forward
 from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.trace.columns import Kind, Trace
@@ -67,10 +67,10 @@ def read_pairs(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence |
             best,
             "Kernels run in the backward pass as they did in the forward pass, and none is known.",
         )
-    whole = any(one.judgement.verdict == "full" for one in readings)
-    if best.judgement.highest == 1 and all(_whole_but_edges(one, whole) for one in best.passes):
-        best = replace(best, judgement=replace(best.judgement, verdict="full"))
-    return best
+    left = leaves_layers(trace, kernels, best, readings) if best.judgement.highest == 1 else None
+    if left is None:
+        return best
+    return replace(best, judgement=replace(best.judgement, verdict="partial" if left else "full"))
 
 
 def paired_names(trace: Trace, kernels: Kernels) -> Directions:
@@ -96,24 +96,6 @@ def _one_each(found: KernelEvidence) -> bool:
     # An order that is seen once, and nothing else, may be that of steps.
     told = found.by_thread or len(found.passes) > 1 or not found.judgement.highest
     return found.judgement.verdict != "inconclusive" and even and told
-
-
-def _whole_but_edges(found: Pass, other_whole: bool) -> bool:
-    """Did all run again but less than a block at either end, such as a stem's or a last norm's?
-
-    Where another pair did run again as a whole, each recompute may also lack the same few at its
-    end: it stopped early.
-    """
-    starts = [place for place, number in enumerate(found.recomputes) if number]
-    if not starts:
-        return False
-    stops = [*starts[1:], found.layers]
-    numbers = [found.recomputes[start] for start in starts]
-    missing = [stop - start - n for start, stop, n in zip(starts, stops, numbers, strict=True)]
-    early = min(missing) if other_whole else 0
-    if early >= min(numbers) or any(each != early for each in missing[:-1]):
-        return False
-    return missing[-1] - early < numbers[-1] and starts[0] < min(numbers)
 
 
 def _pairs(trace: Trace, kernels: Kernels) -> Iterator[list[Roles]]:

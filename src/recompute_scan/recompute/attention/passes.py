@@ -15,13 +15,15 @@ backward pass begins: kernels that are named after it come between the two (``|`
 
     F F F F | F F F F F B F B F B F B   m = 2, a checkpoint a layer and one around all
     F F F F F F F F | B B B B           evaluation, or another model: not told
+
+Some of these kernels open a backward pass, as a loss's do: they are nowhere else in it. All
+the forward pass is before them; where they return, another pass begins.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import repeat
+from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
@@ -110,7 +112,7 @@ def passes_by_thread(events: Sequence[str], cut: bool = False) -> list[Pass] | N
 
 
 def passes_by_order(
-    events: Sequence[str], cut: bool = False, in_backward: Sequence[bool] = ()
+    events: Sequence[str], cut: bool = False, named: Sequence[Collection[int]] = ()
 ) -> list[Pass] | None:
     """The backward passes in a sequence of ``F`` and ``B``, all of one length; else ``None``.
 
@@ -118,25 +120,24 @@ def passes_by_order(
     least that many, and between these runs the same numbers of F. What comes before the first B of
     a pass beyond the F that the pass needs are recomputes, where a kernel named after the backward
     pass parts the two. Where none does, these must be no more than the recomputes seen later in the
-    pass: a further forward pass, and a recompute of the whole model, look alike.
+    pass: a further forward pass, and a recompute of the whole model, look alike. So do a forward
+    pass later on and the recompute of several layers, but for kernels that open a backward pass.
 
     Args:
         events: In order of time.
         cut: Whether the sequence may begin or end within a pass; such a pass is left out, even
             if it has all its B.
-        in_backward: For each event, whether a kernel named after the backward pass ran between it
-            and the event before. Empty where that is not known.
+        named: For each event, the names of kernels named after the backward pass that ran between
+            it and the event before. Empty where that is not known.
     """
-    before: list[tuple[int, ...]] = []
-    runs = [0]
-    for event, parted in zip(events, in_backward or repeat(False), strict=False):
+    before: list[_Before] = []
+    gaps: list[Collection[int]] = []
+    for event, names in zip(events, named or [()] * len(events), strict=True):
+        gaps.append(names)
         if event == BACKWARD:
-            before.append(tuple(run for run in runs if run))
-            runs = [0]
-        else:
-            runs += [0] if parted else []
-            runs[-1] += 1
-    if len({sum(each) for each in before}) == 1 and before[0]:
+            before.append(_Before(tuple(gaps)))
+            gaps = []
+    if len({each.number for each in before}) == 1 and before[0].number:
         return None  # every backward stands alone: one layer, or one layer's worth of recomputes
     for layers in range(_FEWEST_LAYERS, len(before) + 1):
         for first in range(layers + 1) if cut else (0,):
@@ -146,27 +147,71 @@ def passes_by_order(
     return None
 
 
-def _periodic(
-    before: list[tuple[int, ...]], layers: int, cut: bool
-) -> list[list[tuple[int, ...]]] | None:
-    """The passes of that many layers: the runs of F before each B; ``None`` if they differ."""
+class _Before(Struct, frozen=True):
+    """What ran between two B: ``gaps`` has what is before each F, and before the second B."""
+
+    gaps: tuple[Collection[int], ...]
+
+    @property
+    def number(self) -> int:
+        """How many F."""
+        return len(self.gaps) - 1
+
+    @property
+    def names(self) -> set[int]:
+        """All kernels named after the backward pass."""
+        return {name for gap in self.gaps for name in gap}
+
+    def until(self, opening: set[int]) -> int:
+        """How many F have one of these kernels behind them."""
+        rows = (row for row, gap in enumerate(self.gaps) if not opening.isdisjoint(gap))
+        return max(rows, default=0)
+
+    @property
+    def parted(self) -> int:
+        """How many F are before the first kernel that parts them; all, where none does."""
+        return next((row for row, gap in enumerate(self.gaps[:-1]) if row and gap), self.number)
+
+
+def _periodic(before: list[_Before], layers: int, cut: bool) -> list[list[_Before]] | None:
+    """The passes of that many layers: what is before each B; ``None`` if they differ."""
     whole, rest = divmod(len(before), layers)
     if not whole or (rest and not cut):
         return None
     passes = [before[place * layers : (place + 1) * layers] for place in range(whole)]
-    numbers = [[sum(runs) for runs in each] for each in passes]
+    numbers = [[each.number for each in one] for one in passes]
     if any(each[0] < max(layers, *each) or each != numbers[0] for each in numbers):
         return None
     return passes
 
 
-def _read(passes: list[list[tuple[int, ...]]], layers: int) -> list[Pass] | None:
-    found = []
-    for first, *rest in passes:
-        later = [sum(runs) for runs in rest]
-        recomputes = sum(first) - layers
-        told = len(first) > 1
-        if first[0] != layers if told else recomputes > max(later):
+def _read(passes: list[list[_Before]], layers: int) -> list[Pass] | None:
+    numbers = [each.number for each in passes[0]]
+    begins = [place for place in range(1, layers) if _may_begin(numbers, place)]
+    opening = {name for one in passes for name in one[0].names}
+    for one in passes:
+        for place in set(range(1, layers)).difference(begins):
+            opening -= one[place].names
+    for one in passes if begins else ():
+        again = set[int]().union(*(one[place].names for place in begins))
+        if not one[0].until(opening) or not opening.isdisjoint(again):
             return None
-        found.append(Pass((recomputes, *later)))
+    found = []
+    for first, *_ in passes:
+        recomputes = first.number - layers
+        originals = first.until(opening) or first.parted
+        told = originals < first.number or first.until(opening) > 0
+        if originals != layers if told else recomputes > max(numbers[1:]):
+            return None
+        found.append(Pass((recomputes, *numbers[1:])))
     return found
+
+
+def _may_begin(numbers: Sequence[int], place: int) -> bool:
+    """May a pass of its own, with a forward pass of its own, be there up to the end?
+
+    It has more F than any recompute beside it.
+    """
+    rest, mine = len(numbers) - place, numbers[place]
+    others = (*numbers[1:place], *numbers[place + 1 :])
+    return rest >= _FEWEST_LAYERS and mine >= rest and mine > max(others)

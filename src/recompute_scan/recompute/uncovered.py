@@ -1,0 +1,74 @@
+"""Layers of another kind than the checkpointed blocks: those of a decoder behind an encoder.
+
+What looks like no block is no lookalike of one. It is a layer all the same where the forward pass
+has it again and again; it has a stem and a head once, however long they are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from recompute_scan.arrays import median, places_of, true_at
+from recompute_scan.model import Calls
+from recompute_scan.recompute.blocks import Block
+from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.lookalikes import SHORTEST_LOOKALIKE
+from recompute_scan.recompute.structure import OperatorCodes
+from recompute_scan.trace.columns import Int64
+
+# As much of a block's operators in a row is a layer, or most of one.
+_PART = 0.5
+# What takes less of a forward pass is no layer.
+_SHARE = 0.05
+
+
+def leaves_layers(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> bool:
+    """Are there layers that look like none of the blocks?"""
+    code = OperatorCodes(calls)[counts.rows]
+    counted = true_at(counts.counted)
+    blocks_of: Mapping[int, list[Block]] = defaultdict(list)
+    for block in blocks:
+        blocks_of[block.batch].append(block)
+    passes = places_of(counts.batch[counted])
+    seen = set[bytes]()
+    for batch, mine in passes.items():
+        here = counted[mine]
+        kinds = code[here].tobytes()
+        if batch in blocks_of and kinds not in seen:
+            seen.add(kinds)
+            if _beside(code, counts, here, blocks_of[batch]):
+                return True
+    return False
+
+
+def _beside(code: Int64, counts: Counts, here: Int64, blocks: Sequence[Block]) -> bool:
+    inside = np.zeros(len(code), np.bool_)
+    for block in blocks:
+        inside[block.places] = True
+    covered = inside[here]
+    # Of what has a backward, as much as half a block.
+    starts = here.searchsorted(sorted(block.span.first for block in blocks))
+    stops = here.searchsorted(sorted(block.span.last + 1 for block in blocks))
+    length = max(SHORTEST_LOOKALIKE, round(_PART * median(stops - starts)))
+    cuts = true_at(covered[1:] != covered[:-1]) + 1
+    rest = [one for one in np.split(np.arange(len(here)), cuts) if not covered[one[0]]]
+    pieces = [one for one in rest if len(one) >= length]
+    # A model that is called twice has its stem and its head twice, around each row of blocks.
+    ends = np.array([one[-1] for one in pieces], np.int64)
+    rows = len(set(ends.searchsorted(starts).tolist()))
+    most = 1 if rows == len(starts) else rows
+    found: dict[bytes, list[Int64]] = defaultdict(list)
+    for piece in pieces:
+        for place in range(len(piece) - length + 1):
+            window = here[piece[place : place + length]]
+            same = found[code[window].tobytes()]
+            if not same or same[-1][-1] < window[0]:
+                same.append(window)
+    whole = float(counts.weight[here].sum())
+    return any(
+        len(same) > most and counts.weight[np.concatenate(same)].sum() >= _SHARE * whole
+        for same in found.values()
+    )

@@ -1,0 +1,35 @@
+"""Layers of two kinds of which one is checkpointed, by operators and by kernels alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from recompute_scan.analysis.pipeline import analyse
+from tests.cases import device
+from tests.cases.case import Case, record
+from tests.cases.kinds import KINDS
+from tests.recompute.test_device_thread import run
+from tests.recompute.test_shaped import rows
+
+
+@pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
+def test_a_part_of_the_layers_is_not_all_of_them(case: Case, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json.gz"
+    truth = record(case, trace)
+    result = analyse([trace])
+    assert result.verdict == truth.verdict
+    assert result.recompute_per_backward == max(max(each) for each in truth.multiplicity())
+
+
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < device.FEWEST,
+    reason="torch takes no backend in Python before 2.13",
+)
+def test_kernels_alone_tell_a_stem_from_layers_and_a_roll_out_from_recomputes() -> None:
+    names = ["kinds_first_n", "kinds_both_n", "kinds_loss_n", "kinds_rolled_out_n"]
+    said = rows(run("benchmarks/shapes.py", *names, "--shapes", "launches", "kernels"))
+    assert said["kinds_rolled_out_n"][1] == "?"
+    assert {word for name in names[:3] for word in said[name]} == {"."}
