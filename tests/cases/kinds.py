@@ -1,7 +1,8 @@
 """Layers of two kinds, a stem and a head of the layers' kernels, and forward passes beside the one
 that is trained: what people have who checkpoint a part of a model, or roll it out first.
 
-Attention is taken apart, as people write it who add something to the scores.
+Attention is taken apart, as people write it who add something to the scores. In a recommender the
+embeddings alone have kernels whose names tell their direction, and no product.
 """
 
 from __future__ import annotations
@@ -148,6 +149,48 @@ def trained(
     return build
 
 
+class Perceptron(nn.Module):
+    """Products with ReLU between them."""
+
+    def __init__(self, oracle: Oracle, name: str, *widths: int) -> None:
+        super().__init__()
+        self.oracle, self.name = oracle, name
+        self.products = nn.ModuleList(map(nn.Linear, widths[:-1], widths[1:]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in ("attention", "mlp"):
+            self.oracle.enter(self.name, part, self.training)
+        for product in self.products[:-1]:
+            x = F.relu(product(x))
+        result: Tensor = self.products[-1](x)
+        return result
+
+
+def recommender(outer: Variant | None = None, inner: Variant | None = None) -> Build:
+    """Embedding bags between two perceptrons, which are checkpointed."""
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        bags = nn.ModuleList(nn.EmbeddingBag(50, 16, mode="sum") for _ in range(4))
+        bottom = Perceptron(oracle, "bottom", 8, 32, 16)
+        top = Perceptron(oracle, "top", 80, 32, 16, 1)
+        sgd = torch.optim.SGD(nn.ModuleList([bags, bottom, top]).to(device).parameters(), lr=0.01)
+        dense = torch.randn(6, 8, device=device, requires_grad=True)
+        items = torch.randint(50, (6, 3), device=device)
+
+        def call(layer: Perceptron, x: Tensor) -> Tensor:
+            return run(outer, partial(run, inner, layer), x)
+
+        def step() -> None:
+            features = torch.cat([call(bottom, dense), *(bag(items) for bag in bags)], 1)
+            call(top, features).square().mean().backward()
+            sgd.step()
+            sgd.zero_grad()
+
+        return step
+
+    return build
+
+
 def _case(name: str, about: str, verdict: str, build: Build, micro_batches: int = 1) -> Case:
     return Case(f"kinds_{name}", about, verdict, build, micro_batches)  # type: ignore[arg-type]
 
@@ -167,4 +210,7 @@ KINDS = (
     _case("rolled_out_n", f"{_ROLLED}.", "full", trained(N, N, rolled_out=True, passes=2), 2),
     _case("rolled_out_r_in_r", f"{_ROLLED}; doubled.", "doubled",
           trained(R, R, R, rolled_out=True, passes=2), 2),
+    _case("recommender", "Embeddings and perceptrons.", "none", recommender()),
+    _case("recommender_n", "Its perceptrons are.", "full", recommender(N)),
+    _case("recommender_n_in_r", "Its perceptrons are, twice.", "doubled", recommender(R, N)),
 )  # fmt: skip

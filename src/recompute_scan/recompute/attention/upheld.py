@@ -57,11 +57,8 @@ def settle(
     neither a product nor named after the backward pass, and that the rest of it does not have,
     something else used what was computed: a hook ran it. ``told`` has other kernels' directions.
     """
-    if found.judgement.verdict == "none" and _more_products(trace, kernels, found):
-        return _unsettled(
-            found,
-            "More products run in the backward pass than gradients take: some may be recomputed.",
-        )
+    if found.judgement.verdict == "none" and (reason := _products(trace, kernels, found)):
+        return _unsettled(found, reason)
     if not found.judgement.highest:
         return found
     sequence = kernel_sequence(trace, kernels, found.rows)
@@ -125,14 +122,16 @@ def _used_elsewhere(
     return bool(sum(strange) > _STRANGE * len(strange))
 
 
-def _more_products(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
-    """Does the backward pass hold more products than two for each of the forward pass?
+def _products(trace: Trace, kernels: Kernels, found: KernelEvidence) -> str | None:
+    """Why products do not bear out that nothing runs again; ``None`` where they do.
 
-    Between its first counted kernel and its last it passes what is between those of the forward.
-    Compiled code has products in kernels of its own: there nothing is said.
+    Between its first counted kernel and its last the backward pass passes what is between those of
+    the forward: two products for each. Where there is none, what is counted tells of a small part
+    of the model alone, as the embeddings of a recommender. Compiled code has products in kernels of
+    its own: there nothing is said.
     """
     if any(name.startswith("triton_") for name in trace.names):
-        return False
+        return None
     sequence = kernel_sequence(trace, kernels, found.rows)
     at, size = sequence.places(found.rows), len(sequence.rows)
     untold = [
@@ -146,7 +145,11 @@ def _more_products(trace: Trace, kernels: Kernels, found: KernelEvidence) -> boo
     # A second loss goes through the same layers again: counted is from one event to the next.
     steps = Counter(pair for pair in pairwise(found.events) if len(set(pair)) == 1)
     way, back = steps[FORWARD, FORWARD], steps[BACKWARD, BACKWARD]
-    return backward * way > _MOST_PRODUCTS * forward * back > 0
+    if backward * way > _MOST_PRODUCTS * forward * back > 0:
+        return "More products run in the backward pass than gradients take: some may be recomputed."
+    if not found.of_attention and products.any() and not forward + backward:
+        return "The kernels that could be counted are in a part of the model without any product."
+    return None
 
 
 def repeats_forward(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
