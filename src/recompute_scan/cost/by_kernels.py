@@ -56,7 +56,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         return None
     sequence = kernel_sequence(facts.trace, facts.kernels, evidence.rows)
     at = sequence.places(evidence.rows)
-    events = with_recomputes(evidence.events, [each.layers for each in evidence.passes])
+    events = with_recomputes(evidence.events, evidence.passes)
     steps = _steps(facts, sequence)
     if events is None or steps is None:
         return None

@@ -43,7 +43,7 @@ def find_early_stop(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> b
         if recompute.ran[:-1].all() and not recompute.ran[-1]:
             return True
         edges = alignment.forward.searchsorted(recompute.original[[sequence.first, -1]])
-        if any(kinds[sequence.run + 1 :][:1]) and times[edges[0]] == times[edges[1]]:
+        if any(kinds[sequence.run + 1 : sequence.run + 2]) and times[edges[0]] == times[edges[1]]:
             return False
     return None
 

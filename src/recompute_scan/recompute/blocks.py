@@ -53,7 +53,7 @@ class Block(Struct, frozen=True):
 def find_blocks(calls: Calls, counts: Counts, spans: Sequence[Span]) -> list[Block]:
     """The blocks of every forward pass, in forward order."""
     code = OperatorCodes(calls)[counts.rows]
-    passes = _forward_passes(counts)
+    passes = forward_passes(counts)
     spans_of: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if counts.counted[span.first : span.last + 1].any():
@@ -81,10 +81,8 @@ def with_lookalikes(
     """
     patterns = patterns_of([block.span for block in checkpointed], code)
     alike: list[Block] = []
-    blocks_of: dict[int, list[Block]] = defaultdict(list)
-    for block in checkpointed:
-        blocks_of[block.batch].append(block)
-    for batch, here in _forward_passes(counts).items():
+    blocks_of = by_pass(checkpointed)
+    for batch, here in forward_passes(counts).items():
         if checkpointed:
             mine = [block.span for block in blocks_of[batch]]
             spans = lookalikes(patterns, mine, code, counts.counted, here)
@@ -94,7 +92,15 @@ def with_lookalikes(
     return sorted((*checkpointed, *_enclosed(alike, around)), key=lambda block: block.span.first)
 
 
-def _forward_passes(counts: Counts) -> dict[int, Int64]:
+def by_pass(blocks: Sequence[Block]) -> dict[int, list[Block]]:
+    """The blocks of each forward pass, by its number; a pass without any has an empty list."""
+    found: dict[int, list[Block]] = defaultdict(list)
+    for block in blocks:
+        found[block.batch].append(block)
+    return found
+
+
+def forward_passes(counts: Counts) -> dict[int, Int64]:
     """Places of the counted operators of each forward pass, by its number."""
     counted = true_at(counts.counted)
     places = places_of(counts.batch[counted])

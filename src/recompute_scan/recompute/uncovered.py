@@ -7,13 +7,13 @@ has it again and again; it has a stem and a head once, however long they are.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from recompute_scan.arrays import median, places_of, true_at
+from recompute_scan.arrays import median, true_at
 from recompute_scan.model import Calls
-from recompute_scan.recompute.blocks import Block
+from recompute_scan.recompute.blocks import Block, by_pass, forward_passes
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.lookalikes import SHORTEST_LOOKALIKE
 from recompute_scan.recompute.structure import OperatorCodes
@@ -28,14 +28,9 @@ _SHARE = 0.05
 def leaves_layers(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> bool:
     """Are there layers that look like none of the blocks?"""
     code = OperatorCodes(calls)[counts.rows]
-    counted = true_at(counts.counted)
-    blocks_of: Mapping[int, list[Block]] = defaultdict(list)
-    for block in blocks:
-        blocks_of[block.batch].append(block)
-    passes = places_of(counts.batch[counted])
+    blocks_of = by_pass(blocks)
     seen = set[bytes]()
-    for batch, mine in passes.items():
-        here = counted[mine]
+    for batch, here in forward_passes(counts).items():
         kinds = code[here].tobytes()
         if batch in blocks_of and kinds not in seen:
             seen.add(kinds)

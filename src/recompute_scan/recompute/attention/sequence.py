@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from recompute_scan.arrays import among, distinct, true_at
 from recompute_scan.model import Kernels
-from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
+from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE, Pass
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 # So many kernels that agree with those around the expected original leave no doubt that it is it.
@@ -52,17 +52,19 @@ def kernel_sequence(trace: Trace, kernels: Kernels, attention: Int64) -> KernelS
     return KernelSequence(rows, trace.name[event].astype(np.int64), start, time)
 
 
-def with_recomputes(events: Sequence[str], layers: list[int]) -> list[str] | None:
+def with_recomputes(events: Sequence[str], passes: Sequence[Pass]) -> list[str] | None:
     """The events with recomputes told from the forward pass where only their order tells them.
 
     A forward pass is as many forwards as its backward pass has backwards; further ones before the
-    first backward, and all between backwards, are recomputes.
+    first backward, and all between backwards, are recomputes. ``None`` where passes differ in
+    length.
     """
+    layers = {each.layers for each in passes}
     if RECOMPUTE in events or not layers:
         return list(events)
-    if len(set(layers)) > 1:
+    if len(layers) > 1:
         return None
-    (each,) = set(layers)
+    (each,) = layers
     found: list[str] = []
     waiting: list[int] = []
     backwards = each

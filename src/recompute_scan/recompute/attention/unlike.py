@@ -44,12 +44,12 @@ def leaves_layers(
     rows = np.unique(np.concatenate([one.rows for one in readings]))
     sequence = kernel_sequence(trace, kernels, rows)
     at = sequence.places(found.rows)
-    events = _told(found)
+    events = with_recomputes(found.events, found.passes)
     if events is None:
         return None
     again, repeated = np.zeros((2, len(sequence.rows)), np.bool_)
     for one in readings:
-        told = _told(one) if one.judgement.highest else None
+        told = with_recomputes(one.events, one.passes) if one.judgement.highest else None
         if told is not None:
             repeats = recomputed(sequence, sequence.places(one.rows), told, 1)
             again |= repeats >= 0
@@ -78,10 +78,6 @@ def leaves_layers(
             if _stands_twice(token, left[here], pieces[here], inside.tolist(), long):
                 return True
     return False
-
-
-def _told(found: KernelEvidence) -> list[str] | None:
-    return with_recomputes(found.events, [each.layers for each in found.passes])
 
 
 def _stands_twice(token: Int64, left: Bool, pieces: Int64, places: list[int], long: float) -> bool:

@@ -63,7 +63,7 @@ def settle(
         return found
     sequence = kernel_sequence(trace, kernels, found.rows)
     at = sequence.places(found.rows)
-    events = with_recomputes(found.events, [each.layers for each in found.passes])
+    events = with_recomputes(found.events, found.passes)
     if events is None:
         return found
     again = recomputed(sequence, at, events, int(found.judgement.highest)) >= 0
