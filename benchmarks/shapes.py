@@ -47,7 +47,7 @@ from tests.cases.marked import annotating
 from tests.cases.moved import moved
 from tests.cases.repaired import SUFFIX, repaired
 from tests.cases.retimed import retimed
-from tests.cases.shaped import SHAPES, Shape, as_bytes, shaped
+from tests.cases.shaped import SHAPES, Shape, Shaped, as_bytes, shaped
 from tests.cases.truth import Truth, read_truth, write_truth
 from tests.sources.nsys_builder import from_trace
 from tests.sources.rocprof_builder import rocprof
@@ -196,8 +196,8 @@ def print_costs(cases: Sequence[Case], shapes: Sequence[Shape], made: Recordings
             if cost is None or result.verdict != "doubled":
                 print(f"{case.name:34} {shape.name:18} {'-':>8} {'-':>9}")
                 continue
-            made_ms, after_ms = (shaped(one, shape).step_us / 1000 for one in (recording, after))
-            saved, step = made_ms - after_ms, cost.step_ms
+            before, then = shaped(recording, shape), shaped(after, shape)
+            saved, step = (before.step_us - then.step_us) / 1000, cost.step_ms
             more = cost.step_ms - cost.predicted_step_ms - saved
             low, high = cost.predicted_low_ms, cost.predicted_high_ms
             held = low <= step - saved <= high
@@ -207,6 +207,8 @@ def print_costs(cases: Sequence[Case], shapes: Sequence[Shape], made: Recordings
             best = min(abs(more), abs(late)) / saved
             off[shape.name].append((abs(more) / step, abs(more) / saved, best, held))
             second = f"  early stop off: {100 * late / saved:+.1f}%" if late != more else ""
+            if kernels_of(then) - kernels_of(before):
+                second += "  no repair: it runs other kernels"
             print(
                 f"{case.name:34} {shape.name:18} {step:8.1f} {cost.predicted_step_ms:9.1f} "
                 f"{step - saved:8.1f} {-100 * more / step:+7.1f}% {100 * more / saved:+8.1f}%"
@@ -241,6 +243,12 @@ def answer(recording: Event, shape: Shape) -> Result:
         if shape.written == "nsight":
             trace = load_nsys(from_trace(trace, folder / "report.sqlite", by_id=True))
         return result_of(trace)
+
+
+def kernels_of(made: Shaped) -> Counter[tuple[str, float]]:
+    """How often each kernel of its own name and time runs."""
+    events = made.document["traceEvents"]
+    return Counter((one["name"], one["dur"]) for one in events if one.get("cat") == "kernel")
 
 
 def judge(truth: Truth, result: Result) -> str:

@@ -98,6 +98,29 @@ class _Offloads(torch.autograd.Function):
         return None, x.grad
 
 
+class _ToHost(torch.autograd.Function):
+    """Its input waits on the host, as where long sequences are fine-tuned on one GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, x: Tensor, *others: Tensor) -> Any:
+        kept = x.to("cpu")
+        with torch.no_grad():
+            output = function(x, *others)
+        ctx.save_for_backward(kept)
+        ctx.function, ctx.others, ctx.device = function, others, x.device
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (kept,) = ctx.saved_tensors
+        x = kept.to(ctx.device).detach()
+        x.requires_grad_(True)
+        with torch.enable_grad():
+            output = ctx.function(x, *ctx.others)
+        torch.autograd.backward(output, gradient)
+        return (None, x.grad) + (None,) * len(ctx.others)
+
+
 class _KeepsRandomState(torch.autograd.Function):
     """Puts the random state back for the second run, and restores it afterwards."""
 
@@ -349,6 +372,7 @@ FUNCTIONS = (
     *_family("remat", "As torch's own, by another name.", _plain("_Remat", _RunsBackward)),
     *_family("run_twice", "Keeps the random state.", _plain("RunTwice", _KeepsRandomState)),
     *_family("stash", "Offloads its input.", _plain("HiddenStash", _Offloads)),
+    *_family("to_host", "Its input waits on the host.", _plain("ToHost", _ToHost)),
     *reversible_cases("reversible", "ReverseCouple"),
     Case("gradient_in_forward", "Nothing runs again.", "none", _with(_loss_in_forward, None)),
     Case(

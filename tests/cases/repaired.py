@@ -13,6 +13,7 @@ from .case import Build, Case
 from .distributed import shard
 from .equal import layered
 from .frameworks import under
+from .functions import torchs
 from .functions_more import TILES
 from .loops import train
 from .model import NON_REENTRANT, REENTRANT, Checkpoints
@@ -40,10 +41,6 @@ _CASES = {
     "one_layer_doubled": "n_outside",
     "r_layers_in_r_sequential": "r_inside",
     "n_layers_in_n_sequential": "n_inside",
-    "grad_ckpt_round_n": "n_outside",
-    "remat_round_n": "n_outside",
-    "run_twice_round_n": "n_outside",
-    "stash_round_n": "n_outside",
 }
 # By the end of the name; the first that there is.
 _ENDS = (
@@ -60,6 +57,7 @@ _ENDS = (
     ("_round_r", ""),
     ("_twice", ""),
 )
+_OWN = ("grad_ckpt", "remat", "run_twice", "stash", "to_host")
 _ONCE, _ONCE_R = Checkpoints(outer=N), Checkpoints(outer=R)
 
 
@@ -87,6 +85,8 @@ _BUILDS: dict[str, Build] = {
     "r_round_n_late_in_n_stack": _late(5),
     "n_in_n_late_accumulation": _late(1, micro_batches=2),
     "n_in_n_late_two_models": _late(2, models=2),
+    **{f"{name}_round_n": under(torchs(N)) for name in _OWN},
+    **{f"{name}_in_r": under(torchs(R)) for name in _OWN},
     # Without its tiles the block would run other kernels.
     "tiles_in_r": under(TILES),
     "tiles_in_n": under(TILES),

@@ -43,6 +43,25 @@ def test_the_function_is_named() -> None:
         assert [c.function for c in region.checkpoints if c.function]
 
 
+OWN = {"grad_ckpt": "GradCkpt", "remat": "_Remat", "run_twice": "RunTwice", "to_host": "ToHost"}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_each_function_is_named_where_it_stands(kind: str) -> None:
+    own = OWN[kind]
+    nestings = {
+        "in_r": [None, own],
+        "round_r": [own, None],
+        "round_n": [own, None],
+        "twice": [own, own],
+    }
+    names = {case.name for case in FUNCTIONS}
+    for nesting, functions in nestings.items():
+        if (name := f"{kind}_{nesting}") in names:
+            for region in answer(name).regions:
+                assert [one.function for one in region.checkpoints] == functions
+
+
 @pytest.mark.parametrize(
     ("name", "in_parts"),
     [("tiles_in_n", True), ("tiles_in_r", True), ("grad_ckpt_round_n", False)],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -83,8 +84,10 @@ def main() -> None:
         optimizer.step()
         # In one piece: two processes write to the same pipe.
         os.write(1, f"loss {dist.get_rank()} {number} {loss.item().hex()}\n".encode())
-    # gloo may abort a process whose peer is gone while it takes its own threads down.
+    # gloo's thread lets go of a collective after whoever waited for it has gone on. What it lets go
+    # of needs Python's lock: a process in which Python has ended by then aborts.
     dist.barrier()
+    time.sleep(1)
     dist.destroy_process_group()
 
 

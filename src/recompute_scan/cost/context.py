@@ -17,6 +17,7 @@ from recompute_scan.arrays import changes, median, split, true_at
 from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.early_stop import find_early_stop
 from recompute_scan.cost.gradients import Recordings
+from recompute_scan.cost.own_copies import OwnCopies, find_own_copies
 from recompute_scan.cost.reruns import OpSequence, find_sequences
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -170,6 +171,7 @@ class Context(Struct, frozen=True):
         here: For each call: does it touch the steps that matter?
         recomputed: For each call: is it an operator that ran again?
         recordings: The runs with gradients.
+        own_copies: What checkpoint functions copy for themselves.
         checkpoint_node: For each call: is it the node of a reentrant checkpoint?
         annotating: For each call: is it the run wrapper's own?
         behind: What the time between operators can begin behind.
@@ -186,6 +188,7 @@ class Context(Struct, frozen=True):
     here: Bool
     recomputed: Bool
     recordings: Recordings
+    own_copies: OwnCopies
     checkpoint_node: Bool
     annotating: Bool
     behind: Moments
@@ -222,6 +225,7 @@ def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
         here=here,
         recomputed=recomputed,
         recordings=Recordings(facts, sequences),
+        own_copies=find_own_copies(facts, sequences),
         checkpoint_node=checkpoint_node,
         annotating=annotating,
         behind=Moments(

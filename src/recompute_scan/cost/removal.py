@@ -104,6 +104,7 @@ class Removal:
             if first not in changed:
                 changed.add(first)
                 yield from self._changed_forward(sequence)
+        yield from self._copies(goes)
         yield from self._unpacking()
 
     @cached_property
@@ -169,6 +170,14 @@ class Removal:
             yield TimeEdit(thread, start, int(calls.end[rows[place]]), gone=True, add=add)
             start, add = int(calls.start[rows[place + 1]]), 0.0
         yield TimeEdit(thread, start, end, gone=True, add=add)
+
+    def _copies(self, goes: Sequence[bool]) -> Iterator[TimeEdit]:
+        """What a function that goes copies for itself."""
+        calls, copies = self._facts.calls, self._around.own_copies
+        for row, owner in zip(copies.rows.tolist(), copies.sequence.tolist(), strict=True):
+            if goes[owner] and self._around.here[row]:
+                thread, start, end = calls.thread[row], calls.start[row], calls.end[row]
+                yield TimeEdit(int(thread), int(start), int(end), gone=True)
 
     def _end_of_node(self, sequence: OpSequence) -> Iterator[TimeEdit]:
         """What a reentrant checkpoint's node still does behind its nested backward pass."""

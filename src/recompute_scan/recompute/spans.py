@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -133,17 +133,11 @@ def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignme
     spans = []
     for group in groups:
         recomputes = _of_one_backward([recompute for _, _, recompute in group], alignment)
-        variants = _variants(recomputes, around)
-        checkpoints = [Checkpoint(depth, variant) for depth, variant in enumerate(variants)]
-        own = [c.depth for c in checkpoints if c.variant == "reentrant"] or [-1]
-        if function := _function(calls, structure, recomputes):
-            in_parts = structure.functions.in_parts
-            checkpoints[own[-1]] = _of_function(checkpoints[own[-1]], function, in_parts)
         spans.append(
             Span(
                 first=min(first for first, _, _ in group),
                 last=max(last for _, last, _ in group),
-                checkpoints=tuple(checkpoints),
+                checkpoints=tuple(_checkpoints(recomputes, around, structure.functions.in_parts)),
             )
         )
     return spans
@@ -215,7 +209,25 @@ def _of_one_backward(recomputes: list[Recompute], alignment: Alignment) -> list[
     return recomputes[: len(recomputes) // passes]
 
 
-def _variants(recomputes: list[Recompute], around: _FunctionsAround) -> tuple[Variant | None, ...]:
+def _checkpoints(
+    recomputes: list[Recompute], around: _FunctionsAround, in_parts: frozenset[str]
+) -> list[Checkpoint]:
+    """The checkpoints of one boundary, outermost first, with their functions' names."""
+    names = around.first_runs(recomputes[0].original)
+    inside = Counter(around.recomputed(recompute.again) for recompute in recomputes)
+    variants = _variants(len(names), inside)
+    checkpoints = [Checkpoint(depth, variant) for depth, variant in enumerate(variants)]
+    reentrant = [one.depth for one in checkpoints if one.variant == "reentrant"]
+    if None in variants:
+        # Which is whose is not known; that there is one is.
+        reentrant, names = [-1], around.names(recomputes)[:1]
+    for depth, name in zip(reentrant, names, strict=False):
+        if name != words.TORCHS_FUNCTION:
+            checkpoints[depth] = _of_function(checkpoints[depth], name, in_parts)
+    return checkpoints
+
+
+def _variants(count: int, inside: Counter[int]) -> list[Variant | None]:
     """Variants of the checkpoints of one boundary, outermost first; ``None`` where unknown.
 
     A reentrant one calls its function wherever what it checkpoints runs, but in its own recompute.
@@ -223,22 +235,24 @@ def _variants(recomputes: list[Recompute], around: _FunctionsAround) -> tuple[Va
     a recompute as many as there are further inside than the checkpoint that asked for it. Of
     recomputes with equally many, one is that of a reentrant checkpoint, if there are more calls in
     the forward pass; the others are of non-reentrant ones right inside it.
+
+    Args:
+        count: How many calls the forward pass holds around these operators.
+        inside: How many recomputes hold so many of them.
     """
-    count = around.first_runs(recomputes[0].original)
-    inside = Counter(around.recomputed(recompute.again) for recompute in recomputes)
     if any(not inside[number] for number in range(count)) or max(inside) > count:
-        return (None,) * len(recomputes)
-    found: list[Variant] = []
+        return [None] * inside.total()
+    found: list[Variant | None] = []
     for number in range(count, -1, -1):
         own = number < count
         if own:
             found.append("reentrant")
         found.extend("non-reentrant" for _ in range(inside[number] - own))
-    return tuple(found)
+    return found
 
 
 class _FunctionsAround:
-    """Counts the calls of checkpoint functions around some operators and little else."""
+    """The calls of checkpoint functions around some operators and little else."""
 
     def __init__(self, calls: Calls, structure: Structure, alignment: Alignment) -> None:
         self._calls = calls
@@ -246,30 +260,30 @@ class _FunctionsAround:
         self._forward = alignment.forward
         self._again = np.sort(alignment.again)
 
-    def first_runs(self, rows: Int64) -> int:
-        """Around these operators of the forward pass, in order."""
-        return self._count(rows, self._forward)
+    def first_runs(self, rows: Int64) -> list[str]:
+        """Names of those around these operators of the forward pass, in order; outermost first."""
+        around = list(self._around(rows, self._forward))
+        return [self._calls.names[self._calls.name[call]] for call in reversed(around)]
 
     def recomputed(self, rows: Int64) -> int:
-        """Around these of a recompute, in order."""
-        return self._count(rows, self._again)
+        """How many are around these of a recompute, in order."""
+        return sum(1 for _ in self._around(rows, self._again))
 
-    def _count(self, rows: Int64, every: Int64) -> int:
-        number = 0
+    def names(self, recomputes: list[Recompute]) -> list[str]:
+        """Names of those that hold some first run, where they are not that of torch's own."""
+        functions = np.concatenate([self._function[each.original] for each in recomputes])
+        rows = sorted({*functions.tolist()} - {-1})
+        names = (self._calls.names[self._calls.name[row]] for row in rows)
+        return [name for name in names if name != words.TORCHS_FUNCTION]
+
+    def _around(self, rows: Int64, every: Int64) -> Iterator[int]:
+        """Rows of the calls, innermost first."""
         first, last = every.searchsorted(rows[[0, -1]]).tolist()
         call = int(self._function[rows[len(rows) // 2]])
         while call >= 0:
             stop = call + int(self._calls.size[call]) + 1
             begin, end = every.searchsorted((call, stop)).tolist()
-            number += same_boundary((first, last), (begin, end - 1))
+            if same_boundary((first, last), (begin, end - 1)):
+                yield call
             above = int(self._calls.parent[call])
             call = int(self._function[above]) if above >= 0 else -1
-        return number
-
-
-def _function(calls: Calls, structure: Structure, recomputes: list[Recompute]) -> str | None:
-    """The function that holds the first run, where its name is not that of torch's own."""
-    functions = np.concatenate([structure.function[r.original] for r in recomputes])
-    rows = sorted({*functions.tolist()} - {-1})
-    names = (calls.names[calls.name[row]] for row in rows)
-    return next((name for name in names if name != words.TORCHS_FUNCTION), None)

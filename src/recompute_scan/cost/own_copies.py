@@ -1,0 +1,97 @@
+"""The copies in which a checkpoint function keeps its input.
+
+A function of one's own may put its input away, as offloading ones do: it copies it in the forward
+pass, and back before it runs the block again. Autograd is off then, so the copy has no sequence
+number in the recompute; what the block runs has one, whether its gradient is wanted or not
+(``aten/src/ATen/core/dispatch/Dispatcher.cpp``). Nor is autograd on where FSDP gathers the block's
+parameters, but those are of another size than what the block takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from recompute_scan.arrays import true_at
+from recompute_scan.cost.formulas import parse_inputs
+from recompute_scan.cost.reruns import OpSequence
+from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.trace.columns import Int64
+
+_COPY = re.compile(r"aten::(clone|contiguous|to|_to_copy|copy_)$")
+
+
+class OwnCopies(Struct, frozen=True):
+    """What checkpoint functions copied.
+
+    Attributes:
+        rows: Rows of the copies, those in the forward pass and in all recomputes; ascending.
+        sequence: For each: position, among the pieces of recomputes, of the block that its function
+            ran again.
+    """
+
+    rows: Int64
+    sequence: Int64
+
+
+def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnCopies:
+    """The copies that recomputes begin with, and the same in the forward pass.
+
+    Args:
+        facts: What ran again.
+        sequences: The recomputes, in pieces of a kind.
+    """
+    alignment, structure = facts.alignment, facts.structure
+    firsts = alignment.again[alignment.begins]
+    copying = facts.calls.matching(_COPY)[facts.calls.name[firsts]]
+    copying &= (structure.number[firsts] < 0) & (structure.function[firsts] < 0)
+    originals, owners = [], []
+    for number, sequence in enumerate(sequences if copying.any() else ()):
+        if not copying[sequence.recompute]:
+            continue
+        recompute = alignment.recomputes[sequence.recompute]
+        begin = _first_of_block(facts, recompute.again)
+        if sequence.first <= begin < sequence.stop:
+            copies = list(_copies(facts, recompute.again, begin))
+            originals.append(recompute.original[copies])
+            owners.append(np.full(len(copies), number))
+    if not originals:
+        return OwnCopies(*np.empty((2, 0), np.int64))
+    original, first = np.unique(np.concatenate(originals), return_index=True)
+    owner = np.concatenate(owners)[first]
+    again = true_at(np.isin(alignment.original, original))
+    rows = np.append(original, alignment.again[again])
+    owner = np.append(owner, owner[original.searchsorted(alignment.original[again])])
+    order = rows.argsort()
+    return OwnCopies(rows[order], owner[order])
+
+
+def _first_of_block(facts: RecomputeFacts, rows: Int64) -> int:
+    """Place of the first operator that autograd records, or that is another function's; 0: none."""
+    structure = facts.structure
+    inside = (structure.number[rows] >= 0) | (structure.function[rows] >= 0)
+    return int(true_at(inside)[0]) if inside.any() else 0
+
+
+def _copies(facts: RecomputeFacts, rows: Int64, begin: int) -> Iterator[int]:
+    """Places of the copies before the block of what is as large as its input.
+
+    Its input is that of its first operator with a gradient. Autograd gives those before, which have
+    none, the same number.
+    """
+    number = facts.structure.number[rows[begin:]]
+    same = int((number == number[0]).argmin()) if number[0] >= 0 else 1
+    size = _size(facts, int(rows[begin + (same or len(number)) - 1]))
+    for place, row in enumerate(rows[:begin].tolist()):
+        name = facts.calls.names[facts.calls.name[row]]
+        if size and _COPY.match(name) and _size(facts, row) == size:
+            yield place
+
+
+def _size(facts: RecomputeFacts, row: int) -> tuple[int, ...]:
+    """Sizes of a call's first tensor; none where the trace does not tell."""
+    inputs = parse_inputs(facts.trace.signatures[facts.calls.dims[row]])
+    return tuple(inputs.shapes[0] or ()) if inputs is not None and inputs.shapes else ()

@@ -1,0 +1,117 @@
+"""A function's own copies go with it, and a block's stay: the nesting of ranges is the truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recompute_scan.cost.context import find_context
+from recompute_scan.cost.hooks import Hooks
+from recompute_scan.cost.removal import Removal
+from recompute_scan.model import Calls
+from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.trace import load
+from tests.cases.case import Case, TrainingStep, record
+from tests.cases.functions import _Offloads, _plain
+from tests.cases.model import Oracle
+from tests.cases.recorded import recorded
+
+COPIES = {"stash": ("HiddenStash", "aten::clone"), "to_host": ("ToHost", "aten::to")}
+# Copies for one block in a step: one in each forward pass of the function, one in its node.
+COUNTS = {"": 2, "_in_r": 3, "_in_n": 3, "_round_r": 2, "_round_n": 2, "_twice": 5}
+BLOCKS, STEPS = 4, 3
+
+
+def copied(facts: RecomputeFacts) -> list[int]:
+    around = find_context(facts, int(facts.calls.start.min()), int(facts.calls.end.max()))
+    rows: list[int] = around.own_copies.rows.tolist()
+    return rows
+
+
+def directly_in(calls: Calls, function: str, name: str) -> list[int]:
+    """Rows of calls of a name right in a function's or its node's range."""
+    ranges = (function, f"{function}Backward")
+    return [
+        row
+        for row in range(len(calls))
+        if calls.names[calls.name[row]] == name
+        and calls.names[calls.name[calls.parent[row]]] in ranges
+    ]
+
+
+@pytest.mark.parametrize("kind", COPIES)
+@pytest.mark.parametrize("nesting", COUNTS)
+def test_all_copies_of_a_function_are_found_and_no_others(kind: str, nesting: str) -> None:
+    trace, _ = recorded(kind + nesting)
+    facts = study(load(trace))
+    truth = directly_in(facts.calls, *COPIES[kind])
+    assert copied(facts) == truth
+    assert len(truth) == COUNTS[nesting] * BLOCKS * STEPS
+
+
+class Masked(nn.Module):
+    """A block that copies what it does not learn from before all else."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+        self.register_buffer("mask", torch.ones(8, dtype=torch.float64))
+        self.mask: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = self.mask.clone().to(x.dtype)
+        return x + torch.tanh(self.linear(x)) * mask.unsqueeze(-1)
+
+
+def masked(oracle: Oracle, device: torch.device) -> TrainingStep:
+    del oracle
+    blocks = [_plain("Stashes", _Offloads)(Masked(16).to(device)) for _ in range(BLOCKS)]
+
+    def step() -> None:
+        x = torch.ones(2, 8, 16, requires_grad=True)
+        for block in blocks:
+            x = block(x)
+        x.square().mean().backward()
+
+    return step
+
+
+def test_what_a_block_copies_first_is_not_its_functions(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json.gz"
+    record(Case("", "", None, masked), trace)
+    facts = study(load(trace))
+    found = copied(facts)
+    names = [facts.calls.names[facts.calls.name[row]] for row in found]
+    assert names == ["aten::clone"] * 2 * BLOCKS * STEPS
+    sizes = {facts.trace.signatures[code] for code in facts.calls.dims[found].tolist()}
+    assert all(size.startswith(("[[2, 8, 16]", "[[2,8,16]")) for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "go"),
+    [
+        ("stash_round_n", 1, 2),
+        ("stash_round_n", 0, 0),
+        ("stash_in_r", 0, 3),
+        ("stash_in_r", 1, 1),
+        ("stash_twice", 0, 3),
+        ("stash_round_n", None, 2),
+        ("to_host_twice", None, 5),
+    ],
+)
+def test_they_go_with_their_function_alone(name: str, kept: int | None, go: int) -> None:
+    facts = study(load(recorded(name)[0]))
+    calls = facts.calls
+    around = find_context(facts, int(calls.start.min()), int(calls.end.max()))
+    keep = None if kept is None else lambda checkpoints: checkpoints[kept]
+    edits = Removal(around, keep).edits(Hooks(0.0, 0.0, 0.0), lambda rows: np.zeros(len(rows)))
+    away = [
+        row
+        for row in around.own_copies.rows.tolist()
+        if any(e.gone and e.start <= calls.start[row] and calls.end[row] <= e.end for e in edits)
+    ]
+    assert len(away) == go * BLOCKS * STEPS
