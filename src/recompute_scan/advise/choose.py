@@ -55,17 +55,16 @@ def advise_removal(
     kept, dropped = keep_and_drop(checkpoints, alone, sharded=run.sharded)
     mechanism = mechanism_of(dropped)
     if mechanism is None or (mechanism_of(kept) is None and kept.mechanism is None):
-        keep = "the non-reentrant checkpoint, where there is one"
-        if kept.around != dropped.around:
-            keep = f"the checkpoint {kept.extent}"
-        elif IN_PARTS in kept.options:
+        keep = _which(kept, dropped)
+        if IN_PARTS in kept.options and kept.around == dropped.around:
             keep = _keep(kept, checkpoints, run)
+        other = f"the other one, {title_of(dropped)}" if mechanism else "the other one"
         return Fix(
             summary="Two checkpoints enclose each block: leave one of them on.",
             disposition="review",
             diff=None,
             keep=keep,
-            remove="the other one; record with `recompute-scan run` to see whose line it is",
+            remove=f"{other}; record with `recompute-scan run` to see whose line it is",
             docs=_GENERAL_DOCS,
             reason="It is not known which line asked for which checkpoint.",
         )
@@ -214,6 +213,19 @@ def _reason(dropped: Checkpoint, mechanism: Mechanism, *, lost: bool) -> str | N
             "fewer, as they would without checkpointing."
         )
     return mechanism.caution
+
+
+def _which(kept: Checkpoint, dropped: Checkpoint) -> str:
+    """What tells the one that stays from the other, where lines and settings are not known."""
+    if kept.around != dropped.around:
+        text = f"the checkpoint {kept.extent}"
+    elif kept.variant is None or dropped.variant is None:
+        return "the non-reentrant checkpoint, where there is one"
+    elif kept.variant != dropped.variant:
+        text = f"the {kept.variant} checkpoint"
+    else:
+        text = "the outer one" if kept.depth < dropped.depth else "the inner one"
+    return f"{text}, {title_of(kept)}" if mechanism_of(kept) else text
 
 
 def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) -> str:
