@@ -15,9 +15,10 @@ from recompute_scan.cost.removal import Removal
 from recompute_scan.model import Calls
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace import load
-from tests.cases.case import Case, TrainingStep, record
-from tests.cases.functions import _Offloads, _plain
-from tests.cases.model import Oracle
+from tests.cases.case import Build, Case, TrainingStep, record
+from tests.cases.frameworks import Under
+from tests.cases.functions import _Offloads, _plain, torchs
+from tests.cases.model import NON_REENTRANT, REENTRANT, Oracle
 from tests.cases.recorded import recorded
 
 COPIES = {"stash": ("HiddenStash", "aten::clone"), "to_host": ("ToHost", "aten::to")}
@@ -67,26 +68,55 @@ class Masked(nn.Module):
         return x + torch.tanh(self.linear(x)) * mask.unsqueeze(-1)
 
 
-def masked(oracle: Oracle, device: torch.device) -> TrainingStep:
-    del oracle
-    blocks = [_plain("Stashes", _Offloads)(Masked(16).to(device)) for _ in range(BLOCKS)]
+class Notes(nn.Module):
+    """A block that keeps its input for itself, outside of autograd."""
 
-    def step() -> None:
-        x = torch.ones(2, 8, 16, requires_grad=True)
-        for block in blocks:
-            x = block(x)
-        x.square().mean().backward()
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+        self.seen: Tensor
 
-    return step
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.seen = x.clone()
+        return x + torch.tanh(self.linear(x))
 
 
-def test_what_a_block_copies_first_is_not_its_functions(tmp_path: Path) -> None:
+def blocks_under(checkpoint: Under, kind: type[nn.Module]) -> Build:
+    """A step through some blocks of a kind, each in that checkpoint."""
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        del oracle
+        blocks = [checkpoint(kind(16).to(device)) for _ in range(BLOCKS)]
+
+        def step() -> None:
+            x = torch.ones(2, 8, 16, requires_grad=True)
+            for block in blocks:
+                x = block(x)
+            x.square().mean().backward()
+
+        return step
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "kind", "copies"),
+    [
+        (_plain("Stashes", _Offloads), Masked, 2),
+        (torchs(REENTRANT), Notes, 0),
+        (torchs(NON_REENTRANT), Notes, 0),
+    ],
+)
+def test_what_a_block_copies_first_is_not_its_functions(
+    checkpoint: Under, kind: type[nn.Module], copies: int, tmp_path: Path
+) -> None:
     trace = tmp_path / "trace.json.gz"
-    record(Case("", "", None, masked), trace)
+    record(Case("", "", None, blocks_under(checkpoint, kind)), trace)
     facts = study(load(trace))
     found = copied(facts)
     names = [facts.calls.names[facts.calls.name[row]] for row in found]
-    assert names == ["aten::clone"] * 2 * BLOCKS * STEPS
+    assert names == ["aten::clone"] * copies * BLOCKS * STEPS
     sizes = {facts.trace.signatures[code] for code in facts.calls.dims[found].tolist()}
     assert all(size.startswith(("[[2, 8, 16]", "[[2,8,16]")) for size in sizes)
 

@@ -18,8 +18,9 @@ from msgspec import Struct
 from recompute_scan.arrays import true_at
 from recompute_scan.cost.formulas import parse_inputs
 from recompute_scan.cost.reruns import OpSequence
+from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
-from recompute_scan.trace.columns import Int64
+from recompute_scan.trace.columns import Bool, Int64
 
 _COPY = re.compile(r"aten::(clone|contiguous|to|_to_copy|copy_)$")
 
@@ -48,6 +49,7 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
     firsts = alignment.again[alignment.begins]
     copying = facts.calls.matching(_COPY)[facts.calls.name[firsts]]
     copying &= (structure.number[firsts] < 0) & (structure.function[firsts] < 0)
+    copying &= _in_others(facts, alignment.original[alignment.begins])
     originals, owners = [], []
     for number, sequence in enumerate(sequences if copying.any() else ()):
         if not copying[sequence.recompute]:
@@ -67,6 +69,13 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
     owner = np.append(owner, owner[original.searchsorted(alignment.original[again])])
     order = rows.argsort()
     return OwnCopies(rows[order], owner[order])
+
+
+def _in_others(facts: RecomputeFacts, rows: Int64) -> Bool:
+    """For each row: is it right in a checkpoint function that is not torch's? That copies none."""
+    function = facts.structure.function[rows]
+    torchs = np.array([name == words.TORCHS_FUNCTION for name in facts.calls.names], np.bool_)
+    return (function >= 0) & ~torchs[facts.calls.name[function]]
 
 
 def _first_of_block(facts: RecomputeFacts, rows: Int64) -> int:
