@@ -57,6 +57,7 @@ from tests.cases.functions_more import MORE_FUNCTIONS
 from tests.cases.hooks import HOOKS
 from tests.cases.huggingface import HUGGING_FACE
 from tests.cases.kinds import KINDS
+from tests.cases.kinds_short import KINDS_SHORT
 from tests.cases.marked import annotating
 from tests.cases.nesting import CASES
 from tests.cases.places import PLACES
@@ -77,7 +78,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "schedules": SCHEDULES,
     "places": PLACES + STACKS + DISCARDED,
     "equal": EQUAL,
-    "kinds": KINDS,
+    "kinds": (*KINDS, *KINDS_SHORT),
     "distributed": DISTRIBUTED,
     "compiled": COMPILED,
     "functions": FUNCTIONS + MORE_FUNCTIONS,

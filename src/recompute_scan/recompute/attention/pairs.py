@@ -70,7 +70,9 @@ def read_pairs(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence |
     left = leaves_layers(trace, kernels, best, readings) if best.judgement.highest == 1 else None
     if left is None:
         return best
-    return replace(best, judgement=replace(best.judgement, verdict="partial" if left else "full"))
+    if left == "inconclusive":
+        return _untold(best, "Some kernels return in a row and do not run again: layers, or heads.")
+    return replace(best, judgement=replace(best.judgement, verdict=left))
 
 
 def paired_names(trace: Trace, kernels: Kernels) -> Directions:

@@ -1,12 +1,13 @@
 """Whether what did not run again are layers without a checkpoint, or what a model has once.
 
 A norm behind the last layer, a stem, or what makes an image smaller between two stages has kernels
-of the layers' kinds, but not so many in the same order. A model has a layer more than once.
+of the layers' kinds, but not so many in the same order. A model has a layer more than once. Several
+short things in a row are as long together as one long one: they may be layers, or heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -20,6 +21,7 @@ from recompute_scan.recompute.attention.sequence import (
     recomputed,
     with_recomputes,
 )
+from recompute_scan.result import Verdict
 from recompute_scan.trace.columns import Bool, Int64, Trace
 
 # As long a part of a recompute, twice in a forward pass and not run again, is one of layers.
@@ -28,12 +30,12 @@ _PART = 0.5
 
 def leaves_layers(
     trace: Trace, kernels: Kernels, found: KernelEvidence, readings: Sequence[KernelEvidence]
-) -> bool | None:
-    """Do layers, or longer parts of them, not run again, where others do once?
+) -> Verdict | None:
+    """``partial`` where layers, or longer parts of them, do not run again, and others do once.
 
     Around each counted kernel that did not run again, the kernels that did not either are compared
-    with those around each further counted one of its forward pass. ``None`` where passes differ in
-    length.
+    with those around each further counted one of its forward pass. Else ``full``; ``inconclusive``
+    where shorter things follow one another, ``None`` where passes differ in length.
 
     Args:
         trace: The trace.
@@ -62,6 +64,7 @@ def leaves_layers(
     forwards = [one.rows[[event == FORWARD for event in one.events]] for one in readings]
     counted = true_at(among(sequence.rows, np.concatenate(forwards)))
     seen = set[bytes]()
+    in_a_row = False
     low = 0
     for forward, run in groupby(zip(at.tolist(), events, strict=True), lambda e: e[1] == FORWARD):
         places = [place for place, _ in run]
@@ -75,13 +78,18 @@ def leaves_layers(
         if same not in seen:
             seen.add(same)
             inside = counted[slice(*counted.searchsorted([here.start, here.stop]))] - low
-            if _stands_twice(token, left[here], pieces[here], inside.tolist(), long):
-                return True
-    return False
+            for length, away in _standing_twice(token, left[here], pieces[here], inside.tolist()):
+                if min(length, away) >= long:
+                    return "partial"
+                in_a_row |= length >= long
+    return "inconclusive" if in_a_row else "full"
 
 
-def _stands_twice(token: Int64, left: Bool, pieces: Int64, places: list[int], long: float) -> bool:
-    """Is what is left around one of these places around another, too, in so many kernels?
+def _standing_twice(
+    token: Int64, left: Bool, pieces: Int64, places: list[int]
+) -> Iterator[tuple[int, int]]:
+    """Of what is left around one of these places and around another, too: how many kernels these
+    are, and how far away.
 
     The other is of what ran again; or at most one piece that did is between, as where halves of
     layers do. A model that is called twice has a row of layers between its heads.
@@ -101,6 +109,4 @@ def _stands_twice(token: Int64, left: Bool, pieces: Int64, places: list[int], lo
             until = int(differ.searchsorted(place))
             first = int(differ[until - 1]) + 1 if until else low
             last = int(differ[until]) if until < len(differ) else high
-            if last - first >= long:
-                return True
-    return False
+            yield last - first, abs(away)
