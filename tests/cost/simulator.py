@@ -1,7 +1,8 @@
 """A host with a GPU, in a hundred lines: runs a program and writes what a profiler would see.
 
 Knows nothing of the tool. Kernels start ``LAG`` after their launch at the earliest, ``GAP`` after
-the one before on their stream, and ``GAP`` after what an event makes them wait for.
+the one before on their stream (or after all but its ``early`` part), and ``GAP`` after what an
+event makes them wait for.
 """
 
 from __future__ import annotations
@@ -65,15 +66,18 @@ class Machine:
     """Runs programs, one step each, and keeps the events.
 
     Attributes:
+        early: The part of a kernel that is left when the next one of its stream begins.
         events: Kineto events so far.
         gone: For each row of redundant instructions its thread, beginning and end (µs).
         finished: When each step was over, host and GPU, µs.
     """
 
+    early: float = 0.0
     events: list[dict[str, Any]] = field(default_factory=list)
     gone: list[tuple[int, float, float]] = field(default_factory=list)
     finished: list[float] = field(default_factory=list)
     _now: float = 0.0
+    _ended: dict[int, float] = field(default_factory=dict)
     _free: dict[int, float] = field(default_factory=dict)
     _recorded: dict[str, float] = field(default_factory=dict)
     _blocked: dict[int, float] = field(default_factory=dict)
@@ -85,7 +89,7 @@ class Machine:
         self._now += BETWEEN
         self._run(program, MAIN)
         self._event("user_annotation", f"ProfilerStep#{len(self.finished)}", MAIN, begin)
-        self.finished.append(max(self._now, *self._free.values(), 0.0))
+        self.finished.append(max(self._now, *self._ended.values(), 0.0))
 
     def _run(self, program: Sequence[Do], thread: int) -> None:
         open_at: float | None = None
@@ -114,7 +118,8 @@ class Machine:
                 self._free.get(do.stream, -GAP) + GAP,
                 self._blocked.pop(do.stream, -GAP) + GAP,
             )
-            self._free[do.stream] = ready + do.us
+            self._free[do.stream] = ready + do.us * (1 - self.early)
+            self._ended[do.stream] = max(self._ended.get(do.stream, 0.0), ready + do.us)
             self.events.append(
                 {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": do.stream, "ts": ready}
                 | {"dur": do.us, "args": {"stream": do.stream, "correlation": number}}
@@ -122,14 +127,14 @@ class Machine:
         elif do.what == "record":
             self._now += RUNTIME
             self._event("cuda_runtime", "cudaEventRecord", thread, begin)
-            self._recorded[do.event] = self._free.get(do.stream, 0.0)
+            self._recorded[do.event] = self._ended.get(do.stream, 0.0)
         elif do.what == "wait":
             self._now += RUNTIME
             self._event("cuda_runtime", "cudaStreamWaitEvent", thread, begin)
             until = max(self._recorded[do.event], self._blocked.get(do.stream, 0.0))
             self._blocked[do.stream] = until
         elif do.what == "synchronize":
-            self._now = max(self._now + RUNTIME, *self._free.values(), 0.0) + BETWEEN
+            self._now = max(self._now + RUNTIME, *self._ended.values(), 0.0) + BETWEEN
             self._event("cuda_runtime", "cudaDeviceSynchronize", thread, begin)
         elif do.what == "backward":
             self._now += LAG
@@ -144,9 +149,9 @@ class Machine:
         self.events.append(event | {"ts": begin, "dur": self._now - begin, "args": args})
 
 
-def run(program: Sequence[Do], steps: int = 3) -> Machine:
+def run(program: Sequence[Do], steps: int = 3, early: float = 0.0) -> Machine:
     """The same step a few times."""
-    machine = Machine()
+    machine = Machine(early)
     for _ in range(steps):
         machine.step(program)
     return machine

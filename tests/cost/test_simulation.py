@@ -54,15 +54,17 @@ def periods(machine: Machine) -> list[float]:
     return times
 
 
-def recomputed(program: Sequence[Do]) -> tuple[list[float], list[float], list[float]]:
+def recomputed(
+    program: Sequence[Do], early: float = 0.0
+) -> tuple[list[float], list[float], list[float]]:
     """Step times in µs: unchanged, predicted without what is redundant, and true without it."""
-    machine = run(program)
+    machine = run(program, early=early)
     facts = facts_of(machine)
     graph = build_graph(facts, facts.steps)
     unchanged = (simulate_unchanged(graph) / 1000).tolist()
     assert unchanged == pytest.approx(periods(machine), abs=0.01)
     predicted = (simulate(graph, facts, edits_of(facts, machine)) / 1000).tolist()
-    return unchanged, predicted, periods(run(repaired(program)))
+    return unchanged, predicted, periods(run(repaired(program), early=early))
 
 
 def assert_predicted(program: Sequence[Do]) -> tuple[float, float]:
@@ -86,6 +88,21 @@ def test_a_step_that_kernels_limit() -> None:
     redundant = [host(10, redundant=True), launch(500, redundant=True)]
     before, after = assert_predicted([*layer * 10, *redundant * 4, synchronize()])
     assert before - after == pytest.approx(4 * 501, abs=1)
+
+
+@pytest.mark.parametrize("early", [0.1, 0.3])
+def test_kernels_that_begin_before_the_end_of_the_one_before(early: float) -> None:
+    """How much is left of a kernel then is its own, and no matter of what came next."""
+    program = [
+        *[launch(us) for us in (300, 500)],
+        *[launch(us, redundant=True) for us in (900, 100, 700)],
+        *[launch(us) for us in (200, 400)],
+        launch(50, redundant=True),
+        launch(600),
+        synchronize(),
+    ]
+    _, predicted, truth = recomputed(program, early)
+    assert predicted == pytest.approx(truth, abs=5.0)
 
 
 def test_a_host_that_runs_ahead_without_synchronising() -> None:

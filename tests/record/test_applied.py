@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,28 @@ from tests.record.runs import plain_environment
 
 pytestmark = pytest.mark.slow
 
+# Both of its modules that hold others are layers to transformers, which checkpoint themselves.
+SWIN = """\
+import torch
+from transformers import SwinConfig, SwinForImageClassification
+
+torch.manual_seed(0)
+config = SwinConfig(
+    image_size=16, patch_size=2, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4
+)
+model = SwinForImageClassification(config)
+model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+CHANGE
+model.train()
+sgd = torch.optim.SGD(model.parameters(), lr=1e-2)
+pixels, labels = torch.randn(2, 3, 16, 16), torch.tensor([0, 1])
+for step in range(12):
+    loss = model(pixel_values=pixels, labels=labels).loss
+    loss.backward()
+    sgd.step()
+    sgd.zero_grad()
+    print("step", step, loss.item().hex())
+"""
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("--steps", "12", "--batch-size", "2", "--sequence-length", "32")
 
@@ -59,3 +82,26 @@ def test_the_diff_changes_the_verdict_and_not_the_losses(
     assert len(losses_before) > 2
     assert all("0x1." in line for line in losses_before)
     assert losses_after == losses_before
+
+
+def test_a_model_that_doubles_by_itself_is_told_how_not_to(tmp_path: Path) -> None:
+    modeling = pytest.importorskip("transformers.models.swin.modeling_swin")
+    layers = pytest.importorskip("transformers.modeling_layers").GradientCheckpointingLayer
+    if not all(issubclass(one, layers) for one in (modeling.SwinStage, modeling.SwinLayer)):
+        pytest.skip("here one of the two alone checkpoints itself")
+    (tmp_path / "swin.py").write_text(SWIN.replace("CHANGE", ""))
+    before, losses_before = scanned(tmp_path, "swin.py")
+    assert (before.verdict, before.recompute_per_backward) == ("doubled", 2.0)
+    fix = next(finding.fix for finding in before.findings if finding.code == "RS001")
+    assert fix is not None
+    told = re.search(r"set gradient_checkpointing = False on each (\w+) ", fix.summary)
+    assert told is not None
+    change = (
+        f"for one in model.modules():\n    if type(one).__name__ == {told[1]!r}:\n"
+        "        one.gradient_checkpointing = False"
+    )
+    (tmp_path / "swin.py").write_text(SWIN.replace("CHANGE", change))
+    after, losses_after = scanned(tmp_path, "swin.py")
+    assert (after.verdict, after.recompute_per_backward) == ("full", 1.0)
+    assert losses_after == losses_before
+    assert len(losses_before) == 12

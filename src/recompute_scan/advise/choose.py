@@ -8,6 +8,7 @@ from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.advise.wording import (
     UNKNOWN_RUN,
     RunFacts,
+    leave_out,
     mechanism_of,
     place,
     removal,
@@ -15,7 +16,7 @@ from recompute_scan.advise.wording import (
     why_no_diff,
 )
 from recompute_scan.annotations import COMPILED, COUNTS_RUNS, EARLY_STOP_OFF, IN_PARTS
-from recompute_scan.frameworks.mechanism import Mechanism
+from recompute_scan.frameworks.mechanism import FEWER, Mechanism
 from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.run_info import Source
 
@@ -70,7 +71,7 @@ def advise_removal(
         )
     fix = take_out(dropped, mechanism, sources, lost=switch_of(dropped) in alone, run=run)
     if mechanism_of(kept) is mechanism and (fix.diff is None or _together(kept, dropped)):
-        return _applied_once(kept, dropped, mechanism)
+        return _applied_once(kept, dropped, mechanism, run)
     return Fix(
         summary=f"Keep {title_of(kept)}; {fix.summary}",
         disposition=fix.disposition,
@@ -178,10 +179,19 @@ def _together(kept: Checkpoint, dropped: Checkpoint) -> bool:
     return kept.call_site == dropped.call_site
 
 
-def _applied_once(kept: Checkpoint, dropped: Checkpoint, mechanism: Mechanism) -> Fix:
+def _applied_once(
+    kept: Checkpoint, dropped: Checkpoint, mechanism: Mechanism, run: RunFacts
+) -> Fix:
     """The fix for one mechanism that is applied twice: to switch it off would take out both."""
     name, site = title_of(dropped), dropped.call_site
-    if kept.around != dropped.around:
+    remove = f"the second application of {name}{place(site)}"
+    if dropped.module_class and mechanism.fewer != FEWER:
+        layers = f"each {dropped.module_class}"
+        how = leave_out(mechanism, run).format(layers=layers, title=name)
+        summary = f"Apply {name} once, {kept.extent}: {how}{place(site)}"
+        remove = f"its checkpoints {dropped.extent}"
+        reason = "That line switches both on, and stays."
+    elif kept.around != dropped.around:
         keep = f"keep it {kept.extent}{place(kept.call_site)}"
         summary = f"Apply {name} once: {keep}, leave it out {dropped.extent}{place(site)}"
         reason = "A change of that line may take out both."
@@ -196,7 +206,7 @@ def _applied_once(kept: Checkpoint, dropped: Checkpoint, mechanism: Mechanism) -
         disposition="review",
         diff=None,
         keep=f"{name}, applied once.",
-        remove=f"the second application of {name}{place(site)}",
+        remove=remove,
         docs=mechanism.docs,
         removes=dropped,
         reason=reason,

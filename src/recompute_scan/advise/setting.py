@@ -8,6 +8,7 @@ from recompute_scan.advise.choose import kept
 from recompute_scan.advise.wording import (
     UNKNOWN_RUN,
     RunFacts,
+    leave_out,
     mechanism_of,
     place,
     title_of,
@@ -15,7 +16,7 @@ from recompute_scan.advise.wording import (
 )
 from recompute_scan.frameworks.gradients import NON_REENTRANT
 from recompute_scan.frameworks.known import find_mechanism
-from recompute_scan.frameworks.mechanism import FEWER, SELECTIVELY, Mechanism
+from recompute_scan.frameworks.mechanism import SELECTIVELY
 from recompute_scan.result import Checkpoint, Fix, PlannedModule, Region
 
 _GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
@@ -62,7 +63,7 @@ def advise_fewer(
     if whole and mechanism is not None:
         setting = worded(mechanism.remove, mechanism, run, checkpoint.source or "")
     else:
-        setting = _template(mechanism, run).format(layers=layers, title=title)
+        setting = leave_out(mechanism, run).format(layers=layers, title=title)
     where = f" ({checkpoint.call_site})" if checkpoint.call_site else ""
     return Fix(
         summary=f"Stop checkpointing {layers}: {setting}{where}.",
@@ -100,14 +101,6 @@ def advise_selective(
         docs=_SELECTIVE_DOCS,
         reason=f"Where the checkpoint was reentrant: {NON_REENTRANT[0].lower()}{NON_REENTRANT[1:]}",
     )
-
-
-def _template(mechanism: Mechanism | None, run: RunFacts) -> str:
-    """How to leave out single layers, in the words for the installed version."""
-    if mechanism is None:
-        return FEWER
-    old = (b for b in mechanism.fewer_before if run.has(b.package, b.version) is False)
-    return next((before.words for before in old), mechanism.fewer)
 
 
 def setting_for(

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.known import find_mechanism
-from recompute_scan.frameworks.mechanism import Mechanism, Rename
+from recompute_scan.frameworks.mechanism import FEWER, Mechanism, Rename
 from recompute_scan.result import Checkpoint
 from recompute_scan.run_info import Source
 
@@ -138,3 +138,14 @@ def _is_variable(site: str) -> bool:
 def _in_configuration(site: str | None) -> bool:
     found = _LINE.fullmatch(site or "")
     return found is not None and found["file"].endswith((".yaml", ".yml", ".json", ".toml", ".ini"))
+
+
+def leave_out(mechanism: Mechanism | None, run: RunFacts) -> str:
+    """How to leave out single layers, in the words for the installed version.
+
+    They have ``{layers}`` and ``{title}`` in them.
+    """
+    if mechanism is None:
+        return FEWER
+    old = (b for b in mechanism.fewer_before if run.has(b.package, b.version) is False)
+    return next((before.words for before in old), mechanism.fewer)

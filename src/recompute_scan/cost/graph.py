@@ -55,6 +55,8 @@ class Graph(Struct, frozen=True):
         since: For each of those, when its time begins to count, ns of the trace.
         until: For each of those, when it stops to count.
         along: For each edge: does it run along a stream, or a host thread?
+        early: For each edge along a stream: how long before the end of the one the other began, if
+            it did, ns, negative; else 0. That much is left of the one, whatever the other is.
         step_ends: For each step, the nodes that must be over when it is.
         measured: For each step, how long it took in the trace, ns.
         late: How much of the time no edge explains, ns.
@@ -72,6 +74,7 @@ class Graph(Struct, frozen=True):
     since: Int64
     until: Int64
     along: Bool
+    early: Float64
     step_ends: tuple[Int64, ...]
     measured: Float64
     late: float
@@ -115,7 +118,11 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
         )
     later = true_at(device.before >= 0)
     edges.add(
-        of_kernel[device.before[later]], of_kernel[later], (waits.gap + long)[later], along=True
+        of_kernel[device.before[later]],
+        of_kernel[later],
+        (waits.gap + long)[later],
+        along=True,
+        early=np.minimum(waits.gap[later], 0),
     )
     edges.add(
         of_kernel[waits.source],
@@ -141,7 +148,7 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
             edges.over_host(
                 node, one, lag, position[wait.other], since, np.maximum(moment, since), along=False
             )
-    source, target, delay, along, on_host, host, since, until = edges.in_order()
+    source, target, delay, along, early, on_host, host, since, until = edges.in_order()
     floor = np.zeros(len(keys) + 1)
     under_way = true_at((device.thread < 0) & (device.before < 0))
     floor[of_kernel[under_way]] = np.maximum(device.end[under_way] - begin, 0)
@@ -163,6 +170,7 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
         since=since,
         until=until,
         along=along,
+        early=early,
         step_ends=step_ends,
         measured=measured,
         late=float(waits.late.sum()),
@@ -226,7 +234,7 @@ class _Edges:
     """Edges under way."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Int64, Int64, Float64, Int64, Int64, Int64, Bool]] = []
+        self._parts: list[tuple[Int64, Int64, Float64, Int64, Int64, Int64, Bool, Int64]] = []
 
     def over_host(
         self,
@@ -238,21 +246,29 @@ class _Edges:
         until: Int64,
         *,
         along: bool,
+        early: Int64 | None = None,
     ) -> None:
         size = len(target)
-        hosts = np.full(size, host)
-        self._parts.append(
-            (source, target, delay, hosts, since, until, np.full(size, along, np.bool_))
-        )
+        hosts, alongs = np.full(size, host), np.full(size, along, np.bool_)
+        early = np.zeros(size, np.int64) if early is None else early
+        self._parts.append((source, target, delay, hosts, since, until, alongs, early))
 
-    def add(self, source: Int64, target: Int64, delay: Float64, *, along: bool) -> None:
+    def add(
+        self,
+        source: Int64,
+        target: Int64,
+        delay: Float64,
+        *,
+        along: bool,
+        early: Int64 | None = None,
+    ) -> None:
         nothing = np.zeros(len(target), np.int64)
-        self.over_host(source, target, delay, -1, nothing, nothing, along=along)
+        self.over_host(source, target, delay, -1, nothing, nothing, along=along, early=early)
 
     def in_order(
         self,
-    ) -> tuple[Int64, Int64, Float64, Bool, Int64, Int64, Int64, Int64]:
-        source, target, delay, host, since, until, along = (
+    ) -> tuple[Int64, Int64, Float64, Bool, Float64, Int64, Int64, Int64, Int64]:
+        source, target, delay, host, since, until, along, early = (
             np.concatenate(column) for column in zip(*self._parts, strict=True)
         )
         # An edge against the order would ask for what is not known yet.
@@ -265,6 +281,7 @@ class _Edges:
             target[order],
             delay[order].astype(np.float64),
             along[order],
+            early[order].astype(np.float64),
             on_host,
             host[timed],
             since[timed],

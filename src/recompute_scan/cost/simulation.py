@@ -39,9 +39,13 @@ def simulate(
         overhead: What the profiler costs at each beginning or end of a call, ns.
     """
     delay = graph.delay.copy()
-    away = _gone(graph, facts, edits)[graph.target]
-    # Of what goes, only its place along the stream or thread is left.
-    delay[away] = np.where(graph.along[away], 0.0, _NEVER)
+    gone = _gone(graph, facts, edits)
+    away, behind = gone[graph.target], gone[graph.source]
+    # Of what goes, only its place along the stream or thread is left: how early whatever comes next
+    # begins is the matter of what stays before.
+    early = np.where(behind, 0.0, graph.early)
+    delay[away] = np.where(graph.along[away], early[away], _NEVER)
+    delay[~away] += (early - graph.early)[~away]
     clocks = [change_clock(thread, edits, overhead) for thread in graph.threads]
     return _steps(graph, _with_host_time(graph, delay, clocks))
 

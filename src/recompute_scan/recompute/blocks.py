@@ -140,7 +140,10 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) ->
         if not node.children or any(_alike(node.span, other, code) for other in everything):
             return [Block(node.span, node.span.checkpoints, batch, _parts(node, batch))]
         # Were it around one of them and little else, they would be one span.
-        around = tuple(replace(one, around="several") for one in node.span.checkpoints)
+        module = node.span.module_class
+        around = tuple(
+            replace(one, around="several", module_class=module) for one in node.span.checkpoints
+        )
         wide.append(Block(node.span, around, batch))
         return [_within(around, block) for child in node.children for block in choose(child)]
 

@@ -105,7 +105,8 @@ class Checkpoint(Struct, frozen=True):
     compiled code, where variants do not differ. ``function`` names what checkpoints where
     no mechanism is known for it: an autograd function of the project's own by its class, a
     library's code by ``module.function``. ``around`` is ``several`` where it encloses other blocks
-    as well, ``part`` where it encloses a part of the block.
+    as well, which make up a module of ``module_class`` where that is known, and ``part`` where it
+    encloses a part of the block.
     """
 
     depth: int
@@ -116,11 +117,13 @@ class Checkpoint(Struct, frozen=True):
     options: tuple[str, ...] = ()
     function: str | None = None
     around: Literal["block", "several", "part"] = "block"
+    module_class: str | None = None
 
     @property
     def extent(self) -> str:
         """What it is around, in words."""
-        return _EXTENTS[self.around]
+        module = f" ({self.module_class})" if self.module_class else ""
+        return _EXTENTS[self.around] + module
 
 
 class Region(Struct, frozen=True):
