@@ -54,6 +54,7 @@ from tests.cases.equal import EQUAL
 from tests.cases.frameworks import INSTALLED
 from tests.cases.functions import FUNCTIONS
 from tests.cases.functions_more import MORE_FUNCTIONS
+from tests.cases.functions_others import OTHERS
 from tests.cases.hooks import HOOKS
 from tests.cases.huggingface import HUGGING_FACE
 from tests.cases.kinds import KINDS
@@ -82,6 +83,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "distributed": DISTRIBUTED,
     "compiled": COMPILED,
     "functions": FUNCTIONS + MORE_FUNCTIONS,
+    "others": OTHERS,
     "frameworks": INSTALLED,
 }
 

@@ -193,14 +193,14 @@ def two_kinds() -> Build:
 
 _CONTEXT = _plain("LeanLayer", _SetsUpItsContext)
 _PRODUCT = _plain("Product", _TakesTheGradient)
-_CAST = _plain("HalfKept", _CastsBeforeAndAfter)
+HALF_KEPT = _plain("HalfKept", _CastsBeforeAndAfter)
 TILES = _plain("InTiles", _InTiles)
 
 MORE_FUNCTIONS = (
     Case("lean", "In the newer style.", "full", under(_CONTEXT)),
     Case("lean_twice", "Round itself.", "doubled", under(_CONTEXT, _CONTEXT)),
     Case("product", "Its second run goes on into a product.", "full", under(_PRODUCT)),
-    Case("half_kept", "Its second run has other inputs' types before.", "full", under(_CAST)),
+    Case("half_kept", "Its second run has other inputs' types before.", "full", under(HALF_KEPT)),
     Case("many", "Several tensors in and out.", "full", under(_many("SeveralKept"))),
     Case(
         "two_names",

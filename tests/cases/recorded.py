@@ -14,10 +14,11 @@ from . import SHARED
 from .case import record
 from .functions import FUNCTIONS
 from .functions_more import MORE_FUNCTIONS
+from .functions_others import OTHERS
 from .nesting import CASES
 from .truth import Truth, read_truth, write_truth
 
-BY_NAME = {case.name: case for case in (*CASES, *FUNCTIONS, *MORE_FUNCTIONS)}
+BY_NAME = {case.name: case for case in (*CASES, *FUNCTIONS, *MORE_FUNCTIONS, *OTHERS)}
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from .equal import layered
 from .frameworks import under
 from .functions import torchs
 from .functions_more import TILES
+from .functions_others import BUFFERED, BY_HAND, FETCHES, IN_TWO, QUANTISED, TREE
 from .loops import train
 from .model import NON_REENTRANT, REENTRANT, Checkpoints
 from .schedules import pipeline
@@ -57,7 +58,11 @@ _ENDS = (
     ("_round_r", ""),
     ("_twice", ""),
 )
-_OWN = ("grad_ckpt", "remat", "run_twice", "stash", "to_host")
+_OWN = (
+    *("grad_ckpt", "remat", "run_twice", "stash", "to_host", "buffered", "afterwards", "int8"),
+    *("prefetch", "cold", "two_gradients", "adds_itself", "tree", "in_two", "hooked_block"),
+    *("half_kept", "vjp", "by_hand", "r_own"),
+)
 _ONCE, _ONCE_R = Checkpoints(outer=N), Checkpoints(outer=R)
 
 
@@ -87,6 +92,28 @@ _BUILDS: dict[str, Build] = {
     "n_in_n_late_two_models": _late(2, models=2),
     **{f"{name}_round_n": under(torchs(N)) for name in _OWN},
     **{f"{name}_in_r": under(torchs(R)) for name in _OWN},
+    "buffered_round_int8": under(BUFFERED),
+    "int8_round_buffered": under(QUANTISED),
+    "fetch_round_tree": under(FETCHES),
+    "in_two_round_cold": under(IN_TWO),
+    "own_n_own": under(torchs(N)),
+    "own_r_own": under(BUFFERED),
+    "r_own_own": under(torchs(R)),
+    "own_own_n": under(torchs(N)),
+    "by_hand_round_r": under(BY_HAND),
+    "by_hand_in_r": under(BY_HAND),
+    "by_hand_in_own": under(BY_HAND),
+    "by_hand_round_own": under(BY_HAND),
+    "stack_own_r": under(torchs(R)),
+    "stack_own_own": under(TREE),
+    "stack_n_own": under(TREE),
+    "halves_in_own": under(TREE),
+    "mlp_in_own": under(TREE),
+    "mlp_own_in_n": under(torchs(N)),
+    "mlp_n_in_own": under(BUFFERED),
+    "some_own_in_r": under(torchs(R)),
+    "some_own_in_own": under(TREE),
+    "some_r_in_own": under(BUFFERED),
     # Without its tiles the block would run other kernels.
     "tiles_in_r": under(TILES),
     "tiles_in_n": under(TILES),

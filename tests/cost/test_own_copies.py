@@ -54,6 +54,23 @@ def test_all_copies_of_a_function_are_found_and_no_others(kind: str, nesting: st
     assert len(truth) == COUNTS[nesting] * BLOCKS * STEPS
 
 
+@pytest.mark.parametrize("nesting", ["", "_in_r", "_round_n", "_twice"])
+def test_what_a_function_works_out_beside_its_block_is_found(nesting: str) -> None:
+    trace, _ = recorded(f"int8{nesting}")
+    facts = study(load(trace))
+    calls = facts.calls
+    quantising = ("abs", "amax", "clamp", "div", "round", "to")
+    ranges = [row for row in range(len(calls)) if calls.names[calls.name[row]] == "Int8Input"]
+    truth = [
+        row
+        for row in range(len(calls))
+        if calls.names[calls.name[row]] in {f"aten::{name}" for name in quantising}
+        and calls.parent[row] in ranges
+    ]
+    assert copied(facts) == truth
+    assert truth
+
+
 class Masked(nn.Module):
     """A block that copies what it does not learn from before all else."""
 

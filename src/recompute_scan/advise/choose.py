@@ -70,7 +70,8 @@ def advise_removal(
             reason="It is not known which line asked for which checkpoint.",
         )
     fix = take_out(dropped, mechanism, sources, lost=switch_of(dropped) in alone, run=run)
-    if mechanism_of(kept) is mechanism and (fix.diff is None or _together(kept, dropped)):
+    alike = mechanism_of(kept) is mechanism and kept.function == dropped.function
+    if alike and (fix.diff is None or _together(kept, dropped)):
         return _applied_once(kept, dropped, mechanism, run)
     return Fix(
         summary=f"Keep {title_of(kept)}; {fix.summary}",

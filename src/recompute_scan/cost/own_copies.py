@@ -1,10 +1,12 @@
-"""The copies in which a checkpoint function keeps its input.
+"""What a checkpoint function does beside its block, such as the copies in which it keeps its input.
 
 A function of one's own may put its input away, as offloading ones do: it copies it in the forward
-pass, and back before it runs the block again. Autograd is off then, so the copy has no sequence
-number in the recompute; what the block runs has one, whether its gradient is wanted or not
-(``aten/src/ATen/core/dispatch/Dispatcher.cpp``). Nor is autograd on where FSDP gathers the block's
-parameters, but those are of another size than what the block takes.
+pass, and back before it runs the block again. What its node does not run again is its own work
+(:mod:`recompute_scan.recompute.own_work`); of what its node does, the copies of its input are.
+Autograd is off then, so they have no sequence number in the recompute; what the block runs has one,
+whether its gradient is wanted or not (``aten/src/ATen/core/dispatch/Dispatcher.cpp``). Nor is
+autograd on where FSDP gathers the block's parameters, but those are of another size than what the
+block takes.
 """
 
 from __future__ import annotations
@@ -15,21 +17,22 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import true_at
+from recompute_scan.arrays import among
 from recompute_scan.cost.formulas import parse_inputs
 from recompute_scan.cost.reruns import OpSequence
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.recompute.own_work import find_own_work, first_of_block
 from recompute_scan.trace.columns import Bool, Int64
 
 _COPY = re.compile(r"aten::(clone|contiguous|to|_to_copy|copy_)$")
 
 
 class OwnCopies(Struct, frozen=True):
-    """What checkpoint functions copied.
+    """What checkpoint functions copied, and did beside their blocks.
 
     Attributes:
-        rows: Rows of the copies, those in the forward pass and in all recomputes; ascending.
+        rows: Rows of the operators, those in the forward pass and in all recomputes; ascending.
         sequence: For each: position, among the pieces of recomputes, of the block that its function
             ran again.
     """
@@ -39,7 +42,7 @@ class OwnCopies(Struct, frozen=True):
 
 
 def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnCopies:
-    """The copies that recomputes begin with, and the same in the forward pass.
+    """The copies that recomputes begin with, and the functions' work in the forward pass.
 
     Args:
         facts: What ran again.
@@ -50,21 +53,28 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
     copying = facts.calls.matching(_COPY)[facts.calls.name[firsts]]
     copying &= (structure.number[firsts] < 0) & (structure.function[firsts] < 0)
     copying &= _in_others(facts, alignment.original[alignment.begins])
+    own = find_own_work(facts.calls, structure, alignment)
+    working = np.zeros(len(alignment.recomputes), np.bool_)
+    working[own.recompute] = True
     originals, owners = [], []
-    for number, sequence in enumerate(sequences if copying.any() else ()):
-        if not copying[sequence.recompute]:
+    for number, sequence in enumerate(sequences):
+        if not (copying[sequence.recompute] or working[sequence.recompute]):
             continue
         recompute = alignment.recomputes[sequence.recompute]
-        begin = _first_of_block(facts, recompute.again)
-        if sequence.first <= begin < sequence.stop:
+        begin = first_of_block(structure, recompute.again)
+        # It may begin with what another function in it does beside its block.
+        if sequence.first <= (begin + len(recompute.again)) // 2 < sequence.stop:
             copies = list(_copies(facts, recompute.again, begin))
-            originals.append(recompute.original[copies])
-            owners.append(np.full(len(copies), number))
+            # Of what its node runs again without gradients only the copies are surely its own.
+            work = own.rows[own.recompute == sequence.recompute]
+            work = work[~among(work, recompute.original)]
+            originals.append(np.append(recompute.original[copies], work))
+            owners.append(np.full(len(originals[-1]), number))
     if not originals:
         return OwnCopies(*np.empty((2, 0), np.int64))
     original, first = np.unique(np.concatenate(originals), return_index=True)
     owner = np.concatenate(owners)[first]
-    again = true_at(np.isin(alignment.original, original))
+    again = among(alignment.original, original)
     rows = np.append(original, alignment.again[again])
     owner = np.append(owner, owner[original.searchsorted(alignment.original[again])])
     order = rows.argsort()
@@ -76,13 +86,6 @@ def _in_others(facts: RecomputeFacts, rows: Int64) -> Bool:
     function = facts.structure.function[rows]
     torchs = np.array([name == words.TORCHS_FUNCTION for name in facts.calls.names], np.bool_)
     return (function >= 0) & ~torchs[facts.calls.name[function]]
-
-
-def _first_of_block(facts: RecomputeFacts, rows: Int64) -> int:
-    """Place of the first operator that autograd records, or that is another function's; 0: none."""
-    structure = facts.structure
-    inside = (structure.number[rows] >= 0) | (structure.function[rows] >= 0)
-    return int(true_at(inside)[0]) if inside.any() else 0
 
 
 def _copies(facts: RecomputeFacts, rows: Int64, begin: int) -> Iterator[int]:

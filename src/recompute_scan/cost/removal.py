@@ -172,7 +172,7 @@ class Removal:
         yield TimeEdit(thread, start, end, gone=True, add=add)
 
     def _copies(self, goes: Sequence[bool]) -> Iterator[TimeEdit]:
-        """What a function that goes copies for itself."""
+        """What a function that goes copies, and does beside its block."""
         calls, copies = self._facts.calls, self._around.own_copies
         for row, owner in zip(copies.rows.tolist(), copies.sequence.tolist(), strict=True):
             if goes[owner] and self._around.here[row]:
@@ -188,10 +188,13 @@ class Removal:
         node = int(calls.parent[rows[0]])
         while node >= 0 and not self._around.checkpoint_node[node]:
             node = int(calls.parent[node])
-        if node < 0:
+        engine = self._facts.alignment.recomputes[sequence.recompute].engine
+        if node < 0 or self._facts.structure.engine[node] != engine:
             return
         inside = np.arange(node + 1, node + 1 + int(calls.size[node]))
-        end, last = int(calls.end[node]), int(calls.end[inside].max())
+        inside = inside[self._facts.structure.role[inside] == Role.BACKWARD]
+        end = int(calls.end[node])
+        last = int(calls.end[np.append(rows[-1:], inside)].max())
         yield TimeEdit(int(calls.thread[node]), last, end, gone=True)
 
     def _moved(self, sequence: OpSequence) -> float:

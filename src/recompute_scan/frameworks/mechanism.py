@@ -94,8 +94,6 @@ class Mechanism(Struct, frozen=True):
             ended it, oldest first.
         selectively: How to keep the results of chosen operators: words with ``{context}`` (the
             ``context_fn``) and ``{title}``.
-        hooked: Those of ``functions`` whose recompute a gradient hook starts, and not a node that
-            asks for a saved tensor.
         commands: What begins a command that starts training: ``accelerate launch``.
         launchers: Modules that start or serve training, which the recorded script is not.
         engines: Classes that are around a model to train it in parallel, with what a person
@@ -134,7 +132,6 @@ class Mechanism(Struct, frozen=True):
     fewer: str = FEWER
     fewer_before: tuple[Before, ...] = ()
     selectively: str = SELECTIVELY
-    hooked: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
     engines: tuple[tuple[str, str], ...] = ()

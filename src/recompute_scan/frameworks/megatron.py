@@ -23,7 +23,6 @@ MECHANISM = Mechanism(
     variants=("0.16: its own, reentrant",),
     caution="The setting is one for all ranks and stages; memory must suffice on each.",
     functions=(_SELECTIVE,),
-    hooked=(_SELECTIVE,),
     holding=("megatron/core/tensor_parallel/random.py:checkpoint",),
     asks=("megatron/core/tensor_parallel/random.py:*",),
     backward=r"tensor_parallel/random\.py:backward$",

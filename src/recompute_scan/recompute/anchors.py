@@ -14,7 +14,7 @@ from recompute_scan.arrays import changes, distinct, ranked, sizes, tally, true_
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.roles import OPERATORS, Role
-from recompute_scan.recompute.structure import Structure, enclosing_engines
+from recompute_scan.recompute.structure import Structure, enclosing_engines, making_engines
 from recompute_scan.trace.columns import Int64, Ints
 
 
@@ -73,6 +73,7 @@ class Anchors:
         askers[at] = rows
         enclosing = enclosing_engines(self._calls, self._structure, engines)
         nested = true_at(enclosing >= 0)
+        enclosing = making_engines(self._structure, enclosing)
         if len(nested):
             askers[nested] = self._find_nested(engines[nested], enclosing[nested])
         askers[numbers < 0] = -1

@@ -40,6 +40,7 @@ from recompute_scan.recompute.frames import (
     spans_from_frames,
     with_frames,
 )
+from recompute_scan.recompute.own_work import find_own_work, without_gradients
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.soundness import check_soundness, check_steps
 from recompute_scan.recompute.spans import spans_from_annotations, spans_from_recomputes
@@ -150,6 +151,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     steps = join_steps(calls, structure, find_steps(calls))
     starts = np.sort(np.array([step.start for step in steps], np.int64))
     alignment = align(calls, structure, work, starts)
+    alignment = without_gradients(alignment, find_own_work(calls, structure, alignment))
     complete = complete_steps(calls, alignment, steps, trace.cut_at)
     counts = count(calls, structure, work, alignment, steps, complete)
     trace = replace(trace, health=trace.health | check_steps(calls, counts))

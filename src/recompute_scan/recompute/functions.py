@@ -14,6 +14,7 @@ from msgspec import Struct
 from recompute_scan.arrays import distinct, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.held import HeldRuns, operators_around
 from recompute_scan.trace.columns import Bool, Int64, Kind
 
 _NODE = "Backward"
@@ -46,12 +47,13 @@ class CheckpointFunctions(Struct, frozen=True):
     called: dict[int, int]
 
 
-def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions:
+def find_checkpoint_functions(calls: Calls, engine: Bool, held: HeldRuns) -> CheckpointFunctions:
     """The checkpoint functions of a trace.
 
     Args:
         calls: The trace's calls.
         engine: For each name: is it the engine's range around a node, or a bare node?
+        held: Runs that a node goes through and that something else made.
     """
     known = frozenset(words.CHECKPOINT_FUNCTIONS)
     functions = _called_functions(calls)
@@ -59,7 +61,7 @@ def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions
         return CheckpointFunctions(known, frozenset(), frozenset(), functions)
     operator = calls.kind == Kind.OP
     begun = true_at(engine[calls.name] & operator)
-    starter = _operators_around(calls, begun)
+    starter = operators_around(calls, begun)
     # A bare node is its own engine range, so the outermost range is in no operator.
     inside = starter >= 0
     begun, starter = begun[inside], starter[inside]
@@ -80,7 +82,26 @@ def find_checkpoint_functions(calls: Calls, engine: Bool) -> CheckpointFunctions
         found.add(name)
         if goes_on:
             in_parts.add(name)
+    found |= _going_through(calls, functions, held)
     return CheckpointFunctions(frozenset(found), frozenset(in_parts), frozenset(losses), functions)
+
+
+def _going_through(calls: Calls, functions: dict[int, int], held: HeldRuns) -> set[str]:
+    """Names of the functions whose nodes go through a run that something else made."""
+    found = set()
+    named = np.isin(calls.name[held.nodes], list(functions))
+    for code in distinct(calls.name[held.nodes[named]]).tolist():
+        function = functions[code]
+        mine = true_at(calls.name[held.nodes] == code)
+        nodes, first = np.unique(held.nodes[mine], return_index=True)
+        judged = []
+        for node, begin in list(zip(nodes.tolist(), mine[first].tolist(), strict=True))[:_ENOUGH]:
+            rows = held.rows[mine[held.nodes[mine] == node]]
+            stop = int((rows + 1 + calls.size[rows]).max())
+            judged.append(_repeats(calls, function, node, int(held.rows[begin]), stop))
+        if 2 * sum(judged) > len(judged):
+            found.add(calls.names[function])
+    return found
 
 
 def _called_functions(calls: Calls) -> dict[int, int]:
@@ -96,19 +117,6 @@ def _called_functions(calls: Calls) -> dict[int, int]:
         and f"{name}{_NODE}" in codes
         and not words.COMPILED_CALL.match(name)
     }
-
-
-def _operators_around(calls: Calls, rows: Int64) -> Int64:
-    """Row of the innermost operator that holds each of these, looking through annotations; or -1.
-
-    Each row's own is the first operator above it.
-    """
-    around: Int64 = calls.parent[rows].astype(np.int64)
-    while True:
-        through = true_at((around >= 0) & (calls.kind[around] == Kind.ANNOTATION))
-        if not len(through):
-            return around
-        around[through] = calls.parent[around[through]]
 
 
 def _run_again(calls: Calls, function: int, pairs: list[tuple[int, int]]) -> bool:
@@ -134,8 +142,12 @@ def _run_again(calls: Calls, function: int, pairs: list[tuple[int, int]]) -> boo
 
 def _runs_again(calls: Calls, function: int, node: int, begin: int, stop: int) -> bool:
     """Does a node run its call's operators within [begin, stop)? There its backward pass begins."""
-    if not len(_own_operators(calls, node, begin, stop)):
-        return False
+    own = _own_operators(calls, node, begin, stop)
+    return bool(len(own)) and _repeats(calls, function, node, begin, stop)
+
+
+def _repeats(calls: Calls, function: int, node: int, begin: int, stop: int) -> bool:
+    """Is what ran within [begin, stop) what a node's call ran, with gradients at its end?"""
     own = _call_of(calls, function, node)
     if own is None:
         return False
@@ -173,7 +185,7 @@ def _own_operators(calls: Calls, node: int, first: int, stop: int) -> Int64:
     """Rows within [first, stop) of the operators directly in a node, with gradients on."""
     rows = np.arange(first, stop)
     rows = rows[(calls.kind[rows] == Kind.OP) & (calls.sequence[rows] >= 0)]
-    rows = rows[_operators_around(calls, rows) == node]
+    rows = rows[operators_around(calls, rows) == node]
     names = calls.name[rows].tolist()
     started = np.array([calls.names[name].startswith(words.ENGINE) for name in names], np.bool_)
     found: Int64 = rows[~started]

@@ -22,6 +22,7 @@ from recompute_scan.arrays import among, distinct, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.functions import CheckpointFunctions
+from recompute_scan.recompute.held import HeldRuns
 from recompute_scan.recompute.roles import Role, table
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
 
@@ -130,12 +131,22 @@ def settle_updates(calls: Calls, role: Int8, closures: Int64) -> None:
         role[after] = Role.OPTIMIZER
 
 
-def settle_hooks(calls: Calls, role: Int8, engine: Int32, owner: Int32, node: Bool) -> None:
+def _unheld(calls: Calls, role: Int8, owner: Int32, held: HeldRuns) -> Int64:
+    """Rows of the candidates that some call ran by itself, and not for another node."""
+    end = np.full(len(calls), -1, np.int64)
+    np.maximum.at(end, held.makers, calls.end[held.rows])
+    rows = true_at((role == Role.CANDIDATE) & (owner >= 0))
+    return rows[calls.start[rows] >= end[owner[rows]]]
+
+
+def settle_hooks(
+    calls: Calls, role: Int8, engine: Int32, owner: Int32, node: Bool, held: HeldRuns
+) -> None:
     """Turn candidates that a gradient hook ran into FORMULA, in place."""
     holds_node = np.zeros(len(calls), np.bool_)
     holds_node[engine[node]] = True
     accumulates = np.array([name == words.ACCUMULATE_GRAD for name in calls.names], np.bool_)
-    candidates = true_at((role == Role.CANDIDATE) & (owner >= 0))
+    candidates = _unheld(calls, role, owner, held)
     around = engine[candidates]
     hooked = (owner[candidates] == around) & holds_node[around]
     role[candidates[hooked | accumulates[calls.name[around]]]] = Role.FORMULA
@@ -159,7 +170,9 @@ def settle_formulas(calls: Calls, role: Int8, owner: Int32, number: Ints, told: 
     role[late] = Role.FORMULA
 
 
-def settle_gradients(calls: Calls, role: Int8, owner: Int32, functions: dict[int, int]) -> None:
+def settle_gradients(
+    calls: Calls, role: Int8, owner: Int32, functions: dict[int, int], held: HeldRuns
+) -> None:
     """Turn what a function's own gradient runs again of other functions into FORMULA, in place.
 
     A checkpoint whose saved tensor a node asks for holds the call that saved it. So where the node
@@ -167,7 +180,7 @@ def settle_gradients(calls: Calls, role: Int8, owner: Int32, functions: dict[int
     asked for that. Where it runs its own call too, a checkpoint's recompute ends with that, but for
     work that its call does not hold.
     """
-    candidates = true_at((role == Role.CANDIDATE) & (owner >= 0))
+    candidates = _unheld(calls, role, owner, held)
     for node, function in functions.items():
         mine = candidates[calls.name[owner[candidates]] == node]
         if not len(mine):
@@ -179,13 +192,13 @@ def settle_gradients(calls: Calls, role: Int8, owner: Int32, functions: dict[int
         first, last = called.searchsorted([around + 1, around + 1 + calls.size[around]])
         own = called[np.maximum(last - 1, 0)]
         behind = mine > own + calls.size[own]
-        held = distinct(calls.name[own[0] + 1 : own[0] + 1 + calls.size[own[0]]])
+        called_in = distinct(calls.name[own[0] + 1 : own[0] + 1 + calls.size[own[0]]])
         written = np.isin(calls.name[mine], [*functions.values()])
-        behind &= written & among(calls.name[mine], held)
+        behind &= written & among(calls.name[mine], called_in)
         role[mine[(first == last) | behind]] = Role.FORMULA
 
 
-def settle_parts(
+def settle_own_work(
     calls: Calls,
     role: Int8,
     engine: Int32,
@@ -193,13 +206,19 @@ def settle_parts(
     number: Ints,
     functions: CheckpointFunctions,
 ) -> None:
-    """Turn what a function that goes through its block in parts works out itself into FORMULA.
+    """Turn what a checkpoint function works out itself into FORMULA, in place.
 
-    Between the parts it rebuilds inputs and adds up gradients, without gradients of its own. In
-    place.
+    It has no gradients of its own, and is no part of a block once the function's own backward pass
+    has begun; between the parts of one that goes through its block in parts it rebuilds inputs.
     """
-    nodes = words.nodes_of(functions.in_parts)
-    in_parts = np.array([name.removeprefix(words.ENGINE) in nodes for name in calls.names])
-    own = (role == Role.CANDIDATE) & (number < 0) & (function < 0)
-    rows = true_at(own & in_parts[calls.name[engine]])
-    role[rows] = Role.FORMULA
+    checkpoint, in_parts = (
+        np.array([words.function_of(name) in known for name in calls.names])
+        for known in (functions.names, functions.in_parts)
+    )
+    rows = true_at((role == Role.CANDIDATE) & (number < 0) & (function < 0))
+    rows = rows[checkpoint[calls.name[engine[rows]]]]
+    nested = true_at((role == Role.BACKWARD) & (calls.parent >= 0))
+    begun = np.full(len(calls), np.iinfo(np.int64).max)
+    np.minimum.at(begun, engine[calls.parent[nested]], calls.start[nested])
+    own = in_parts[calls.name[engine[rows]]] | (calls.start[rows] >= begun[engine[rows]])
+    role[rows[own]] = Role.FORMULA

@@ -10,12 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.annotations import IN_PARTS
-from recompute_scan.arrays import true_at
+from recompute_scan.arrays import among, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.annotated import AnnotatedCall, Annotations
 from recompute_scan.recompute.matching import Recompute
+from recompute_scan.recompute.own_work import find_own_work
 from recompute_scan.recompute.structure import Structure
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.columns import Int64
@@ -116,11 +117,12 @@ def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignme
     """One span per recomputed boundary, in forward order, with what the ranges tell of it."""
     if not alignment.recomputes:
         return []
-    around = _FunctionsAround(calls, structure, alignment)
-    places, begins = alignment.places, alignment.begins
-    first = np.minimum.reduceat(places, begins).tolist()
-    last = np.maximum.reduceat(places, begins).tolist()
-    intervals = list(zip(first, last, alignment.recomputes, strict=True))
+    recomputes = _of_blocks(calls, structure, alignment)
+    around = _FunctionsAround(calls, structure, recomputes)
+    intervals = []
+    for recompute in recomputes:
+        places = alignment.forward.searchsorted(recompute.original)
+        intervals.append((int(places.min()), int(places.max()), recompute))
     intervals.sort(key=lambda item: (item[0], -item[1]))
     groups: list[list[tuple[int, int, Recompute]]] = []
     for interval in intervals:
@@ -196,6 +198,27 @@ def _variant(text: str) -> Variant | None:
     return None
 
 
+def _of_blocks(calls: Calls, structure: Structure, alignment: Alignment) -> list[Recompute]:
+    """The recomputes without what the functions inside them work out beside their blocks."""
+    own = find_own_work(calls, structure, alignment).rows
+    if not len(own):
+        return list(alignment.recomputes)
+    found = []
+    for recompute in alignment.recomputes:
+        block = ~among(recompute.original, own)
+        found.append(
+            replace(
+                recompute,
+                original=recompute.original[block],
+                again=recompute.again[block],
+                ran=recompute.ran[block],
+            )
+            if block.any()
+            else recompute
+        )
+    return found
+
+
 def _of_one_backward(recomputes: list[Recompute], alignment: Alignment) -> list[Recompute]:
     """Of the recomputes of one boundary, in order of time, those for one backward pass.
 
@@ -254,11 +277,11 @@ def _variants(count: int, inside: Counter[int]) -> list[Variant | None]:
 class _FunctionsAround:
     """The calls of checkpoint functions around some operators and little else."""
 
-    def __init__(self, calls: Calls, structure: Structure, alignment: Alignment) -> None:
+    def __init__(self, calls: Calls, structure: Structure, recomputes: Sequence[Recompute]) -> None:
         self._calls = calls
         self._function = structure.function
-        self._forward = alignment.forward
-        self._again = np.sort(alignment.again)
+        self._forward = np.unique(np.concatenate([each.original for each in recomputes]))
+        self._again = np.sort(np.concatenate([each.again for each in recomputes]))
 
     def first_runs(self, rows: Int64) -> list[str]:
         """Names of those around these operators of the forward pass, in order; outermost first."""

@@ -11,7 +11,7 @@ Nothing here decides that a call *is* a recompute: that takes the match with the
   numbers; a formula's operators do not, unless gradients of gradients are wanted.
 * Gradient hooks run inside the engine's range but outside the node, or in the node that adds
   a gradient to its parameter. Neither asks for a saved tensor, so what they run is no recompute,
-  with one exception: Megatron-core's selective checkpoint recomputes in a hook.
+  unless another node goes backward through it (:mod:`recompute_scan.recompute.held`).
 
 Source: ``torch/utils/checkpoint.py`` (``CheckpointFunction.backward``, ``unpack_hook``) and
 ``torch/csrc/autograd/engine.cpp``.
@@ -28,13 +28,14 @@ from recompute_scan.arrays import distinct, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.functions import CheckpointFunctions, find_checkpoint_functions
+from recompute_scan.recompute.held import HeldRuns, find_held_runs
 from recompute_scan.recompute.roles import LOOKED_THROUGH, OPERATORS, Role, table
 from recompute_scan.recompute.settling import (
     numbers_of,
     settle_formulas,
     settle_gradients,
     settle_hooks,
-    settle_parts,
+    settle_own_work,
     settle_updates,
 )
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
@@ -60,6 +61,7 @@ class Structure(Struct, frozen=True):
         roots: Rows of the engine ranges that are in no other, in order.
         told: Rows of the operators whose number is that of the node that they made: they have
             none of their own.
+        held: Runs that a node goes through and that something else made.
     """
 
     role: Int8
@@ -71,6 +73,7 @@ class Structure(Struct, frozen=True):
     number: Ints
     roots: Int64
     told: Int64
+    held: HeldRuns
 
     def rows(self, role: int) -> Int64:
         """Rows with that role, in order."""
@@ -83,6 +86,7 @@ class _NameClasses(Struct, frozen=True):
     function: Bool
     checkpoint_node: Bool
     functions: CheckpointFunctions
+    held: HeldRuns
     optimizer: Bool
     plumbing: Bool
 
@@ -154,12 +158,11 @@ def classify(calls: Calls) -> Structure:
         function[rows] = np.where(in_function & ~starts, rows, above_function)
     role, engine, function, owner = role[:-1], engine[:-1], function[:-1], owner[:-1]
     settle_updates(calls, role, closures)
-    if words.RECOMPUTED_BY_HOOK.isdisjoint(calls.names):
-        settle_hooks(calls, role, engine, owner, node)
+    settle_hooks(calls, role, engine, owner, node, classes.held)
     number, told = numbers_of(calls, OPERATORS[role], engine, true_at(node))
     settle_formulas(calls, role, owner, number, told)
-    settle_gradients(calls, role, owner, classes.functions.called)
-    settle_parts(calls, role, engine, function, number, classes.functions)
+    settle_gradients(calls, role, owner, classes.functions.called, classes.held)
+    settle_own_work(calls, role, engine, function, number, classes.functions)
     return Structure(
         role=role,
         engine=engine,
@@ -170,6 +173,7 @@ def classify(calls: Calls) -> Structure:
         number=number,
         roots=_outermost(calls, role, engine),
         told=told,
+        held=classes.held,
     )
 
 
@@ -241,6 +245,15 @@ def enclosing_engines(calls: Calls, structure: Structure, engines: Int64) -> Int
     return np.where(parent >= 0, structure.engine[np.maximum(parent, 0)], -1)
 
 
+def making_engines(structure: Structure, engines: Ints) -> Ints:
+    """For each engine range: the one that made the run that its node goes through, or itself."""
+    made = np.arange(len(structure.engine) + 1)
+    made[-1] = -1
+    held = structure.held
+    made[structure.engine[held.nodes]] = structure.engine[held.makers]
+    return made[engines]
+
+
 def _outermost(calls: Calls, role: Int8, engine: Int32) -> Int64:
     engines = true_at(role == Role.BACKWARD)
     parent = calls.parent[engines]
@@ -273,13 +286,15 @@ def _classify_names(calls: Calls) -> _NameClasses:
     def among(known: Collection[str]) -> Bool:
         return np.array([name in known for name in calls.names], np.bool_)
 
-    functions = find_checkpoint_functions(calls, engine)
+    held = find_held_runs(calls, engine)
+    functions = find_checkpoint_functions(calls, engine, held)
     return _NameClasses(
         engine=engine,
         node=node,
         function=among(functions.names),
         checkpoint_node=among(words.nodes_of(functions.names)),
         functions=functions,
+        held=held,
         optimizer=calls.matching(words.OPTIMIZER),
         plumbing=calls.matching(words.PLUMBING),
     )

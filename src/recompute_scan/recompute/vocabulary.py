@@ -34,10 +34,12 @@ def nodes_of(functions: Iterable[str]) -> frozenset[str]:
     return frozenset(f"{name}Backward" for name in functions)
 
 
-CHECKPOINT_NODES = nodes_of(CHECKPOINT_FUNCTIONS)
+def function_of(name: str) -> str:
+    """Name of the autograd function whose node, or engine range around it, has this name."""
+    return name.removeprefix(ENGINE).removesuffix("Backward")
 
-# Functions whose recompute a gradient hook starts, and not a node that asks for a saved tensor.
-RECOMPUTED_BY_HOOK = frozenset(name for mechanism in MECHANISMS for name in mechanism.hooked)
+
+CHECKPOINT_NODES = nodes_of(CHECKPOINT_FUNCTIONS)
 
 # Python frames, `path:function`, that hold the first run of what they checkpoint; and, of the
 # composable checkpoint, the hook before it.

@@ -1,0 +1,592 @@
+"""Checkpoint functions in the ways of libraries and of people who train on one machine.
+
+Each is written after what public code does: an input that is brought to the host through a buffer,
+one that waits quantised, one that the node of the layer above fetches, tiles of an MLP half, a
+recompute that another function's node or a gradient hook starts, hooks on saved tensors by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from .case import Build, Case, TrainingStep
+from .frameworks import Function, Under, under
+from .functions import named, parameters_of, torchs
+from .functions_more import HALF_KEPT
+from .loops import batch, next_token_loss
+from .model import NON_REENTRANT, REENTRANT, Layer, Model, Oracle
+
+N, R = torchs(NON_REENTRANT), torchs(REENTRANT)
+Layers = Callable[[list[Layer]], list[Function]]
+
+
+def _again(ctx: Any, x: Tensor, gradient: Tensor) -> Any:
+    """Runs the block once more and goes backward through it; gradients of ``apply``'s arguments."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        output = ctx.function(x)
+    torch.autograd.backward(output, gradient)
+    return None, x.grad
+
+
+class _Buffered(torch.autograd.Function):
+    """Its input is written to a buffer on the host, and from there to one on the device."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, x: Tensor) -> Tensor:
+        kept = torch.empty(x.shape, dtype=x.dtype, device="cpu")
+        kept.copy_(x, non_blocking=True)
+        ctx.save_for_backward(kept)
+        ctx.function, ctx.device = function, x.device
+        with torch.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (kept,) = ctx.saved_tensors
+        x = torch.empty(kept.shape, dtype=kept.dtype, device=ctx.device)
+        x.copy_(kept, non_blocking=True)
+        return _again(ctx, x, gradient)
+
+
+class _Afterwards(torch.autograd.Function):
+    """Its input goes to the host when the block has run."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            output = function(x)
+        ctx.function, ctx.kept, ctx.device = function, x.detach().clone().to("cpu"), x.device
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _again(ctx, ctx.kept.to(ctx.device).clone(), gradient)
+
+
+class _Quantised(torch.autograd.Function):
+    """Its input waits as whole numbers, with a scale for each row."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, x: Tensor) -> Tensor:
+        scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-8) / 127
+        ctx.save_for_backward((x / scale).round().clamp(-127, 127).to(torch.int8), scale)
+        ctx.function = function
+        with torch.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        whole, scale = ctx.saved_tensors
+        return _again(ctx, whole.to(scale.dtype) * scale, gradient)
+
+
+class _Fetches(torch.autograd.Function):
+    """Each node fetches the input of the one that comes next."""
+
+    @staticmethod
+    def forward(ctx: Any, waiting: list[Any], function: Function, x: Tensor) -> Tensor:
+        ctx.kept, ctx.fetched = x.to("cpu", copy=True), None
+        ctx.function, ctx.device, ctx.waiting = function, x.device, waiting
+        waiting.append(ctx)
+        with torch.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.waiting.remove(ctx)
+        x = ctx.kept.to(ctx.device, copy=True) if ctx.fetched is None else ctx.fetched
+        if ctx.waiting:
+            following = ctx.waiting[-1]
+            following.fetched = following.kept.to(following.device, copy=True)
+        return None, *_again(ctx, x, gradient)
+
+
+class _Inference(torch.autograd.Function):
+    """Its first run is in inference mode, so that autograd sees nothing of it."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, x: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(x)
+        with torch.inference_mode():
+            output = function(x.detach())
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _again(ctx, ctx.saved_tensors[0], gradient)
+
+
+class _TwoGradients(torch.autograd.Function):
+    """Goes through its second run twice: for the input's gradient, then for the parameters'."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.function, ctx.parameters = function, parameters
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            output = ctx.function(x)
+        (into,) = torch.autograd.grad(output, x, gradient, retain_graph=True)
+        return None, into, *torch.autograd.grad(output, ctx.parameters, gradient)
+
+
+class _AddsItself(torch.autograd.Function):
+    """Adds its parameters' gradients up by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
+        ctx.function, ctx.parameters, ctx.x = function, parameters, x.detach()
+        with torch.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x = ctx.x.requires_grad_()
+        with torch.enable_grad():
+            output = ctx.function(x)
+        into, *found = torch.autograd.grad(output, (x, *ctx.parameters), gradient)
+        for parameter, one in zip(ctx.parameters, found, strict=True):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad.add_(one)
+        return None, into, None
+
+
+class _Tree(torch.autograd.Function):
+    """Takes arguments by name and gives a dictionary's values back; what is no tensor passes by."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Any, names: tuple[str, ...], *values: Any) -> Any:
+        ctx.function, ctx.names = function, names
+        ctx.others = [None if isinstance(one, Tensor) else one for one in values]
+        ctx.save_for_backward(*(one for one in values if isinstance(one, Tensor)))
+        with torch.no_grad():
+            return tuple(function(**dict(zip(names, values, strict=True))).values())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        tensors = iter(ctx.saved_tensors)
+        values = [
+            next(tensors).detach().requires_grad_() if one is None else one for one in ctx.others
+        ]
+        with torch.enable_grad():
+            given = ctx.function(**dict(zip(ctx.names, values, strict=True))).values()
+        pairs = [
+            (one, gradient)
+            for one, gradient in zip(given, gradients, strict=True)
+            if isinstance(one, Tensor) and one.requires_grad
+        ]
+        torch.autograd.backward([one for one, _ in pairs], [gradient for _, gradient in pairs])
+        return None, None, *(one.grad if isinstance(one, Tensor) else None for one in values)
+
+
+class _ByVjp(torch.autograd.Function):
+    """Asks ``torch.func.vjp`` for what goes backward."""
+
+    @staticmethod
+    def forward(ctx: Any, module: nn.Module, names: list[str], x: Tensor, *rest: Tensor) -> Tensor:
+        ctx.module, ctx.names = module, names
+        ctx.save_for_backward(x, *rest)
+        with torch.no_grad():
+            result: Tensor = module(x)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, *rest = (one.detach() for one in ctx.saved_tensors)
+
+        def call(y: Tensor, *values: Tensor) -> Tensor:
+            given = dict(zip(ctx.names, values, strict=True))
+            result: Tensor = torch.func.functional_call(ctx.module, given, (y,))
+            return result
+
+        with torch.enable_grad():
+            made: Any = torch.func.vjp(call, x, *rest)
+            return None, None, *made[1](gradient)
+
+
+class _Tiles(torch.autograd.Function):
+    """Goes through its input in pieces along the sequence, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, x: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return torch.cat([function(part) for part in x.chunk(4, dim=1)], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        x = x.detach()
+        found = []
+        for part, one in zip(x.chunk(4, dim=1), gradient.chunk(4, dim=1), strict=True):
+            leaf = part.detach().requires_grad_()
+            with torch.enable_grad():
+                output = ctx.function(leaf)
+            torch.autograd.backward(output, one)
+            found.append(leaf.grad)
+        return None, torch.cat(found, dim=1)
+
+
+class _Looks(torch.autograd.Function):
+    """Runs its block once more without gradients, to see that it gives the same, and then with."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, x: Tensor) -> Tensor:
+        ctx.function = function
+        with torch.no_grad():
+            output = function(x)
+        ctx.save_for_backward(x, output.sum())
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, total = ctx.saved_tensors
+        with torch.no_grad():
+            torch.allclose(ctx.function(x).sum(), total, rtol=1e-2, atol=1e-2)
+        return _again(ctx, x, gradient)
+
+
+class _Held:
+    """What one call of a function shares with what runs its block again."""
+
+    def __init__(self, function: Function, x: Tensor) -> None:
+        self.function = function
+        self.input = x.detach().requires_grad_()
+        self.output: Tensor | None = None
+
+    def run_again(self) -> None:
+        with torch.enable_grad():
+            self.output = self.function(self.input)
+
+
+class _GoesThrough(torch.autograd.Function):
+    """Its node goes backward through a run that something else made before."""
+
+    @staticmethod
+    def forward(ctx: Any, held: _Held, x: Tensor) -> Tensor:
+        ctx.held = held
+        with torch.no_grad():
+            return held.function(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        torch.autograd.backward(ctx.held.output, gradient)
+        return None, ctx.held.input.grad
+
+
+class _RunsFirst(torch.autograd.Function):
+    """Passes its input on; its node runs the block before it, as in pipelines on one machine."""
+
+    @staticmethod
+    def forward(ctx: Any, held: _Held, x: Tensor) -> Tensor:
+        ctx.held = held
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.held.run_again()
+        return None, gradient
+
+
+def _plain(name: str, base: type[Any]) -> Under:
+    kind = named(name, base)
+    return lambda function: lambda x: kind.apply(function, x)
+
+
+def _fetching(name: str) -> Under:
+    kind, waiting = named(name, _Fetches), list[Any]()
+    return lambda function: lambda x: kind.apply(waiting, function, x)
+
+
+def _two_gradients(name: str) -> Under:
+    kind = named(name, _TwoGradients)
+    return lambda function: lambda x: kind.apply(function, x, *parameters_of(function))
+
+
+def _adding(name: str) -> Under:
+    kind = named(name, _AddsItself)
+    return lambda function: lambda x: kind.apply(function, x, parameters_of(function))
+
+
+def _tree(name: str) -> Under:
+    kind = named(name, _Tree)
+
+    def checkpoint(function: Function) -> Function:
+        def block(*, hidden: Tensor, scale: float, use_cache: bool) -> dict[str, Any]:
+            return {"hidden": function(hidden), "scale": scale, "cache": use_cache}
+
+        def call(x: Tensor) -> Tensor:
+            result: Tensor = kind.apply(block, ("hidden", "scale", "use_cache"), x, 1.0, False)[0]
+            return result
+
+        return call
+
+    return checkpoint
+
+
+def _by_vjp(name: str) -> Under:
+    kind = named(name, _ByVjp)
+
+    def checkpoint(function: Function) -> Function:
+        assert isinstance(function, nn.Module)
+        names = [name for name, _ in function.named_parameters()]
+        return lambda x: kind.apply(function, names, x, *function.parameters())
+
+    return checkpoint
+
+
+def _in_two(name: str, first: str) -> Under:
+    """Two functions for one checkpoint."""
+    through, before = named(name, _GoesThrough), named(first, _RunsFirst)
+
+    def checkpoint(function: Function) -> Function:
+        def call(x: Tensor) -> Tensor:
+            held = _Held(function, x)
+            result: Tensor = before.apply(held, through.apply(held, x))
+            return result
+
+        return call
+
+    return checkpoint
+
+
+def _by_hook(name: str) -> Under:
+    """A hook on the output's gradient runs the block again."""
+    kind = named(name, _GoesThrough)
+
+    def checkpoint(function: Function) -> Function:
+        def call(x: Tensor) -> Tensor:
+            held = _Held(function, x)
+            result: Tensor = kind.apply(held, x)
+            if result.requires_grad:
+                result.register_hook(lambda _: held.run_again())
+            return result
+
+        return call
+
+    return checkpoint
+
+
+@contextmanager
+def _keeping(function: Function, x: Tensor) -> Iterator[None]:
+    """Numbers wait instead of saved tensors; who asks for one gets it from another run."""
+    kept: list[Tensor] = []
+    packed = [0]
+
+    def pack(tensor: Tensor) -> int:
+        del tensor
+        packed[0] += 1
+        return packed[0] - 1
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.detach())
+        return tensor.detach()
+
+    def unpack(number: int) -> Tensor:
+        if not kept:
+            with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
+                function(x.detach().requires_grad_())
+        return kept[number]
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
+
+
+def _by_hand(function: Function) -> Function:
+    """Hooks on saved tensors: a checkpoint without a function."""
+
+    def call(x: Tensor) -> Tensor:
+        with _keeping(function, x):
+            return function(x)
+
+    return call
+
+
+def _model(layers: Layers, micro_batches: int = 1) -> Build:
+    """The ordinary step, with what ``layers`` makes of the model's."""
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        model = Model(oracle).to(device)
+        functions = layers([layer for layer in model.layers if isinstance(layer, Layer)])
+        adamw = torch.optim.AdamW(model.parameters())
+        tokens = [batch(device) for _ in range(micro_batches)]
+
+        def step() -> None:
+            for some in tokens:
+                x: Tensor = model.embedding(some)
+                for function in functions:
+                    x = function(x)
+                next_token_loss(model.logits(x), some).backward()
+            adamw.step()
+            adamw.zero_grad()
+
+        return step
+
+    return build
+
+
+class _Chain(nn.Module):
+    def __init__(self, functions: list[Function]) -> None:
+        super().__init__()
+        self.functions = functions
+        self.held = nn.ModuleList(one for one in functions if isinstance(one, nn.Module))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for function in self.functions:
+            x = function(x)
+        return x
+
+
+def _segments(outer: Under, inner: Under, length: int) -> Layers:
+    """One checkpoint around so many layers, another around each."""
+
+    def made(layers: list[Layer]) -> list[Function]:
+        inside = [inner(layer) for layer in layers]
+        return [
+            outer(_Chain(inside[begin : begin + length])) for begin in range(0, len(layers), length)
+        ]
+
+    return made
+
+
+def _halves(outer: Under | None, attention: Under | None, mlp: Under | None) -> Layers:
+    """One checkpoint around each layer, others around its halves."""
+
+    def made(layers: list[Layer]) -> list[Function]:
+        found: list[Function] = []
+        for layer in layers:
+            parts = [
+                part if own is None else own(part)
+                for part, own in ((layer.attention, attention), (layer.mlp, mlp))
+            ]
+            chain = _Chain(parts)
+            found.append(chain if outer is None else outer(chain))
+        return found
+
+    return made
+
+
+def _every_second(outer: Under, inner: Under) -> Layers:
+    return lambda layers: [
+        outer(layer if place % 2 else inner(layer)) for place, layer in enumerate(layers)
+    ]
+
+
+BUFFERED = _plain("PinnedStash", _Buffered)
+AFTERWARDS = _plain("KeptLater", _Afterwards)
+QUANTISED = _plain("Int8Input", _Quantised)
+FETCHES = _fetching("Prefetching")
+INFERENCE = _plain("ColdRun", _Inference)
+TWO_GRADIENTS = _two_gradients("TwoGrads")
+ADDING = _adding("AddsItself")
+TREE = _tree("TreeKept")
+VJP = _by_vjp("ByVjp")
+LENGTHWISE = _plain("TiledPart", _Tiles)
+LOOKS = _plain("LooksTwice", _Looks)
+IN_TWO = _in_two("HeldBlock", "RunsFirst")
+BY_HOOK = _by_hook("HookedBlock")
+BY_HAND: Under = _by_hand
+
+
+def _family(stem: str, about: str, own: Under, *, round_r: bool = True) -> tuple[Case, ...]:
+    return (
+        Case(stem, about, "full", under(own)),
+        Case(f"{stem}_in_r", "In torch's reentrant one.", "doubled", under(R, own)),
+        Case(f"{stem}_in_n", "In torch's other one.", None, under(N, own)),
+        *(
+            (Case(f"{stem}_round_r", "Around torch's reentrant one.", "doubled", under(own, R)),)
+            if round_r
+            else ()
+        ),
+        Case(f"{stem}_round_n", "Around torch's other one.", "doubled", under(own, N)),
+        Case(f"{stem}_twice", "Round itself.", "doubled", under(own, own)),
+    )
+
+
+OTHERS = (
+    *_family("buffered", "Through buffers to the host.", BUFFERED),
+    *_family("afterwards", "To the host behind the run.", AFTERWARDS),
+    *_family("int8", "Waits quantised.", QUANTISED),
+    *_family("prefetch", "Fetched by the node above.", FETCHES),
+    *_family("cold", "First in inference mode.", INFERENCE),
+    *_family("two_gradients", "Two passes through one run.", TWO_GRADIENTS, round_r=False),
+    # Around itself the outer one would find no parameter used.
+    *_family("adds_itself", "Adds gradients by itself.", ADDING, round_r=False)[:-1],
+    *_family("tree", "Names and dictionaries.", TREE),
+    *_family("in_two", "Another function's node runs again.", IN_TWO),
+    *_family("hooked_block", "A hook on its output runs again.", BY_HOOK),
+    *_family("half_kept", "In half precision.", HALF_KEPT)[1:],
+    Case("vjp", "By torch.func.", "full", under(VJP)),
+    Case("vjp_in_r", "In torch's reentrant one.", "doubled", under(R, VJP)),
+    Case("vjp_in_n", "In torch's other one.", None, under(N, VJP)),
+    Case("looks_twice", "Runs again twice, by one function.", None, under(LOOKS)),
+    Case("by_hand", "Hooks on saved tensors.", "full", under(BY_HAND)),
+    Case("by_hand_in_r", "In torch's reentrant one.", "doubled", under(R, BY_HAND)),
+    Case("by_hand_round_r", "Around torch's reentrant one.", "doubled", under(BY_HAND, R)),
+    Case("by_hand_in_own", "In a function.", "doubled", under(BUFFERED, BY_HAND)),
+    Case("by_hand_round_own", "Around a function.", "doubled", under(BY_HAND, BUFFERED)),
+    Case("by_hand_twice", "The inner one hides it all.", "full", under(BY_HAND, BY_HAND)),
+    Case("buffered_round_int8", "Two functions.", "doubled", under(BUFFERED, QUANTISED)),
+    Case("int8_round_buffered", "The other way.", "doubled", under(QUANTISED, BUFFERED)),
+    Case("fetch_round_tree", "Two functions.", "doubled", under(FETCHES, TREE)),
+    Case("in_two_round_cold", "Two functions.", "doubled", under(IN_TWO, INFERENCE)),
+    Case("own_n_own", "Torch's between two.", "doubled", under(BUFFERED, N, QUANTISED)),
+    Case("own_r_own", "The other between two.", "doubled", under(BUFFERED, R, QUANTISED)),
+    Case("r_own_own", "Two in torch's.", "doubled", under(R, BUFFERED, QUANTISED)),
+    Case("own_own_n", "Two around torch's.", "doubled", under(BUFFERED, QUANTISED, N)),
+    Case(
+        "pairs_own", "Two layers, and each.", "doubled", _model(_segments(BUFFERED, QUANTISED, 2))
+    ),
+    Case("pairs_own_once", "Two layers.", "full", _model(_segments(BUFFERED, lambda f: f, 2))),
+    Case(
+        "pairs_own_r", "Two layers, torch's inside.", "doubled", _model(_segments(BUFFERED, R, 2))
+    ),
+    Case("pairs_own_n", "The other inside.", "doubled", _model(_segments(BUFFERED, N, 2))),
+    Case("pairs_r_own", "Torch's around two.", "doubled", _model(_segments(R, BUFFERED, 2))),
+    Case("stack_own_r", "All layers, torch's in each.", "doubled", _model(_segments(TREE, R, 4))),
+    Case("stack_own_own", "All layers, and each.", "doubled", _model(_segments(TREE, TREE, 4))),
+    Case("stack_n_own", "Torch's around all.", "doubled", _model(_segments(N, TREE, 4))),
+    Case("halves_own", "Both halves.", "full", _model(_halves(None, TREE, TREE))),
+    Case("halves_in_own", "A layer and its halves.", "doubled", _model(_halves(TREE, TREE, TREE))),
+    Case("mlp_in_own", "A layer and one half.", "doubled", _model(_halves(TREE, None, BUFFERED))),
+    Case("mlp_own_in_n", "Torch's and one half.", "doubled", _model(_halves(N, None, BUFFERED))),
+    Case("mlp_n_in_own", "The other way.", "doubled", _model(_halves(BUFFERED, None, N))),
+    Case("tiled_mlp", "Tiles of one half.", "partial", _model(_halves(None, None, LENGTHWISE))),
+    Case("r_round_tiled_mlp", "In torch's.", "doubled", _model(_halves(R, None, LENGTHWISE))),
+    Case("tiled_mlp_in_n", "In the other.", "doubled", _model(_halves(N, None, LENGTHWISE))),
+    Case("tiled_mlp_in_own", "In a function.", "doubled", _model(_halves(TREE, None, LENGTHWISE))),
+    Case("some_own_in_r", "Every second twice.", "doubled", _model(_every_second(R, BUFFERED))),
+    Case(
+        "some_own_in_own", "Every second twice.", "doubled", _model(_every_second(TREE, BUFFERED))
+    ),
+    Case("some_r_in_own", "Every second twice.", "doubled", _model(_every_second(BUFFERED, R))),
+    Case(
+        "own_in_r_accumulated",
+        "Two micro-batches.",
+        "doubled",
+        _model(lambda layers: [R(BUFFERED(layer)) for layer in layers], 2),
+        micro_batches=2,
+    ),
+    Case(
+        "own_own_accumulated",
+        "Two micro-batches.",
+        "doubled",
+        _model(lambda layers: [TREE(QUANTISED(layer)) for layer in layers], 2),
+        micro_batches=2,
+    ),
+)
