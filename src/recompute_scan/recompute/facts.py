@@ -20,7 +20,7 @@ from recompute_scan.recompute.attention.kernel_evidence import (
     hides_backward,
     read_kernels,
 )
-from recompute_scan.recompute.attention.pairs import paired_names, read_pairs
+from recompute_scan.recompute.attention.pairs import highest_of_pairs, paired_names, read_pairs
 from recompute_scan.recompute.attention.upheld import settle
 from recompute_scan.recompute.blocks import Block, find_blocks, group_blocks
 from recompute_scan.recompute.by_design import (
@@ -211,7 +211,14 @@ def _count_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEviden
     attention = read_kernels(trace, calls, kernels)
     told = paired_names(trace, kernels)
     attention = attention and settle(trace, kernels, attention, told)
-    if (calls.kind == Kind.OP).any() or (attention and attention.judgement.highest != 0):
+    if (calls.kind == Kind.OP).any():
+        return attention
+    if attention and attention.judgement.highest:
+        if highest_of_pairs(trace, calls, kernels) <= attention.judgement.highest:
+            return attention
+        reason = "Kernels of several kinds run again, and some more often than attention's."
+        return replace(attention, judgement=Judgement("inconclusive", reason))
+    if attention and attention.judgement.highest is None:
         return attention
     others = read_pairs(trace, calls, kernels)
     if others is None or (attention and not any(each.again for each in others.passes)):

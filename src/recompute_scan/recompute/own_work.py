@@ -3,7 +3,7 @@
 A function may put its input away in another form or another place before it runs its block, or
 behind it. Its node runs the block again, and that work not: so it is what the function's call holds
 directly outside what its node repeats with gradients on. A checkpoint around the function repeats
-it.
+it. torch's own function does no such work: there that is the block's, outside of autograd.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> O
     """That work of all functions in a trace."""
     blocks: dict[int, tuple[int, int, int]] = {}
     for number, recompute in enumerate(alignment.recomputes):
-        if not structure.checkpoint_node[recompute.engine]:
+        name = words.function_of(calls.names[calls.name[recompute.engine]])
+        if not structure.checkpoint_node[recompute.engine] or name == words.TORCHS_FUNCTION:
             continue
         begin = first_of_block(structure, recompute.again)
         rows, again = recompute.original[begin:], recompute.again[begin:]
@@ -44,7 +45,6 @@ def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> O
         # A node runs again what its call holds, further functions' calls among that.
         around = _calls_around(calls, structure, int(rows[middle]))
         inside = len(_calls_around(calls, structure, int(again[middle])))
-        name = words.function_of(calls.names[calls.name[recompute.engine]])
         if inside < len(around) and calls.names[calls.name[around[inside]]] == name:
             first, last, _ = blocks.get(around[inside], (len(calls), -1, number))
             bounds = min(first, int(rows.min())), max(last, int(rows.max()))

@@ -50,12 +50,7 @@ _MOST_PAIRS = 32
 
 def read_pairs(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence | None:
     """What pairs of kernels say, attention apart; ``None`` where no pair can be read."""
-    readings = []
-    for choices in _pairs(trace, kernels):
-        read = (read_roles(trace, calls, kernels, roles, of_attention=False) for roles in choices)
-        found = next((one for one in read if one is not None and _one_each(one)), None)
-        if found is not None:
-            readings.append(found)
+    readings = _readings(trace, calls, kernels)
     if not readings:
         return None
     numbers = {one.judgement.highest for one in readings if one.judgement.highest}
@@ -73,6 +68,22 @@ def read_pairs(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence |
     if left == "inconclusive":
         return _untold(best, "Some kernels return in a row and do not run again: layers, or heads.")
     return replace(best, judgement=replace(best.judgement, verdict=left))
+
+
+def highest_of_pairs(trace: Trace, calls: Calls, kernels: Kernels) -> float:
+    """How often the pair that runs most often again does so, attention apart; 0 for not at all."""
+    readings = _readings(trace, calls, kernels)
+    return max((one.judgement.highest or 0.0 for one in readings), default=0.0)
+
+
+def _readings(trace: Trace, calls: Calls, kernels: Kernels) -> list[KernelEvidence]:
+    readings = []
+    for choices in _pairs(trace, kernels):
+        read = (read_roles(trace, calls, kernels, roles, of_attention=False) for roles in choices)
+        found = next((one for one in read if one is not None and _one_each(one)), None)
+        if found is not None:
+            readings.append(found)
+    return readings
 
 
 def paired_names(trace: Trace, kernels: Kernels) -> Directions:

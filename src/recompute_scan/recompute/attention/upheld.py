@@ -66,6 +66,12 @@ def settle(
     events = with_recomputes(found.events, found.passes)
     if events is None:
         return found
+    if _backward_twice(events):
+        return _unsettled(
+            found,
+            "More runs backward than forward: how many backward passes a recompute is for cannot be"
+            " told.",
+        )
     again = recomputed(sequence, at, events, int(found.judgement.highest)) >= 0
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
@@ -89,6 +95,18 @@ def settle(
         f"{what} again, and most of the kernels around do not: a checkpoint that keeps results "
         "cannot be told from one whose kernels ran in another order.",
     )
+
+
+def _backward_twice(events: list[str]) -> bool:
+    """May two backward passes go through what ran again once?
+
+    Where losses are two, each backward pass has recomputes of its own, equally many, so that no
+    kernel of the one follows on one of the other.
+    """
+    number = Counter(events)
+    uneven = number[RECOMPUTE] % max(1, number[BACKWARD]) > 0
+    in_a_row = (BACKWARD, BACKWARD) in pairwise(events)
+    return number[BACKWARD] > number[FORWARD] and (uneven or in_a_row) and number[RECOMPUTE] > 0
 
 
 def _unsettled(found: KernelEvidence, reason: str) -> KernelEvidence:
