@@ -213,8 +213,10 @@ def _count_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEviden
     attention = attention and settle(trace, kernels, attention, told)
     if (calls.kind == Kind.OP).any():
         return attention
-    if attention and attention.judgement.highest:
-        if highest_of_pairs(trace, calls, kernels) <= attention.judgement.highest:
+    if attention and (highest := attention.judgement.highest):
+        # Without threads the order of layers in stacks is easily read as one recompute more.
+        read = attention.by_thread or highest < 2
+        if not read or highest_of_pairs(trace, calls, kernels) <= highest:
             return attention
         reason = "Kernels of several kinds run again, and some more often than attention's."
         return replace(attention, judgement=Judgement("inconclusive", reason))
