@@ -54,7 +54,7 @@ from tests.cases.equal import EQUAL
 from tests.cases.frameworks import INSTALLED
 from tests.cases.functions import FUNCTIONS
 from tests.cases.functions_more import MORE_FUNCTIONS
-from tests.cases.functions_others import OTHERS
+from tests.cases.functions_others import OTHERS, UNMARKED
 from tests.cases.hooks import HOOKS
 from tests.cases.huggingface import HUGGING_FACE
 from tests.cases.kinds import KINDS
@@ -260,6 +260,8 @@ def _answer(recording: Recording) -> tuple[Result, bool]:
     trace = traces.load(recording.trace)
     result, found = result_of(trace), study(trace).annotations
     agree = found is None or found.disagreeing == 0
+    if recording.truth.name in UNMARKED and not agree:
+        agree = result.confidence != "high"
     return result, agree and _agrees(recording.truth, result)
 
 

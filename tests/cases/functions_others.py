@@ -590,3 +590,10 @@ OTHERS = (
         micro_batches=2,
     ),
 )
+
+# What runs the block again is no function that `run` marks, or holds marked ones whose marks do not
+# tell that: annotations and operators disagree there, and confidence may not be high.
+UNMARKED = frozenset(
+    "in_two_round_r in_two_round_n hooked_block_round_r hooked_block_round_n by_hand_in_r "
+    "by_hand_round_r by_hand_in_own pairs_own_r pairs_own_n mlp_n_in_own".split()
+)
