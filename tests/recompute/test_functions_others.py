@@ -12,11 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.recompute.facts import study
 from recompute_scan.result import Result
+from recompute_scan.trace import load
 from tests.cases.case import Case, TrainingStep, record
-from tests.cases.functions_others import OTHERS, _GoesThrough, _Held
+from tests.cases.functions_others import OTHERS, UNMARKED, _GoesThrough, _Held
 from tests.cases.loops import batch, next_token_loss
+from tests.cases.marked import annotating
 from tests.cases.model import Model, Oracle
 from tests.cases.recorded import recorded
 from tests.effort import some
@@ -169,3 +173,21 @@ def test_what_no_other_node_goes_through_is_no_recompute(tmp_path: Path, build: 
     record(Case("", "", None, build), trace)  # type: ignore[arg-type]
     result = analyse([trace])
     assert (result.verdict, result.recompute_per_backward) == ("none", 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.name)
+def test_marked_the_answer_is_the_truth_and_sure_only_where_marks_agree(
+    case: Case, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.json.gz"
+    with annotating() as probe:
+        truth = record(case, trace)
+    assert probe.warnings == []
+    result, found = result_of(load(trace)), study(load(trace)).annotations
+    assert truth.verdict in (None, result.verdict)
+    assert result.recompute_per_backward == max(map(max, truth.multiplicity()))
+    if found is not None and found.disagreeing:
+        assert case.name in UNMARKED
+        assert result.confidence != "high"
