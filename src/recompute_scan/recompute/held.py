@@ -40,8 +40,8 @@ def find_held_runs(calls: Calls, engine: Bool) -> HeldRuns:
         engine: For each name: is it the engine's range around a node, or a bare node?
     """
     operator = calls.kind == Kind.OP
-    around = [one[len(words.ENGINE) :] for one in calls.names if one.startswith(words.ENGINE)]
-    node = np.isin(np.array(calls.names), around)
+    around = {one[len(words.ENGINE) :] for one in calls.names if one.startswith(words.ENGINE)}
+    node = np.array([name in around for name in calls.names], np.bool_)
     # A node with hooks has its number while its engine range has none.
     own = true_at(node[calls.name] & operator & (calls.parent >= 0) & (calls.sequence >= 0))
     own = own[engine[calls.name[calls.parent[own]]]]

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.annotations import IN_PARTS
-from recompute_scan.arrays import among, true_at
+from recompute_scan.arrays import among, distinct, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -280,7 +280,7 @@ class _FunctionsAround:
     def __init__(self, calls: Calls, structure: Structure, recomputes: Sequence[Recompute]) -> None:
         self._calls = calls
         self._function = structure.function
-        self._forward = np.unique(np.concatenate([each.original for each in recomputes]))
+        self._forward = distinct(np.concatenate([each.original for each in recomputes]))
         self._again = np.sort(np.concatenate([each.again for each in recomputes]))
 
     def first_runs(self, rows: Int64) -> list[str]:
