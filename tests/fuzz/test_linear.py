@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ from tests.fuzz.wider import wider_files, wider_logs, wider_texts, wider_traces
 MOST = 8
 # What so little is of time says nothing.
 FLOOR_S = 0.05
+ATTEMPTS = 4
 SMALL, LARGE = 250_000, 5_000_000
 
 
@@ -32,17 +35,30 @@ SOME = [*some([one for one in SHAPES if one not in WIDER], 2), *some(sorted(WIDE
 def test_time_grows_no_faster_than_the_input(name: str) -> None:
     make = SHAPES[name][0]
     count = count_for(make, SMALL)
-    took = []
-    for factor in (1, 4):
-        data = make(factor * count)
-        took.append(min(_seconds(name, data) for _ in range(2)))
-    assert took[1] < MOST * max(took[0], FLOOR_S), took
+    small, large = make(count), make(4 * count)
+    took = [math.inf, math.inf]
+    # What else the machine does makes one measurement longer, never all of them shorter.
+    for attempt in range(ATTEMPTS):
+        took = [min(took[0], _seconds(name, small)), min(took[1], _seconds(name, large))]
+        if attempt and took[1] < MOST * max(took[0], FLOOR_S):
+            return
+    pytest.fail(f"{took[0]:.3f} s, and {took[1]:.3f} s of an input four times as large")
 
 
 def _seconds(name: str, data: bytes) -> float:
+    _forget()
     start = time.process_time()
     read(name, data)
     return time.process_time() - start
+
+
+def _forget() -> None:
+    """Empty our caches: the few names of the smaller input fit in, those of the larger do not."""
+    ours = [module for name, module in sys.modules.items() if name.startswith("recompute_scan")]
+    for module in ours:
+        for function in vars(module).values():
+            if isinstance(function, functools._lru_cache_wrapper):
+                function.cache_clear()
 
 
 # Where configurations are read, torch is loaded: it takes most of that itself.
