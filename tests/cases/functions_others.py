@@ -310,7 +310,12 @@ def _plain(name: str, base: type[Any]) -> Under:
 
 def _fetching(name: str) -> Under:
     kind, waiting = named(name, _Fetches), list[Any]()
-    return lambda function: lambda x: kind.apply(waiting, function, x)
+
+    def checkpoint(function: Function) -> Function:
+        # Nobody comes back to what runs without gradients.
+        return lambda x: kind.apply(waiting if torch.is_grad_enabled() else [], function, x)
+
+    return checkpoint
 
 
 def _two_gradients(name: str) -> Under:

@@ -17,7 +17,8 @@ from recompute_scan.arrays import changes, median, split, true_at
 from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.early_stop import find_early_stop
 from recompute_scan.cost.gradients import Recordings
-from recompute_scan.cost.own_copies import OwnCopies, find_own_copies
+from recompute_scan.cost.own_copies import OwnRows, find_own_copies
+from recompute_scan.cost.own_passes import find_own_passes
 from recompute_scan.cost.reruns import OpSequence, find_sequences
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -121,6 +122,20 @@ class CheckpointOverhead:
             above = int(calls.parent[above])
         return found
 
+    def before_region(self, row: int) -> float:
+        """How long what holds an operator's region runs before it, ns; 0 where nothing does.
+
+        Without the time that the annotation took.
+        """
+        calls, annotations = self._facts.calls, self.annotations_around(row)
+        parent = int(calls.parent[annotations[0]]) if annotations else -1
+        if parent < 0 or self._facts.structure.role[parent] != Role.RANGE:
+            return 0.0
+        inside = np.arange(parent + 1, annotations[0])
+        ours = [one for one in inside if calls.names[calls.name[one]] == ANNOTATING]
+        before = calls.start[annotations[0]] - calls.start[parent]
+        return float(before - calls.duration[ours].sum())
+
     def _function(self, rows: Int64) -> Iterator[TimeEdit]:
         """What a checkpoint function does before and behind its operators, which goes with it.
 
@@ -172,8 +187,8 @@ class Context(Struct, frozen=True):
         recomputed: For each call: is it an operator that ran again?
         recordings: The runs with gradients.
         own_copies: What checkpoint functions copy for themselves.
+        own_passes: What their nodes do in the backward pass that their blocks would not.
         checkpoint_node: For each call: is it the node of a reentrant checkpoint?
-        annotating: For each call: is it the run wrapper's own?
         behind: What the time between operators can begin behind.
         before: What it can end before.
         begins: When recomputes begin.
@@ -188,9 +203,9 @@ class Context(Struct, frozen=True):
     here: Bool
     recomputed: Bool
     recordings: Recordings
-    own_copies: OwnCopies
+    own_copies: OwnRows
+    own_passes: OwnRows
     checkpoint_node: Bool
-    annotating: Bool
     behind: Moments
     before: Moments
     begins: Moments
@@ -226,8 +241,8 @@ def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
         recomputed=recomputed,
         recordings=Recordings(facts, sequences),
         own_copies=find_own_copies(facts, sequences),
+        own_passes=find_own_passes(facts, sequences),
         checkpoint_node=checkpoint_node,
-        annotating=annotating,
         behind=Moments(
             calls.thread,
             (

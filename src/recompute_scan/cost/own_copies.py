@@ -23,16 +23,17 @@ from recompute_scan.cost.reruns import OpSequence
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.own_work import find_own_work, first_of_block
+from recompute_scan.recompute.structure import Structure
 from recompute_scan.trace.columns import Bool, Int64
 
 _COPY = re.compile(r"aten::(clone|contiguous|to|_to_copy|copy_)$")
 
 
-class OwnCopies(Struct, frozen=True):
-    """What checkpoint functions copied, and did beside their blocks.
+class OwnRows(Struct, frozen=True):
+    """What goes with checkpoint functions beside their blocks.
 
     Attributes:
-        rows: Rows of the operators, those in the forward pass and in all recomputes; ascending.
+        rows: Rows of the calls, those in the forward pass and in all recomputes; ascending.
         sequence: For each: position, among the pieces of recomputes, of the block that its function
             ran again.
     """
@@ -41,7 +42,7 @@ class OwnCopies(Struct, frozen=True):
     sequence: Int64
 
 
-def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnCopies:
+def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnRows:
     """The copies that recomputes begin with, and the functions' work in the forward pass.
 
     Args:
@@ -62,8 +63,7 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
             continue
         recompute = alignment.recomputes[sequence.recompute]
         begin = first_of_block(structure, recompute.again)
-        # It may begin with what another function in it does beside its block.
-        if sequence.first <= (begin + len(recompute.again)) // 2 < sequence.stop:
+        if sequence.first <= middle_of_block(structure, recompute.again) < sequence.stop:
             copies = list(_copies(facts, recompute.again, begin))
             # Of what its node runs again without gradients only the copies are surely its own.
             work = own.rows[own.recompute == sequence.recompute]
@@ -71,14 +71,19 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
             originals.append(np.append(recompute.original[copies], work))
             owners.append(np.full(len(originals[-1]), number))
     if not originals:
-        return OwnCopies(*np.empty((2, 0), np.int64))
+        return OwnRows(*np.empty((2, 0), np.int64))
     original, first = np.unique(np.concatenate(originals), return_index=True)
     owner = np.concatenate(owners)[first]
     again = among(alignment.original, original)
     rows = np.append(original, alignment.again[again])
     owner = np.append(owner, owner[original.searchsorted(alignment.original[again])])
     order = rows.argsort()
-    return OwnCopies(rows[order], owner[order])
+    return OwnRows(rows[order], owner[order])
+
+
+def middle_of_block(structure: Structure, again: Int64) -> int:
+    """Place in a recompute that is surely its function's block's: it may begin with other work."""
+    return (first_of_block(structure, again) + len(again)) // 2
 
 
 def _in_others(facts: RecomputeFacts, rows: Int64) -> Bool:

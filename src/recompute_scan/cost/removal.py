@@ -104,7 +104,7 @@ class Removal:
             if first not in changed:
                 changed.add(first)
                 yield from self._changed_forward(sequence)
-        yield from self._copies(goes)
+        yield from self._of_functions(goes)
         yield from self._unpacking()
 
     @cached_property
@@ -150,8 +150,12 @@ class Removal:
         outer = self._range_of(rows)
         add = 0.0
         start, end = int(calls.start[rows[0]]), int(calls.end[rows[-1]])
-        if sequence.first == 0:
-            begin = min(start, int(calls.start[outer]))
+        # What a function does before its block goes with that, or stays.
+        before = self._blocks_begin.get(sequence.recompute, 0)
+        if sequence.stop <= before:
+            return
+        if sequence.first <= before:
+            begin = int(min(calls.start[again[0]], calls.start[outer]))
             start, _ = self._around.behind.last(thread, begin, otherwise=begin)
             add = self._around.gap
         if sequence.stop < len(again):
@@ -171,13 +175,20 @@ class Removal:
             start, add = int(calls.start[rows[place + 1]]), 0.0
         yield TimeEdit(thread, start, end, gone=True, add=add)
 
-    def _copies(self, goes: Sequence[bool]) -> Iterator[TimeEdit]:
-        """What a function that goes copies, and does beside its block."""
-        calls, copies = self._facts.calls, self._around.own_copies
-        for row, owner in zip(copies.rows.tolist(), copies.sequence.tolist(), strict=True):
-            if goes[owner] and self._around.here[row]:
-                thread, start, end = calls.thread[row], calls.start[row], calls.end[row]
-                yield TimeEdit(int(thread), int(start), int(end), gone=True)
+    @cached_property
+    def _blocks_begin(self) -> dict[int, int]:
+        """For each recompute: the place of the first operator that is known to be of a block."""
+        sequences = reversed(self._around.sequences)
+        return {one.recompute: one.first for one in sequences if one.checkpoints}
+
+    def _of_functions(self, goes: Sequence[bool]) -> Iterator[TimeEdit]:
+        """What a function that goes copies, and does beside its block and its backward pass."""
+        calls, here = self._facts.calls, self._around.here
+        for owned in (self._around.own_copies, self._around.own_passes):
+            gone = owned.rows[np.asarray(goes, np.bool_)[owned.sequence] & here[owned.rows]]
+            times = (calls.thread[gone], calls.start[gone], calls.end[gone])
+            for thread, start, end in zip(*(one.tolist() for one in times), strict=True):
+                yield TimeEdit(thread, start, end, gone=True)
 
     def _end_of_node(self, sequence: OpSequence) -> Iterator[TimeEdit]:
         """What a reentrant checkpoint's node still does behind its nested backward pass."""
@@ -204,21 +215,13 @@ class Removal:
         which records no gradients; it saves the state of random numbers and sets its hooks up in
         the first recompute. Shown by the annotations of ``run`` alone. In ns.
         """
-        kept, calls = self._kept(sequence), self._facts.calls
-        rows = self._rows(sequence)
+        kept, rows = self._kept(sequence), self._rows(sequence)
         recorded_first = with_gradients(self._facts, self._originals(sequence))
         if kept is None or kept.variant != "non-reentrant" or recorded_first:
             return 0.0
-        annotations = self._around.checkpoint_overhead.annotations_around(int(rows[0]))
-        if not annotations or not with_gradients(self._facts, rows):
+        if not with_gradients(self._facts, rows):
             return 0.0
-        annotation = annotations[0]
-        parent = int(calls.parent[annotation])
-        if parent < 0 or self._facts.structure.role[parent] != Role.RANGE:
-            return 0.0
-        inside = np.arange(parent + 1, annotation)
-        ours = inside[self._around.annotating[inside]]
-        return float(calls.start[annotation] - calls.start[parent] - calls.duration[ours].sum())
+        return self._around.checkpoint_overhead.before_region(int(rows[0]))
 
     def _range_of(self, rows: Int64) -> int:
         """Row of the outermost range around these operators that holds no recompute that stays."""
