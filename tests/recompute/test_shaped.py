@@ -63,3 +63,12 @@ def test_the_fix_saves_what_the_repaired_twin_says() -> None:
             name,
             shape,
         )
+
+
+def test_what_functions_do_beside_their_blocks_goes_with_them() -> None:
+    names = ["tiles_in_r", "int8_round_buffered", "two_gradients_round_n"]
+    output = run("benchmarks/shapes.py", *names, "--shapes", "two-streams", "--cost")
+    printed = output.partition("of saving\n")[2].partition("\n\n")[0]
+    off = {line.split()[0]: line.split()[6] for line in printed.splitlines()}
+    assert off.keys() == {*names}
+    assert all(abs(float(one.rstrip("%"))) < 1 for one in off.values()), off

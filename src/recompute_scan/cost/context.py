@@ -19,7 +19,7 @@ from recompute_scan.cost.early_stop import find_early_stop
 from recompute_scan.cost.gradients import Recordings
 from recompute_scan.cost.own_copies import OwnRows, find_own_copies
 from recompute_scan.cost.own_passes import find_own_passes
-from recompute_scan.cost.reruns import OpSequence, find_sequences
+from recompute_scan.cost.reruns import OpSequence, find_reaches, find_sequences
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.roles import Role, table
@@ -183,6 +183,7 @@ class Context(Struct, frozen=True):
     Attributes:
         facts: What ran again.
         sequences: The recomputes in them, in pieces of a kind.
+        reaches: For each piece: from which place in its recompute up to which all goes with it.
         here: For each call: does it touch the steps that matter?
         recomputed: For each call: is it an operator that ran again?
         recordings: The runs with gradients.
@@ -200,6 +201,7 @@ class Context(Struct, frozen=True):
 
     facts: RecomputeFacts
     sequences: Sequence[OpSequence]
+    reaches: Sequence[tuple[int, int]]
     here: Bool
     recomputed: Bool
     recordings: Recordings
@@ -237,6 +239,7 @@ def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
     return Context(
         facts=facts,
         sequences=sequences,
+        reaches=find_reaches(facts, sequences),
         here=here,
         recomputed=recomputed,
         recordings=Recordings(facts, sequences),

@@ -91,14 +91,14 @@ class Removal:
                 staying[self._rows(sequence)] = False
         np.cumsum(staying, out=self._staying[1:])
         changed: set[int] = set()
-        for sequence, going in zip(sequences, goes, strict=True):
+        for sequence, reach, going in zip(sequences, self._around.reaches, goes, strict=True):
             if not self._is_here(sequence):
                 continue
             if not going:
                 if sequence.runs > 1:
                     yield from self._changed_recompute(sequence)
                 continue
-            yield from self._gone(sequence)
+            yield from self._gone(sequence, reach)
             yield from self._end_of_node(sequence)
             first = int(self._originals(sequence)[0])
             if first not in changed:
@@ -142,7 +142,7 @@ class Removal:
             self._kept_of[sequence.checkpoints] = self._keep(sequence.checkpoints)
         return self._kept_of[sequence.checkpoints]
 
-    def _gone(self, sequence: OpSequence) -> Iterator[TimeEdit]:
+    def _gone(self, sequence: OpSequence, reach: tuple[int, int]) -> Iterator[TimeEdit]:
         calls = self._facts.calls
         again = self._facts.alignment.recomputes[sequence.recompute].again
         rows = self._rows(sequence)
@@ -150,18 +150,17 @@ class Removal:
         outer = self._range_of(rows)
         add = 0.0
         start, end = int(calls.start[rows[0]]), int(calls.end[rows[-1]])
-        # What a function does before its block goes with that, or stays.
-        before = self._blocks_begin.get(sequence.recompute, 0)
-        if sequence.stop <= before:
+        first, stop = reach
+        if first == stop:
             return
-        if sequence.first <= before:
+        if first == 0:
             begin = int(min(calls.start[again[0]], calls.start[outer]))
             start, _ = self._around.behind.last(thread, begin, otherwise=begin)
             add = self._around.gap
-        if sequence.stop < len(again):
-            end = int(calls.start[again[sequence.stop]])
+        if stop < len(again):
+            end = int(calls.start[again[stop]])
         else:
-            end = max(end, int(calls.end[outer]))
+            end = int(max(calls.end[again[-1]], calls.end[outer]))
             moment, row = self._around.before.next(thread, end, otherwise=end)
             # Up to another recompute: that one's own preparation.
             if row >= 0 and not self._around.recomputed[row]:
@@ -174,12 +173,6 @@ class Removal:
             yield TimeEdit(thread, start, int(calls.end[rows[place]]), gone=True, add=add)
             start, add = int(calls.start[rows[place + 1]]), 0.0
         yield TimeEdit(thread, start, end, gone=True, add=add)
-
-    @cached_property
-    def _blocks_begin(self) -> dict[int, int]:
-        """For each recompute: the place of the first operator that is known to be of a block."""
-        sequences = reversed(self._around.sequences)
-        return {one.recompute: one.first for one in sequences if one.checkpoints}
 
     def _of_functions(self, goes: Sequence[bool]) -> Iterator[TimeEdit]:
         """What a function that goes copies, and does beside its block and its backward pass."""

@@ -94,6 +94,29 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
     return found
 
 
+def find_reaches(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> list[tuple[int, int]]:
+    """For each piece: places in its recompute from which and up to which all goes with it.
+
+    What a function does before or behind its block goes with that, and not for itself: for such
+    work both are 0.
+    """
+    known = [one for one in sequences if one.checkpoints]
+    begins = {one.recompute: one.first for one in reversed(known)}
+    ends = {one.recompute: one.stop for one in known}
+    found = []
+    for one in sequences:
+        again = facts.alignment.recomputes[one.recompute].again
+        begin, end = begins.get(one.recompute, 0), ends.get(one.recompute, len(again))
+        if end < len(again) and facts.structure.function[again[end]] < 0:
+            end = len(again)
+        if one.stop <= begin or one.first >= end:
+            found.append((0, 0))
+            continue
+        first = 0 if one.first <= begin else one.first
+        found.append((first, len(again) if one.stop == end else one.stop))
+    return found
+
+
 def _pieces(block: Int64, kind: Int64) -> Iterator[tuple[int, int]]:
     """Cuts where the block changes, and inside one where the kind does for more than a few.
 
