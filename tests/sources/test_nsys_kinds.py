@@ -89,7 +89,7 @@ def test_inference_is_not_said_to_lack_its_backward_pass(export: Export) -> None
 
 def test_calls_without_kernels_are_no_device_activity(export: Export) -> None:
     export.add("CUPTI_ACTIVITY_KIND_RUNTIME", [export.call("cuInit", 0, 10)])
-    assert result_of(export).reason == "The trace has neither operators nor device activity."
+    assert result_of(export).reason == "The trace has neither operators nor kernels."
 
 
 def test_without_ranges_of_operators_the_option_that_makes_them_is_named(export: Export) -> None:
@@ -97,7 +97,7 @@ def test_without_ranges_of_operators_the_option_that_makes_them_is_named(export:
     export.add("CUPTI_ACTIVITY_KIND_RUNTIME", [export.call("cudaLaunchKernel", 5, 6, 1)])
     export.add("CUPTI_ACTIVITY_KIND_KERNEL", [export.kernel("gemm", 10, 20, 1)])
     result = result_of(export)
-    assert "no operators, only device activity" in (result.reason or "")
+    assert "no operators, only kernels" in (result.reason or "")
     advice = how_to_record(result)
     assert "--pytorch=autograd-shapes-nvtx" in advice.command
     assert "emit_nvtx(record_shapes=True)" in advice.why  # for an nsys without the option

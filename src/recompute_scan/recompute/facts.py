@@ -169,8 +169,8 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     compiled = find_compiled_backward(calls, structure)
     by_design = find_by_design(trace, calls, structure, kernels, alignment.again)
     rest = replace(alignment, unexplained=left_unexplained(alignment.unexplained, by_design))
-    active = bool(len(kernels.event))
-    judgement = judge(calls, structure, counts, blocks, rest, plain, compiled, active)
+    any_kernel = bool((trace.kind[kernels.event] == Kind.KERNEL).any())
+    judgement = judge(calls, structure, counts, blocks, rest, plain, compiled, any_kernel)
     judgement = with_design(judgement, by_design, float(counts.weight[counts.counted].sum()))
     hidden = hides_backward(trace, calls, structure, kernels)
     attention = None

@@ -98,12 +98,12 @@ def judge(
     alignment: Alignment,
     plain: PlainCounts,
     compiled: Compiled | None,
-    active: bool = True,
+    any_kernel: bool = True,
 ) -> Judgement:
-    """The verdict on a whole trace; ``active`` is whether it holds anything that a device did."""
+    """The verdict on a whole trace; ``any_kernel`` is whether it holds kernels."""
     counted = counts.counted
     recomputed = bool((counts.runs[counted] > 0).any())
-    reason = _reason(calls, structure, counts, recomputed, compiled, active)
+    reason = _reason(calls, structure, counts, recomputed, compiled, any_kernel)
     if reason is None and not recomputed:
         reason = _lost(structure, alignment.unexplained)
     highest = counts.highest(counted)
@@ -190,14 +190,14 @@ def _reason(
     counts: Counts,
     recomputed: bool,
     compiled: Compiled | None,
-    active: bool,
+    any_kernel: bool,
 ) -> str | None:
     if not (calls.kind == Kind.OP).any():
-        if not active:
-            return "The trace has neither operators nor device activity."
+        if not any_kernel:
+            return "The trace has neither operators nor kernels."
         return (
-            "The trace has no operators, only device activity, in which no kernel is known as "
-            "the backward of attention."
+            "The trace has no operators, only kernels, of which none is known as the backward of "
+            "attention."
         )
     if not len(structure.rows(Role.BACKWARD)):
         # Autograd numbers operators only where a backward pass may follow.
