@@ -92,7 +92,7 @@ fix: $(DEV) ## Format, repair what lint can repair, write the generated pages
 	$(BIN)/python docs/generate.py
 
 # All that needs neither processes nor a compiler.
-ON_RIG = core huggingface architectures bystanders schedules places equal functions
+ON_RIG = core huggingface architectures bystanders schedules places equal kinds functions others
 accuracy: $(DEV) ## Truth beside answer for every recorded case, on this machine
 	$(BIN)/python benchmarks/accuracy.py $(BENCH)
 	$(BIN)/python benchmarks/accuracy.py --device rig --times ns --group $(ON_RIG)

@@ -31,8 +31,13 @@ _LARGEST = 6000
 _ENGINE = "autograd::engine::evaluate_function: "
 
 
-def training(steps: int = 2, layers: int = 2, recomputes: int = 1) -> bytes:
-    """A trace of a reentrant checkpoint around each layer, as Kineto would write it."""
+def training(steps: int = 2, layers: int = 2, recomputes: int = 1, *, own: bool = False) -> bytes:
+    """A trace of a reentrant checkpoint around each layer, as Kineto would write it.
+
+    With ``own`` the checkpoint is a function that copies its input, goes backward through its run
+    twice, and holds on to its gradient.
+    """
+    name = "_CheckpointFunction" if own else "CheckpointFunction"
     events: list[dict[str, Any]] = []
     clock = [0.0]
     number = [100]
@@ -64,15 +69,26 @@ def training(steps: int = 2, layers: int = 2, recomputes: int = 1) -> bytes:
         linear()
         if level > 1:
             recomputed(level - 1)
-        node("AddmmBackward0", first, lambda: call("aten::mm"))
+        for _ in range(1 + own):
+            node("AddmmBackward0", first, lambda: call("aten::mm"))
+
+    def copies() -> None:
+        if own:
+            call("aten::clone")
+
+    def adds() -> None:
+        if own:
+            add = "torch::autograd::AccumulateGrad"
+            call(_ENGINE + add, lambda: call(add, lambda: call("aten::copy_")))
 
     def step() -> None:
         first = number[0]
         for layer in range(layers):
-            call("CheckpointFunction", unnumbered, sequence=first + layer)
+            call(name, copies, unnumbered, sequence=first + layer)
             number[0] = first + layer + 1
         for layer in reversed(range(layers)):
-            node("CheckpointFunctionBackward", first + layer, lambda: recomputed(recomputes))
+            node(f"{name}Backward", first + layer, copies, lambda: recomputed(recomputes))
+            adds()
         call("Optimizer.step#SGD.step", lambda: call("aten::add_"), cat="user_annotation")
 
     for index in range(steps):
@@ -82,7 +98,10 @@ def training(steps: int = 2, layers: int = 2, recomputes: int = 1) -> bytes:
 
 def sound_traces() -> list[bytes]:
     """Whole traces of a few kilobytes."""
-    return [training(), training(1, 1), training(1, recomputes=2), training(layers=1)]
+    return [
+        *(training(), training(1, 1), training(1, recomputes=2), training(layers=1)),
+        *(training(own=True), training(1, recomputes=2, own=True)),
+    ]
 
 
 def traces() -> list[bytes]:

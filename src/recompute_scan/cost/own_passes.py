@@ -36,7 +36,8 @@ def find_own_passes(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
         facts: What ran again.
         sequences: The recomputes, in pieces of a kind.
     """
-    if facts.structure.functions.names <= {words.TORCHS_FUNCTION}:
+    others = words.nodes_of(facts.structure.functions.names - {words.TORCHS_FUNCTION})
+    if others.isdisjoint(facts.calls.names):
         return OwnRows(*np.empty((2, 0), np.int64))
     passes = _Passes(facts)
     found = []
