@@ -84,9 +84,6 @@ NAMES: dict[str, list[str | None]] = {
     "own_in_r_accumulated": [None, BUFFERED],
     "own_own_accumulated": [TREE, QUANTISED],
 }
-# A function that goes through its run twice has what is in it run again twice, as two would.
-UNLIKE = {"two_gradients_round_n", "two_gradients_twice"}
-
 every_case = pytest.mark.parametrize("case", some(OTHERS, 4), ids=lambda case: case.name)
 
 
@@ -106,7 +103,7 @@ def test_the_count_is_the_truth(case: Case) -> None:
 
 @every_case
 def test_each_function_is_named_where_it_stands(case: Case) -> None:
-    if case.name in NAMES and case.name not in UNLIKE:
+    if case.name in NAMES:
         found = [[one.function for one in r.checkpoints] for r in answer(case.name).regions]
         assert NAMES[case.name] in found
 

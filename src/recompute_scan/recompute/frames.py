@@ -20,8 +20,9 @@ from recompute_scan.model import Calls, nest
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.blocks import Block
+from recompute_scan.recompute.boundary import same_boundary
 from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.spans import Span, merge, same_boundary
+from recompute_scan.recompute.spans import Span, merge
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.columns import Int64, Kind, Trace
 
