@@ -19,6 +19,7 @@ from recompute_scan.cost.reruns import OpSequence
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.matching import Recompute
+from recompute_scan.recompute.own_work import is_of_others
 from recompute_scan.recompute.roles import OPERATORS, Role
 from recompute_scan.trace.columns import Int64
 
@@ -75,10 +76,7 @@ class _Passes:
         at = int(held.rows.searchsorted(middle, side="right")) - 1
         if at >= 0 and middle <= held.rows[at] + calls.size[held.rows[at]]:
             found = int(structure.engine[held.nodes[at]])
-        if found < 0 or not structure.checkpoint_node[found]:
-            return -1
-        name = words.function_of(calls.names[calls.name[found]])
-        return -1 if name == words.TORCHS_FUNCTION else found
+        return found if found >= 0 and is_of_others(calls, structure, found) else -1
 
     def _evaluated_again(self, node: int) -> Iterator[int]:
         """Of each node that the function's evaluates more than once: all but the last time.

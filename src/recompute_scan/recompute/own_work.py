@@ -36,8 +36,7 @@ def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> O
     """That work of all functions in a trace."""
     blocks: dict[int, tuple[int, int, int]] = {}
     for number, recompute in enumerate(alignment.recomputes):
-        name = words.function_of(calls.names[calls.name[recompute.engine]])
-        if not structure.checkpoint_node[recompute.engine] or name == words.TORCHS_FUNCTION:
+        if not is_of_others(calls, structure, recompute.engine):
             continue
         begin = first_of_block(structure, recompute.again)
         rows, again = recompute.original[begin:], recompute.again[begin:]
@@ -45,6 +44,7 @@ def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> O
         # A node runs again what its call holds, further functions' calls among that.
         around = _calls_around(calls, structure, int(rows[middle]))
         inside = len(_calls_around(calls, structure, int(again[middle])))
+        name = words.function_of(calls.names[calls.name[recompute.engine]])
         if inside < len(around) and calls.names[calls.name[around[inside]]] == name:
             first, last, _ = blocks.get(around[inside], (len(calls), -1, number))
             bounds = min(first, int(rows.min())), max(last, int(rows.max()))
@@ -60,6 +60,13 @@ def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> O
     rows, owner = np.concatenate(found), np.concatenate(owners)
     order = rows.argsort()
     return OwnWork(rows[order], owner[order])
+
+
+def is_of_others(calls: Calls, structure: Structure, engine: int) -> bool:
+    """Is the node in this engine's range that of a checkpoint function, and not of torch's own?"""
+    if not structure.checkpoint_node[engine]:
+        return False
+    return words.function_of(calls.names[calls.name[engine]]) != words.TORCHS_FUNCTION
 
 
 def without_gradients(alignment: Alignment, own: OwnWork) -> Alignment:
