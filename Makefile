@@ -10,27 +10,16 @@ OUT    ?= demo-out
 export OMP_NUM_THREADS ?= 1
 
 # Tests start Python by the hundred: without bytecode on disk, each of them would compile the
-# package anew, and whatever uv installed.
+# package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 RUN := $(VENV)/.can-run
 DEV := $(VENV)/.can-test
 
-# With LOCKED=1 everything but torch is installed by hash first, and pip finds it there afterwards.
-# torch is not among them: builds of one release differ by machine, and each brings its own CUDA.
-# uv takes a tenth of pip's time; where it cannot reach the index, pip does it.
-ifdef LOCKED
-BY_HASH := --quiet --require-hashes --no-deps --requirement requirements.lock
-override LOCKED := $(BIN)/python -m pip install --quiet --constraint constraints.txt uv && \
-    { $(BIN)/uv pip install --python $(BIN)/python $(BY_HASH) || \
-    $(BIN)/python -m pip install $(BY_HASH); }
-EDITABLE := --no-build-isolation
-endif
-
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test tests test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases real-scripts fuzz house bench-load bench-page share-check licenses release-check lock live-failures policies plan guard trackers agent-eval
+.PHONY: help demo test tests test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases real-scripts fuzz house bench-load bench-page share-check licenses release-check live-failures policies plan guard trackers agent-eval
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -177,11 +166,6 @@ licenses: $(DEV) ## Every package that an installation brings, with its version 
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group release
 	@$(BIN)/python -m tests.release_check --licenses
 
-lock: $(DEV) ## Write requirements.lock anew: the pins of constraints.txt with their hashes
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group release
-	grep -vE '^(torch==|#)' constraints.txt | $(BIN)/uv pip compile - --quiet --no-deps \
-	    --python-version 3.11.5 --generate-hashes --no-header --no-annotate -o requirements.lock
-
 venv: $(DEV) ## Make the virtual environment, with the tools for tests
 
 clean: ## Remove the virtual environment, caches and the demo's output
@@ -193,9 +177,8 @@ $(RUN): pyproject.toml constraints.txt
 	    { echo "Python 3.10 or newer is needed: make PYTHON=python3.12 …"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
-	$(LOCKED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(EDITABLE) --editable '.[torch,examples]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,examples]'
 	touch $@
 
 $(DEV): $(RUN)

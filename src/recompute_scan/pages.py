@@ -1,6 +1,7 @@
 """The pages of the findings and of the messages.
 
-Those of failures are made here: of each what its signatures say, with what a log of it says.
+A checkout has them in ``docs/``, an installed package in ``recompute_scan/docs/``, as the same
+files. The pages of failures are written from here (``docs/generate.py``).
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import re
 import textwrap
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
-from recompute_scan import package_texts
-from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES, names
+from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES
 from recompute_scan.diagnose.classify import how_checked
 from recompute_scan.frameworks.signature import Signature
 
@@ -19,8 +20,6 @@ _HEAD = """\
 A failure that `recompute-scan run` recognises when the script raises or hangs, and
 `recompute-scan explain` in a log or a pasted traceback. Generated: `python docs/generate.py`."""
 _UNTOUCHED = "The fix touches no checkpoint's variant, random state, check or buffers."
-_CAUSE = re.compile(r"^## ", re.MULTILINE)
-_EXAMPLE = re.compile(r"^```text\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
 
 
 def page(code: str) -> str | None:
@@ -37,14 +36,15 @@ def titles() -> dict[str, str]:
 
 @cache
 def _pages() -> dict[str, str]:
-    """All of them. Of those of failures, a wheel has the examples alone."""
-    found = {}
-    failures = names()
-    for name in package_texts.names("docs/findings/"):
-        code, page = name[-8:-3], package_texts.text(name) or ""
-        made = failure_page(code, examples_of(page)) if code in failures else page
-        found[code] = made.rstrip("\n") + "\n"
-    return found
+    paths = sorted((_docs() / "findings").glob("RS*.md"))
+    return {path.stem: path.read_text(encoding="utf-8").rstrip("\n") + "\n" for path in paths}
+
+
+def _docs() -> Path:
+    """The folder of the pages, in an installed package or in a checkout."""
+    here = Path(__file__).parent
+    installed = here / "docs"
+    return installed if installed.is_dir() else here.parents[1] / "docs"
 
 
 def message(code: str) -> str | None:
@@ -54,11 +54,8 @@ def message(code: str) -> str | None:
 
 def messages() -> dict[str, str]:
     """What the documentation says of every error, by its code, heading first."""
-    return messages_in(package_texts.text("docs/messages.md") or "")
-
-
-def messages_in(page: str) -> dict[str, str]:
-    """The same, in a page or in its parts."""
+    path = _docs() / "messages.md"
+    page = path.read_text(encoding="utf-8") if path.is_file() else ""
     parts = re.split(r"^(?=#{2,3} )", page, flags=re.MULTILINE)
     return {part[4:8]: part for part in parts if part.startswith("### E")}
 
@@ -73,12 +70,6 @@ def failure_page(code: str, examples: Sequence[str | None]) -> str:
     causes = causes_of(code)
     parts = [f"# {code} {causes[-1].name}", _HEAD, *map(_cause, causes, examples)]
     return "\n\n".join(parts) + "\n"
-
-
-def examples_of(page: str) -> list[str | None]:
-    """What logs say, read back from a page, for each cause."""
-    found = (_EXAMPLE.search(cause) for cause in _CAUSE.split(page)[1:])
-    return [example[1] if example else None for example in found]
 
 
 def _cause(one: Signature, example: str | None) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 
-from recompute_scan.package_texts import text
 from recompute_scan.recompute import vocabulary as words
 
 
@@ -52,7 +52,8 @@ ENDINGS = {"~": "_", "^": "_backward", "=": "_copy"}
 @cache
 def _torchs_own() -> tuple[frozenset[str], frozenset[str]]:
     """Operators that torch defines, and the nodes named after them."""
-    listed = (text("bundle/operators.txt") or "").splitlines()
+    path = Path(__file__).with_name("operators.txt")
+    listed = path.read_text(encoding="utf-8").splitlines()
     lines = (line.split() for line in listed if not line.startswith("#"))
     operators = frozenset(
         library + name for library, *words in lines for word in words for name in names_of(word)

@@ -10,12 +10,13 @@ import base64
 import hashlib
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Undefined
 from markupsafe import Markup, escape
 
-from recompute_scan import package_texts, units
+from recompute_scan import units
 from recompute_scan.report import words
 from recompute_scan.report.escape import inert, lines, sentence, shorten, visible
 
@@ -71,8 +72,9 @@ def _environment() -> Environment:
 
 def _source(name: str) -> str | None:
     """A template's text; ``None`` where there is none."""
-    folders = ("report/templates", "report/sections")
-    return next(filter(None, (package_texts.text(f"{folder}/{name}") for folder in folders)), None)
+    here = Path(__file__).parent
+    paths = (here / folder / name for folder in ("templates", "sections"))
+    return next((path.read_text(encoding="utf-8") for path in paths if path.is_file()), None)
 
 
 def _finalize(value: Any) -> Any:
