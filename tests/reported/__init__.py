@@ -1,0 +1,1 @@
+"""Training scripts after public reports, with truths found without recompute-scan."""
