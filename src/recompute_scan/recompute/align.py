@@ -85,7 +85,9 @@ class Alignment(Struct, frozen=True, dict=True):
         passes = np.maximum(self.backwards, 1)
         if len(self.begins):
             together = np.maximum.reduceat(passes[self.places], self.begins)
-            np.maximum.at(passes, self.places, together.repeat(sizes(self.begins, len(self.places))))
+            np.maximum.at(
+                passes, self.places, together.repeat(sizes(self.begins, len(self.places)))
+            )
         return passes
 
     @cached_property

@@ -27,6 +27,7 @@ from recompute_scan.recompute.by_design import (
     DesignedRun,
     find_by_design,
     left_unexplained,
+    part_own_runs,
     rows_of,
     with_design,
 )
@@ -151,6 +152,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     steps = join_steps(calls, structure, find_steps(calls))
     starts = np.sort(np.array([step.start for step in steps], np.int64))
     alignment = align(calls, structure, work, starts)
+    alignment, own_runs = part_own_runs(calls, structure, work, alignment)
     alignment = without_gradients(alignment, find_own_work(calls, structure, alignment))
     complete = complete_steps(calls, alignment, steps, trace.cut_at)
     counts = count(calls, structure, work, alignment, steps, complete)
@@ -171,6 +173,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     rest = replace(alignment, unexplained=left_unexplained(alignment.unexplained, by_design))
     any_kernel = bool((trace.kind[kernels.event] == Kind.KERNEL).any())
     judgement = judge(calls, structure, counts, blocks, rest, plain, compiled, any_kernel)
+    by_design = (*by_design, *own_runs)
     judgement = with_design(judgement, by_design, float(counts.weight[counts.counted].sum()))
     hidden = hides_backward(trace, calls, structure, kernels)
     attention = None
