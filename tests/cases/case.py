@@ -32,6 +32,8 @@ class Case:
         build: Makes the model; returns the function that trains one step.
         micro_batches: Forward passes with a backward of their own, per step.
         backwards_per_forward: Backward passes that consume one forward pass.
+        by_design: Entries per forward and backward that a function makes for reasons of its own,
+            in every part: no switch was left on.
         scheduled: Recorded with a schedule, so that ``ProfilerStep`` ranges mark the steps.
     """
 
@@ -41,6 +43,7 @@ class Case:
     build: Build
     micro_batches: int = 1
     backwards_per_forward: int = 1
+    by_design: int = 0
     scheduled: bool = True
 
 
@@ -102,6 +105,7 @@ def record(
             for name in dict.fromkeys(layer for layer, _, _ in entries)
         ),
         kept=dict(kept),
+        by_design=case.by_design,
     )
 
 

@@ -261,6 +261,29 @@ class _Looks(torch.autograd.Function):
         return _again(ctx, x, gradient)
 
 
+class _Reverses(torch.autograd.Function):
+    """Works like a reversible layer: its node first turns the output back, without gradients.
+
+    What a real one works out of its output alone stays here, for any block; the work is the same.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, x: Tensor, turns: int) -> Tensor:
+        ctx.function, ctx.turns = function, turns
+        with torch.no_grad():
+            output = function(x)
+        ctx.save_for_backward(x, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, output = ctx.saved_tensors
+        with torch.no_grad():
+            for _ in range(ctx.turns):
+                x = x + 0.0 * (output - ctx.function(x))
+        return *_again(ctx, x, gradient), None
+
+
 class _Held:
     """What one call of a function shares with what runs its block again."""
 
@@ -306,6 +329,11 @@ class _RunsFirst(torch.autograd.Function):
 def _plain(name: str, base: type[Any]) -> Under:
     kind = named(name, base)
     return lambda function: lambda x: kind.apply(function, x)
+
+
+def _reversing(name: str, turns: int) -> Under:
+    kind = named(name, _Reverses)
+    return lambda function: lambda x: kind.apply(function, x, turns)
 
 
 def _fetching(name: str) -> Under:
@@ -503,6 +531,7 @@ TREE = _tree("TreeKept")
 VJP = _by_vjp("ByVjp")
 LENGTHWISE = _plain("TiledPart", _Tiles)
 LOOKS = _plain("LooksTwice", _Looks)
+REVERSES, ITERATES = _reversing("Invertible", 1), _reversing("FixedPoint", 3)
 IN_TWO = _in_two("HeldBlock", "RunsFirst")
 BY_HOOK = _by_hook("HookedBlock")
 BY_HAND: Under = _by_hand
@@ -539,7 +568,29 @@ OTHERS = (
     Case("vjp", "By torch.func.", "full", under(VJP)),
     Case("vjp_in_r", "In torch's reentrant one.", "doubled", under(R, VJP)),
     Case("vjp_in_n", "In torch's other one.", None, under(N, VJP)),
-    Case("looks_twice", "Runs again twice, by one function.", None, under(LOOKS)),
+    Case("looks_twice", "Once to see that it is the same.", "full", under(LOOKS), by_design=1),
+    Case("looks_in_r", "In torch's reentrant one.", "doubled", under(R, LOOKS), by_design=1),
+    Case("looks_in_n", "In torch's other one.", None, under(N, LOOKS), by_design=1),
+    Case(
+        "looks_accumulated",
+        "Two micro-batches.",
+        "full",
+        _model(lambda layers: [LOOKS(layer) for layer in layers], 2),
+        micro_batches=2,
+        by_design=1,
+    ),
+    Case("reverses", "Inverts first.", "full", under(REVERSES), by_design=1),
+    Case("reverses_in_r", "In torch's reentrant one.", "doubled", under(R, REVERSES), by_design=1),
+    Case("reverses_in_n", "In torch's other one.", None, under(N, REVERSES), by_design=1),
+    Case("reverses_in_own", "In a function.", "doubled", under(BUFFERED, REVERSES), by_design=1),
+    Case(
+        "reverses_pairs",
+        "Two layers each.",
+        "full",
+        _model(_segments(REVERSES, lambda f: f, 2)),
+        by_design=1,
+    ),
+    Case("reverses_slowly", "Inverts by iteration.", "full", under(ITERATES), by_design=3),
     Case("by_hand", "Hooks on saved tensors.", "full", under(BY_HAND)),
     Case("by_hand_in_r", "In torch's reentrant one.", "doubled", under(R, BY_HAND)),
     Case("by_hand_round_r", "Around torch's reentrant one.", "doubled", under(BY_HAND, R)),

@@ -63,6 +63,8 @@ class Truth:
         layers: In forward order; per-step counts.
         kept: Operators whose results a selective checkpoint kept, with how many results per
             step: the recompute takes them from memory instead of running them.
+        by_design: Entries per forward and backward that a function makes for reasons of its own;
+            they are among ``recomputes``, and no part of the multiplicity.
     """
 
     name: str
@@ -72,9 +74,10 @@ class Truth:
     backwards_per_forward: int
     layers: tuple[LayerTruth, ...]
     kept: Mapping[str, int] = field(default_factory=dict)
+    by_design: int = 0
 
     def multiplicity(self) -> tuple[tuple[float, float], ...]:
-        """Recomputes per forward and backward, as (attention, MLP) for each layer.
+        """Recomputes by checkpoints per forward and backward, as (attention, MLP) for each layer.
 
         0 for a layer that never ran in training mode.
         """
@@ -85,7 +88,7 @@ class Truth:
     def _per_backward(self, runs: Runs) -> float:
         if runs.forward == 0:
             return 0.0
-        return runs.recomputes / (runs.forward * self.backwards_per_forward)
+        return runs.recomputes / (runs.forward * self.backwards_per_forward) - self.by_design
 
 
 def write_truth(path: Path, truth: Truth) -> None:

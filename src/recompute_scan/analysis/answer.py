@@ -78,8 +78,9 @@ def result_from(
     sources = info.sources if info else {}
     # No step takes no time: a record that says so has not timed it.
     timed = tuple(filter(None, info.timed_steps_ms)) if info else ()
-    # What runs again inside a compiled graph is in no trace, and so has no price.
-    priced = compiled is None or compiled.priced
+    # What runs again inside a compiled graph is in no trace, and so has no price; nor has what
+    # only marks show.
+    priced = (compiled is None or compiled.priced) and not facts.judgement.by_marks
     cost = price_by_kernels(facts, timed) if facts.level == "kernels" else None
     if cost is None and priced:
         cost = price(facts, timed, partial(kept, sharded=facts.sharded))

@@ -4,6 +4,8 @@ in one sentence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from recompute_scan.intervals import too_wide
 from recompute_scan.model import Calls
 from recompute_scan.recompute.facts import RecomputeFacts, disagreeing_steps
@@ -27,12 +29,14 @@ def confidence(facts: RecomputeFacts) -> Level:
     ``low``: no verdict; over 30 % of the kernels without a record of their launch; over 2 % of
     the calls in a place that is a guess; annotations that disagree with more operators than were
     recomputed; or attention's kernels alone, and no launching thread tells recomputes apart,
-    nothing marks the steps, or steps differ. ``medium``: attention's kernels alone; only one
-    complete step; steps that differ; annotations that disagree with the operators; a plain count
-    that disagrees, or is of nothing; over 0.2 % of the calls in a place that is a guess; part of
+    nothing marks the steps, or steps differ. ``medium``: a count by marks; attention's kernels
+    alone; only one complete step; steps that differ; annotations that disagree with the operators;
+    a plain count that disagrees, or is of nothing; over 0.2 % of the calls in a place that is a guess; part of
     the trace lost. Else ``high``.
     """
     attention = facts.attention if facts.level == "kernels" else None
+    if facts.judgement.by_marks:
+        return "low" if guesses_places(facts, _MANY_GUESSED) else "medium"
     unsure = _many_unlaunched(facts) or guesses_places(facts, _MANY_GUESSED)
     annotations = facts.annotations
     unsure |= (
@@ -87,13 +91,16 @@ def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
             for step, runs in differing.items()
         )
         found.append(f"Steps differ from the others in how often work runs again: {said}.")
-    if facts.annotations is not None and annotations_disagree(facts):
+    if facts.judgement.by_marks:
+        found.append(_by_marks(facts.judgement.differing))
+    elif facts.annotations is not None and annotations_disagree(facts):
         found.append(
             f"The annotations of the recorded checkpoints and the operators disagree on "
             f"{facts.annotations.disagreeing} of {facts.annotations.recomputed} recomputed "
             "operators; the counts are those of the operators."
         )
-    found.extend(_plain_doubts(facts))
+    if not facts.judgement.by_marks:
+        found.extend(_plain_doubts(facts))
     if unlaunched := facts.work.unlaunched:
         every = len(facts.kernels.event)
         found.append(
@@ -103,6 +110,16 @@ def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
             "belong to no operator: recording began while the GPU still had a queue."
         )
     return tuple(found)
+
+
+def _by_marks(differing: Sequence[str]) -> str:
+    """Where the count comes from when the operators could not give it."""
+    which = f" (of {', '.join(differing)})" if differing else ""
+    return (
+        f"Not all calls{which} in the recomputes could be matched with the forward pass, so the "
+        "operators cannot tell how often work ran again. The marks that the recording put around "
+        "each checkpointed call gave the count; what the recomputes cost is not known."
+    )
 
 
 def _guesses(calls: Calls) -> list[str]:

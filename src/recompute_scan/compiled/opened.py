@@ -143,7 +143,7 @@ def _opened_counts(
     counts = facts.counts
     outer = counts.multiplicity[source]
     weight = counts.weight[source] * share
-    backwards = np.maximum(facts.alignment.backwards, 1)[source]
+    backwards = facts.alignment.passes[source]
     # As a recompute inside a graph has no range of its own, it is priced as its forward.
     inside = asked * backwards * weight
     beyond = np.maximum(0, outer + asked - 1) - np.maximum(0, outer - 1)

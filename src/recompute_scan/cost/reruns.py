@@ -69,12 +69,11 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
             number += 1
     kinds = list(stacks)
     seen = np.zeros(len(alignment.forward), np.int64)
-    passes = np.maximum(alignment.backwards, 1)
     runs = np.zeros(len(alignment.forward), np.int64)
     places_of = [alignment.places[edges[number] : edges[number + 1]] for number in chosen]
     for places in places_of:
         np.add.at(runs, places, 1)
-    runs = runs // passes
+    runs = runs // alignment.passes
     found = []
     for number, places in zip(chosen, places_of, strict=True):
         run = seen[places] % np.maximum(runs[places], 1)

@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, true_at
+from recompute_scan.arrays import among, sizes, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.matching import Matcher, Recompute, SequenceMatch
@@ -72,6 +72,23 @@ class Alignment(Struct, frozen=True, dict=True):
     def places(self) -> Int64:
         """Positions of the same operators in ``forward``."""
         return self.forward.searchsorted(self.original)
+
+    @cached_property
+    def passes(self) -> Int64:
+        """For each forward operator: through how many backward passes its work went, at least 1.
+
+        A pass that ends early (``autograd.grad`` with respect to the last weight of a block) runs
+        all of a checkpoint's work again and goes through some of its nodes only. So what one
+        recompute ran again went through as many passes as that of its operators which most
+        passes went through.
+        """
+        passes = np.maximum(self.backwards, 1)
+        if len(self.begins):
+            together = np.maximum.reduceat(passes[self.places], self.begins)
+            np.maximum.at(
+                passes, self.places, together.repeat(sizes(self.begins, len(self.places)))
+            )
+        return passes
 
     @cached_property
     def begins(self) -> Int64:

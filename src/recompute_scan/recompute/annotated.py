@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 from msgspec import Struct
@@ -10,16 +11,21 @@ from msgspec import Struct
 from recompute_scan.annotations import (
     ANY_RECOMPUTE,
     REGION,
+    SELECTIVE,
     RegionAnnotation,
     parse_recompute,
     parse_region,
 )
 from recompute_scan.arrays import true_at
 from recompute_scan.model import Calls
+from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.structure import Structure
 from recompute_scan.trace.columns import Bool, Int32, Int64
+
+# So many operators are named that differ between a recompute and its forward pass.
+_MOST_NAMED = 3
 
 
 class AnnotatedCall(Struct, frozen=True):
@@ -50,6 +56,8 @@ class Annotations(Struct, frozen=True):
             one that the forward pass does not explain. 0 when both views agree.
         recomputed: Recomputed operators found by structure and alignment, for comparison.
         mechanisms: Those of all checkpointed calls, of calls in another's recompute too.
+        in_hooks: How many checkpointed calls ran in a backward pass and in no recompute, as
+            gradient hooks run them.
     """
 
     calls: tuple[AnnotatedCall, ...]
@@ -57,6 +65,7 @@ class Annotations(Struct, frozen=True):
     disagreeing: int
     recomputed: int
     mechanisms: frozenset[str] = frozenset()
+    in_hooks: int = 0
 
 
 def read_annotations(
@@ -99,6 +108,7 @@ def read_annotations(
             for row in regions
             if (annotation := parse_region(calls.names[calls.name[row]])) is not None
         ),
+        in_hooks=int(np.count_nonzero((structure.engine[regions] >= 0) & ~inside[regions])),
     )
 
 
@@ -117,6 +127,62 @@ def recomputed_calls(
             above = int(calls.parent[above])
         found.append(by_number.get(number or 0))
     return found
+
+
+def unmarked_functions(calls: Calls, structure: Structure, annotations: Annotations) -> list[int]:
+    """Rows of the calls of checkpoint functions in the forward pass that bear no annotation of
+    their own.
+
+    A function's annotation stands directly in its call.
+    """
+    own = (structure.function == np.arange(len(calls))) & (structure.engine < 0)
+    own &= np.array([name != words.TORCHS_FUNCTION for name in calls.names])[calls.name]
+    marked = {
+        int(calls.parent[c.row]) for c in annotations.calls if c.annotation.variant == "reentrant"
+    }
+    return [row for row in true_at(own).tolist() if row not in marked]
+
+
+class MarkedCounts(Struct, frozen=True):
+    """How often the marks alone say that work ran again.
+
+    Attributes:
+        runs: One entry per forward operator: how often its checkpointed call was recomputed.
+        passes: Through how many backward passes that call went, at least 1.
+        differing: Names of the operators of recomputes that the forward pass has not.
+    """
+
+    runs: Int64
+    passes: Int64
+    differing: tuple[str, ...]
+
+
+def count_by_marks(
+    calls: Calls, structure: Structure, alignment: Alignment, annotations: Annotations
+) -> MarkedCounts | None:
+    """What the marks count; ``None`` where they cannot tell.
+
+    One mark is one recompute of all that its call holds, unless another checkpoint is around the
+    call or within it, the call keeps some results, or a function without marks runs work again.
+    """
+    regions = calls.named(re.compile(re.escape(REGION)))
+    alone = all(call.annotation.depth == 0 for call in annotations.calls)
+    kept = any(SELECTIVE in call.annotation.options.split(",") for call in annotations.calls)
+    if not alone or kept or (structure.engine[regions] >= 0).any():
+        return None
+    if unmarked_functions(calls, structure, annotations):
+        return None
+    runs = np.zeros(len(alignment.forward), np.int64)
+    passes = alignment.passes.copy()
+    for call in annotations.calls:
+        places = slice(call.first, call.last + 1)
+        runs[places], passes[places] = call.recomputes, passes[places].max()
+    inside = calls.inside(calls.named(ANY_RECOMPUTE))
+    rows = alignment.unexplained
+    rows = rows[inside[rows] & (structure.role[rows] == Role.CANDIDATE)]
+    names = Counter(calls.names[code] for code in calls.name[rows].tolist())
+    forward = [name for name in names if words.forward_only(name) or words.light_forward(name)]
+    return MarkedCounts(runs, passes, tuple(forward or names)[:_MOST_NAMED])
 
 
 def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:

@@ -50,7 +50,7 @@ def of_one_backward(recomputes: list[Recompute], alignment: Alignment) -> list[R
     """
     recomputes = sorted(recomputes, key=lambda recompute: int(recompute.again[0]))
     first = recomputes[0].original
-    passes = int(np.median(alignment.backwards[alignment.forward.searchsorted(first)]))
+    passes = int(np.median(alignment.passes[alignment.forward.searchsorted(first)]))
     if passes < 2 or len(recomputes) % passes:
         return recomputes
     return recomputes[: len(recomputes) // passes]

@@ -12,6 +12,11 @@ one's gradient, as scattering is of gathering:
   launches none, are in its own gradient too (a rotation, turned back by the same kernel);
 * the gradient that calls it does nothing else, so that it is that gradient;
 * both call each other.
+
+A function that is a checkpoint of its own kind may run its block twice in its node: once without
+gradients, and again with them for the gradient. A reversible layer does, to get back the input
+that it did not keep from its output. Only the second run is the checkpoint's; the first is what
+makes the layer reversible, and no switch can take it out.
 """
 
 from __future__ import annotations
@@ -23,12 +28,17 @@ from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.arrays import among, true_at
 from recompute_scan.model import Calls, Kernels
 from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.align import Alignment
+from recompute_scan.recompute.matching import Recompute
+from recompute_scan.recompute.own_work import is_of_others
 from recompute_scan.recompute.structure import Structure
 from recompute_scan.recompute.verdict import Judgement
+from recompute_scan.recompute.work import Work
 from recompute_scan.trace.columns import Int64, Kind, Trace
 
 # What moves, makes or names memory, and computes nothing.
@@ -123,6 +133,61 @@ def find_by_design(
             )
         )
     return tuple(sorted(found, key=lambda each: (-each.time, each.function)))
+
+
+def part_own_runs(
+    calls: Calls, structure: Structure, work: Work, alignment: Alignment
+) -> tuple[Alignment, tuple[DesignedRun, ...]]:
+    """The alignment without what functions run of their own blocks beside the recompute, and that.
+
+    It stands directly in the node, has no gradients, and the same node runs the same operators
+    with them.
+
+    Args:
+        calls: The trace's calls.
+        structure: Their roles.
+        work: Their work on the device.
+        alignment: All recomputes.
+    """
+    with_gradients: dict[int, list[Int64]] = defaultdict(list)
+    without = []
+    for recompute in alignment.recomputes:
+        again = recompute.again
+        if not is_of_others(calls, structure, recompute.engine):
+            continue
+        if (structure.number[again] >= 0).any():
+            with_gradients[recompute.engine].append(recompute.original)
+        elif not (structure.function[again] >= 0).any():
+            without.append(recompute)
+    own = [
+        each
+        for each in without
+        if each.engine in with_gradients
+        and among(each.original, np.concatenate(with_gradients[each.engine])).any()
+    ]
+    if not own:
+        return alignment, ()
+    mine = set(map(id, own))
+    rest = tuple(each for each in alignment.recomputes if id(each) not in mine)
+    of_function: dict[str, list[Recompute]] = defaultdict(list)
+    for each in own:
+        of_function[_function_of(calls, each.engine)].append(each)
+    found = []
+    for name, runs in of_function.items():
+        rows = np.concatenate([each.again for each in runs])
+        named = np.array([one == name for one in calls.names], np.bool_)[calls.name]
+        found.append(
+            DesignedRun(
+                function=name,
+                inside=(name,),
+                forward=int(np.count_nonzero(named & (structure.engine < 0))),
+                again=len({each.engine for each in runs}),
+                time=int(work.time[rows].sum()),
+                kernels=int(work.kernels[rows].sum()),
+                rows=tuple(rows.tolist()),
+            )
+        )
+    return replace(alignment, recomputes=rest), tuple(found)
 
 
 def rows_of(found: Sequence[DesignedRun]) -> Int64:

@@ -114,9 +114,9 @@ def count(
         complete: For each step: was it recorded whole?
     """
     rows = alignment.forward
-    backwards = np.maximum(alignment.backwards, 1)
+    passes = alignment.passes
     places, shares = alignment.places, _shares(calls, work, alignment)
-    beyond = _turns(places) >= backwards[places]
+    beyond = _turns(places) >= passes[places]
     runs = np.bincount(places[alignment.ran], minlength=len(rows))
     again, redundant = np.zeros((2, len(rows)))
     np.add.at(again, places, shares)
@@ -126,7 +126,7 @@ def count(
     inside[inside] = complete[step[inside]]
     return Counts(
         rows=rows,
-        multiplicity=runs / backwards,
+        multiplicity=runs / passes,
         runs=runs,
         weight=_typical(work.time[rows], calls.name[rows], calls.dims[rows]),
         again=again,

@@ -14,7 +14,7 @@ from recompute_scan.arrays import places_of, true_at
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, link_kernels, nest
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment, align
-from recompute_scan.recompute.annotated import Annotations, read_annotations
+from recompute_scan.recompute.annotated import Annotations, count_by_marks, read_annotations
 from recompute_scan.recompute.attention.kernel_evidence import (
     KernelEvidence,
     hides_backward,
@@ -27,6 +27,7 @@ from recompute_scan.recompute.by_design import (
     DesignedRun,
     find_by_design,
     left_unexplained,
+    part_own_runs,
     rows_of,
     with_design,
 )
@@ -52,6 +53,7 @@ from recompute_scan.recompute.verdict import (
     Judgement,
     find_compiled_backward,
     judge,
+    with_marks,
 )
 from recompute_scan.recompute.work import Work, measure
 from recompute_scan.result import EvidenceLevel
@@ -151,6 +153,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     steps = join_steps(calls, structure, find_steps(calls))
     starts = np.sort(np.array([step.start for step in steps], np.int64))
     alignment = align(calls, structure, work, starts)
+    alignment, own_runs = part_own_runs(calls, structure, work, alignment)
     alignment = without_gradients(alignment, find_own_work(calls, structure, alignment))
     complete = complete_steps(calls, alignment, steps, trace.cut_at)
     counts = count(calls, structure, work, alignment, steps, complete)
@@ -170,7 +173,14 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     by_design = find_by_design(trace, calls, structure, kernels, alignment.again)
     rest = replace(alignment, unexplained=left_unexplained(alignment.unexplained, by_design))
     any_kernel = bool((trace.kind[kernels.event] == Kind.KERNEL).any())
-    judgement = judge(calls, structure, counts, blocks, rest, plain, compiled, any_kernel)
+    marked = annotations and count_by_marks(calls, structure, alignment, annotations)
+    in_hooks = annotations.in_hooks if annotations is not None else 0
+    judgement = judge(
+        calls, structure, counts, blocks, rest, plain, compiled, any_kernel, marked, in_hooks
+    )
+    if marked is not None and judgement.by_marks:
+        counts = with_marks(counts, marked)
+    by_design = (*by_design, *own_runs)
     judgement = with_design(judgement, by_design, float(counts.weight[counts.counted].sum()))
     hidden = hides_backward(trace, calls, structure, kernels)
     attention = None

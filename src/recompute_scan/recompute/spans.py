@@ -9,11 +9,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.annotations import IN_PARTS
-from recompute_scan.arrays import among, true_at
+from recompute_scan.arrays import among
 from recompute_scan.model import Calls
-from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.annotated import AnnotatedCall, Annotations
+from recompute_scan.recompute.annotated import (
+    AnnotatedCall,
+    Annotations,
+    unmarked_functions,
+)
 from recompute_scan.recompute.boundary import (
     FunctionsAround,
     asked_once,
@@ -60,7 +63,7 @@ def spans_from_annotations(
     """One span per annotated boundary, and per call of a function without one, in forward order."""
     in_parts = structure.functions.in_parts
     spans = [(call.row, _marked(call, in_parts)) for call in annotations.calls]
-    for row in _unmarked(calls, structure, annotations):
+    for row in unmarked_functions(calls, structure, annotations):
         first, last = np.searchsorted(
             annotations.forward, (row, row + int(calls.size[row]) + 1)
         ).tolist()
@@ -90,20 +93,6 @@ def _marked(call: AnnotatedCall, in_parts: frozenset[str]) -> Span:
         module=call.annotation.module or None,
         module_class=call.annotation.module_class or None,
     )
-
-
-def _unmarked(calls: Calls, structure: Structure, annotations: Annotations) -> list[int]:
-    """Rows of the calls of checkpoint functions in the forward pass that bear no annotation of
-    their own.
-
-    A function's annotation stands directly in its call.
-    """
-    own = (structure.function == np.arange(len(calls))) & (structure.engine < 0)
-    own &= np.array([name != words.TORCHS_FUNCTION for name in calls.names])[calls.name]
-    marked = {
-        int(calls.parent[c.row]) for c in annotations.calls if c.annotation.variant == "reentrant"
-    }
-    return [row for row in true_at(own).tolist() if row not in marked]
 
 
 def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignment) -> list[Span]:

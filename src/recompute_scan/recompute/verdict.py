@@ -12,6 +12,7 @@ from recompute_scan.arrays import among, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
+from recompute_scan.recompute.annotated import MarkedCounts
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.cross_check import PlainCounts
@@ -66,9 +67,14 @@ def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | Non
 HOLES = 0.05
 # A backward pass that is compiled for at least this share of its time hides its recomputes.
 MOSTLY_COMPILED = 0.5
+# A mean below this is one recompute in each backward pass, with some that went through a part.
+MORE_THAN_ONCE = 1.5
 HIDDEN_BY_COMPILER = (
     "The backward pass is compiled, and a trace of operators does not show what the compiler "
     "recomputes in it."
+)
+NO_BACKWARD_OF_ITS_OWN = (
+    "Most of what runs again repeats forward work without a backward pass in the trace."
 )
 
 
@@ -81,6 +87,10 @@ class Judgement(Struct, frozen=True):
         highest: Highest m that matters.
         mean: Time-weighted mean m over the forward operators that have a backward.
         share: Share of their time that ran again at least once, 0..1.
+        by_marks: Whether the marks of the recorded checkpoints gave the count, which the operators
+            alone could not.
+        differing: Names of operators of recomputes that the forward pass has not, as far as they
+            are what kept the operators from giving the count.
     """
 
     verdict: Verdict
@@ -88,6 +98,8 @@ class Judgement(Struct, frozen=True):
     highest: float | None = None
     mean: float | None = None
     share: float | None = None
+    by_marks: bool = False
+    differing: tuple[str, ...] = ()
 
 
 def judge(
@@ -99,11 +111,43 @@ def judge(
     plain: PlainCounts,
     compiled: Compiled | None,
     any_kernel: bool = True,
+    marked: MarkedCounts | None = None,
+    in_hooks: int = 0,
 ) -> Judgement:
-    """The verdict on a whole trace; ``any_kernel`` is whether it holds kernels."""
+    """The verdict on a whole trace.
+
+    Args:
+        calls: The trace's calls.
+        structure: Their roles.
+        counts: The counts.
+        blocks: The blocks of all forward passes.
+        alignment: The recomputes.
+        plain: The count by name.
+        compiled: The compiled part of the backward pass.
+        any_kernel: Whether the trace holds kernels.
+        marked: What the marks of recorded checkpoints count, where they can tell.
+        in_hooks: How many checkpointed calls gradient hooks ran.
+    """
     counted = counts.counted
     recomputed = bool((counts.runs[counted] > 0).any())
     reason = _reason(calls, structure, counts, recomputed, compiled, any_kernel)
+    if reason == NO_BACKWARD_OF_ITS_OWN and in_hooks:
+        reason = (
+            f"{in_hooks} checkpointed calls ran in gradient hooks, which begin backward passes of "
+            "their own: their forward pass is part of a backward pass, and is not told from "
+            "recomputes there."
+        )
+    marked = marked if compiled is None else None
+    # What no match explains is a reason that marks can do away with.
+    unmatched = _lost(structure, alignment.unexplained) if not recomputed else None
+    unmatched = unmatched or _contradiction(plain)
+    if reason is None and unmatched is not None and marked is not None:
+        by_marks = with_marks(counts, marked)
+        found = weigh(by_marks, blocks)
+        if found.highest == 1:
+            partial = found.verdict == "full" and leaves_layers(calls, by_marks, blocks)
+            verdict: Verdict = "partial" if partial else found.verdict
+            return replace(found, verdict=verdict, by_marks=True, differing=marked.differing)
     if reason is None and not recomputed:
         reason = _lost(structure, alignment.unexplained)
     highest = counts.highest(counted)
@@ -113,14 +157,36 @@ def judge(
             "The compiled backward pass runs forward work again; how often, and where, a trace "
             "of operators does not show."
         )
-    reason = reason or _contradiction(plain)
+    reason = reason or unmatched
+    if reason is None and highest >= 2 and marked is not None:
+        reason = _doubled_unmarked(highest, with_marks(counts, marked))
     if reason is not None:
-        return Judgement("inconclusive", reason)
+        differing = marked.differing if marked is not None else ()
+        return Judgement("inconclusive", reason, differing=differing)
     designed = bool(alignment.recomputes) and _by_design(calls, structure, alignment)
     found = weigh(counts, blocks, by_design=designed)
     if found.verdict == "full" and leaves_layers(calls, counts, blocks):
         return replace(found, verdict="partial")
     return found
+
+
+def with_marks(counts: Counts, marked: MarkedCounts) -> Counts:
+    """The counts, with how often the marks say that each operator ran again.
+
+    What its recomputes took is not known where the operators themselves were not found again.
+    """
+    return replace(counts, runs=marked.runs, multiplicity=marked.runs / marked.passes)
+
+
+def _doubled_unmarked(highest: float, by_marks: Counts) -> str | None:
+    """The reason not to say `doubled`: marks that count one recompute in each backward pass."""
+    once = by_marks.highest(by_marks.counted)
+    if once >= MORE_THAN_ONCE:
+        return None
+    return (
+        f"Operators were found {highest:g} times again in each backward pass, and the marks of the "
+        f"recorded checkpoints count {once:g}."
+    )
 
 
 def weigh(counts: Counts, blocks: Sequence[Block], *, by_design: bool = False) -> Judgement:
@@ -208,7 +274,7 @@ def _reason(
     if not counts.counted.any():
         return "No forward pass in the trace has its own backward pass in it."
     if 2 * counts.runs[~counts.counted].sum() > counts.runs.sum():
-        return "Most of what runs again repeats forward work without a backward pass in the trace."
+        return NO_BACKWARD_OF_ITS_OWN
     if compiled is not None and compiled.share >= MOSTLY_COMPILED and not recomputed:
         return HIDDEN_BY_COMPILER
     return None

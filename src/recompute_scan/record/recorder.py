@@ -154,6 +154,7 @@ class Recorder:
             # Or none are wanted any more: a warning says why.
             stacks=self.kept.stacks is not None or self.kept.phase is Phase.DONE,
             explicit=self._counter.explicit,
+            waited=self._tracing.waited,
         )
 
     def restart(self) -> None:

@@ -81,12 +81,16 @@ class Plan(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """How far a recording came: optimizer steps made, complete ones profiled, stacks or not."""
+    """How far a recording came: optimizer steps made, complete ones profiled, stacks or not.
+
+    ``waited`` is whether a profiler of the script's own stood in the way.
+    """
 
     made: int
     profiled: int
     stacks: bool
     explicit: bool = False
+    waited: bool = False
 
 
 class Wording(Struct, frozen=True):
@@ -127,6 +131,11 @@ def shortfall(plan: Plan, seen: Seen, wording: Wording = COMMAND) -> str | None:
     made = f"{wording.who} made {_steps(seen)}; {_wanted(plan)} were wanted."
     if seen.profiled:
         made += f" {seen.profiled} of {plan.steps} could be profiled."
+    if seen.waited and seen.made >= plan.wanted:
+        return (
+            f"{made} The script runs a torch profiler of its own, and torch runs one at a time: "
+            "it left too few steps in a row. Try the script without its profiler."
+        )
     if seen.made == 1:
         return f"{made} Try a longer run: at least 2 steps."
     fits = wording.fits.format(steps=max(1, min(plan.steps, seen.made - 2)))

@@ -45,6 +45,7 @@ class Tracing:
 
     Attributes:
         others: Sees profilers of the script's own.
+        waited: Whether one of these stood in the way.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Tracing:
         self._begin_annotating = begin_annotating
         self._on_kept = on_kept
         self._window: ProfilerWindow | None = None
+        self.waited = False
         self.others = OtherProfilers(self._give_way, guard)
 
     def open(self, *, lead: int) -> None:
@@ -177,6 +179,7 @@ class Tracing:
         # The other ranks stop at the end: there is nothing to wait for when it is too near.
         can_wait = membership.alone or membership.last_step.wait(self._counter.steps)
         self._kept.phase = Phase.WAITING if can_wait else Phase.DONE
+        self.waited = True
         self._kept.warn(_OTHER_PROFILER)
 
     def _do_without(self, why: str) -> None:

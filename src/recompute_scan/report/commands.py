@@ -20,6 +20,11 @@ _WHOLE_STEP = (
     "This does so with your script unchanged; in torch.profiler code of your own, keep "
     "ProfilerActivity.CPU among the activities and let the schedule record two whole steps."
 )
+_NO_MORE = (
+    "The recording has whole steps with a mark around each checkpointed call, so another one would "
+    "say no more. What checkpointing costs can be measured all the same: this command runs the "
+    "script with it and without."
+)
 _RANGES = (
     "Record at least one whole training step, forward and backward pass, with a range for each "
     "operator: this option makes them. An nsys without it needs the loop inside "
@@ -73,6 +78,9 @@ def how_to_record(result: Result) -> ToRecord:
         return ToRecord(why, f"TORCH_COMPILE_DISABLE=1 {run_command(result)}")
     if result.environment.get("profiler", "").startswith("Nsight Systems"):
         return ToRecord(_RANGES, f"{_NSYS} {script_of(result) or _OWN}")
+    if result.evidence_level == "annotated" and any(step.complete for step in result.steps):
+        command = f"recompute-scan run --verify --without-checkpointing {script_of(result) or _OWN}"
+        return ToRecord(_NO_MORE, command)
     return ToRecord(_WHOLE_STEP, run_command(result))
 
 

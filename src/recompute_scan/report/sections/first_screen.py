@@ -64,7 +64,8 @@ def _shown_diff(diff: str | None) -> list[DiffLine]:
 def _meaning(result: Result) -> str:
     """What the verdict means, without a word that a finding contradicts."""
     said = words.VERDICT_MEANING[result.verdict]
-    if result.verdict == "partial" and result.by_design:
+    in_blocks = any(region.recompute_runs_per_backward for region in result.regions)
+    if result.verdict == "partial" and result.by_design and not in_blocks:
         said = words.BY_DESIGN_MEANING
     if result.verdict == "none" and result.evidence_level == "kernels":
         return words.NO_ATTENTION_MEANING

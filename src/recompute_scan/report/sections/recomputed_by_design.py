@@ -15,7 +15,7 @@ _TITLE = "Recomputed by the model's own design"
 _MOST_ROWS = 50
 _MOST_NAMES = 3
 _BESIDE = (
-    "What a function runs again of itself in its own gradient, as chunked losses and fused "
+    "What else a function runs again of itself in its own gradient, as chunked losses and fused "
     "activations do, is its formula and not counted."
 )
 
@@ -36,6 +36,12 @@ def _sentence(one: ByDesign) -> str:
     took = ms(one.recompute_ms_per_step)
     if one.kernels_per_step:
         took = f"{_count(one.kernels_per_step)} kernels, {took}"
+    if one.inside == (one.function,):
+        return (
+            f"{visible(one.function, 80)} runs its own block once more without gradients in "
+            f"{again} of its gradients per step, as a reversible layer does to get its input back, "
+            f"and then again with gradients, which is its one recompute ({took} for the former)."
+        )
     return (
         f"{visible(one.function, 80)} runs {again} times again per step in the gradients of "
         f"{_inside(one)}, beside {forward} times in the forward pass ({took})."
@@ -72,7 +78,8 @@ SECTION = Section(
     link="By design",
     help=(
         _TITLE,
-        "lists functions whose forward other functions run again in their own gradients: forward "
-        "work that runs twice without a checkpoint.",
+        "lists functions whose forward other functions run again in their own gradients, and "
+        "reversible layers, which run theirs once to get their input back: forward work that runs "
+        "again without a checkpoint.",
     ),
 )
