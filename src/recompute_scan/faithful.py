@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -105,6 +106,7 @@ class ComparedRegion(Struct, frozen=True):
         mechanism: What switched the checkpoint on; empty where unknown.
         site: The checkpoint's call site.
         options: Settings of the call.
+        function: Name of the function that checkpoints, where it is not torch's own.
         calls: Forward runs.
         recomputes: Recomputes that were compared.
         operators: Results compared, over all recomputes.
@@ -123,6 +125,7 @@ class ComparedRegion(Struct, frozen=True):
     mechanism: str
     site: str
     options: tuple[str, ...] = ()
+    function: str = ""
     calls: int = 0
     recomputes: int = 0
     operators: int = 0
@@ -202,7 +205,7 @@ def in_words(fidelity: Fidelity) -> str:
     if differing:
         return (
             f"No: the recomputes of {len(differing)} {of} are another computation than their "
-            "forward, so that gradients are wrong. The findings say where."
+            "forward, which can make gradients wrong. The findings say where."
         )
     if updating:
         return (
@@ -219,6 +222,36 @@ def in_words(fidelity: Fidelity) -> str:
     if any(region.rounding for region in blocks):
         return f"Yes, up to rounding: {compared} {of} were compared."
     return f"Yes, to the last bit: {compared} {of} were compared."
+
+
+class ComparedGradients(Struct, frozen=True):
+    """Gradients of the first step with the script's checkpoints, beside those without them.
+
+    Attributes:
+        number: How many gradients were compared.
+        differing: Parameters whose gradients differ by more than rounding.
+        equal: Whether all others are equal to the last bit.
+        functions: Checkpoint functions that were taken out, other than torch's own.
+    """
+
+    number: int
+    differing: tuple[str, ...] = ()
+    equal: bool = True
+    functions: tuple[str, ...] = ()
+
+    def tell(self, region: ComparedRegion) -> Literal["equal", "different"] | None:
+        """Whether this region's checkpoint changes gradients; ``None`` where that is not known.
+
+        Where gradients differ, the region is among the causes if its own weights' do: what comes
+        before it has the causes that come after that, too.
+        """
+        if region.function and region.function not in self.functions:
+            return None
+        if not self.differing:
+            return "equal"
+        inside = re.sub(r"\d+-\d+$", "", region.module)
+        own = [one for one in self.differing if one.startswith(inside and f"{inside.rstrip('.')}.")]
+        return "different" if own else None
 
 
 class Sampled(Struct, frozen=True):

@@ -91,6 +91,7 @@ class Measurements(Struct, frozen=True):
         losses: Values that went through ``backward``, in order, as ``float.hex()`` gives them.
         seeded: Whether the script set torch's seed itself.
         bypassed_calls: Checkpoint calls that were taken out in memory.
+        bypassed_functions: Autograd functions of the script's that were taken out too, by name.
         peak_allocated_bytes: Most that torch allocated on the GPU over the timed steps.
         peak_reserved_bytes: Most that torch reserved there.
         peak_rss_bytes: Most that the process had resident over the timed steps.
@@ -102,6 +103,7 @@ class Measurements(Struct, frozen=True):
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
     peak_rss_bytes: int | None
+    bypassed_functions: tuple[str, ...] = ()
 
 
 def step_has_fix(number: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from recompute_scan.faithful import Sampled
+from recompute_scan.faithful import ComparedGradients, Sampled
 from recompute_scan.result import GradientDistance, Gradients, Region, Result
 from recompute_scan.run_info import Measurements, RunInfo, step_has_fix
 
@@ -105,7 +105,7 @@ def compare_gradients(
     ]
     repeat = max(repeats, default=0.0)
     largest = max(distance for _, distance in apart)
-    beyond = [(one, d) for one, d in apart if d > max(_ROUNDINGS * one.rounding, _FAR * repeat)]
+    beyond = [one for one, d in apart if _beyond(one, d, repeat)]
     status: Literal["equal", "rounding", "different", "not-repeatable"]
     if largest == 0.0:
         status = "equal"
@@ -123,6 +123,30 @@ def compare_gradients(
             if d
         ),
     )
+
+
+def differing_gradients(
+    mine: Sequence[Sampled], others: Sequence[Sampled], again: Sequence[Sampled] = ()
+) -> ComparedGradients | None:
+    """Which gradients are not those of another run; ``None`` where that cannot be told, of a script
+    too that gives others each time. Arguments as of :func:`compare_gradients`.
+    """
+    seen = [[one for one in run if not one.is_buffer] for run in (mine, others, again)]
+    found = compare_gradients(*seen)
+    if found.status in ("not-seen", "not-repeatable"):
+        return None
+    theirs, twice = ({one.name: one for one in run} for run in seen[1:])
+    pairs = [(one, theirs[one.name]) for one in seen[0] if one.name in theirs]
+    repeat = max(
+        (one.distance(twice[one.name]) for one, _ in pairs if one.name in twice), default=0
+    )
+    beyond = tuple(one.name for one, other in pairs if _beyond(one, one.distance(other), repeat))
+    return ComparedGradients(found.compared, beyond, equal=found.status == "equal")
+
+
+def _beyond(one: Sampled, distance: float, repeat: float) -> bool:
+    """Is it further off than rounding and the script's own differences explain?"""
+    return distance > max(_ROUNDINGS * one.rounding, _FAR * repeat)
 
 
 def worst_of(several: Sequence[Gradients]) -> Gradients:

@@ -14,6 +14,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from recompute_scan.analysis.confidence import headline
+from recompute_scan.faithful import ComparedGradients
+from recompute_scan.findings.rules import settle
 from recompute_scan.intervals import FEWEST_PAIRS, median_interval, pair_interval, ratio_interval
 from recompute_scan.result import (
     Arm,
@@ -25,7 +27,15 @@ from recompute_scan.result import (
     Verified,
     WithPlan,
 )
-from recompute_scan.trials import Trial, compare_gradients, message, most, ran_out, worst_of
+from recompute_scan.trials import (
+    Trial,
+    compare_gradients,
+    differing_gradients,
+    message,
+    most,
+    ran_out,
+    worst_of,
+)
 
 # Where the unchanged script does not repeat its losses, those with the fix are others only when
 # they are this many times as far off as its own, and by this share of the largest loss.
@@ -105,6 +115,9 @@ def verified(
     section = replace(section, outcome=_outcome(section, after))
     if section.outcome == "not-applied":
         section = _without_figures(section)
+    compared = _compared(before, bare, again, in_parts)
+    if compared is not None and result.fidelity is not None:
+        result = settle(result, compared, before[0].records[0].sources)
     result = replace(result, verified=section)
     return replace(result, headline=headline(result))
 
@@ -122,6 +135,21 @@ def _gradients(
     mine = before[0].gradients
     found = worst_of([compare_gradients(mine, one.gradients, twice) for one in others])
     return replace(found, in_parts=in_parts)
+
+
+def _compared(
+    before: Sequence[Trial], bare: Sequence[Trial], again: Sequence[Trial], in_parts: int | None
+) -> ComparedGradients | None:
+    """The same, gradient by gradient; ``None`` where some checkpoints stayed."""
+    if len(bare) != 1 or in_parts is not None or not before[0].records:
+        return None
+    (without,) = bare
+    functions = {name for one in without.measured for name in one.bypassed_functions}
+    if not functions and not any(one.bypassed_calls for one in without.measured):
+        return None
+    twice = again[0].gradients if again else ()
+    found = differing_gradients(before[0].gradients, without.gradients, twice)
+    return found and replace(found, functions=tuple(sorted(functions)))
 
 
 def _paired(switching: Sequence[Trial]) -> list[list[tuple[float, float]]]:

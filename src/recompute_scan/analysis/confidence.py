@@ -171,9 +171,12 @@ def headline(result: Result) -> str:
 
     A second one follows where checkpointing changes what is trained.
     """
-    wrong = [finding.code for finding in result.findings if finding.wrong_gradients]
-    also = f" It also changes what is trained: {', '.join(dict.fromkeys(wrong))}." if wrong else ""
-    return _headline(result) + also
+    wrong = [finding for finding in result.findings if finding.wrong_gradients]
+    sure = dict.fromkeys(one.code for one in wrong if one.confidence == "high")
+    open_ = dict.fromkeys(one.code for one in wrong if one.code not in sure)
+    also = f" It also changes what is trained: {', '.join(sure)}." if sure else ""
+    may = f" It may {'' if sure else 'also '}change what is trained: {', '.join(open_)}."
+    return _headline(result) + also + (may if open_ else "")
 
 
 def _headline(result: Result) -> str:

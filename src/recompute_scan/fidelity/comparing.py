@@ -13,13 +13,14 @@ from msgspec.structs import replace
 from torch import nn
 
 from recompute_scan.faithful import ComparedRegion, Difference, Fidelity, KeptState, LostGradient
-from recompute_scan.fidelity.fingerprint import unseen
+from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
 from recompute_scan.fidelity.kept_between import (
     changed_again,
     look_at_state,
     parts_of,
     python_states,
 )
+from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.region_runs import ForwardRun, RecomputeRun, RegionRun, Shown
 from recompute_scan.fidelity.uses import Around, HandedTensors, see_what_is_handed
 from recompute_scan.fidelity.watch import NameOf, Thread, Watch, WatchedStep, watched_already
@@ -27,6 +28,10 @@ from recompute_scan.fidelity.watch import NameOf, Thread, Watch, WatchedStep, wa
 _ROUNDS = 30
 # What a run of a region is to be told when it returns: what it returns.
 Returned = Callable[[Any], None]
+_OTHER_PARTS = (
+    "The function runs its block on parts of what it gets, and in the backward pass on other parts."
+)
+Given = list[Fingerprint | None]
 # Of one region; a model has the same fault in each layer, and each in its own region.
 _MOST = 8
 
@@ -148,28 +153,50 @@ class RegionCall:
         self._thread = thread
         self._name_of = name_of
         self._wanted = True
-        self._forward: ForwardRun | None = None
+        self._forwards: list[tuple[ForwardRun, Given]] = []
 
     @contextmanager
-    def forward(self) -> Iterator[Returned | None]:
-        """Around the forward's run."""
+    def forward(self, given: Sequence[object] = ()) -> Iterator[Returned | None]:
+        """Around a run in the forward; a function that cuts what it gets into parts makes several.
+
+        Args:
+            given: What it is called with, where there may be several.
+        """
         handed = self._claim()
         if not self._can_compare():
             yield None
             return
+        prints = unseen(_prints_of, given)
         run = ForwardRun(self.leave_untold, handed, look_at_state(self._parts), python_states())
         with self._watched(run):
             yield None
         if self._wanted:
-            self._sum.calls += not any(isinstance(one, RecomputeRun) for one in self._thread.runs)
+            again = any(isinstance(one, RecomputeRun) for one in self._thread.runs)
+            self._sum.calls += not (again or self._forwards)
             run.end(look_at_state(self._parts), python_states())
-            self._forward = run
+            self._forwards.append((run, prints))
+
+    def _forward_of(self, given: Sequence[object]) -> ForwardRun | None:
+        """The run in the forward that a recompute with these arguments repeats."""
+        if len(self._forwards) < 2:
+            return self._forwards[0][0] if self._forwards else None
+        prints = unseen(_prints_of, given)
+        for run, known in self._forwards:
+            if len(known) == len(prints) and all(map(_same, known, prints)):
+                return run
+        self.leave_untold(_OTHER_PARTS)
+        return None
 
     @contextmanager
-    def recompute(self) -> Iterator[Returned | None]:
-        """Around the run of a recompute, which may end early. Tell what it returns."""
-        forward, handed = self._forward, self._claim()
-        if forward is None or not self._can_compare():
+    def recompute(self, given: Sequence[object] = ()) -> Iterator[Returned | None]:
+        """Around the run of a recompute, which may end early. Tell what it returns.
+
+        Args:
+            given: As of :meth:`forward`.
+        """
+        handed = self._claim()
+        forward = self._forward_of(given) if self._can_compare() else None
+        if forward is None:
             yield None
             return
         run = RecomputeRun(self.leave_untold, handed, forward, self._parameters, self._around)
@@ -217,6 +244,20 @@ class RegionCall:
         """Compare no more runs of this call, and say why."""
         self._wanted = False
         self._sum.untold[why] = None
+
+
+def _prints_of(given: Sequence[object]) -> Given:
+    """Fingerprints of the tensors in what a run is called with, weights aside."""
+    inputs = [one for one in tensors(given) if not isinstance(one, nn.Parameter)]
+    prints = [fingerprint(one) for one in inputs]
+    for one in prints:
+        if one is not None:
+            one.let_go(keep=False)
+    return prints
+
+
+def _same(one: Fingerprint | None, other: Fingerprint | None) -> bool:
+    return one is other or (one is not None and other is not None and one.same_bits(other))
 
 
 def cost_of_keeping() -> float:

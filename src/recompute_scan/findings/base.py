@@ -104,6 +104,7 @@ class Rule(Struct, frozen=True):
         fix: Fix | None = None,
         saving_ms: float | None = None,
         saving_pct: float | None = None,
+        wrong_gradients: bool | None = None,
     ) -> Finding:
         """A finding of this rule.
 
@@ -117,6 +118,7 @@ class Rule(Struct, frozen=True):
             fix: What to change, where that is known.
             saving_ms: What the fix saves per step.
             saving_pct: The same as a share of the step, in percent.
+            wrong_gradients: Where that is not as the rule says.
         """
         return Finding(
             code=self.code,
@@ -129,7 +131,7 @@ class Rule(Struct, frozen=True):
             fix=fix,
             saving_ms=saving_ms,
             saving_pct=saving_pct,
-            wrong_gradients=self.wrong_gradients,
+            wrong_gradients=self.wrong_gradients if wrong_gradients is None else wrong_gradients,
         )
 
 

@@ -10,9 +10,16 @@ from msgspec import Struct
 from recompute_scan.advise import place
 from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.faithful import ComparedRegion, Difference, DifferenceKind, Operation
+from recompute_scan.findings.base import Severity
 from recompute_scan.findings.evidence import RunEvidence
 from recompute_scan.frameworks.mechanism import Edit
+from recompute_scan.result import Level
 
+# What makes sure; ``run`` offers it.
+COMPARE = (
+    "Whether gradients are wrong shows when they are compared with those without checkpoints: "
+    "recompute-scan run --verify --without-checkpointing does that."
+)
 CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _MOST_NAMED = 3
 
@@ -45,6 +52,49 @@ class Fault(Struct, frozen=True):
 def count_blocks(some: int, of: int) -> str:
     """``3 of 12 blocks``; ``1 of 1 block``."""
     return f"{some} of {of} block{'s' * (of != 1)}"
+
+
+class Consequence(Struct, frozen=True):
+    """What a recompute that differs does to gradients, as far as that is known.
+
+    Attributes:
+        severity: Of a finding that says so: an error where gradients were compared and differ.
+        confidence: How sure it is that training changes.
+        wrong_gradients: Whether it may.
+        sentence: The same in words, with what makes sure where that is open.
+    """
+
+    severity: Severity
+    confidence: Level
+    wrong_gradients: bool
+    sentence: str
+
+
+def consequence(evidence: RunEvidence, regions: Collection[ComparedRegion]) -> Consequence:
+    """What the differing recomputes of these blocks do to gradients."""
+    compared = evidence.gradients
+    told = {compared.tell(region) for region in regions} if compared is not None else {None}
+    if compared is None or (told - {"equal", "different"} and "different" not in told):
+        return Consequence("warning", "medium", True, COMPARE)
+    if "different" in told:
+        some = compared.differing
+        named = ", ".join(some[:_MOST_NAMED])
+        more = f" and {len(some) - _MOST_NAMED} more" if len(some) > _MOST_NAMED else ""
+        return Consequence(
+            "error",
+            "high",
+            True,
+            f"Gradients are wrong: after the first step {len(some)} of {compared.number} differ "
+            f"from those without checkpoints ({named}{more}), and nothing fails.",
+        )
+    bits = "to the last bit" if compared.equal else "up to rounding"
+    return Consequence(
+        "info",
+        "high",
+        False,
+        f"It changes no gradient of the first step: all {compared.number} are equal {bits} with "
+        "and without checkpoints.",
+    )
 
 
 def find_faults(evidence: RunEvidence, kinds: Collection[DifferenceKind]) -> list[Fault]:

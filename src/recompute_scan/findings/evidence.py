@@ -13,7 +13,7 @@ from recompute_scan.arrays import among
 from recompute_scan.cost.communication import Repeated, repeated
 from recompute_scan.cost.selective import KeptAttention, keep_attention
 from recompute_scan.deciding import Policies, WatchedPolicy
-from recompute_scan.faithful import ComparedRegion, Fidelity
+from recompute_scan.faithful import ComparedGradients, ComparedRegion, Fidelity
 from recompute_scan.findings.code import CodeEvidence
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.annotated import recomputed_calls
@@ -42,12 +42,14 @@ class RunEvidence(Struct, frozen=True):
         fidelity: How recomputes compare with their forward; ``None`` where nobody looked.
         untrained: Modules whose trainable weights got no gradient; ``None`` where nobody looked.
         sources: Statements at call sites.
+        gradients: Gradients with and without the checkpoints; ``None`` where nobody looked.
         confidence: It was seen, and not inferred from a trace.
     """
 
     fidelity: Fidelity | None
     untrained: tuple[str, ...] | None
     sources: Mapping[str, Source]
+    gradients: ComparedGradients | None = None
     confidence: Level = "high"
 
     @property

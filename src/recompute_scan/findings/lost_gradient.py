@@ -8,6 +8,7 @@ from recompute_scan.faithful import ComparedRegion, LostGradient
 from recompute_scan.findings.base import Answer, Rule
 from recompute_scan.findings.differences import (
     CHECKPOINT_DOCS,
+    consequence,
     count_blocks,
     describe_operation,
     name_blocks,
@@ -52,11 +53,14 @@ def _finding(
             "Pass the tensor by position, as the checkpoint function takes them, or use "
             "torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which takes keywords."
         )
+    then = consequence(evidence, regions)
     return RULE.finding(
         evidence,
-        confidence="high",
+        severity=then.severity,
+        confidence=then.confidence,
+        wrong_gradients=then.wrong_gradients,
         title=title,
-        detail=detail,
+        detail=f"{detail} {then.sentence}",
         evidence=(
             *dict.fromkeys(_line(lost) for _, lost in some[:_MOST_SHOWN]),
             *name_blocks(regions),

@@ -7,11 +7,12 @@ from recompute_scan.findings.base import Answer, Rule
 from recompute_scan.findings.differences import (
     CHECKPOINT_DOCS,
     Fault,
+    consequence,
     describe_operation,
     find_faults,
 )
 from recompute_scan.findings.evidence import RunEvidence
-from recompute_scan.result import Finding, Fix, Level
+from recompute_scan.result import Finding, Fix
 
 _KINDS: tuple[DifferenceKind, ...] = ("input", "argument", "shape", "operators", "value")
 
@@ -23,15 +24,14 @@ def check(evidence: RunEvidence) -> Answer:
 
 def _finding(evidence: RunEvidence, fault: Fault) -> Finding:
     difference = fault.difference
-    sure: Level = "medium" if difference.kind == "value" else "high"
+    then = consequence(evidence, fault.regions)
     return RULE.finding(
         evidence,
-        confidence=sure,
+        severity=then.severity,
+        confidence=then.confidence,
+        wrong_gradients=then.wrong_gradients,
         title=f"Recomputes of {fault.blocks} are not the computation of their forward",
-        detail=(
-            f"{_why(difference)} The gradient is that of another computation than the loss, and "
-            "nothing fails."
-        ),
+        detail=f"{_why(difference)} {then.sentence}",
         evidence=fault.shown(),
         fix=Fix(
             summary=_what_to_do(difference),

@@ -6,6 +6,7 @@ from recompute_scan.findings.base import Answer, Rule
 from recompute_scan.findings.differences import (
     CHECKPOINT_DOCS,
     Fault,
+    consequence,
     describe_operation,
     find_faults,
 )
@@ -20,9 +21,12 @@ def check(evidence: RunEvidence) -> Answer:
 
 def _finding(evidence: RunEvidence, fault: Fault) -> Finding:
     difference = fault.difference
+    then = consequence(evidence, fault.regions)
     return RULE.finding(
         evidence,
-        confidence="high",
+        severity=then.severity,
+        confidence=then.confidence,
+        wrong_gradients=then.wrong_gradients,
         title=(
             f"Recomputes of {fault.blocks} work in {difference.recompute}, their forward in "
             f"{difference.forward}"
@@ -31,7 +35,7 @@ def _finding(evidence: RunEvidence, fault: Fault) -> Finding:
             f"{describe_operation(difference.operation)} gives {difference.recompute} in the "
             f"recompute and {difference.forward} in the forward. A context that was entered around "
             "the forward, such as autocast or an FP8 recipe, is not there when the backward pass "
-            "runs it again."
+            f"runs it again. {then.sentence}"
         ),
         evidence=fault.shown(),
         fix=Fix(

@@ -6,6 +6,7 @@ from recompute_scan.findings.base import Answer, Rule
 from recompute_scan.findings.differences import (
     CHECKPOINT_DOCS,
     Fault,
+    consequence,
     describe_operation,
     find_faults,
     set_back,
@@ -21,15 +22,18 @@ def check(evidence: RunEvidence) -> Answer:
 
 
 def _finding(evidence: RunEvidence, fault: Fault) -> Finding:
+    then = consequence(evidence, fault.regions)
     return RULE.finding(
         evidence,
-        confidence="high",
+        severity=then.severity,
+        confidence=then.confidence,
+        wrong_gradients=then.wrong_gradients,
         title=f"Recomputes of {fault.blocks} draw other random numbers than their forward",
         detail=(
             f"{describe_operation(fault.difference.operation)} starts from another state of "
-            f"{fault.difference.generator} in the recompute than in the forward. The gradient is "
-            "that of a model with other random numbers than the loss: it is wrong, and nothing "
-            "fails."
+            f"{fault.difference.generator} in the recompute than in the forward: the gradient is "
+            "that of a model with other random numbers than the loss, as far as it depends on "
+            f"them. {then.sentence}"
         ),
         evidence=fault.shown(),
         fix=_fix(evidence, fault),

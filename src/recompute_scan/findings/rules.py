@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 
 from msgspec.structs import replace
 
+from recompute_scan.faithful import ComparedGradients
 from recompute_scan.findings.base import Answer, NotApplicable, Rule
 from recompute_scan.findings.code import CodeEvidence
 from recompute_scan.findings.evidence import Evidence, RankEvidence, RunEvidence
 from recompute_scan.result import Checked, Finding, Result
+from recompute_scan.run_info import Source
 
 # Modules of this folder, each with its ``RULE``, in the order of codes.
 _RULES = (
@@ -67,6 +69,18 @@ def _check_each(look: Callable[[Rule], Answer]) -> tuple[tuple[Finding, ...], tu
         findings.extend(found)
         checked.append(status)
     return tuple(findings), tuple(checked)
+
+
+def settle(result: Result, gradients: ComparedGradients, sources: Mapping[str, Source]) -> Result:
+    """The result, once gradients were compared with those without checkpoints."""
+    evidence = RunEvidence(result.fidelity, None, sources, gradients)
+    findings = list(result.findings)
+    for rule in RULES:
+        if rule.wrong_gradients and rule.check_run is not None and rule.needs == "comparison":
+            found, _ = _checked(rule, partial(rule.look_at_run, evidence))
+            findings = [one for one in findings if one.code != rule.code] + found
+    ordered = sorted(findings, key=lambda finding: finding.code)
+    return replace(result, findings=tuple(ordered))
 
 
 def check_ranks(result: Result) -> Result:

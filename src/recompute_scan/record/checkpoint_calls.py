@@ -16,6 +16,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -154,10 +155,12 @@ class CheckpointCalls:
                 elif self._regions.wanted:
                     with self._regions.preparing():
                         region = self._regions.region(this_call(args, place))
-                        both = self._both_runs(args[place], region)
+                        runs = _Runs()
+                        both = self._both_runs(args[place], region, runs)
                         if not known:
                             both = _disguised(both, args[place])
-                    args = (*args[:place], both, *args[place + 1 :])
+                    with runs.of_forward():
+                        return call(ctx, *args[:place], both, *args[place + 1 :], **kwargs)
             else:
                 self._note(function.__name__, sys._getframe(1))
             return call(ctx, *args, **kwargs)
@@ -175,13 +178,16 @@ class CheckpointCalls:
 
         def checkpoint(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
             self._count("non-reentrant")
-            if self._regions.wanted:
-                function = self._region_when_run("non-reentrant", function)
-            return call(function, *args, **kwargs)
+            if not self._regions.wanted:
+                return call(function, *args, **kwargs)
+            runs = _Runs()
+            function = self._region_when_run(name, function, runs)
+            with runs.of_forward():
+                return call(function, *args, **kwargs)
 
         self._patches.replace(module, name, self._guard.around(original, checkpoint))
 
-    def _region_when_run(self, variant: Variant, function: Any) -> Callable[..., Any]:
+    def _region_when_run(self, library: str, function: Any, runs: _Runs) -> Callable[..., Any]:
         """The function, given a region in its first run."""
         both: Callable[..., Any] | None = None
 
@@ -189,22 +195,23 @@ class CheckpointCalls:
             nonlocal both
             if both is None:
                 with self._regions.preparing():
+                    frame = sys._getframe(1)
                     region = self._regions.region(
-                        CheckpointCall(variant, function, args, sys._getframe(1))
+                        CheckpointCall("non-reentrant", function, args, frame, library=library)
                     )
-                    both = self._both_runs(function, region)
+                    both = self._both_runs(function, region, runs)
             return call.instead(both, *args, **kwargs)
 
         return self._guard.around(function, run, named=False)
 
-    def _both_runs(self, function: Any, region: RangedRegion) -> Callable[..., Any]:
-        """The function, whose first run is the forward's and whose later ones are recomputes."""
-        has_run = False
+    def _both_runs(self, function: Any, region: RangedRegion, runs: _Runs) -> Callable[..., Any]:
+        """The function, whose runs inside the checkpoint function are the forward's, one or, of a
+        function that cuts what it gets into parts, several; and whose later ones are recomputes.
+        """
 
         def run(call: Call, *args: Any, **kwargs: Any) -> Any:
-            nonlocal has_run
-            around = region.recompute() if has_run else region.forward()
-            has_run = True
+            given = (*args, kwargs)
+            around = region.forward(given) if runs.forward else region.recompute(given)
             with around as returned:
                 result = call(*args, **kwargs)
                 if returned is not None:
@@ -234,6 +241,22 @@ class CheckpointCalls:
         unseen = self._guard.part("Checkpoint inputs could not be seen")
         with unseen, torch._C.DisableTorchFunction():
             self.untrained.entered(function, args)
+
+
+class _Runs:
+    """Whether what a checkpoint function runs now is the forward's."""
+
+    def __init__(self) -> None:
+        self.forward = False
+
+    @contextmanager
+    def of_forward(self) -> Iterator[None]:
+        """Around the checkpoint function itself."""
+        self.forward = True
+        try:
+            yield
+        finally:
+            self.forward = False
 
 
 def _disguised(function: Callable[..., Any], original: Any) -> Any:

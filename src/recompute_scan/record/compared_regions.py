@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -77,6 +77,7 @@ class ComparedRegions:
             mechanism=annotation.mechanism,
             site=annotation.site,
             options=tuple(filter(None, annotation.options.split(","))),
+            function=call.own or call.library,
         )
         return comparing.region(known, covered_modules(call.function, call.args, every=True))
 
@@ -96,7 +97,7 @@ class ComparedRegions:
 
     def _followed(self, original: Any, runs: _ModuleRuns) -> Callable[..., Any]:
         def forward(call: Call, *args: Any, **kwargs: Any) -> Any:
-            with runs.next() as returned:
+            with runs.next((*args, kwargs)) as returned:
                 result = call(*args, **kwargs)
                 if returned is not None:
                     returned(result)
@@ -119,17 +120,17 @@ class _ModuleRuns:
             yield
         finally:
             self._entered = None
-            self._awaited.append(region)
 
-    def next(self) -> AbstractContextManager[Returned | None]:
-        """Around the run that begins now."""
+    def next(self, given: Sequence[object]) -> AbstractContextManager[Returned | None]:
+        """Around the run that begins now, with these arguments."""
         if self._entered is not None:
-            return self._entered.forward()
+            self._awaited.append(self._entered)  # once for each run of it, as of a part
+            return self._entered.forward(given)
         if not self._awaited:
             return nullcontext()
         region = self._awaited.pop()
-        if self._awaited:
+        if any(one is not region for one in self._awaited):
             for one in (region, *self._awaited):
                 one.leave_untold(_AMBIGUOUS)
             return nullcontext()
-        return region.recompute()
+        return region.recompute(given)

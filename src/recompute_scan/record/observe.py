@@ -44,7 +44,7 @@ from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.run_record import make_run_record
 from recompute_scan.record.scope import Plan
 from recompute_scan.record.steps import StepCounter, StepHooks
-from recompute_scan.record.verify.bypass import Alternation, Bypass
+from recompute_scan.record.verify.bypass import Alternation, Bypass, PlainFunctions
 from recompute_scan.record.verify.gauges import Gauges
 from recompute_scan.record.watchdog import HUNG, Watchdog
 from recompute_scan.run_info import WORD, RunInfo, write_run_info, write_so_far
@@ -138,6 +138,7 @@ def observe(
     bypassing = bool(options.removals or options.arms) or everything
     arranging = Arranging(probe, guard) if options.arms else None
     bypass = arranging or Bypass(probe, options.removals, everything=everything, guard=guard)
+    plain = PlainFunctions(bypass, guard) if everything else None
     rehearsing = Rehearsing(arranging, recorder, options.arms) if arranging else None
     alternation: Alternation | Rehearsing | None = rehearsing
     if options.switching:
@@ -173,6 +174,7 @@ def observe(
             *ends_with,
             graphs.remove,
             bypass.remove,
+            *([plain.remove] if plain else []),
             probe.remove,
             unstepped.remove,
             patches.undo,
@@ -190,8 +192,11 @@ def observe(
     def conclude_armed(outcome: Exit) -> RunInfo:
         info = run_record(outcome, ends[0] if ends else None)
         if gauges is not None:
-            info = replace(info, measured=gauges.measurements(bypass.calls))
-            gauges.gradients.write(folder, info.rank)
+            info = replace(
+                info, measured=gauges.measurements(bypass.calls, plain.names if plain else ())
+            )
+            if plain is None or plain.whole:
+                gauges.gradients.write(folder, info.rank)
         if rehearsing is not None and not outcome.exit_status:
             guard.run(lambda: rehearsing.write(folder, info.rank), otherwise=None)
         if outcome.ending == "stopped":
@@ -233,6 +238,7 @@ def observe(
         graphs.install,
         lambda: selftest.install(probe),
         *([bypass.install] if bypassing else []),
+        *([plain.install] if plain else []),
     ]
     installs += [gauges.install] if gauges is not None else []
     installs += [recorder.others.install, hooks.install]

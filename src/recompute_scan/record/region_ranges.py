@@ -45,6 +45,7 @@ class CheckpointCall(Struct, frozen=True):
         frame: The innermost frame of the call.
         options: How the checkpoint is set.
         own: Name of the autograd function where it is none of torch's; else empty.
+        library: Name of a library's function that is none of autograd's; else empty.
     """
 
     variant: Variant
@@ -53,15 +54,20 @@ class CheckpointCall(Struct, frozen=True):
     frame: FrameType | None
     options: Sequence[str] = ()
     own: str = ""
+    library: str = ""
 
 
 class RangedRegion(Protocol):
     """What is wrapped around the runs of one checkpointed call."""
 
-    def forward(self) -> AbstractContextManager[Returned | None]:
-        """Around the run in the forward pass; gives what is to be told of its result, if any."""
+    def forward(self, given: Sequence[object] = ()) -> AbstractContextManager[Returned | None]:
+        """Around a run in the forward pass; gives what is to be told of its result, if any.
 
-    def recompute(self) -> AbstractContextManager[Returned | None]:
+        Args:
+            given: What it is called with, where one call may make several runs.
+        """
+
+    def recompute(self, given: Sequence[object] = ()) -> AbstractContextManager[Returned | None]:
         """Around each run in a backward pass, likewise."""
 
 
@@ -153,11 +159,11 @@ class AnnotatedRegion:
         self._depth = annotation.depth
         self._thread = thread
 
-    def forward(self) -> AbstractContextManager[None]:
+    def forward(self, given: Sequence[object] = ()) -> AbstractContextManager[None]:
         """The range of the region."""
         return self._range(self._forward, again=False)
 
-    def recompute(self) -> AbstractContextManager[None]:
+    def recompute(self, given: Sequence[object] = ()) -> AbstractContextManager[None]:
         """The range of one recompute."""
         return self._range(self._recompute, again=True)
 

@@ -8,6 +8,7 @@ Where it can be done from step to step, steps with the fix and without alternate
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,6 +17,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
+import wrapt
 from msgspec.structs import replace
 
 from recompute_scan.record.caught import (
@@ -25,6 +27,7 @@ from recompute_scan.record.caught import (
     reentrant_function,
     replace_generator,
 )
+from recompute_scan.record.checkpoint_calls import recomputes
 from recompute_scan.record.compat import inputs
 from recompute_scan.record.guard import Call, Guard, Sheltered, within
 from recompute_scan.record.origins import Origin
@@ -195,3 +198,94 @@ class Alternation:
         timed = self._recorder.timed
         self._number = self._number + 1 if timed is None else timed
         self._bypass.active = step_has_fix(self._number)
+
+
+class PlainFunctions:
+    """Autograd functions of the script's that run something again in their backward, without that:
+    what their forward computes is differentiated by autograd.
+
+    Attributes:
+        names: Those of which that could be done, by name.
+    """
+
+    def __init__(self, bypass: Bypass, guard: Guard) -> None:
+        self._bypass = bypass
+        self._guard = guard
+        self._patches = Patches()
+        self._thread = threading.local()
+        self._taken: dict[str, bool] = {}
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that were called run plainly; what is cut off from its inputs does not."""
+        return all(self._taken.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, whole in self._taken.items() if whole)
+
+    def install(self) -> None:
+        """Begin; before the script is imported."""
+        original = vars(torch.autograd.Function).get("apply")
+        if not isinstance(original, classmethod):
+            return  # a torch that has it elsewhere: they stay as they are
+
+        def apply_of(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            return original.__get__(None, kind)(*args, **kwargs)
+
+        def apply(call: Call, kind: Any, *args: Any, **kwargs: Any) -> Any:
+            given = any(callable(one) for one in args)
+            if kwargs or not given or not torch.is_grad_enabled() or not runs_again(kind):
+                return call(kind, *args, **kwargs)
+            return call.instead(self._plainly, kind, args)
+
+        guarded = self._guard.around(apply_of, apply, named=False)
+        self._patches.replace(torch.autograd.Function, "apply", classmethod(guarded))
+        for owner, name in ((torch.no_grad, "__enter__"), (torch.set_grad_enabled, "__init__")):
+            stays_on = self._guard.around(getattr(owner, name), self._stay_on)
+            self._patches.replace(owner, name, stays_on)
+
+    def remove(self) -> None:
+        """Let them be what they are."""
+        self._patches.undo()
+
+    def _stay_on(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        """What switches gradients off does not, in the forward of such a function itself."""
+        result = call(*args, **kwargs)
+        if getattr(self._thread, "inside", False):
+            torch._C._set_grad_enabled(True)
+        return result
+
+    def _plainly(self, kind: Any, args: tuple[Any, ...]) -> Any:
+        def run(function: Any, _: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            inside, self._thread.inside = self._thread.inside, False
+            whole = not needs_gradient(args) or needs_gradient((*given, *named.values()))
+            self._taken[kind.__name__] = self._taken.get(kind.__name__, True) and whole
+            try:
+                with torch.enable_grad():
+                    return function(*given, **named)
+            finally:
+                self._thread.inside = inside
+
+        context = torch.autograd.function.FunctionCtx()
+        context.needs_input_grad = tuple(needs_gradient((one,)) for one in args)
+        wrapped = [wrapt.FunctionWrapper(one, run) if callable(one) else one for one in args]
+        before, self._thread.inside = getattr(self._thread, "inside", False), True
+        self._bypass.calls += 1
+        try:
+            return kind.forward(context, *wrapped)
+        finally:
+            self._thread.inside = before
+
+
+def needs_gradient(values: Sequence[Any]) -> bool:
+    """Does a tensor among these need one?"""
+    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in values)
+
+
+@functools.lru_cache(maxsize=1024)
+def runs_again(kind: Any) -> bool:
+    """Is it a function of the script's whose backward runs a forward again?"""
+    home = str(kind.__module__).partition(".")[0]
+    split = kind.setup_context is not torch.autograd.Function.setup_context
+    return home != "torch" and not split and recomputes(kind.backward)

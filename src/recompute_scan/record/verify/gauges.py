@@ -207,7 +207,9 @@ class Gauges:
         """Stop watching."""
         self._losses.remove()
 
-    def measurements(self, bypassed_calls: int) -> Measurements:
+    def measurements(
+        self, bypassed_calls: int, bypassed_functions: tuple[str, ...] = ()
+    ) -> Measurements:
         """What was measured; waits for the GPU."""
         peaks = self.memory.peaks
         return Measurements(
@@ -217,4 +219,5 @@ class Gauges:
             peak_allocated_bytes=peaks.allocated,
             peak_reserved_bytes=peaks.reserved,
             peak_rss_bytes=peaks.rss,
+            bypassed_functions=bypassed_functions,
         )
