@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -201,7 +202,7 @@ def in_words(fidelity: Fidelity) -> str:
         return f"Not compared: {fidelity.why_not_compared}"
     differing = [region for region in blocks if region.differs]
     updating = [region for region in blocks if region.updates and not region.differs]
-    of = f"of {plural(len(blocks), 'block')}"
+    of = f"of {plural(len(blocks), _counted_as(blocks))}"
     if differing:
         return (
             f"No: the recomputes of {len(differing)} {of} are another computation than their "
@@ -222,6 +223,12 @@ def in_words(fidelity: Fidelity) -> str:
     if any(region.rounding for region in blocks):
         return f"Yes, up to rounding: {compared} {of} were compared."
     return f"Yes, to the last bit: {compared} {of} were compared."
+
+
+def _counted_as(regions: Sequence[ComparedRegion]) -> str:
+    """What the regions are: blocks, or, where some have several checkpoints, these."""
+    modules = [region.module for region in regions]
+    return "block" if all(modules) and len(set(modules)) == len(modules) else "checkpoint"
 
 
 class ComparedGradients(Struct, frozen=True):

@@ -250,6 +250,7 @@ def _without_figures(section: Verified) -> Verified:
         more_time_pct=None,
         losses_equal=None,
         losses=Losses("not-seen"),
+        gradients_with_fix=None,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from recompute_scan.analysis.confidence import headline
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.report.compared import render_comparison_html
 from recompute_scan.report.html import render_html
@@ -48,7 +49,8 @@ def ranks(number: int) -> Result:
                 one.cost.recompute_ms / (2 if repaired else 1),
             )
         )
-    return structs.replace(one, ranks=tuple(rows))
+    several = structs.replace(one, ranks=tuple(rows))
+    return structs.replace(several, headline=headline(several))
 
 
 def large() -> Result:

@@ -176,7 +176,34 @@ def headline(result: Result) -> str:
     open_ = dict.fromkeys(one.code for one in wrong if one.code not in sure)
     also = f" It also changes what is trained: {', '.join(sure)}." if sure else ""
     may = f" It may {'' if sure else 'also '}change what is trained: {', '.join(open_)}."
-    return _headline(result) + also + (may if open_ else "")
+    return _of_ranks(result, _headline(result)) + also + (may if open_ else "")
+
+
+_DOUBLED = "Checkpointing is doubled: "
+
+
+def _of_ranks(result: Result, said: str) -> str:
+    """The sentence with the ranks that it is true of, where they differ: it is that of the first
+    with the worst verdict.
+    """
+    worst = [rank for rank in result.ranks if rank.verdict == result.verdict]
+    counts = {
+        (rank.verdict, None if each is None else round(each, 2))
+        for rank in result.ranks
+        for each in [rank.recomputes_per_block]
+    }
+    if len(counts) < 2 or not worst:
+        return said
+    shown = f"on rank {worst[0].rank}, {_decapitalised(said.removeprefix(_DOUBLED))}"
+    every = plural(len(result.ranks), "rank")
+    of = f"all {every}" if len(worst) == len(result.ranks) else f"{len(worst)} of {every}"
+    if said.startswith(_DOUBLED):
+        return f"Checkpointing is doubled on {of}: {shown}"
+    return (
+        f"{shown[0].upper()}{shown[1:]}"
+        if result.verdict == "inconclusive"
+        else (f"{said.rstrip('.')}, on {of}.")
+    )
 
 
 def _headline(result: Result) -> str:
@@ -221,7 +248,7 @@ def _headline(result: Result) -> str:
     )
     verb = "run their" if doubled and len(doubled) < len(result.regions) else "runs its"
     return (
-        f"Checkpointing is doubled: {_decapitalised(which)} {verb} forward {highest:g} more times "
+        f"{_DOUBLED}{_decapitalised(which)} {verb} forward {highest:g} more times "
         f"in each backward pass{_gain(result)}."
     )
 
@@ -279,7 +306,7 @@ def _headline_of_kernels(result: Result) -> str:
     if verdict == "partial":
         return f"Some {what}s run once more in the backward pass."
     which = "attention's forward runs" if result.attention is not None else f"{what}s run"
-    return f"Checkpointing is doubled: {which} {highest:g} more times in each backward pass."
+    return f"{_DOUBLED}{which} {highest:g} more times in each backward pass."
 
 
 def _headline_of_graphs(result: Result) -> str:
@@ -295,10 +322,7 @@ def _headline_of_graphs(result: Result) -> str:
         )
     if result.verdict == "partial":
         return "Some compiled work runs once more in the backward pass."
-    return (
-        f"Checkpointing is doubled: compiled code runs its forward {highest:g} more times in each "
-        "backward pass."
-    )
+    return f"{_DOUBLED}compiled code runs its forward {highest:g} more times in each backward pass."
 
 
 def _decapitalised(sentence: str) -> str:

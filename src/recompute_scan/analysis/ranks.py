@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.analysis.confidence import headline
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
 from recompute_scan.findings.rules import check_ranks
@@ -127,6 +128,8 @@ def merge(pieces: Sequence[Piece], failures: Sequence[InputError]) -> Result:
         ranks=tuple(_rank(piece) for piece in sorted(pieces, key=lambda piece: piece.rank)),
         warnings=main.result.warnings + _rank_warnings(pieces) + unread,
     )
+    if len({rank.verdict for rank in result.ranks}) > 1:
+        result = replace(result, headline=headline(result))
     return check_ranks(result)
 
 

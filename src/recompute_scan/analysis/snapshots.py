@@ -24,6 +24,7 @@ from recompute_scan.trace.snapshots.history import (
     StackFrame,
     read_snapshot,
 )
+from recompute_scan.units import size
 
 _TORCH = re.compile(r"(?:^|.*/)torch/.*\.py$")
 _PYTHON = re.compile(r".*\.py$|<.*>$|.*ipykernel.*")
@@ -56,7 +57,11 @@ def snapshots_among(paths: list[Path], limits: Limits) -> tuple[MemorySnapshot, 
 def result_of_snapshots(snapshots: tuple[MemorySnapshot, ...]) -> Result:
     """The result of snapshots alone: memory, and no word on recomputes."""
     why = "A memory snapshot has allocations and no operators."
-    bare = bare_result(why, f"No verdict on checkpointing: {why}")
+    said = f"No verdict on checkpointing: {why}"
+    if snapshots:
+        most = max(snapshots, key=lambda one: one.peak_bytes)
+        said = f"GPU {most.device}: {size(most.peak_bytes)} in use at the peak ({most.file})."
+    bare = bare_result(why, said)
     return replace(bare, snapshots=snapshots)
 
 

@@ -74,7 +74,8 @@ def bare_result(
 def result_without_trace(info: RunInfo) -> Result:
     """The result of a run that failed before anything could be recorded."""
     return bare_result(
-        info.message or "The run failed before a step was recorded.",
+        # What the record says of missing steps is how recording ended, and not why.
+        "The run failed before a step was recorded.",
         "The run failed before a step was recorded: no verdict on checkpointing.",
         environment=info.environment,
         warnings=info.warnings,

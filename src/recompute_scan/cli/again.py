@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _AFTER = "-after"
+_MEASURING = ("--verify", "--without-checkpointing")
 
 
 def commands_after(
-    words: Sequence[str], output: Path | None, folder: Path, *, verify: bool
+    words: Sequence[str],
+    output: Path | None,
+    folder: Path,
+    *,
+    verify: bool,
+    script: str = "",
 ) -> tuple[str, ...]:
     """What measures the fix, what records again once it is applied, what compares the two.
 
@@ -22,14 +28,21 @@ def commands_after(
         output: The folder that was asked for, if one was.
         folder: The folder that was written.
         verify: Whether the script can be run with the fix in memory.
+        script: The script: what is before it are options of ours.
     """
     begin, *rest = words
     before = seen_from_here(folder)
     after = f"{before}{_AFTER}"
     measured = shlex.join(["recompute-scan", begin, "--verify", *rest])
-    again = shlex.join(["recompute-scan", begin, *_into(rest, output, after)])
+    again = shlex.join(["recompute-scan", begin, *_recording(_into(rest, output, after), script)])
     compared = shlex.join(["recompute-scan", "compare", str(before), after])
     return (*((measured,) if verify else ()), again, compared)
+
+
+def _recording(words: list[str], script: str) -> list[str]:
+    """The words without what measures a fix, which takes many runs."""
+    end = words.index(script) if script in words else len(words)
+    return [word for word in words[:end] if word not in _MEASURING] + words[end:]
 
 
 def _into(rest: Sequence[str], output: Path | None, after: str) -> list[str]:

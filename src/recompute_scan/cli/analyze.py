@@ -21,6 +21,7 @@ from recompute_scan.cli.output import (
 )
 from recompute_scan.cli.progress import clear, progress
 from recompute_scan.collecting import paused
+from recompute_scan.errors import UsageError
 from recompute_scan.files import refuse_existing, write
 
 if TYPE_CHECKING:
@@ -107,6 +108,13 @@ def analyze(
         from recompute_scan.analysis.pipeline import analyse
         from recompute_scan.workers import AUTOMATIC, Workers
 
+    for name in traces:
+        if name.endswith(".py") and Path(name).is_file():
+            raise UsageError(
+                "E239",
+                f"{name} is a Python script, and no trace.",
+                hint="recompute-scan run records it; recompute-scan lint reads it",
+            )
     for target in (html, output, perfetto):
         if target is not None:
             refuse_existing(target, force=force)

@@ -49,6 +49,13 @@ def explain(what: str | None, debug: bool) -> int:
             ) from None
         except OSError as error:
             raise InputError("E301", f"Cannot read {what}.", why=error.strerror) from None
+    if not log.read:
+        raise UsageError(
+            "E238",
+            f"There is nothing to read in {'standard input' if what == '-' else what}.",
+            why="it is empty",
+            hint="give the log of a run, or paste a traceback behind recompute-scan explain -",
+        )
     found = diagnose_log(log)
     color = colored(sys.stdout)
     text = explanation(

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recompute_scan.cli.followed import followed_at, told_change
 from recompute_scan.cli.output import tell
+from recompute_scan.units import plural
+
+if TYPE_CHECKING:
+    from recompute_scan.guarding.standing import StandingGuard
+
+_TIMES = {1: "once", 2: "twice"}
 
 
 def run_guarded_script(
@@ -31,11 +39,29 @@ def run_guarded_script(
     )
     if standing is None:  # why is said already
         return ended.exit_status
-    changes = len(standing.changes)
-    said = "nothing changed" if not changes else f"{changes} change{'s' * (changes > 1)} told above"
-    if not standing.stored.modules:
-        said = "nothing was recomputed"
-    tell(f"{standing.steps} steps guarded: {said}")
+    tell(f"{plural(standing.steps, 'step')} guarded: {_closing(standing)}")
     for change in standing.changes:
         tell(change.text)
     return ended.exit_status
+
+
+def _closing(standing: StandingGuard) -> str:
+    """What changed, and how often modules are recomputed: a guard that sees no change may have
+    seen a training that was doubled from its first step on.
+    """
+    from recompute_scan.guarding.changes import count
+
+    usual = standing.stored.modules
+    if not usual:
+        return "nothing was recomputed"
+    changes = len(standing.changes)
+    said = f"{plural(changes, 'change')}, above and below" if changes else "nothing changed"
+    numbers = Counter(count(parts) for parts in usual.values())
+    counted = ", ".join(
+        f"{plural(modules, 'module')} recomputed {_TIMES.get(number, f'{number} times')}"
+        for number, modules in sorted(numbers.items())
+    )
+    said = f"{said}; for each forward, {counted}"
+    if max(numbers) > 1:
+        said += ". Once is enough: recompute-scan run says which line to change"
+    return said

@@ -14,6 +14,7 @@ from recompute_scan.cli.output import (
     put,
 )
 from recompute_scan.cli.progress import announce
+from recompute_scan.errors import UsageError
 from recompute_scan.files import refuse_existing
 
 
@@ -49,6 +50,13 @@ def lint(
     if output is not None:
         refuse_existing(output, force=force)
     report = read(paths, lint_settings(Path.cwd()), installed_version())
+    if not report.read and not report.undecided:
+        raise UsageError(
+            "E238",
+            f"There is nothing to read in {', '.join(map(str, paths))}.",
+            why="no Python script, shell script, YAML, JSON or TOML is there, or all are excluded",
+            hint="give the folder that holds the training scripts",
+        )
     rendered = RENDERINGS[style](report)
     if as_list:
         rendered = listed(report)

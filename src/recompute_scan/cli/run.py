@@ -102,7 +102,9 @@ def run(
         folder = folder.absolute()  # the script may change the current directory
         may_verify = launcher is None and not verify and "RANK" not in os.environ
         timed = recorded["steps"] or recorded["timing_steps"]
-        after = commands_after(whole, output, folder, verify=may_verify) if timed else ()
+        after = (
+            commands_after(whole, output, folder, verify=may_verify, script=script) if timed else ()
+        )
         options = RunOptions(
             script, is_module, args, folder, measure=verify, events=followed_at(), **recorded
         )

@@ -6,6 +6,7 @@ from recompute_scan.advise import advise_removal, title_of
 from recompute_scan.findings.base import Answer, Rule, describe
 from recompute_scan.findings.evidence import Evidence, Stack
 from recompute_scan.result import DOUBLED, Finding, Region
+from recompute_scan.units import plural
 
 # A mean below this is one recompute with noise; above, some passes of a layer ran twice.
 _MORE_THAN_ONCE = 1.5
@@ -64,8 +65,8 @@ def _detail(stack: Stack) -> str:
 def _counted(region: Region) -> str:
     name = region.module or f"block {region.ordinal}"
     return (
-        f"{name}: {region.forward_runs_per_step:g} forward runs per step, "
-        f"{region.recompute_runs_per_backward:g} recomputes per backward"
+        f"{name}: {plural(region.forward_runs_per_step, 'forward run')} per step, "
+        f"{plural(region.recompute_runs_per_backward, 'recompute')} per backward pass"
     )
 
 

@@ -7,11 +7,13 @@ a shell would read more into is never repeated.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from msgspec import Struct
 
 from recompute_scan.report.escape import lines
 from recompute_scan.result import Result
+from recompute_scan.result.recompute import DOUBLED
 
 _PLAIN_SCRIPT = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./@%+-]{0,300}\.py")
 _OWN = "train.py"
@@ -63,10 +65,25 @@ def script_of(result: Result) -> str | None:
     return target if _PLAIN_SCRIPT.fullmatch(target) else None
 
 
-def run_command(result: Result, output: str = "") -> str:
+def recorded_into(result: Result, suffix: str = "") -> str:
+    """The folder that `run` records the script into unless it is given another."""
+    return f"recompute-scan-out/{Path(script_of(result) or _OWN).stem}{suffix}"
+
+
+def fix_is_measurable(result: Result) -> bool:
+    """Whether ``--verify`` has a fix to try: one that takes out a checkpoint which costs time."""
+    return any(
+        finding.fix is not None
+        and finding.fix.removes is not None
+        and (finding.saving_ms or (finding.code == DOUBLED and finding.saving_ms is None))
+        for finding in result.findings
+    )
+
+
+def run_command(result: Result, output: str = "", *, verify: bool = False) -> str:
     """The command that records the script again, without the script's own arguments."""
-    into = f" -o {output}" if output else ""
-    return f"recompute-scan run --steps 5{into} {script_of(result) or _OWN}"
+    options = "--verify " * verify + (f"-o {output} " if output else "")
+    return f"recompute-scan run {options}--steps 5 {script_of(result) or _OWN}"
 
 
 def how_to_record(result: Result) -> ToRecord:

@@ -14,6 +14,7 @@ from recompute_scan.result import Finding
 UNKNOWN_CAUSE = "This is none of the failures that recompute-scan knows."
 # Columns of the labels beside what is said of a fix.
 _LABEL = 10
+_MOST_EVIDENCE = 3
 _DIFF_COLOUR = {"add": "green", "del": "red", "hunk": "cyan"}
 _SEVERITY_COLOUR = {"error": "red", "warning": "yellow", "info": "cyan"}
 
@@ -39,9 +40,11 @@ def finding_text(page: Page, finding: Finding) -> None:
     page.title("Finding")
     page.prose(_head(finding), "    ", "  ", fg=_SEVERITY_COLOUR[finding.severity])
     page.prose(finding.title)
+    fix = finding.fix
     if is_crash_finding(finding):
         _why(page, finding)
-    fix = finding.fix
+    elif fix is None or not fix.diff:  # a diff names the line, and the call sites say why
+        _why(page, finding, _MOST_EVIDENCE)
     if fix is None:
         return
     _part(page, "Fix", fix.summary, bold=True)
@@ -109,9 +112,13 @@ def _head(finding: Finding) -> str:
     return f"{finding.code} {finding.name} ({finding.severity}, {finding.confidence} confidence)"
 
 
-def _why(page: Page, finding: Finding) -> None:
-    """Why it happened and what shows it, below the title of a finding on a failure."""
+def _why(page: Page, finding: Finding, most: int | None = None) -> None:
+    """Why it happened and what shows it, below the title; ``most`` of the latter."""
     _part(page, "Why", finding.detail)
-    page.prose("What shows it:")
-    for item in finding.evidence:
+    shown = finding.evidence[:most]
+    if shown:
+        page.prose("What shows it:")
+    for item in shown:
         page.prose(f"- {visible(item, 400)}", "      ", "    ")
+    if left := len(finding.evidence) - len(shown):
+        page.prose(f"and {left} more (see the report)", "      ", "    ")

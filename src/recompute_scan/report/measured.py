@@ -24,7 +24,7 @@ _MOST_NAMED = 3
 
 def measured_title(result: Result) -> str:
     """What the section is called."""
-    tried = result.verified is not None and result.verified.outcome != "not-tried"
+    tried = result.verified is not None and result.verified.after is not None
     return "Measured with the fix applied" if tried else "Measured"
 
 
@@ -36,7 +36,7 @@ def measured_sentences(result: Result) -> list[str]:
     found = [_outcome(verified)]
     if verified.gradients is not None:
         found.append(_gradients(verified.gradients))
-    if verified.gradients_with_fix is not None:
+    if verified.gradients_with_fix is not None and verified.after is not None:
         found.append(_gradients_with_fix(verified.gradients_with_fix))
     if verified.after is not None and verified.after.status == "measured":
         found.append(_losses(verified.losses))
@@ -143,7 +143,7 @@ def _outcome(verified: Verified) -> str:
     if verified.outcome == "not-applied":
         return (
             "The fix could not be applied in memory: no call of the checkpoint that it takes out "
-            "goes through torch.utils.checkpoint, so nothing was measured."
+            "goes through torch.utils.checkpoint, so what it does was not measured."
         )
     if verified.outcome == "failed" or after is None:
         why = f" {after.message}" if after and after.message else ""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from recompute_scan.report import words
 from recompute_scan.report.bars import CostBars, cost_bars
 from recompute_scan.report.escape import visible
 from recompute_scan.report.side_by_side import family_colours, numbered, short_name
 from recompute_scan.report.words import family_words
 from recompute_scan.result import Proof, ProofLane, Result
-from recompute_scan.units import ms
+from recompute_scan.units import ms, plural
 
 MOST_LANES = 4
 # Boxes thinner than this are not drawn here, per cent; the proof has them all.
@@ -64,6 +65,7 @@ class Picture(Struct, frozen=True):
     block: str
     runs: tuple[LaneRun, ...]
     left_out: int
+    caption: str = ""
 
 
 def picture(result: Result) -> Picture | None:
@@ -83,7 +85,28 @@ def picture(result: Result) -> Picture | None:
         visible(block, 40),
         tuple(_run(lane, proof, longest, numbers) for lane in lanes[:MOST_LANES]),
         len(lanes[MOST_LANES:]),
+        _caption(lanes),
     )
+
+
+def _caption(lanes: list[ProofLane]) -> str:
+    """What the lanes have in common, by the operators in them: early stop leaves out the last ones,
+    and a checkpoint inside the block keeps some.
+    """
+    first, *others = ([key for key, _ in numbered(lane.ops)] for lane in lanes)
+    if all(other == first for other in others):
+        return words.SAME_LANES
+    shared = [len(set(other) & set(first)) for other in others]
+    said = f"{_numbers(shared)} of them run again"
+    if all(other == first[: len(other)] for other in others):
+        left = [len(first) - number for number in shared]
+        said = f"the other lanes end before the last {_numbers(left)}"
+    return f"The first lane has {plural(len(first), 'operator')}; {said}."
+
+
+def _numbers(found: list[int]) -> str:
+    """``3``, or ``3 and 5``: each number once."""
+    return " and ".join(map(str, dict.fromkeys(found)))
 
 
 def _run(

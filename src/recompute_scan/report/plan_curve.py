@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.result import ActivationPlan, PlanPoint
 from recompute_scan.units import ms, size
@@ -31,7 +32,7 @@ class CurveDrawing(Struct, frozen=True):
 
 def drawing(plan: ActivationPlan) -> CurveDrawing:
     """The curve with today's script and the plan on it."""
-    named = [("today", "Today", plan.today), ("plan", "Plan", plan.plan)]
+    named = [("today", "Today", plan.today), ("plan", "Plan", _as_measured(plan))]
     points = [*plan.curve, *(point for _, _, point in named)]
     right = max(point.peak_bytes for point in points) * 1.06 or 1.0
     low = min(point.step_ms for point in points)
@@ -65,6 +66,14 @@ def drawing(plan: ActivationPlan) -> CurveDrawing:
         ms(max(bottom, 0.0)),
         ms(top),
     )
+
+
+def _as_measured(plan: ActivationPlan) -> PlanPoint:
+    """The plan's point; its step and memory as measured, where they were."""
+    proof = plan.proof
+    if proof.step_ms is None or proof.peak_bytes is None:
+        return plan.plan
+    return replace(plan.plan, step_ms=proof.step_ms, peak_bytes=proof.peak_bytes)
 
 
 def _said(name: str, point: PlanPoint) -> str:

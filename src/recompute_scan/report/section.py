@@ -13,7 +13,14 @@ from recompute_scan.result import Result
 
 def analysed(result: Result) -> bool:
     """Whether steps were recorded: a run may fail before its first one, or only compare one."""
+    if of_memory_alone(result):
+        return False
     return bool(result.steps) or (result.crash is None and result.fidelity is None)
+
+
+def of_memory_alone(result: Result) -> bool:
+    """Whether there is nothing but memory snapshots, which hold no operators."""
+    return bool(result.snapshots) and not result.steps and not result.ranks and not result.crash
 
 
 def always(_result: Result) -> bool:

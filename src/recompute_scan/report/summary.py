@@ -10,7 +10,7 @@ from collections import Counter
 from msgspec import Struct
 
 from recompute_scan.intervals import too_wide
-from recompute_scan.report.words import KIND_WORDS
+from recompute_scan.report import words
 from recompute_scan.result import MEASURED, Breakdown, Result
 from recompute_scan.units import UNKNOWN, about, ms, pct, plural, rounded, share, span, times
 
@@ -51,7 +51,7 @@ def shortest_answer(result: Result) -> str:
     """The answer in one word: the verdict, that it is a plan, or how the run failed."""
     if result.plan is not None and result.crash is None:
         return "plan"
-    return KIND_WORDS[result.crash.kind] if result.crash else result.verdict
+    return words.KIND_WORDS[result.crash.kind] if result.crash else result.verdict
 
 
 def step_after(result: Result) -> StepAfter | None:
@@ -178,19 +178,9 @@ def key_numbers(result: Result) -> tuple[KeyNumber, KeyNumber, KeyNumber]:
 
 
 def _recomputes(result: Result) -> KeyNumber:
-    value = result.recompute_per_backward
-    doubled = result.verdict == "doubled"
-    if value is None:
-        note = "the trace cannot tell"
-    elif doubled:
-        note = "ordinary checkpointing needs 1; every further one is redundant"
-    elif value == 0:
-        note = "no forward work ran again in the backward pass"
-    elif result.by_design and not any(r.recompute_runs_per_backward for r in result.regions):
-        note = "of some functions, by the model's own design"
-    else:
-        note = "what ordinary checkpointing needs"
-    return KeyNumber("Recomputes per layer", times(value), note, doubled)
+    note = words.first_true(result, words.RECOMPUTES_NOTE)
+    value = times(result.recompute_per_backward)
+    return KeyNumber("Recomputes per layer", value, note, result.verdict == "doubled")
 
 
 def _share(result: Result) -> KeyNumber:
@@ -211,13 +201,17 @@ def _share(result: Result) -> KeyNumber:
     if result.verdict == "doubled":
         value = parts.redundant / whole if parts and whole > 0 else None
         if value is None:
-            return KeyNumber("Share of the step", UNKNOWN, "the trace cannot tell", True)
+            return KeyNumber("Share of the step", UNKNOWN, _not_known(result), True)
         return KeyNumber("Share of the step", share(value), "spent on redundant recomputes", True)
     value = (parts.recompute + parts.redundant) / whole if parts and whole > 0 else None
     if value is None or result.verdict == "inconclusive":
-        return KeyNumber("Share of the step", UNKNOWN, "the trace cannot tell")
-    note = "spent on recomputes that save memory" if value else "spent on recomputes"
+        return KeyNumber("Share of the step", UNKNOWN, _not_known(result))
+    note = words.first_true(result, words.SHARE_NOTE)
     return KeyNumber("Share of the step", share(value), note)
+
+
+def _not_known(result: Result) -> str:
+    return words.first_true(result, words.UNKNOWN_NOTE)
 
 
 def _step_after(result: Result) -> KeyNumber:
@@ -233,18 +227,28 @@ def _step_after(result: Result) -> KeyNumber:
     if saving(result) is not None:
         note = f"{ms(step.now_ms)} now; likely {span(step.low_ms, step.high_ms)} after the fix"
         return KeyNumber(label, ms(step.after_ms), note)
-    note = "stays as it is: no recompute is redundant"
-    if result.verdict == "doubled":
-        note = "the same as now: no saving is predicted"
-    elif result.verdict == "inconclusive":
+    if result.verdict == "inconclusive":
         return KeyNumber(label, UNKNOWN, f"{ms(step.now_ms)} now")
-    return KeyNumber(label, ms(step.now_ms), note)
+    return KeyNumber(label, ms(step.now_ms), words.first_true(result, words.STEP_NOTE))
 
 
 def _measured_note(result: Result, step: StepAfter) -> str:
     note = f"measured with the fix applied; {ms(step.now_ms)} now"
     predicted = predicted_beside(result)
     return f"{note}; {ms(predicted.after_ms)} was predicted" if predicted else note
+
+
+def attention_sentence(result: Result) -> str | None:
+    """How often attention ran; its gradient only where that is an operator of attention's own."""
+    calls = result.attention
+    if calls is None or result.verdict == "inconclusive":
+        return None
+    said = f"Attention ran {plural(calls.forward_per_step, 'time')} per step in the forward pass"
+    if calls.recomputed_per_step:
+        said += f" and {plural(calls.recomputed_per_step, 'time')} again in the backward pass"
+    if calls.backward_per_step:
+        said += f"; its gradient ran {plural(calls.backward_per_step, 'time')}"
+    return f"{said}."
 
 
 def ratio_row(result: Result) -> tuple[str, str] | None:

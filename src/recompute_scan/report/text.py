@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recompute_scan.report.commands import fix_is_measurable
 from recompute_scan.report.contents import sections_of
 from recompute_scan.report.escape import markdown_code as code
 from recompute_scan.report.escape import visible
@@ -35,23 +36,32 @@ def render_text(
     page = Page(color, width, links)
     for section in sections_of(result):
         section.text(page, result)
-    next_steps(page, report, after)
+    next_steps(page, report, after, result)
     return "\n".join(page.written).rstrip("\n") + "\n"
 
 
-def next_steps(page: Page, report: str | None, after: Sequence[str]) -> None:
-    """Where the page is, and the commands that come next."""
+def next_steps(
+    page: Page, report: str | None, after: Sequence[str], result: Result | None = None
+) -> None:
+    """Where the page is, and the commands that come next.
+
+    The command that measures is there only where there is a fix that can be measured.
+    """
     if report is not None:
         page.title("Report")
         page.verbatim(visible(report, 4096), "  ", underline=True)
-    if after:
-        *measured, again, compared = after
-        for command in measured:
-            page.title("Next: measure the fix; nothing is edited")
-            page.verbatim(visible(command, 4096), "  ")
-        page.title(f"{'Then' if measured else 'Next'}: apply it, record again and compare")
-        page.verbatim(visible(again, 4096), "  ")
-        page.verbatim(visible(compared, 4096), "  ")
+    if not after or result is None:
+        return
+    *measured, again, compared = after
+    measured = measured if fix_is_measurable(result) else []
+    for command in measured:
+        page.title("Next: measure the fix; nothing is edited")
+        page.verbatim(visible(command, 4096), "  ")
+    first = "Then" if measured else "Next"
+    what = "apply the fix" if any(one.fix for one in result.findings) else "make the change"
+    page.title(f"{first}: {what}, record again and compare")
+    page.verbatim(visible(again, 4096), "  ")
+    page.verbatim(visible(compared, 4096), "  ")
 
 
 def render_markdown(result: Result) -> str:

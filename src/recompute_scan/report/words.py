@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
 
 from recompute_scan.annotations import COMPILED
 from recompute_scan.frameworks.known import find_title
@@ -31,6 +34,10 @@ HOW = (
     "its thread. Work without gradients is left out, except for that of autograd functions."
 )
 _AGREES = {True: "agrees", False: "differs", None: "nothing to count"}
+_NO_COUNT = "no answer"
+# A number of recomputes that is this near to 1 is shown as 1.
+_ONE = 0.005
+SAME_LANES = "The same operators run in every lane."
 VERDICT_WORDS: dict[Verdict, str] = {
     "none": "none (nothing recomputed)",
     "partial": "partial (some recomputed, once)",
@@ -38,50 +45,227 @@ VERDICT_WORDS: dict[Verdict, str] = {
     "doubled": "doubled (recomputed more than once)",
     "inconclusive": "inconclusive",
 }
-NOTHING_TO_CHANGE = "Nothing is wasted, and there is nothing to change."
-VERDICT_MEANING: dict[Verdict, str] = {
-    "none": (
-        "The forward pass of every block ran once only, so no activation checkpoint was at work. "
-        f"{NOTHING_TO_CHANGE}"
-    ),
-    "partial": (
-        "Some blocks, or some of their operators, ran again once in the backward pass. That is "
-        "how selective checkpointing trades time for memory. Nothing ran more often than that, "
-        "so nothing is wasted."
-    ),
-    "full": (
-        "Every checkpointed block ran again exactly once in the backward pass. That is the "
-        "price of ordinary activation checkpointing, paid once. Nothing is wasted."
-    ),
-    "doubled": (
+
+
+class Said(Struct, frozen=True):
+    """A fixed sentence, or part of one, and what makes it true of a result.
+
+    It is printed by :func:`all_true` and :func:`first_true` only, and so where it is true. ``text``
+    occurs nowhere else.
+    """
+
+    text: str
+    true: Callable[[Result], bool]
+
+
+def all_true(result: Result, said: Iterable[Said]) -> str:
+    """Those that are true of the result, in order; empty for none."""
+    return " ".join(one.text for one in said if one.true(result))
+
+
+def first_true(result: Result, said: Iterable[Said]) -> str:
+    """The first that is true of the result; empty for none."""
+    return next((one.text for one in said if one.true(result)), "")
+
+
+def by_checkpoints(result: Result) -> bool:
+    """Whether checkpoints made forward work run again: in blocks or compiled code, or, where
+    neither is known, whenever something ran again.
+    """
+    code = result.compiled.graphs if result.compiled else ()
+    if any(region.recompute_runs_per_backward for region in result.regions):
+        return True
+    if any(one.why == "checkpoint" for graph in code for one in graph.recomputes):
+        return True
+    unknown = not result.regions and not code and not result.by_design
+    return unknown and bool(result.recompute_per_backward)
+
+
+def _by_compiler(result: Result) -> bool:
+    code = result.compiled.graphs if result.compiled else ()
+    return not by_checkpoints(result) and any(graph.recomputes for graph in code)
+
+
+def _by_design(result: Result) -> bool:
+    return bool(result.by_design) and not by_checkpoints(result) and not _by_compiler(result)
+
+
+def _in_blocks(result: Result) -> bool:
+    """Whether operators were counted, so that more is known than of kernels or graphs alone."""
+    return result.evidence_level in ("annotated", "autograd")
+
+
+def _of_graphs(result: Result) -> bool:
+    return result.evidence_level == "graphs"
+
+
+def _advised(result: Result) -> bool:
+    return bool(result.findings) or result.plan is not None or result.crash is not None
+
+
+def _can_save(result: Result) -> bool:
+    """Whether a finding says that time can be saved, or that gradients are wrong."""
+    return any(one.saving_ms or one.wrong_gradients for one in result.findings)
+
+
+def _around_one_block(result: Result) -> bool:
+    """Whether all checkpoints of what is doubled are known, and each is around one block."""
+    stacks = [r.checkpoints for r in result.regions if r.recompute_runs_per_backward > 1]
+    return bool(stacks) and all(
+        len(stack) > 1 and all(one.around == "block" for one in stack) for stack in stacks
+    )
+
+
+def _checkpointed(result: Result) -> bool:
+    return any(region.checkpoints for region in result.regions)
+
+
+# What the verdict means; of these, all that are true.
+MEANING = (
+    Said(
         "Activation checkpointing needs one recompute of a block in the backward pass. Here the "
-        "same work ran again more often than that. The recomputes after the first take time, and "
-        "around the same block they free no further memory."
+        "same work ran again more often than that.",
+        lambda r: r.verdict == "doubled",
     ),
-    "inconclusive": (
-        "The trace does not show whether forward work ran again in the backward pass, so this "
-        "page cannot say whether the job is doubled."
+    Said(
+        "The recomputes after the first take time, and around the same block they free no further "
+        "memory.",
+        lambda r: r.verdict == "doubled" and _around_one_block(r),
     ),
-}
-BY_DESIGN_MEANING = (
-    "One autograd function runs another one's forward again in its own gradient, so that its "
-    "results need not be kept. That is how the model is written, and no setting turned it on. "
-    f"{NOTHING_TO_CHANGE}"
+    Said(
+        "The recomputes after the first take time. Whether they also save memory depends on what "
+        "each checkpoint is around.",
+        lambda r: r.verdict == "doubled" and not _around_one_block(r),
+    ),
+    Said(
+        "Every checkpointed block ran again exactly once in the backward pass. That is the price "
+        "of ordinary activation checkpointing, paid once.",
+        lambda r: r.verdict == "full" and _in_blocks(r),
+    ),
+    Said(
+        "Some blocks, or some of their operators, ran again once in the backward pass. That is how "
+        "selective checkpointing trades time for memory.",
+        lambda r: r.verdict == "partial" and _in_blocks(r) and by_checkpoints(r),
+    ),
+    Said(
+        "The compiler runs these operators again by its own choice; no checkpoint asked for it.",
+        lambda r: r.verdict == "partial" and _by_compiler(r),
+    ),
+    Said(
+        "One autograd function runs another one's forward again in its own gradient, so that its "
+        "results need not be kept. That is how the model is written, and no setting turned it on.",
+        lambda r: r.verdict == "partial" and _by_design(r),
+    ),
+    Said(
+        "No block ran again in the backward pass: no activation checkpoint was at work.",
+        lambda r: r.verdict == "none" and _in_blocks(r) and not _checkpointed(r),
+    ),
+    Said(
+        "Checkpoints were called, and the backward pass asked for nothing inside them.",
+        lambda r: r.verdict == "none" and _in_blocks(r) and _checkpointed(r),
+    ),
+    Said(
+        "No kernel that could be counted ran again in the backward pass.",
+        lambda r: r.verdict == "none" and r.evidence_level == "kernels",
+    ),
+    Said(
+        "Of everything else, kernels say nothing: a checkpoint that keeps attention's results "
+        "looks the same.",
+        lambda r: r.verdict in ("none", "partial", "full") and r.evidence_level == "kernels",
+    ),
+    Said(
+        "The compiler's graphs say so of compiled code. How often each of them runs, and what runs "
+        "outside of them, they do not tell.",
+        lambda r: r.verdict in ("none", "partial", "full") and r.evidence_level == "graphs",
+    ),
+    Said(
+        "Nor do these logs tell whether checkpoints are around compiled code, which would run all "
+        "of it once more. A recording by recompute-scan run does.",
+        lambda r: (
+            r.verdict in ("none", "partial", "full")
+            and r.evidence_level == "graphs"
+            and r.confidence == "low"
+        ),
+    ),
+    Said(
+        "Nothing is wasted, and there is nothing to change.",
+        lambda r: (
+            _in_blocks(r)
+            and not _advised(r)
+            and (r.verdict == "none" or (r.verdict == "partial" and not by_checkpoints(r)))
+        ),
+    ),
+    Said(
+        "Nothing is wasted.",
+        lambda r: (
+            r.verdict in ("partial", "full")
+            and _in_blocks(r)
+            and by_checkpoints(r)
+            and not _can_save(r)
+        ),
+    ),
+    Said(
+        "Whether forward work ran again in the backward pass is not settled, so this page cannot "
+        "say whether the job is doubled.",
+        lambda r: r.verdict == "inconclusive",
+    ),
 )
-# What attention's kernels alone say, where none ran again.
-NO_ATTENTION_MEANING = (
-    "No kernel that could be counted ran again in the backward pass. Of everything else, kernels "
-    "say nothing: a checkpoint that keeps attention's results looks the same."
+# What is said of a number that is not known.
+UNKNOWN_NOTE = (
+    Said("these logs cannot tell", _of_graphs),
+    Said("the trace cannot tell", lambda r: not _of_graphs(r)),
 )
-# What the compiler's graphs alone say, where nothing in them is doubled.
-GRAPHS_MEANING = (
-    "The compiler's graphs say so of compiled code. How often each of them runs, and what runs "
-    "outside of them, they do not tell."
+# What is said of the number of recomputes: the first that is true.
+RECOMPUTES_NOTE = (
+    Said(UNKNOWN_NOTE[0].text, lambda r: r.recompute_per_backward is None and _of_graphs(r)),
+    Said(UNKNOWN_NOTE[1].text, lambda r: r.recompute_per_backward is None),
+    Said(
+        "ordinary checkpointing needs 1; every further one is redundant",
+        lambda r: r.verdict == "doubled",
+    ),
+    Said("no forward work ran again in the backward pass", lambda r: r.recompute_per_backward == 0),
+    Said("of some functions, by the model's own design", _by_design),
+    Said("of operators that the compiler runs again; no checkpoint asked for it", _by_compiler),
+    Said(
+        "what ordinary checkpointing needs",
+        lambda r: by_checkpoints(r) and abs((r.recompute_per_backward or 0) - 1) < _ONE,
+    ),
+    Said("at most; ordinary checkpointing needs 1", lambda _: True),
 )
-SURROUNDINGS = (
-    "Nor do these logs tell whether checkpoints are around compiled code, which would run all of "
-    "it once more. A recording by recompute-scan run does."
+# What is said of the share of a step where nothing is redundant.
+SHARE_NOTE = (
+    Said("spent on recomputes that save memory", lambda r: _spent(r) and by_checkpoints(r)),
+    Said("spent on recomputes", lambda _: True),
 )
+# What is said of the step's time where no fix changes it.
+STEP_NOTE = (
+    Said("the same as now: no saving is predicted", lambda r: r.verdict == "doubled"),
+    Said("stays as it is: no recompute is redundant", lambda r: not _can_save(r)),
+    Said("no recompute is redundant; the findings say what can be saved", lambda _: True),
+)
+# What the commands under "How to check it" are for.
+CHECKING = (
+    Said(
+        "There is nothing to repair. The same commands watch over it after later changes.",
+        lambda r: r.verdict in ("none", "partial", "full") and not _advised(r),
+    ),
+    Said("These commands record the script again once it is changed.", _advised),
+)
+NO_CALL_SITES = (
+    Said(
+        "The trace does not name the checkpoints. Traces recorded by `recompute-scan run` do, "
+        "with file and line.",
+        lambda r: by_checkpoints(r) and not _checkpointed(r) and r.evidence_level != "annotated",
+    ),
+    Said("The trace does not name the checkpoints.", lambda r: not _checkpointed(r)),
+)
+FIXED = (*MEANING, *RECOMPUTES_NOTE, *SHARE_NOTE, *STEP_NOTE, *CHECKING, *NO_CALL_SITES)
+
+
+def _spent(result: Result) -> bool:
+    return result.cost is not None and result.cost.recompute_ms > 0
+
+
 EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
     "annotated": "the trace has an annotation for every checkpointed call",
     "autograd": "operators and autograd nodes in the trace were matched, without annotations",
@@ -112,8 +296,8 @@ KIND_WORDS = {"raised": "failed", "exited": "failed", "hung": "hung", "killed": 
 STATUS_WORDS = {
     "found": "found",
     "clean": "clean",
-    "not-applicable": "does not apply",
-    "error": "could not be checked",
+    "not-applicable": "not applicable",
+    "error": "not checked",
 }
 
 
@@ -201,8 +385,10 @@ def plain_count_row(result: Result) -> tuple[str, str] | None:
     name = shown.name.removeprefix("aten::")
     # A checkpoint of a single operator stops as soon as that has its inputs again.
     began = check.agrees and result.verdict == "none" and shown.inside > shown.in_hooks
+    # The answer that it would be held beside says nothing, unless it says that the two differ.
+    alone = check.agrees and result.verdict == "inconclusive"
     return (
-        _AGREES[check.agrees],
+        _NO_COUNT if alone else _AGREES[check.agrees],
         f"{plural(shown.inside, 'call')} of {name} inside the backward pass"
         f"{', none of which was run to its end,' if began else ''} and "
         f"{count(shown.outside)} outside, in the whole trace",

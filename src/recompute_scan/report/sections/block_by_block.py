@@ -179,7 +179,7 @@ SECTION = Section(
     link="Blocks",
     help=(
         "Block by block",
-        "counts every block. 0 is not checkpointed, 1 is ordinary, 2 and more is doubled. With "
+        "counts every block. 0 did not run again, 1 is ordinary, 2 and more is doubled. With "
         "several ranks, those alike share a row.",
     ),
 )

@@ -73,9 +73,8 @@ def _checkpoint_markdown(checkpoint: Checkpoint) -> str:
 
 
 def _present(result: Result) -> bool:
-    recomputed = result.verdict in ("partial", "full", "doubled")
     named = any(region.checkpoints for region in result.regions)
-    return analysed(result) and (named or recomputed)
+    return analysed(result) and (named or words.by_checkpoints(result))
 
 
 SECTION = Section(

@@ -13,7 +13,7 @@ from recompute_scan.report.escape import markdown_fence, markdown_prose, visible
 from recompute_scan.report.finding_words import finding_anchors
 from recompute_scan.report.page import Page
 from recompute_scan.report.picture import picture
-from recompute_scan.report.section import Section, always, analysed
+from recompute_scan.report.section import Section, always, analysed, of_memory_alone
 from recompute_scan.report.words import plain_count_row, plain_count_table
 from recompute_scan.result import Fix, Result
 
@@ -61,25 +61,11 @@ def _shown_diff(diff: str | None) -> list[DiffLine]:
     return [one for one in diff_lines(diff or "") if one.kind != "file" and one.text.strip()]
 
 
-def _meaning(result: Result) -> str:
-    """What the verdict means, without a word that a finding contradicts."""
-    said = words.VERDICT_MEANING[result.verdict]
-    in_blocks = any(region.recompute_runs_per_backward for region in result.regions)
-    if result.verdict == "partial" and result.by_design and not in_blocks:
-        said = words.BY_DESIGN_MEANING
-    if result.verdict == "none" and result.evidence_level == "kernels":
-        return words.NO_ATTENTION_MEANING
-    if result.evidence_level == "graphs" and result.verdict not in ("doubled", "inconclusive"):
-        unsure = result.confidence == "low"
-        return f"{words.GRAPHS_MEANING} {words.SURROUNDINGS}" if unsure else words.GRAPHS_MEANING
-    advised = result.findings or result.plan
-    return said.removesuffix(words.NOTHING_TO_CHANGE) if advised else said
-
-
 def _html(result: Result) -> Mapping[str, Any]:
     return {
         "level": "h2" if result.crash or result.plan else "h1",
         "analysed": analysed(result),
+        "memory_alone": of_memory_alone(result),
         "reason": _further_reason(result),
         "numbers": summary.key_numbers(result),
         "plain": plain_count_row(result),
@@ -87,11 +73,12 @@ def _html(result: Result) -> Mapping[str, Any]:
         "ranks": summary.ranks_sentence(result),
         # of a run that failed, the section on the failure says it, of a plan, the plan's
         "measured": () if result.crash or result.plan else summary.what_was_measured(result),
-        "meaning": _meaning(result).strip(),
+        "meaning": words.all_true(result, words.MEANING),
         "record": how_to_record(result),
         "fix_sentence": summary.fix_sentence(result),
         "picture": picture(result) if result.crash is None else None,
         "cure": _cure(result),
+        "attention": summary.attention_sentence(result),
     }
 
 
@@ -134,10 +121,12 @@ def _text(page: Page, result: Result) -> None:
         page.verbatim(visible(record.command, 500), "    ")
     else:
         page.written.append("")
-        page.prose(_meaning(result))
+        page.prose(words.all_true(result, words.MEANING))
 
 
 def _markdown(result: Result) -> str:
+    if of_memory_alone(result):
+        return f"### {markdown_prose(result.headline[:1000])}"
     numbers = [(one.label, one.value, one.note) for one in summary.key_numbers(result)]
     rows = [
         f"| {label} | **{value}** | {note} |"

@@ -18,10 +18,11 @@ from recompute_scan.units import ms, pct, plural, size
 _OUTCOMES: dict[PlanOutcome, str] = {
     "helps": "Proven: it keeps the limit and is faster than today's.",
     "fits": "Proven: it keeps the limit.",
-    "no-gain": "Taken back: it is no faster than what is there today, so leave that.",
-    "slower": "Taken back: it is slower than what is there today, so leave that.",
-    "unclear": "It fits, but the step times vary too much to say whether it is faster: give more "
-    "--timing-steps, on a machine that does nothing else.",
+    "no-gain": "Taken back: it is no faster than what is there today, so keep what you have.",
+    "slower": "Taken back: it is slower than what is there today, so keep what you have.",
+    "unclear": "Not proven: it fits, but the step times vary too much to say whether it is faster, "
+    "so keep what you have. To decide it, give more --timing-steps, on a machine that does nothing "
+    "else.",
     "does-not-fit": "Taken back: with it the script does not keep the limit.",
     "failed": "Taken back: the script failed with it.",
     "not-tried": "It was not measured (--no-verify).",
@@ -31,13 +32,13 @@ _IN_SHORT: dict[PlanOutcome, str] = {
     "fits": "proven",
     "no-gain": "taken back",
     "slower": "taken back",
-    "unclear": "it fits; not decided",
+    "unclear": "not proven",
     "does-not-fit": "taken back",
     "failed": "taken back",
     "not-tried": "not measured",
 }
 _AS_TODAY = "It is what the script does today."
-_HOLDS: tuple[PlanOutcome, ...] = ("helps", "fits", "unclear", "not-tried")
+_PROVEN: tuple[PlanOutcome, ...] = ("helps", "fits")
 _MOST_MODULES = 60
 
 
@@ -121,22 +122,38 @@ def _spans(numbers: Sequence[str]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
+def _proven(plan: ActivationPlan) -> bool:
+    """Whether the plan was measured to be worth it, or changes nothing."""
+    return plan.proof.outcome in _PROVEN or plan.as_today
+
+
+def _to_set(plan: ActivationPlan) -> bool:
+    """Whether the setting is shown: of a plan that was measured and not proven it is not."""
+    return _proven(plan) or plan.proof.outcome == "not-tried"
+
+
+def _measured(plan: ActivationPlan) -> tuple[float, float, int] | None:
+    """Step today and with the plan, in ms, and the plan's bytes, where they were measured."""
+    proof = plan.proof
+    if proof.step_ms is None or not proof.today_step_ms or proof.peak_bytes is None:
+        return None
+    return proof.today_step_ms, proof.step_ms, proof.peak_bytes
+
+
 def _gain(plan: ActivationPlan) -> str:
     """What changes against today, measured where it was."""
     if plan.as_today:
         return "nothing changes"
-    proof = plan.proof
-    if proof.step_ms is not None and proof.today_step_ms and proof.peak_bytes is not None:
-        step, today, peak = proof.step_ms, proof.today_step_ms, proof.peak_bytes
-    else:
-        step, today, peak = plan.plan.step_ms, plan.today.step_ms, plan.plan.peak_bytes
+    predicted = plan.today.step_ms, plan.plan.step_ms, plan.plan.peak_bytes
+    measured = _measured(plan)
+    today, step, peak = measured or predicted
     faster = 100 * (today - step) / today if today > 0 else 0.0
     more = peak - plan.today.peak_bytes
     time = f"{pct(abs(faster))} {'less' if faster >= 0 else 'more'} time per step"
     memory = (
         f"{size(abs(more))} {'more' if more > 0 else 'less'} memory" if more else "the same memory"
     )
-    return f"{time}, {memory}"
+    return f"{time}, {memory}, {'measured' if measured else 'predicted'}"
 
 
 def _proof_words(plan: ActivationPlan) -> str:
@@ -151,6 +168,18 @@ def _proof_words(plan: ActivationPlan) -> str:
         f"{ms(proof.predicted_step_ms)}; "
         f"{size(proof.peak_bytes)} {_memory_words(plan)}, predicted {size(proof.predicted_bytes)}."
     )
+
+
+def _points(plan: ActivationPlan) -> list[tuple[str, str, PlanPoint]]:
+    """Name, measured step and predicted point of what the table compares."""
+    measured = _measured(plan)
+    today, step = (ms(measured[0]), ms(measured[1])) if measured else ("", "")
+    return [
+        ("Today", today, plan.today),
+        ("Plan", step, plan.plan),
+        ("Least memory", "", plan.least),
+        ("Nothing recomputed", "", plan.most),
+    ]
 
 
 def _beside(plan: ActivationPlan) -> ActivationPlan:
@@ -176,19 +205,17 @@ def _beside(plan: ActivationPlan) -> ActivationPlan:
     )
 
 
-def _point(page: Page, label: str, point: PlanPoint, **how: object) -> None:
-    page.row(label, f"{ms(point.step_ms):>9}", f"{size(point.peak_bytes)}", **how)
-
-
 def _text(page: Page, result: Result) -> None:
     plan = _beside(_plan_of(result))
-    holds = plan.proof.outcome in _HOLDS or plan.as_today
     page.title(f"Plan for {_limit(plan)}: {_headline(plan)}")
-    page.row("", "     step", _memory_words(plan))
-    _point(page, "Today", plan.today)
-    _point(page, "Plan", plan.plan, **({"fg": "green", "bold": True} if holds else {}))
-    _point(page, "Least memory", plan.least)
-    _point(page, "Nothing recomputed", plan.most)
+    measured = _measured(plan) is not None
+    head = f"{'measured':>12}" if measured else ""
+    page.written.append(f"  {'':<22}{'predicted':>12}{head}  {_memory_words(plan)}")
+    for name, step, point in _points(plan):
+        shown = f"{step:>12}" if measured else ""
+        line = f"  {name:<22}{ms(point.step_ms):>12}{shown}  {size(point.peak_bytes)}"
+        proven = name == "Plan" and _proven(plan)
+        page.written.append(page.style(line, fg="green", bold=True) if proven else line)
     page.prose(f"Against today: {_gain(plan)}.")
     done = [(_done(one), one.module) for one in plan.modules]
     if len({how for how, _ in done}) > 1 or any(one.parts for one in plan.modules):
@@ -199,8 +226,8 @@ def _text(page: Page, result: Result) -> None:
     page.prose(_proof_words(plan))
     for remark in plan.remarks:
         page.prose(remark)
-    if holds:
-        page.title("Setting to change")
+    if _to_set(plan):
+        page.title(_setting_title(plan))
         for words in plan.setting:
             page.prose(words)
         for line in plan.code.splitlines():
@@ -214,9 +241,13 @@ def _text(page: Page, result: Result) -> None:
         )
 
 
+def _setting_title(plan: ActivationPlan) -> str:
+    return "Setting to change" if _proven(plan) else "Setting to try; it was not measured"
+
+
 def _title(plan: ActivationPlan) -> str:
-    if plan.proof.outcome not in _HOLDS and not plan.as_today:
-        return f"Leave the checkpoints as they are: the plan for {_limit(plan)} did not hold."
+    if not _to_set(plan):
+        return f"Keep what you have: the plan for {_limit(plan)} is not proven."
     said = _headline(plan)
     return f"{said[0].upper()}{said[1:]}: {_gain(plan)}."
 
@@ -229,27 +260,23 @@ def _html(result: Result) -> Mapping[str, Any]:
         "in_short": "as today" if plan.as_today else _IN_SHORT[plan.proof.outcome],
         "title": _title(plan),
         "lead": f"Limit: {_limit(plan)}. {_proof_words(plan)}",
-        "holds": plan.proof.outcome in _HOLDS or plan.as_today,
+        "proven": _proven(plan),
+        "to_set": _to_set(plan),
+        "setting_title": _setting_title(plan),
+        "measured_steps": _measured(plan) is not None,
         "drawing": drawing(plan),
         "rows": [(one, _today(one), _done(one)) for one in plan.modules[:_MOST_MODULES]],
         "left_out": max(0, len(plan.modules) - _MOST_MODULES),
         "memory_words": _memory_words(plan),
         "curve": [(point, recomputed(point)) for point in plan.curve],
-        "points": [
-            (name, point, recomputed(point))
-            for name, point in (
-                ("Today", plan.today),
-                ("Plan", plan.plan),
-                ("Least memory", plan.least),
-                ("Nothing recomputed", plan.most),
-            )
-        ],
+        "points": [(name, step, point, recomputed(point)) for name, step, point in _points(plan)],
     }
 
 
 def _markdown(result: Result) -> str:
     plan = _beside(_plan_of(result))
-    said = f"To keep to {_limit(plan)}: {_headline(plan)}. {_gain(plan)}. {_proof_words(plan)}"
+    what = _headline(plan) if _to_set(plan) else "keep what you have"
+    said = f"To keep to {_limit(plan)}: {what}. {_gain(plan)}. {_proof_words(plan)}"
     return markdown_prose(said)
 
 

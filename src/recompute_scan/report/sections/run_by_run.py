@@ -42,7 +42,7 @@ SECTION = Section(
     link="Proof",
     help=(
         "The proof",
-        "puts the runs of one block under one another: the same operators, once in the forward "
-        "pass and again in each recompute. `Enlarge` widens the drawing.",
+        "puts the runs of one block under one another: what ran in the forward pass, and what of "
+        "it ran again in each recompute. `Enlarge` widens the drawing.",
     ),
 )
