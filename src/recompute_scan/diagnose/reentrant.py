@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from recompute_scan.crash import Frame
-from recompute_scan.diagnose.places import doing
+from recompute_scan.diagnose.places import evaluates
 from recompute_scan.frameworks import gradients, known
 from recompute_scan.frameworks.signature import Signature, innermost, some
 
@@ -31,7 +31,6 @@ _CALLED = re.compile(
 )
 # A stack that ends for want of room holds some 300 of them; nesting on purpose, a handful.
 _DEEP = 20
-_EVALUATES = doing("evaluation", "generation")
 
 
 def _walks_out(frames: Sequence[Frame]) -> int | None:
@@ -126,8 +125,8 @@ SIGNATURES = (
         error="RuntimeError",
         message=re.compile(r"^element 0 of tensors does not require grad"),
         beside=re.compile(re.escape(NO_INPUT_GRAD)),
-        # There nothing needs a gradient, whatever was warned of before.
-        fits=lambda raised: _EVALUATES(raised.frames) is None,
+        # In evaluation nothing needs a gradient, whatever was warned of before.
+        fits=lambda raised: not evaluates(raised.frames),
         title="A reentrant checkpoint got no input that needs a gradient, so nothing has one",
         cause=(
             "The reentrant variant runs the block without gradients and connects its output to "
