@@ -83,6 +83,14 @@ CASES = (
     Case("host_memory", "RS129"),
     Case("no_progress", "RS211", status=HUNG, hangs=True),
     Case("one_behind", "RS211", ranks=2, status=HUNG, hangs=True),
+    Case("reentrant_outer_graph", "RS130"),
+    Case("nested_checkpoints", "RS130"),
+    Case("weights_on_meta", "RS101"),
+    Case("compiled_side_effect", "RS132"),
+    Case("checkpoint_in_transform", "RS132"),
+    Case("switched_past_method", "RS131"),
+    Case("switched_without_support", "RS131"),
+    Case("switched_by_old_code", "RS131"),
     Case("message_in_checkpoint", "RS214", ranks=2, status=HUNG, hangs=True),
 )
 # Reported failures in other forms than their reporters', each with a repaired twin.

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from recompute_scan.crash import Frame, Raised, RankEnd
 from recompute_scan.diagnose.classify import diagnose_log
 from recompute_scan.diagnose.logs import lines_of, read_log
+from recompute_scan.diagnose.outcome import findings_of
+from recompute_scan.diagnose.reentrant import NO_INPUT_GRAD
 
 LIB = "/opt/conda/lib/python3.11/site-packages"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full."
@@ -80,6 +83,17 @@ EVALUATES = (
     (MODULE, "_call_impl"),
 )
 RECOMPUTES = ((CHECKPOINT, "unpack_hook"), (CHECKPOINT, "recompute_fn"), (MODULE, "_call_impl"))
+ENGINE = f"{LIB}/torch/autograd/graph.py"
+APPLY = (f"{LIB}/torch/autograd/function.py", "apply")
+LAST = (("train.py", "main"), (f"{LIB}/torch/_tensor.py", "backward"), (ENGINE, "_engine_run"))
+FREED = "RuntimeError: Trying to backward through the graph a second time (or directly access ..."
+COUNTED = (
+    "torch.utils.checkpoint.CheckpointError: torch.utils.checkpoint: A different number of tensors "
+    "was saved during the original forward and recomputation."
+)
+RECOMPILED = (
+    "V0816 10:12:44 torch/_dynamo/guards.py:2995] Recompiling function forward in a.py:75\n"
+)
 KEYS = ("1, 8, 171, 128", "1, 8, 342, 128")
 PROGRESS = "".join(f"step {n} loss 1.5\n" for n in range(60))
 SUMMARY = """\
@@ -456,6 +470,122 @@ TRAPS = (
         'CUDA out of memory","stream":"stderr"}\n',
     ),
     Trap(
+        "a warning, and an adversarial loss in a validation",
+        WARNING + PROGRESS[:200] + raised(DETACHED, ("train.py", "validate"), *LAST),
+        ("RS104-warned",),
+    ),
+    Trap(
+        "a graph walked twice by the script, in a step with checkpoints",
+        raised(FREED, ("train.py", "main"), (MODULE, "forward"), *LAST),
+    ),
+    Trap(
+        "a second backward pass through a reentrant checkpoint, asked for by the script",
+        raised(FREED, *LAST, APPLY, (CHECKPOINT, "backward")),
+    ),
+    Trap(
+        "a gradient that the block itself takes twice",
+        raised(
+            FREED, *LAST, APPLY, (CHECKPOINT, "backward"), ("a.py", "forward"), LAST[1], LAST[2]
+        ),
+    ),
+    Trap(
+        "a function named backward in a file named checkpointing.py",
+        raised(FREED, ("tools/checkpointing.py", "backward"), (ENGINE, "_engine_run_backward")),
+    ),
+    Trap(
+        "arguments of an autograd function of the script's own",
+        raised(
+            "TypeError: save_for_backward can only save variables, but argument 1 is of type tuple",
+            ("train.py", "main"),
+            APPLY,
+        ),
+    ),
+    Trap(
+        "a recursion of the script's own, below one checkpoint",
+        raised(
+            "RecursionError: maximum recursion depth exceeded",
+            (CHECKPOINT, "checkpoint"),
+            *((("a.py", "visit"),) * 60),
+        ),
+    ),
+    Trap(
+        "a recompilation long before",
+        RECOMPILED + PROGRESS * 2 + raised(COUNTED, *LAST, (CHECKPOINT, "unpack_hook")),
+        ("RS102-impure-block",),
+    ),
+    Trap(
+        "a recompilation of another rank",
+        f"[rank1]: {RECOMPILED}"
+        + prefixed(raised(COUNTED, *LAST, (CHECKPOINT, "unpack_hook")), "[rank0]: "),
+        ("RS102-impure-block",),
+    ),
+    Trap(
+        "a limit of recompilations, and another failure",
+        "W0110 torch._dynamo hit config.recompile_limit (8)\n" + raised("KeyError: 'x'", *LAST),
+    ),
+    Trap(
+        "side effects in a loop that torch.compile traces",
+        raised(
+            "torch._dynamo.exc.Unsupported: HOP: Unsafe side effect\n"
+            "  Higher Order Operator: torch.ops.higher_order.while_loop",
+            ("train.py", "main"),
+        ),
+    ),
+    Trap(
+        "hooks of offloading under torch.func",
+        raised(
+            "RuntimeError: torch.func.{grad, vjp, jacrev, hessian} don't yet support saved tensor "
+            "hooks. Please open an issue with your use case.",
+            ("train.py", "main"),
+            (ENGINE, "__enter__"),
+        ),
+    ),
+    Trap(
+        "a model on meta that was never loaded, in its forward pass",
+        raised(
+            "RuntimeError: Tensor on device cuda:0 is not on the expected device meta!",
+            ("train.py", "main"),
+            (CHECKPOINT, "checkpoint"),
+            (MODULE, "forward"),
+        ),
+    ),
+    Trap(
+        "a seed of one kernel on another device",
+        changed(("", ""), dtypes=("int64", "int64")).replace(
+            "type='cuda', index=0", "type='cpu'", 1
+        ),
+        ("RS101-unknown",),
+    ),
+    Trap(
+        "a list that is too short, in another function of DeepSpeed's checkpoints",
+        raised(
+            "IndexError: list index out of range",
+            (f"{LIB}/deepspeed/runtime/activation_checkpointing/checkpointing.py", "checkpoint"),
+            ("train.py", "block"),
+        ),
+    ),
+    Trap(
+        "a partial where a data loader wants a method",
+        raised(
+            "AttributeError: 'functools.partial' object has no attribute '__self__'",
+            (CHECKPOINT, "checkpoint"),
+            ("data.py", "collate"),
+        ),
+    ),
+    Trap(
+        "settings of the script's own",
+        raised("ValueError: recompute_every must be positive", ("train.py", "parse")),
+    ),
+    Trap(
+        "two groups whose ranks count them from their own",
+        "".join(
+            watchdog(rank, 9, operation).replace("[Rank", "[PG 2 Rank")
+            for rank, operation in ((0, "ALLREDUCE"), (1, "ALLREDUCE"))
+        )
+        + watchdog(1, 11, "BROADCAST").replace("[Rank", "[PG 3 Rank"),
+        ("RS209-unclear",),
+    ),
+    Trap(
         "an optimizer_states key of the user's own",
         raised("KeyError: 'optimizer_states'", ("train.py", "restore_optimizer")),
     ),
@@ -491,6 +621,19 @@ def test_a_traceback_in_the_launchers_summary_is_found() -> None:
     assert first is not None
     (error,) = first.errors
     assert (error.summary, [one.function for one in error.frames]) == ("KeyError: 'bleu'", ["main"])
+
+
+@pytest.mark.parametrize(
+    ("function", "steps", "codes"),
+    [("main", 0, ["RS104"]), ("main", 10, []), ("validate", 0, [])],
+)
+def test_a_warning_counts_for_the_step_that_it_came_in(
+    function: str, steps: int, codes: list[str]
+) -> None:
+    frames = (Frame("train.py", 3, function), Frame(f"{LIB}/torch/_tensor.py", 9, "backward"))
+    error = Raised("RuntimeError", DETACHED.removeprefix("RuntimeError: "), frames)
+    end = RankEnd(0, "raised", errors=(error,), stack=frames, steps=steps, notes=(NO_INPUT_GRAD,))
+    assert [one.code for one in findings_of([end])] == codes
 
 
 def test_there_are_forty() -> None:

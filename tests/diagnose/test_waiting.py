@@ -6,7 +6,7 @@ import pytest
 
 from recompute_scan.crash import Frame, RankEnd
 from recompute_scan.diagnose.places import user_place
-from recompute_scan.diagnose.waiting import of_ranks
+from recompute_scan.diagnose.waiting import Timeout, of_ranks, of_timeouts
 
 LIB = "/opt/conda/lib/python3.11/site-packages"
 C10D = f"{LIB}/torch/distributed/distributed_c10d.py"
@@ -91,3 +91,37 @@ def test_where_ranks_stand_says_why(name: str) -> None:
     signature, evidence = of_ranks(ranks)
     assert f"{signature.code}-{signature.cause_name}" == expected
     assert len(evidence) == len(ranks)
+
+
+def gave_up(rank: int, number: int, operation: str, group: str | None) -> Timeout:
+    return Timeout(rank, rank + 1, operation, number, 8, group)
+
+
+DEFAULT, DATA, TENSOR = "ID 0 PG GUID 0(default_pg)", "ID 1 PG GUID 3(dp)", "ID 2 PG GUID 3(tp)"
+GIVEN_UP = {
+    "one collective": (((0, 9, "ALLREDUCE", DATA), (1, 9, "ALLREDUCE", DATA)), "RS209-slow"),
+    "one number of one group, two operations, and another group": (
+        ((0, 9, "ALLREDUCE", DATA), (1, 9, "BROADCAST", DATA), (1, 4, "BROADCAST", DEFAULT)),
+        "RS210-different-places",
+    ),
+    "one group that ranks count differently": (
+        ((0, 9, "ALLREDUCE", DATA), (1, 9, "BROADCAST", TENSOR), (1, 4, "BROADCAST", DEFAULT)),
+        "RS210-different-places",
+    ),
+    "one number of groups that nobody names alike": (
+        ((0, 9, "ALLREDUCE", "1"), (1, 9, "BROADCAST", "1"), (1, 4, "BROADCAST", "0")),
+        "RS209-unclear",
+    ),
+    "two groups": (
+        ((0, 9, "ALLREDUCE", DEFAULT), (1, 9, "BROADCAST", DATA)),
+        "RS209-unclear",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN_UP)
+def test_two_ranks_are_compared_within_their_group(name: str) -> None:
+    timeouts, expected = GIVEN_UP[name]
+    signature, evidence = of_timeouts([gave_up(*one) for one in timeouts])
+    assert f"{signature.code}-{signature.cause_name}" == expected
+    assert len(evidence) == len(timeouts)

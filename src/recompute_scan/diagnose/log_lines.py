@@ -87,6 +87,8 @@ def is_telling(line: bytes) -> bool:
         or b"AllGather" in line
         or b"checkpointed layers" in line
         or b".py](http" in line
+        or b"ecompil" in line
+        or b"cache_size_limit" in line
         or _BOX in line
     )
 
@@ -124,6 +126,13 @@ def is_warning(text: str) -> bool:
         words in text
         for words in ("Warning: ", "use_reentrant", "requires_grad=True", "AllGather", "ed layers")
     )
+
+
+# What torch.compile says when it compiles a function again, and unsloth when it gives up.
+RECOMPILATION = re.compile(
+    r"Recompiling function |_dynamo hit config\.(?:accumulated_)?(?:recompile|cache_size)_limit"
+    r"|torch\.compile ran out of recompilation cache"
+)
 
 
 # The programs that start training, but for Python itself.

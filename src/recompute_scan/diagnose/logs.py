@@ -8,12 +8,20 @@ off. Memory does not grow with the log: each different failure is kept once, and
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from msgspec import Struct
 
-from recompute_scan.diagnose.log_lines import Ended, Launcher, is_telling, is_warning, owner
+from recompute_scan.diagnose.log_lines import (
+    RECOMPILATION,
+    Ended,
+    Launcher,
+    is_telling,
+    is_warning,
+    owner,
+)
 from recompute_scan.diagnose.tracebacks import Failure, LogStream
 from recompute_scan.diagnose.waiting import CollectiveReports, Dumped, Timeout
 from recompute_scan.frameworks.signature import Beside
@@ -23,6 +31,8 @@ __all__ = ["Failure", "Log", "lines_of", "read_log"]
 LONGEST_LINE = 1 << 16
 MOST_FAILURES = 100
 _MOST_STREAMS = 4096
+_RECOMPILATIONS = 64
+_LONGEST_NOTE = 2000
 # Bytes that are looked through at once.
 _BATCH = 1500
 
@@ -79,6 +89,8 @@ class _LogReader:
         self._listens = False
         self._failures: dict[object, Failure] = {}
         self._lines: dict[str, Beside] = {}
+        # There may be any number of them, and what counts stands shortly before a failure.
+        self._recompilations: deque[Beside] = deque(maxlen=_RECOMPILATIONS)
         self._collectives = CollectiveReports()
         self._launcher = Launcher()
         self._number = 0
@@ -101,8 +113,7 @@ class _LogReader:
         key, rank, stamped, bare = owner(text)
         self._collectives.read(number, text, rank)
         self._launcher.read(number, bare)
-        if is_warning(text) and len(self._lines) < MOST_FAILURES:
-            self._lines.setdefault(text.strip()[:2000], Beside(number, text.strip()[:2000], rank))
+        self._note(Beside(number, text.strip()[:_LONGEST_NOTE], rank))
         stream = self._streams.get(key)
         if stream is None:
             if len(self._streams) >= _MOST_STREAMS:
@@ -112,6 +123,13 @@ class _LogReader:
         stream.feed(number, bare, stamped=stamped)
         self._busy += stream.busy - before
         self._listens = bool(self._busy) or self._launcher.listens or self._collectives.listens
+
+    def _note(self, line: Beside) -> None:
+        """Keep a line that may matter for a failure after it."""
+        if is_warning(line.text) and len(self._lines) < MOST_FAILURES:
+            self._lines.setdefault(line.text, line)
+        elif RECOMPILATION.search(line.text):
+            self._recompilations.append(line)
 
     def finish(self) -> Log:
         for stream in self._streams.values():
@@ -130,5 +148,7 @@ class _LogReader:
         last = failure.errors[-1]
         places = tuple((frame.file, frame.line) for frame in last.frames[-3:])
         key = (failure.rank, last.type, last.message[:2000], places)
-        if len(self._failures) < MOST_FAILURES:
-            self._failures.setdefault(key, failure)
+        if len(self._failures) < MOST_FAILURES and key not in self._failures:
+            self._failures[key] = failure
+            for line in self._recompilations:
+                self._lines[f"{line.number}: {line.text}"] = line

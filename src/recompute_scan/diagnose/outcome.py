@@ -69,7 +69,9 @@ def findings_of(ends: Sequence[RankEnd]) -> tuple[Finding, ...]:
         evidence = (*evidence, *notes, how_checked(signature))
         return (finding_of(Diagnosis(signature, "high", evidence)),)
     failure = Failure(first.rank if len(ends) > 1 else None, 0, first.errors)
-    found = diagnose(failure, [Beside(0, note, failure.rank) for note in first.notes], first.models)
+    # What was warned of at a step that succeeded does not explain why a later one fails.
+    warned = () if first.steps else first.notes
+    found = diagnose(failure, [Beside(0, note, failure.rank) for note in warned], first.models)
     return (finding_of(found),) if found is not None else ()
 
 

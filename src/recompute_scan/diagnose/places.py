@@ -123,6 +123,11 @@ def doing(*wanted: Activity) -> Where:
     return found
 
 
+def evaluates(frames: Sequence[Frame]) -> bool:
+    """Is any of these the frame of a function that evaluates, whatever it calls?"""
+    return any(_EVALUATION.search(frame.site) for frame in frames)
+
+
 def phase(frames: Sequence[Frame]) -> str | None:
     """What was going on, in words; ``None`` where the frames do not tell."""
     found = activity(frames)

@@ -6,6 +6,8 @@ import re
 
 from msgspec.structs import replace
 
+from recompute_scan.crash import Raised
+from recompute_scan.diagnose.log_lines import RECOMPILATION
 from recompute_scan.diagnose.places import doing
 from recompute_scan.frameworks import metadata
 from recompute_scan.frameworks.signature import Signature, some
@@ -143,6 +145,83 @@ _OTHER_MISMATCHES = (
     ),
 )
 
+_LEFT_META = re.compile(
+    rf"{metadata.MISMATCH.pattern}|^Tensor on device \S+ is not on the expected device meta"
+    r"|^Cannot copy out of meta tensor"
+)
+_RECOMPUTES = doing("recompute")
+
+
+def _weights_gone(raised: Raised) -> bool:
+    """Were there values in the forward pass, and is there a placeholder in the recompute?"""
+    if metadata.MISMATCH.search(raised.message):
+        return metadata.on_meta(raised)
+    return _RECOMPUTES(raised.frames) is not None
+
+
+_SHOWN = (
+    replace(
+        _MISMATCH,
+        cause_name="weights-gone",
+        error="CheckpointError|RuntimeError|NotImplementedError",
+        message=_LEFT_META,
+        fits=_weights_gone,
+        title="Weights were taken away before their layer was recomputed",
+        cause=(
+            "A weight is a placeholder without values (on the device meta) in the recompute. What "
+            "streams, offloads or swaps layers took it away when the layer's forward pass ended, "
+            "and the recompute calls the layer in a way that does not bring it back."
+        ),
+        fix=(
+            "Let the weights come back for the recompute: hooks that load them go inside of what "
+            "is checkpointed, not around it. Otherwise keep checkpointed layers on the device, or "
+            "leave checkpointing out where layers are streamed. Where offloading is a library's, "
+            "take its newest version."
+        ),
+        versions="Not tied to a version.",
+        sources=("https://github.com/MakazhanAlpamys/Soup/issues/328",),
+    ),
+    replace(
+        _MISMATCH,
+        cause_name="device",
+        fits=metadata.only_devices_differ,
+        title="The recompute had tensors on another device than the original",
+        cause=(
+            "Shapes and dtypes agree, and devices do not. Either the block makes tensors on "
+            "torch's default device, which a recompute in the backward pass does not have "
+            "(torch.set_default_device, `with torch.device(...)`); or weights were moved in "
+            "between, as offloading does."
+        ),
+        fix=(
+            "Make tensors in the block on its input's device (torch.zeros(..., device=x.device)), "
+            "and put loss.backward() inside the same `with torch.device(...)`. If weights are "
+            "moved, bring them back before their layer's recompute."
+        ),
+        versions="Seen with torch 2.2.",
+        sources=(f"{_TORCH}124788",),
+        checked="message",
+    ),
+    replace(
+        _MISMATCH,
+        cause_name="attention-kernel",
+        fits=metadata.random_state_differs,
+        title="The recompute's attention ran in another kernel than the original's",
+        cause=(
+            "The random state that one of them saved is flash attention's, and the other's is "
+            "not. scaled_dot_product_attention chooses among its kernels at every call (cuDNN's, "
+            "flash, memory-efficient), and they save different tensors."
+        ),
+        fix=(
+            "Fix the choice for both: call attention under torch.nn.attention.sdpa_kernel([...]) "
+            "inside the block, or turn one off for the whole run "
+            "(torch.backends.cuda.enable_cudnn_sdp(False))."
+        ),
+        versions="torch 2.5 and later, where cuDNN's kernel may be chosen.",
+        sources=("https://github.com/NVIDIA-NeMo/RL/pull/1676",),
+        checked="message",
+    ),
+)
+
 _COUNT = Signature(
     code="RS102",
     name="checkpoint-tensor-count",
@@ -172,12 +251,89 @@ _COUNT = Signature(
 
 # torch's own text points to torch.compile in every such error, so the frames must show it.
 _COMPILED = r"torch/_(?:inductor|functorch)/|:compiled_fn$"
+_ANOTHER_GRAPH = (
+    "Mark the dimension that varies with torch._dynamo.mark_dynamic, or (torch 2.10 and "
+    "later) call torch._C._dynamo.eval_frame._set_lru_cache(False) before training. "
+    "Compiling around the checkpoint instead of inside it also helps."
+)
+
+_UNSAVED = Signature(
+    code="RS121",
+    name="early-stop-assertion",
+    cause_name="unsaved",
+    error="AssertionError",
+    message=re.compile(r"^Something went unexpectedly wrong in activation checkpoint"),
+    title="torch looked for a tensor that the recompute should have saved, and did not find it",
+    cause=(
+        "The recompute took another way than the first run, which torch noticed late. Two such "
+        "ways are known: an operator whose forward is called directly instead of through apply(), "
+        "and a function that was compiled in the one and ran in another way in the other. The "
+        "message does not tell which."
+    ),
+    fix=(
+        "Run once without torch.compile (TORCH_COMPILE_DISABLE=1). If it fails still, look for "
+        "a custom operator in the block, and call it through apply(); xformers was mended so."
+    ),
+    versions="torch 2.1 and later, non-reentrant checkpoints.",
+    sources=(
+        "https://github.com/facebookresearch/xformers/issues/1126",
+        "https://github.com/unslothai/unsloth-zoo/issues/1146",
+    ),
+)
+
+
+def _recompiled(known: Signature) -> Signature:
+    """The same failure, where the log has a line of torch.compile's shortly before it."""
+    return replace(
+        known,
+        cause_name="recompiled",
+        beside=RECOMPILATION,
+        title="torch.compile compiled a function anew shortly before the recompute failed",
+        cause=(
+            "The line of the log that is shown here says which function and why. Where that was in "
+            "the recompute, the block ran another graph than in its forward pass, or ran without "
+            "one once the limit of recompilations was met, and saved other tensors. Threads count "
+            "as well: the recompute runs in one of autograd's, and torch's guards look at the "
+            "number of threads and at what is switched on for a thread."
+        ),
+        fix=(
+            "Look at the reason in that line, and make it the same in both runs. If the limit was "
+            "met, raise torch._dynamo.config.recompile_limit (before torch 2.6 cache_size_limit). "
+            f"{_ANOTHER_GRAPH}"
+        ),
+        versions="torch with torch.compile inside a checkpoint; open upstream.",
+        sources=(
+            "https://github.com/ecmwf/anemoi-core/issues/1330",
+            "https://github.com/unslothai/unsloth-zoo/pull/1001",
+            f"{_TORCH}166926",
+        ),
+        checked="message",
+    )
 
 
 SIGNATURES = (
     _GROWING_CACHE,
     *_OTHER_MISMATCHES,
+    *_SHOWN,
+    _recompiled(_MISMATCH),
+    replace(
+        _MISMATCH,
+        cause_name="compiled",
+        where=some(_COMPILED),
+        needs_frames=True,
+        title="A compiled function's recompute saved other tensors than its first run",
+        cause=(
+            "A compiled function inside the checkpoint asked for what it had saved, and its "
+            "recompute had saved others. Mostly the cache of graphs answered with another graph; "
+            "what the block reads beside its inputs may also have changed."
+        ),
+        fix=_ANOTHER_GRAPH,
+        versions="torch with torch.compile inside a checkpoint; open upstream.",
+        sources=(f"{_TORCH}166926", "https://github.com/pytorch/torchtitan/issues/2771"),
+        checked="message",
+    ),
     _MISMATCH,
+    _recompiled(_COUNT),
     replace(
         _COUNT,
         cause_name="compiled",
@@ -188,16 +344,14 @@ SIGNATURES = (
             "A compiled function inside a checkpoint has two valid graphs, and the cache of "
             "graphs answers with the other one in the recompute. They save different tensors."
         ),
-        fix=(
-            "Mark the dimension that varies with torch._dynamo.mark_dynamic, or (torch 2.10 and "
-            "later) call torch._C._dynamo.eval_frame._set_lru_cache(False) before training. "
-            "Compiling around the checkpoint instead of inside it also helps."
-        ),
+        fix=_ANOTHER_GRAPH,
         versions="torch with torch.compile inside a checkpoint; open upstream.",
         sources=(f"{_TORCH}166926", "https://github.com/pytorch/torchtitan/issues/1991"),
         checked="message",
     ),
     _COUNT,
+    _recompiled(_UNSAVED),
+    _UNSAVED,
     Signature(
         code="RS103",
         name="checkpoint-unpacked-twice",

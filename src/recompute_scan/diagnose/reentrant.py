@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import gradients
-from recompute_scan.frameworks.signature import Signature, innermost
+from recompute_scan.crash import Frame
+from recompute_scan.diagnose.places import evaluates
+from recompute_scan.frameworks import gradients, known
+from recompute_scan.frameworks.signature import Signature, innermost, some
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
 _HF = "https://github.com/huggingface/transformers/issues/"
@@ -17,6 +20,39 @@ _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 NO_INPUT_GRAD = "None of the inputs have requires_grad=True. Gradients will be None"
 
 _NON_REENTRANT = "Use the non-reentrant variant: use_reentrant=False"
+
+_OWN_BACKWARD = re.compile(known.either("backward"))
+_ENGINE = re.compile(r"torch/autograd/(?:__init__|graph)\.py:")
+_APPLIED = re.compile(r"torch/autograd/function\.py:apply$")
+# Where a checkpoint function is called or takes its arguments, torch's and libraries' own.
+_CALLED = re.compile(
+    r"checkpoint\w*\.py:(?:checkpoint\w*|apply)$|tensor_parallel/random\.py:checkpoint$"
+    r"|transformer_engine/pytorch/distributed\.py:checkpoint$"
+)
+# A stack that ends for want of room holds some 300 of them; nesting on purpose, a handful.
+_DEEP = 20
+
+
+def _walks_out(frames: Sequence[Frame]) -> int | None:
+    """The backward pass of a reentrant checkpoint, where the engine failed right under it.
+
+    The recompute has a graph of its own, which nobody has walked before: what was freed is outside.
+    """
+    for index in range(len(frames) - 2, 0, -1):
+        if _OWN_BACKWARD.search(frames[index].site) and _APPLIED.search(frames[index - 1].site):
+            return index if _ENGINE.search(frames[index + 1].site) else None
+    return None
+
+
+def _nested(frames: Sequence[Frame]) -> int | None:
+    """The innermost call of a checkpoint, or its backward pass, where there are very many."""
+    found = [
+        index
+        for index, frame in enumerate(frames)
+        if _CALLED.search(frame.site) or _OWN_BACKWARD.search(frame.site)
+    ]
+    return found[-1] if len(found) >= _DEEP else None
+
 
 SILENT = Signature(
     code="RS104",
@@ -89,6 +125,8 @@ SIGNATURES = (
         error="RuntimeError",
         message=re.compile(r"^element 0 of tensors does not require grad"),
         beside=re.compile(re.escape(NO_INPUT_GRAD)),
+        # In evaluation nothing needs a gradient, whatever was warned of before.
+        fits=lambda raised: not evaluates(raised.frames),
         title="A reentrant checkpoint got no input that needs a gradient, so nothing has one",
         cause=(
             "The reentrant variant runs the block without gradients and connects its output to "
@@ -162,6 +200,108 @@ SIGNATURES = (
         ),
         versions="All versions of torch, reentrant checkpoints.",
         sources=(_DOCS,),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS130",
+        name="reentrant-limit",
+        cause_name="outer-graph",
+        error="RuntimeError",
+        message=re.compile(r"^Trying to backward through the graph a second time"),
+        where=_walks_out,
+        needs_frames=True,
+        title="A reentrant checkpoint's backward pass left its block, into a graph already freed",
+        cause=(
+            "The reentrant variant cuts the graph at tensors that are positional arguments of "
+            "their own. One that needs a gradient and comes in another way (in a tuple or list, as "
+            "a keyword, as an attribute, caught by a closure) brings its graph along. The first "
+            "block that uses it walks that graph to its end and frees it, and the next one walks "
+            "it again. Or a module kept the tensor from an earlier step. The frames do not tell "
+            "which."
+        ),
+        fix=(
+            "With torch's own function use the non-reentrant variant (use_reentrant=False), which "
+            "makes one backward pass of all. A library's own reentrant function (Megatron's, "
+            "DeepSpeed's, unsloth's) has no such argument: hand it every tensor that needs a "
+            "gradient as a positional argument, or take the library's newest version. Detach what "
+            "a module keeps from one step to the next."
+        ),
+        gradients=gradients.NON_REENTRANT,
+        versions="All versions of torch, reentrant checkpoints.",
+        sources=(
+            "https://github.com/huggingface/diffusers/issues/12776",
+            "https://github.com/unslothai/unsloth/issues/3592",
+            _DOCS,
+        ),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS130",
+        name="reentrant-limit",
+        cause_name="returned",
+        error="TypeError",
+        message=re.compile(r"^\w*[Cc]heckpoint\w*\.forward: expected (?:Tensor|Variable) or tuple"),
+        title="A reentrant checkpoint's block returned something else than tensors",
+        cause=(
+            "The block returns a tuple that holds a tuple (a key-value cache), a list or another "
+            "object. This version of torch takes tensors, and one flat tuple of them."
+        ),
+        fix=(
+            "Return tensors, or one flat tuple of them; with a key-value cache, train with "
+            "use_cache=False. Or use the non-reentrant variant (use_reentrant=False), which takes "
+            "any output. A newer torch raises nothing, and tensors that are inside another object "
+            "get no gradient through the block (RS405)."
+        ),
+        gradients=gradients.NON_REENTRANT,
+        versions="Seen with torch 1.7; torch 2.13 raises nothing.",
+        sources=(f"{_HF}6564", "https://github.com/salesforce/BLIP/issues/81"),
+    ),
+    Signature(
+        code="RS130",
+        name="reentrant-limit",
+        cause_name="arguments",
+        error="TypeError",
+        message=re.compile(r"^save_for_backward can only save variables, but argument \d+ is of "),
+        where=some(_CALLED.pattern),
+        needs_frames=True,
+        title="A checkpoint that saves its arguments was given something else than tensors",
+        cause=(
+            "This checkpoint function saves every argument for the backward pass, and autograd "
+            "saves tensors only: not a tuple, a list, a number or an object of settings."
+        ),
+        fix=(
+            "Pass tensors (and None) as arguments, each by itself, and let the function reach the "
+            "rest by a closure: checkpoint(lambda x: block(x, sizes), x). torch's own function "
+            "takes other arguments from 1.10 on."
+        ),
+        versions="torch before 1.10; Megatron-core's own function (0.16.1).",
+        sources=(
+            f"{_TORCH}63394",
+            "https://github.com/NVIDIA/Megatron-LM/issues/3643",
+        ),
+    ),
+    Signature(
+        code="RS130",
+        name="reentrant-limit",
+        cause_name="depth",
+        error="RecursionError",
+        message=re.compile(r"^maximum recursion depth exceeded"),
+        where=_nested,
+        needs_frames=True,
+        title="Checkpoints inside each other used up Python's stack",
+        cause=(
+            "Each checkpoint that runs inside another takes several frames. Either the "
+            "checkpointed function calls itself by mistake (a forward that was replaced by its own "
+            "checkpoint), or they are nested on purpose, and deep. Old versions of torch also "
+            "nested the backward passes of thousands that stand side by side."
+        ),
+        fix=(
+            "Where forward was replaced, let the checkpoint call the original one. Otherwise nest "
+            "fewer, or checkpoint several layers at once; for many side by side take a newer torch "
+            "(2.13 runs 3,000)."
+        ),
+        versions="Nested: all versions of torch. Side by side: reported with torch 0.4.",
+        sources=(f"{_TORCH}6959",),
         checked="reproduced",
     ),
     _UNSAID,

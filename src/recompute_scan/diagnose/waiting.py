@@ -87,7 +87,7 @@ class CollectiveReports:
     """Gathers both, line by line."""
 
     def __init__(self) -> None:
-        self._timeouts: dict[tuple[int, int | None], Timeout] = {}
+        self._timeouts: dict[tuple[int, int | None, str | None], Timeout] = {}
         self._dumped: list[Dumped] = []
         self._groups: dict[tuple[int, int], tuple[str, int]] = {}
         self._held: tuple[int, str] | None = None
@@ -148,8 +148,13 @@ class CollectiveReports:
             elements=_number(fields.get("NumelIn", "")),
             group=match["group"],
         )
-        if len(self._timeouts) < _MOST:
-            self._timeouts.setdefault((found.rank, found.sequence), found)
+        # Of the lines that repeat it, some name the group and some do not.
+        unnamed = (found.rank, found.sequence, None)
+        if found.group is not None and unnamed in self._timeouts:
+            found = replace(found, line=self._timeouts.pop(unnamed).line)
+        named = any(key[:2] == unnamed[:2] for key in self._timeouts)
+        if len(self._timeouts) < _MOST and not (named and found.group is None):
+            self._timeouts.setdefault((found.rank, found.sequence, found.group), found)
         return True
 
 
@@ -243,16 +248,46 @@ def _place(end: RankEnd) -> Standing:
 def of_timeouts(timeouts: Sequence[Timeout]) -> tuple[Signature, tuple[str, ...]]:
     """Why collectives timed out, and the evidence, from the watchdog's own lines."""
     evidence = tuple(_timed_out(one) for one in timeouts)
-    several = len({one.rank for one in timeouts}) < len(timeouts)
-    if len({(one.operation, one.sequence, _size(one)) for one in timeouts}) == 1:
+    if len({_asked(one) for one in timeouts}) == 1:
         return TIMED_OUT, evidence
-    if several or len({one.group for one in timeouts} - {None}) > 1:
+    if _parted(timeouts):
+        return DIVERGED, evidence
+    several = len({one.rank for one in timeouts}) < len(timeouts)
+    groups = {_group(one) for one in timeouts}
+    if several or len(groups - {None}) > 1:
         return UNCLEAR, evidence
-    numbers = {one.sequence for one in timeouts}
     # Without the group, only one number with two operations shows ranks to have parted.
-    if len(numbers) > 1 and any(one.group is None for one in timeouts):
+    if len({one.sequence for one in timeouts}) > 1 and None in groups:
         return UNCLEAR, evidence
     return DIVERGED, evidence
+
+
+def _parted(timeouts: Sequence[Timeout]) -> bool:
+    """Did two ranks of one group ask for different things under one number, whatever else waits?"""
+    asked: dict[tuple[str, int], set[object]] = {}
+    for one in timeouts:
+        group = _group(one)
+        if group is not None and one.sequence is not None:
+            asked.setdefault((group, one.sequence), set()).add(_asked(one))
+    return any(len(some) > 1 for some in asked.values())
+
+
+def _asked(one: Timeout) -> tuple[str, int | None, int | None]:
+    return one.operation, one.sequence, _size(one)
+
+
+def _group(one: Timeout) -> str | None:
+    """The group's name on all ranks; ``None`` where the log has none or a rank's own count.
+
+    From torch 2.4 on the GUID is the name. Before, the number counts the groups that the rank is
+    in, and 0 alone, the default group, is the same one everywhere.
+    """
+    if one.group is None:
+        return None
+    _, guid, name = one.group.partition("GUID ")
+    if guid:
+        return name.partition("(")[0]
+    return "0" if one.group.removeprefix("ID ").split(" ")[0].split("(")[0] == "0" else None
 
 
 def _size(one: Timeout) -> int | None:

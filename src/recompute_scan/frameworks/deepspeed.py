@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from recompute_scan.frameworks import gradients
 from recompute_scan.frameworks.configuration import Flaw, Values
 from recompute_scan.frameworks.mechanism import Mechanism
-from recompute_scan.frameworks.signature import Signature
+from recompute_scan.frameworks.signature import Signature, innermost
 
 MECHANISM = Mechanism(
     name="deepspeed-checkpoint",
@@ -103,6 +103,34 @@ def signatures() -> tuple[Signature, ...]:
                 "https://github.com/huggingface/transformers/issues/47254",
                 "https://github.com/deepspeedai/DeepSpeed/pull/8148",
                 "https://github.com/huggingface/trl/issues/2514",
+            ),
+        ),
+        Signature(
+            code="RS131",
+            name="checkpointing-not-switched-on",
+            cause_name="buffers",
+            error="IndexError",
+            message=re.compile(r"^list index out of range"),
+            where=innermost(r"activation_checkpointing/checkpointing\.py:partition_activations$"),
+            needs_frames=True,
+            title="DeepSpeed's contiguous buffers have no room for this checkpoint",
+            cause=(
+                "With contiguous_memory_optimization, DeepSpeed makes buffers for a number of "
+                "checkpoints that it is given. Either the number is missing (Lightning's strategy "
+                "hands none on) or too small, or forward passes without a backward pass, as in "
+                "evaluation, filled them: only the backward pass empties them."
+            ),
+            fix=(
+                "Give number_checkpoints in the section activation_checkpointing (num_checkpoints "
+                "in deepspeed.checkpointing.configure), the number of checkpoints in one forward "
+                "pass, or set contiguous_memory_optimization to false. In evaluation, call "
+                "deepspeed.checkpointing.reset() after each forward pass."
+            ),
+            versions="DeepSpeed; from pull request 8041 (June 2026) on, a missing number is named.",
+            sources=(
+                "https://github.com/Lightning-AI/pytorch-lightning/issues/20329",
+                "https://github.com/deepspeedai/DeepSpeed/pull/3005",
+                "https://github.com/deepspeedai/DeepSpeed/pull/8041",
             ),
         ),
         Signature(

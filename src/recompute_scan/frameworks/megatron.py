@@ -7,7 +7,10 @@ calls Transformer Engine's instead.
 
 from __future__ import annotations
 
+import re
+
 from recompute_scan.frameworks.mechanism import Mechanism
+from recompute_scan.frameworks.signature import Signature
 
 # A gradient hook starts its recompute (``discard_output_and_register_recompute``).
 _SELECTIVE = "CheckpointWithoutOutputFunction"
@@ -28,3 +31,42 @@ MECHANISM = Mechanism(
     backward=r"tensor_parallel/random\.py:backward$",
     watched=("megatron.core.tensor_parallel.random:CheckpointFunction",),
 )
+
+
+def signatures() -> tuple[Signature, ...]:
+    """Failures that are its own; the messages are those of 0.16.1."""
+    return (
+        Signature(
+            code="RS131",
+            name="checkpointing-not-switched-on",
+            cause_name="settings",
+            error="ValueError|AssertionError",
+            message=re.compile(
+                r"^Invalid activation recompute method\.|^Invalid choices for recompute_modules: "
+                r"|^(?:When u|U)sing recompute_gran\w+: |^recompute_method: .{1,40} must be "
+                r"|^recompute_num_layers must be |^recompute layer id must be between "
+                r"|^(?:moe_act|mla_up_proj) in recompute_modules is only supported "
+                r"|^shared_experts recompute cannot work |^CPU offloading does not work when "
+                r"activation recomputation|^Do not set --moe-layer-recompute with full"
+                r"|^Delayed scaling does not support moe_act and layernorm recompute"
+                r"|^distribute_saved_activations: .{1,40} must be false"
+            ),
+            title="Megatron refuses this combination of recompute settings",
+            cause=(
+                "Granularity full wants recompute_method (uniform or block) and "
+                "recompute_num_layers; selective wants neither, and takes recompute_modules, of "
+                "which some need other settings. The message names what does not fit."
+            ),
+            fix=(
+                "Give --recompute-granularity full with --recompute-method and "
+                "--recompute-num-layers, or selective with --recompute-modules. With Primus, "
+                "recompute_layer_ids and multi-token prediction need pull request 965: before it, "
+                "leave one of them out."
+            ),
+            versions="Megatron-core, all versions; the names of modules change between them.",
+            sources=(
+                "https://github.com/AMD-AGI/Primus/pull/965",
+                "https://docs.nvidia.com/megatron-core/developer-guide/latest/index.html",
+            ),
+        ),
+    )

@@ -12,7 +12,10 @@ from msgspec import Struct
 
 from recompute_scan.crash import Raised
 
-_META = r"metadata: \{'shape': torch\.Size\(\[((?:\d{1,18}(?:, *|(?=\])))*)\]\), 'dtype': ([\w.]+)"
+_META = (
+    r"metadata: {1,40}\{'shape': torch\.Size\(\[((?:\d{1,18}(?:, *|(?=\])))*)\]\), "
+    r"'dtype': ([\w.]+)(?:, 'device': device\(type='(\w+)')?"
+)
 # The two stand close together; without a limit, the time for a message grows with its square.
 _PAIR = re.compile(rf"saved {_META}.{{0,400}}?recomputed {_META}", re.DOTALL)
 # What attention says of a mask that does not fit the keys: added to scores, checked by
@@ -35,18 +38,23 @@ MISMATCH = re.compile(r"have different metadata than during the forward pass")
 
 
 class Mismatch(Struct, frozen=True):
-    """One tensor: shape and dtype as saved, and as the recompute made it."""
+    """One tensor: shape, dtype and device (empty where unsaid) as saved, and as recomputed."""
 
     saved: tuple[int, ...]
     recomputed: tuple[int, ...]
     saved_dtype: str
     recomputed_dtype: str
+    saved_device: str = ""
+    recomputed_device: str = ""
 
 
 def mismatches(message: str) -> list[Mismatch]:
     """The tensors that an error names, in its order."""
     return [
-        Mismatch(_shape(match[1]), _shape(match[3]), match[2], match[4])
+        Mismatch(
+            *(_shape(match[1]), _shape(match[4]), match[2], match[5]),
+            *(match[3] or "", match[6] or ""),
+        )
         for match in _PAIR.finditer(message)
     ]
 
@@ -127,6 +135,46 @@ def only_dtypes_differ(raised: Raised) -> bool:
     return bool(found) and all(
         one.saved == one.recomputed and one.saved_dtype != one.recomputed_dtype and _floats(one)
         for one in found
+    )
+
+
+def only_devices_differ(raised: Raised) -> bool:
+    """Shapes and dtypes are equal, devices are not.
+
+    A random state alone does not count: attention saves its own, in whole numbers.
+    """
+    found = mismatches(raised.message)
+    return (
+        bool(found)
+        and all(
+            one.saved == one.recomputed
+            and one.saved_dtype == one.recomputed_dtype
+            and one.saved_device != one.recomputed_device
+            for one in found
+        )
+        and any("int" not in one.saved_dtype for one in found)
+    )
+
+
+def on_meta(raised: Raised) -> bool:
+    """A tensor that had values when it was saved is on ``meta`` in the recompute."""
+    return any(
+        one.recomputed_device == "meta" and one.saved_device not in ("meta", "")
+        for one in mismatches(raised.message)
+    )
+
+
+def random_state_differs(raised: Raised) -> bool:
+    """A random state is one of another attention kernel's.
+
+    Fused attention saves its seed and offset. Flash attention's are ``uint64``, the seed of two
+    numbers; those of cuDNN and of the memory-efficient kernel are ``int64`` and one number each.
+    """
+    return any(
+        ("uint64" in one.saved_dtype) != ("uint64" in one.recomputed_dtype)
+        and one.saved in ((), (2,))
+        and one.recomputed in ((), (2,))
+        for one in mismatches(raised.message)
     )
 
 

@@ -164,6 +164,6 @@ class Signature(Struct, frozen=True):
         assert self.beside is not None
         for line in beside:
             near = not line.number or began - _NEAR <= line.number <= began
-            if near and line.rank == rank and self.beside.search(line.text):
+            if near and line.rank in (rank, None) and self.beside.search(line.text):
                 return line
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from recompute_scan.frameworks.mechanism import Mechanism
-from recompute_scan.frameworks.signature import Signature
+from recompute_scan.frameworks.signature import Signature, some
 
 MECHANISM = Mechanism(
     name="transformer-engine",
@@ -45,5 +45,48 @@ def signatures() -> tuple[Signature, ...]:
             ),
             versions="torch 2.0, as reported; torch 2.13 raises RS102 instead.",
             sources=("https://github.com/NVIDIA/TransformerEngine/issues/415",),
+        ),
+        Signature(
+            code="RS133",
+            name="fp8-state-lost",
+            cause_name="inner-autocast",
+            error="KeyError",
+            message=re.compile(r"^'global_fp8_buffer_pos_fwd_recompute'$"),
+            title="The recompute looks for an FP8 state that the forward pass did not keep",
+            cause=(
+                "te.checkpoint looks whether FP8 is on when it is entered, and the function inside "
+                "switches it on only then (an autocast for each layer). The forward pass keeps no "
+                "scaling state, and the recompute asks for it. Delayed scaling alone keeps one."
+            ),
+            fix=(
+                "Enter the FP8 autocast around te.checkpoint instead of inside the function, or "
+                "take a Transformer Engine with pull request 3284. Other recipes than delayed "
+                "scaling do not fail so."
+            ),
+            versions="Transformer Engine before pull request 3284 (July 2026); delayed scaling.",
+            sources=("https://github.com/NVIDIA/TransformerEngine/pull/3284",),
+        ),
+        Signature(
+            code="RS133",
+            name="fp8-state-lost",
+            cause_name="main-grad",
+            error="AttributeError",
+            message=re.compile(r"^'Tensor' object has no attribute 'main_grad'"),
+            where=some(r"tensor_parallel/random\.py:(?:backward|_recompute)$"),
+            needs_frames=True,
+            title="Megatron's recompute runs outside the FP8 autocast of the forward pass",
+            cause=(
+                "tensor_parallel.checkpoint runs the function again in the backward pass and does "
+                "not switch FP8 on there. Transformer Engine then unpacks the FP8 weight into an "
+                "ordinary tensor, which has no main_grad. With BF16 weights nothing fails, and the "
+                "recompute runs in another precision than the forward pass."
+            ),
+            fix=(
+                "Leave core_attn and gdn out of --recompute-modules (fused attention needs no "
+                "recompute), or take granularity full, which goes through Transformer Engine's "
+                "checkpoint under FP8. Megatron's pull request 7538 switches FP8 on."
+            ),
+            versions="Megatron-core with FP8 and selective recompute, as of September 2026.",
+            sources=("https://github.com/NVIDIA/Megatron-LM/pull/7538",),
         ),
     )

@@ -1,0 +1,29 @@
+"""A checkpointed block that counts its calls, compiled as one graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.linear(x)
+
+
+block = Counted()
+
+
+@torch.compile(backend="eager", fullgraph=True)
+def step(x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=False)
+
+
+step(torch.randn(4, 8)).sum().backward()
