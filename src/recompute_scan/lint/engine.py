@@ -16,6 +16,7 @@ from recompute_scan.frameworks.configuration import Setting
 from recompute_scan.lint.accepted import Unused, acceptances, sorted_out
 from recompute_scan.lint.doubling import script_findings, settings_findings
 from recompute_scan.lint.launches import Launch, launch_findings, read_shell
+from recompute_scan.lint.nested import nested_findings
 from recompute_scan.lint.pins import pinned_beside
 from recompute_scan.lint.python import ImportedCall, Script, read_script
 from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned, Unreadable
@@ -109,6 +110,9 @@ def lint(
     for path, script in scripts.items():
         found.update(script_findings(str(path), script, pins[path.parent]))
         on.update(on_in_script(str(path), script, pins[path.parent]))
+    python = {str(path): texts[path] for path in scripts}
+    nested, cut = nested_findings(python, {str(path): s for path, s in scripts.items()})
+    found.update(nested)
     for path, settings in configurations.items():
         on.update(on_in_settings(str(path), settings, pins[path.parent]))
         found.update(settings_findings(str(path), settings, pins[path.parent], calls))
@@ -262,7 +266,6 @@ def _put_in(
                     scope=call.scope,
                     branch=call.branch,
                     certain=certain,
-                    layers=None,
                 )
             )
     return tuple(kept)

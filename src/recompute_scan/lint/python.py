@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from typing import Any
 
@@ -17,6 +18,10 @@ from recompute_scan.lint.said import CheckpointSwitch, Unreadable
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.BoolOp, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+# What every checkpoint of torch's, and of those who took over its names, is called.
+_CHECKPOINTS = re.compile(
+    r"\bcheckpoint(?:ing|_wrapper|_sequential)?\s*[(,]|_checkpointing\w*\s*[(=]"
+)
 # No person writes so many; what is compared with each other grows with their square.
 _MOST_SWITCHES = 200
 
@@ -55,6 +60,9 @@ class Script(Struct, frozen=True):
         helpers: Its functions that switch on what they are given: the parameter's name and place,
             the switch, and whether a call is certain to reach it.
         imported: Calls of imported functions that may be such helpers.
+        checkpoints: How many names of functions that checkpoint it uses, up to two.
+        imports: What it imports, by dotted names.
+        direct: Calls of torch's checkpoint functions.
     """
 
     switches: tuple[CheckpointSwitch, ...]
@@ -74,6 +82,9 @@ class Script(Struct, frozen=True):
     modules: frozenset[str] = frozenset()
     helpers: dict[str, tuple[tuple[int, CheckpointSwitch, bool], ...]] = {}
     imported: tuple[ImportedCall, ...] = ()
+    checkpoints: int = 0
+    imports: frozenset[str] = frozenset()
+    direct: tuple[CheckpointSwitch, ...] = ()
 
 
 def read_script(text: str) -> Script:
@@ -126,6 +137,9 @@ class _ScriptReader(ast.NodeVisitor):
             parses=bool(names & {"transformers.HfArgumentParser", "trl.TrlParser"}),
             trl=any(name in ("trl.SFTConfig", "trl.TrlParser") for name in names),
             calls=known.calls_in(text),
+            checkpoints=min(len(_CHECKPOINTS.findall(text)), 2),
+            imports=frozenset(names),
+            direct=tuple(self.library.direct),
         )
 
     def generic_visit(self, node: ast.AST) -> None:
