@@ -22,6 +22,8 @@ _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 _CHECKPOINTS = re.compile(
     r"\bcheckpoint(?:ing|_wrapper|_sequential)?\s*[(,]|_checkpointing\w*\s*[(=]"
 )
+_DOTTED = re.compile(r"\w+(?:[\s\\]*\.[\s\\]*\w+)+")
+_MOST_PARTS = 200
 # No person writes so many; what is compared with each other grows with their square.
 _MOST_SWITCHES = 200
 
@@ -93,6 +95,9 @@ def read_script(text: str) -> Script:
     Raises:
         Unreadable: It is no Python that this version of Python knows.
     """
+    if any(name.count(".") > _MOST_PARTS for name in _DOTTED.findall(text)):
+        # To read one takes memory that grows with the square of its parts.
+        raise Unreadable(f"a name in it has more than {_MOST_PARTS} parts")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -180,12 +185,11 @@ class _ScriptReader(ast.NodeVisitor):
             self.refused.append((node.lineno, self.scope, conditions))
 
     def _assigned(self, node: ast.Assign) -> None:
+        given = node.value.args if isinstance(node.value, ast.Call) else ()
+        wrapped = set(map(ast.unparse, given))
         for target in node.targets:
             name = ast.unparse(target)
-            wraps = isinstance(node.value, ast.Call) and any(
-                ast.unparse(argument) == name for argument in node.value.args
-            )
-            if not wraps:
+            if name not in wrapped:
                 self.rebound.append((name, node.lineno, not self.branch))
 
     def visit_Call(self, node: ast.Call) -> None:
