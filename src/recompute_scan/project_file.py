@@ -11,8 +11,36 @@ from msgspec import Struct
 from recompute_scan.errors import UsageError
 
 _FILE = "pyproject.toml"
+_LARGE = 1_000_000
+# TOML in the pieces that matter here: texts, comments, bare words, dots, anything else.
+_PIECES = re.compile(
+    r'"""[\s\S]*?"""'
+    r"|'''[\s\S]*?'''"
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|'[^'\n]*'"
+    r"|[\"'#][^\n]*"
+    r"|[\w+-]+|\.|[ \t]+|."
+)
+_MOST_PARTS = 50
 
 _SEVERITIES = ("error", "warning", "info", "none")
+
+
+def refuse_long_keys(text: str) -> None:
+    """Refuse TOML with a key of many parts: reading one takes memory with the square of them.
+
+    Raises:
+        ValueError: A key has more than 50 parts.
+    """
+    dots = 0
+    for piece in _PIECES.finditer(text):
+        first = piece[0][0]
+        if first == ".":
+            dots += 1
+            if dots > _MOST_PARTS:
+                raise ValueError(f"a key has more than {_MOST_PARTS} parts")
+        elif not (first in "\"'_+- \t" or first.isalnum()):
+            dots = 0
 
 
 class LintSettings(Struct, frozen=True):
@@ -97,13 +125,17 @@ def _table(start: Path, command: str) -> tuple[Path, dict[str, Any]]:
     for folder in (absolute, *absolute.parents):
         file = folder / _FILE
         try:
-            data = file.read_bytes()
+            if not file.is_file():  # a named pipe would be waited for
+                continue
+            with file.open("rb") as stream:
+                data = stream.read(_LARGE)
         except OSError:
             continue
         # Whoever says nothing of us needs no TOML reader, and may have any file there.
         if b"recompute-scan" not in data:
             continue
-        ours = _parsed(file, data).get("tool", {}).get("recompute-scan", {})
+        tools = _parsed(file, data).get("tool", {})
+        ours = tools.get("recompute-scan", {}) if isinstance(tools, dict) else {}
         if not isinstance(ours, dict) or set(ours) - {"lint", "check"}:
             raise UsageError(
                 "E240",
@@ -121,6 +153,7 @@ def _parsed(file: Path, data: bytes) -> dict[str, Any]:
     import msgspec  # noqa: PLC0415 - with its TOML reader, which few need
 
     try:
+        refuse_long_keys(data.decode("utf-8", "replace"))
         found = msgspec.toml.decode(data)
     except ImportError:
         raise UsageError(
@@ -129,7 +162,7 @@ def _parsed(file: Path, data: bytes) -> dict[str, Any]:
             why="TOML needs tomli before Python 3.11",
             hint='pip install "recompute-scan[lint]"',
         ) from None
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UsageError("E240", f"{file} is no TOML.", why=str(error)) from None
     return found if isinstance(found, dict) else {}
 

@@ -16,6 +16,7 @@ and, once analysed, ``result.json`` and ``report.html``. A run that failed may a
 
 from __future__ import annotations
 
+import io
 from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
@@ -41,6 +42,14 @@ CLAIM = ".reported"
 WORD = ".word"
 # Made by a process that the script started itself, when everything was recorded.
 STOPPED = ".stopped"
+
+
+def source_lines(text: str) -> list[str]:
+    """The lines of a source file as Python counts them, each with its end.
+
+    A form feed, a vertical tab or U+2028 ends none, as ``str.splitlines`` has it.
+    """
+    return io.StringIO(text, newline="").readlines()
 
 
 class Source(Struct, frozen=True):

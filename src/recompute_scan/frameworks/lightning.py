@@ -17,6 +17,7 @@ from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch
 from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.frameworks.signature import Signature, innermost
 
+_POLICIES = {"activation_checkpointing", "activation_checkpointing_policy"}
 _ISSUES = "https://github.com/Lightning-AI/pytorch-lightning/issues/"
 
 MECHANISM = replace(
@@ -52,20 +53,19 @@ MECHANISM = replace(
 
 def flaws(values: Values) -> Iterator[Flaw]:
     """What a strategy that is written out in a configuration refuses."""
+    begins: set[tuple[str, ...]] = set()
     for path, setting in values.items():
         if path[-1:] != ("class_path",) or not str(setting.value).endswith("FSDPStrategy"):
             continue
-        given = {
-            other[len(path)]
-            for other in values
-            if other[: len(path)] == (*path[:-1], "init_args") and len(other) > len(path)
-        }
-        yield from refused(given, setting.line)
+        begins = begins or {other[:size] for other in values for size in range(1, len(other) + 1)}
+        given = {name for name in _POLICIES if (*path[:-1], "init_args", name) in begins}
+        if given == _POLICIES:
+            yield from refused(given, setting.line)
 
 
 def refused(given: set[str], line: int) -> Iterator[Flaw]:
     """Two arguments of one strategy, of which it takes one."""
-    if {"activation_checkpointing", "activation_checkpointing_policy"} <= given:
+    if given >= _POLICIES:
         yield Flaw(
             line,
             "RS604",

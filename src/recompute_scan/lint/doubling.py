@@ -123,11 +123,10 @@ def _pair(
             _ONE,
             "delete",
         )
-    around_layers = wrapper.certain or wrapper.layers is not None
     if (
         variants == ("non-reentrant", "non-reentrant")
         and not script.early_stop_off
-        and around_layers
+        and wrapper.certain
     ):
         return Found(
             file,
@@ -162,8 +161,6 @@ def _pair(
 
 def _meet(script: Script, wrapper: CheckpointSwitch, model: CheckpointSwitch) -> bool:
     """Whether the two are for the same layers, as far as their names tell."""
-    if model.layers:
-        return wrapper.layers == model.layers
     if wrapper.subject == "*":
         return bool(model.scope) and model.scope[0] in script.modules
     return wrapper.subject == model.subject
@@ -171,9 +168,9 @@ def _meet(script: Script, wrapper: CheckpointSwitch, model: CheckpointSwitch) ->
 
 def _together(script: Script, wrapper: CheckpointSwitch, model: CheckpointSwitch) -> bool:
     """Whether one runs wherever the other does, for the same layers."""
-    if model.layers or wrapper.subject == "*":
+    if wrapper.subject == "*":
         # The model's own code, run by whoever wraps it.
-        alone = len(script.modules) == 1 or model.layers is not None
+        alone = len(script.modules) == 1
         plain = not (wrapper.branch or model.branch or script.disabled)
         return alone and plain and wrapper.certain and model.certain
     first, last = sorted((wrapper.line, model.line))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
+from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct
@@ -16,6 +19,7 @@ from recompute_scan.frameworks.configuration import Setting
 from recompute_scan.lint.accepted import Unused, acceptances, sorted_out
 from recompute_scan.lint.doubling import script_findings, settings_findings
 from recompute_scan.lint.launches import Launch, launch_findings, read_shell
+from recompute_scan.lint.nested import nested_findings
 from recompute_scan.lint.pins import pinned_beside
 from recompute_scan.lint.python import ImportedCall, Script, read_script
 from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned, Unreadable
@@ -25,8 +29,10 @@ from recompute_scan.project_file import LintSettings
 
 _CONFIGURATION = {".yaml", ".yml", ".json", ".toml"}
 _SUFFIXES = {".py", ".sh", ".bash", ".slurm", *_CONFIGURATION}
-_LARGEST = {".py": 2_000_000}
+_LARGEST = {".py": 1_000_000}
 _LARGE = 256_000
+# Of one configuration: to find the line of each takes a walk through the file.
+_MOST_SAID = 200
 _SEVERITIES = ("error", "warning", "info")
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", "build", "dist"}
 _DEFAULT = LintSettings()
@@ -77,16 +83,15 @@ def lint(
         installed: The version of transformers that counts where a project pins none.
 
     Raises:
-        InputError: A path does not exist (``E301``).
+        InputError: A path does not exist, or is a folder without anything to read (``E301``).
     """
-    for path in paths:
-        if not path.exists():
-            raise InputError("E301", f"Cannot read {path}.", why="there is no such file")
+    inside = _Inside(paths)
     texts: dict[Path, str] = {}
     scripts: dict[Path, Script] = {}
     configurations: dict[Path, list[Setting]] = {}
     unread: dict[Path, str] = {}
-    for path in dict.fromkeys(file for asked in paths for file in _files(asked)):
+    launches: dict[Path, list[Launch]] = {}
+    for path in dict.fromkeys(file for asked in paths for file in _files(asked, inside)):
         if path not in paths and _excluded(path, project):
             continue
         try:
@@ -95,6 +100,8 @@ def lint(
                 scripts[path] = read_script(text)
             elif path.suffix in _CONFIGURATION:
                 configurations[path] = read_settings(text, path.suffix)
+            else:
+                launches[path] = list(read_shell(text))
         except Unreadable as error:
             unread[path] = str(error)
             texts.pop(path, None)
@@ -109,17 +116,25 @@ def lint(
     for path, script in scripts.items():
         found.update(script_findings(str(path), script, pins[path.parent]))
         on.update(on_in_script(str(path), script, pins[path.parent]))
+    python = {str(path): texts[path] for path in scripts}
+    nested, cut = nested_findings(python, {str(path): s for path, s in scripts.items()})
+    found.update(nested)
     for path, settings in configurations.items():
-        on.update(on_in_settings(str(path), settings, pins[path.parent]))
-        found.update(settings_findings(str(path), settings, pins[path.parent], calls))
-    for path, text in list(texts.items()):
-        if path.suffix != ".py" and path.suffix not in _CONFIGURATION:
-            found.update(_launches(path, text, texts, scripts, pins[path.parent]))
+        known = pins[path.parent]
+        on.update(islice(on_in_settings(str(path), settings, known), _MOST_SAID))
+        found.update(islice(settings_findings(str(path), settings, known, calls), _MOST_SAID))
+    named = _Named(inside, texts, scripts, configurations)
+    for path, commands in launches.items():
+        found.update(_launches(path, commands, named, pins[path.parent]))
     kept: list[Found] = []
     suppressed: list[Found] = []
     unused: list[Unused] = []
+    by_file: dict[str, list[Found]] = {}
+    for finding in found:
+        if project.wants(finding.code):
+            by_file.setdefault(finding.file, []).append(finding)
     for path, text in texts.items():
-        of_file = [f for f in found if f.file == str(path) and project.wants(f.code)]
+        of_file = by_file.get(str(path), ())
         comments = acceptances(text, python=path.suffix == ".py")
         said, hidden, idle = sorted_out(str(path), of_file, comments)
         kept += said
@@ -146,62 +161,129 @@ def _excluded(path: Path, project: LintSettings) -> bool:
     )
 
 
+class _Inside:
+    """What is below the folders that are asked for, or the working folder."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        folders = (path if path.is_dir() else path.parent for path in (*paths, Path()))
+        self._roots = {folder.resolve() for folder in folders}
+
+    def __contains__(self, path: Path) -> bool:
+        """Whether the file is there, where its links lead."""
+        end = path.resolve()
+        return end in self._roots or not self._roots.isdisjoint(end.parents)
+
+
+class _Named:
+    """The files that commands name, each read once."""
+
+    def __init__(
+        self,
+        inside: _Inside,
+        texts: dict[Path, str],
+        scripts: dict[Path, Script],
+        configurations: dict[Path, list[Setting]],
+    ) -> None:
+        self.texts, self.scripts, self.configurations = texts, scripts, configurations
+        self._inside = inside
+        self._unreadable: set[Path] = set()
+
+    def find(self, beside: Path, name: object) -> Path | None:
+        """The file that a command names, from the working folder or from beside the script."""
+        if not isinstance(name, str) or "\0" in name or "$" in name:
+            return None
+        for folder in (beside.parent, Path()):
+            path = folder / name
+            with suppress(OSError):  # what is no name of a file, being too long
+                if path.suffix in _SUFFIXES and path.is_file() and path in self._inside:
+                    return path
+        return None
+
+    def settings(self, path: Path | None) -> Sequence[Setting]:
+        """Those of a configuration.
+
+        Raises:
+            Unreadable: It is none.
+        """
+        if path is None:
+            return ()
+        if path not in self.configurations:
+            text = self._text(path)
+            self.configurations[path] = read_settings(text, path.suffix)
+            self.texts[path] = text
+        return self.configurations[path]
+
+    def script(self, path: Path | None) -> Script | None:
+        """What a script says.
+
+        Raises:
+            Unreadable: It is none.
+        """
+        if path is None:
+            return None
+        if path not in self.scripts:
+            text = self._text(path)
+            self.scripts[path] = read_script(text)
+            self.texts[path] = text
+        return self.scripts[path]
+
+    def _text(self, path: Path) -> str:
+        if path in self._unreadable:
+            raise Unreadable("it was not read before")
+        self._unreadable.add(path)
+        return _text(path)
+
+
 def _launches(
-    path: Path, text: str, texts: dict[Path, str], scripts: dict[Path, Script], pinned: Pinned
+    path: Path, launches: Sequence[Launch], named: _Named, pinned: Pinned
 ) -> Iterator[Found]:
-    for launch in read_shell(text):
-        named = launch.get("config_file")
-        config = _named(path, named.value if named else None)
-        script = _named(path, launch.script)
-        arguments = _arguments(path, launch, config)
+    for launch in launches:
+        chosen = launch.get("config_file")
+        config = named.find(path, chosen.value if chosen else None)
+        script = named.find(path, launch.script)
+        arguments = _arguments(path, launch, config, named)
         try:
-            settings = read_settings(_text(config), config.suffix) if config else []
-            given = read_settings(_text(arguments), arguments.suffix) if arguments else []
-            if script and script not in scripts:
-                scripts[script] = read_script(_text(script))
+            yield from launch_findings(
+                str(path),
+                launch,
+                (str(config), named.settings(config)),
+                (str(arguments), named.settings(arguments)),
+                (str(script), read) if (read := named.script(script)) else None,
+                pinned,
+            )
         except Unreadable:
             continue
-        for file in filter(None, (config, script)):
-            texts.setdefault(file, _text(file))
-        yield from launch_findings(
-            str(path),
-            launch,
-            (str(config), settings),
-            (str(arguments), given),
-            (str(script), scripts[script]) if script else None,
-            pinned,
-        )
 
 
-def _arguments(beside: Path, launch: Launch, config: Path | None) -> Path | None:
+def _arguments(beside: Path, launch: Launch, config: Path | None, named: _Named) -> Path | None:
     """The file that a script is given as its arguments."""
-    named = (_named(beside, name) for name in launch.files if not name.endswith(".py"))
-    return next((path for path in named if path and path != config), None)
+    found = (named.find(beside, name) for name in launch.files if not name.endswith(".py"))
+    return next((path for path in found if path and path != config), None)
 
 
-def _named(beside: Path, name: object) -> Path | None:
-    """The file that a command names, from the working folder or from beside the script."""
-    if not isinstance(name, str) or "\0" in name or "$" in name:
-        return None
-    for folder in (beside.parent, Path()):
-        path = folder / name
-        with suppress(OSError):  # what is no name of a file, being too long
-            if path.suffix in _SUFFIXES and path.is_file():
-                return path
-    return None
-
-
-def _files(path: Path) -> Iterator[Path]:
+def _files(path: Path, inside: _Inside) -> Iterator[Path]:
     if path.is_file():
         yield path
         return
+    if not path.exists():
+        raise InputError("E301", f"Cannot read {path}.", why="there is no such file")
+    anything = False
     # Links to folders are not followed, so that there is no circle.
     for folder, below, names in os.walk(path):
         below[:] = sorted(name for name in below if name not in _SKIPPED and name[0] != ".")
         for name in sorted(names):
             file = Path(folder, name)
             if file.suffix in _SUFFIXES and file.is_file():
-                yield file
+                anything = True
+                if not file.is_symlink() or file in inside:
+                    yield file
+    if not anything:
+        raise InputError(
+            "E301",
+            f"There is nothing to read in {path}.",
+            why="no Python or shell script, YAML, JSON or TOML is in it",
+            hint="name a file, or the folder of the training's scripts and configurations",
+        )
 
 
 def _text(path: Path) -> str:
@@ -217,7 +299,12 @@ def _text(path: Path) -> str:
         raise Unreadable(f"it is larger than {most // 1000} kB")
     if b"\0" in data:
         raise Unreadable("it is binary")
-    return data.decode("utf-8-sig", errors="replace")
+    encoding = "utf-8-sig"
+    if path.suffix == ".py":
+        # Where the first two lines name another.
+        with suppress(SyntaxError):
+            encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+    return data.decode(encoding, errors="replace")
 
 
 def _wrappers_from_elsewhere(
@@ -262,7 +349,6 @@ def _put_in(
                     scope=call.scope,
                     branch=call.branch,
                     certain=certain,
-                    layers=None,
                 )
             )
     return tuple(kept)

@@ -18,15 +18,12 @@ class ScriptNames:
         origins: Of what is imported, the dotted name.
         functions: The script's own, by name.
         classes: The script's own, by name.
-        loops: The loops over a model's own layers, by identity.
     """
 
     def __init__(self, tree: ast.Module) -> None:
         self.origins: dict[str, str] = {}
         self.functions = {top.name: top for top in tree.body if isinstance(top, ast.FunctionDef)}
         self.classes = {top.name: top for top in tree.body if isinstance(top, ast.ClassDef)}
-        self.loops: set[int] = set()
-        self._in_loop: dict[int, str] = {}
         self._values: dict[str, ast.expr] = {}
         written: Counter[str] = Counter()
         for node in ast.walk(tree):
@@ -47,8 +44,6 @@ class ScriptNames:
                     self._values[target.id] = node.value
         # Known only where it has one value.
         self._values = {name: at for name, at in self._values.items() if written[name] == 1}
-        for kind in self.classes.values():
-            self._find_loops(kind)
 
     def origin(self, node: ast.AST) -> str:
         """The dotted name under which it was imported, or as written; empty for anything else."""
@@ -77,10 +72,6 @@ class ScriptNames:
         kind = self._checked(check)
         return kind.id if isinstance(kind, ast.Name) else ""
 
-    def layers_in_loop(self, node: ast.Call) -> str | None:
-        """The class of the layers, where a loop over a model's own layers makes this call."""
-        return self._in_loop.get(id(node))
-
     def _checked(self, check: ast.expr | None) -> ast.expr | None:
         check = self.resolved(check) if check is not None else None
         call: ast.AST | None = None
@@ -94,40 +85,6 @@ class ScriptNames:
         if self.origin(call.func) != "isinstance" or len(call.args) != 2:
             return None
         return call.args[1]
-
-    def _find_loops(self, kind: ast.ClassDef) -> None:
-        """``for b in self.blocks: x = checkpoint(b, x)``, these a ``ModuleList([Block()…])``."""
-        held: dict[str, str] = {}
-        for node in ast.walk(kind):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                made = _made_of(node.value)
-                if made in self.classes and self.origin(node.value.func).endswith("ModuleList"):
-                    held.update({ast.unparse(target): made for target in node.targets})
-        for node in ast.walk(kind):
-            if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name):
-                continue
-            layers = held.get(ast.unparse(node.iter))
-            if layers is None:
-                continue
-            self.loops.add(id(node))
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.Call) and inner.args:
-                    first = inner.args[0]
-                    if isinstance(first, ast.Name) and first.id == node.target.id:
-                        self._in_loop[id(inner)] = layers
-
-
-def _made_of(call: ast.Call) -> str:
-    """The class of which ``ModuleList([Class(…) for …])`` holds instances."""
-    given = call.args[0] if len(call.args) == 1 else None
-    made: ast.expr | None = None
-    if isinstance(given, ast.ListComp | ast.GeneratorExp):
-        made = given.elt
-    elif isinstance(given, ast.List) and given.elts:
-        made = given.elts[0]
-    if isinstance(made, ast.Call) and isinstance(made.func, ast.Name):
-        return made.func.id
-    return ""
 
 
 def is_constant(node: ast.expr | None, value: object) -> bool:

@@ -14,7 +14,8 @@ from recompute_scan.frameworks.configuration import RUN, Setting, truthy
 from recompute_scan.frameworks.known import commands
 from recompute_scan.lint.doubling import ONE_SETTING, REFUSES, asks, found_flaw, script_findings
 from recompute_scan.lint.python import Script
-from recompute_scan.lint.said import Found, Pinned
+from recompute_scan.lint.said import Found, Pinned, Unreadable
+from recompute_scan.run_info import source_lines
 
 _LAUNCHERS = re.compile(
     "|".join(
@@ -27,7 +28,11 @@ _ASSIGNED = re.compile(
     r"^\s*(?:export\s+|declare\s+(?:-a\s+)?)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL
 )
 _USED = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[[@*]\])?\}?")
-_MOST = 100_000
+_OPENED = re.compile(r"^\s*(?:export\s+|declare\s+-a\s+)?\w+\+?=(\(|[\"'])")
+_NOTE = re.compile(" #")
+# Of a command or a value, and of all commands of a file, with variables put in.
+_MOST = 50_000
+_MOST_OF_A_FILE = 500_000
 
 
 class Launch(Struct, frozen=True):
@@ -52,8 +57,12 @@ def read_shell(text: str) -> Iterator[Launch]:
 
     A variable that is set in several places has its last value before the command, whatever
     conditions are around it: what rests on it is said with the caution of the rules.
+
+    Raises:
+        Unreadable: The commands, variables put in, are too long.
     """
     known: dict[str, str] = {}
+    left = _MOST_OF_A_FILE
     for line, command in _commands(text):
         assigned = _ASSIGNED.match(command)
         if assigned and not _LAUNCHERS.search(command):
@@ -61,34 +70,40 @@ def read_shell(text: str) -> Iterator[Launch]:
             value = _plain(value.strip(), known)
             known[name] = f"{known.get(name, '')} {value}"[:_MOST] if more else value
         elif _LAUNCHERS.search(command):
-            words = _split(_put_in(command, known))
+            command = _put_in(command, known)
+            left -= len(command)
+            if left < 0:
+                raise Unreadable(f"its commands are longer than {_MOST_OF_A_FILE // 1000} kB")
+            words = _split(command)
             if words:
                 yield _launch(words, line)
 
 
 def _commands(text: str) -> Iterator[tuple[int, str]]:
     """Logical lines, with the lines that they begin at; an array's parentheses join lines."""
-    start, command = 1, ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if not command:
-            start = number
+    start, parts, size, sign, even = 1, list[str](), 0, "", True
+    for number, whole in enumerate(source_lines(text), 1):
+        line = whole.rstrip("\r\n")
+        if not parts:
+            start, size, sign, even = number, 0, "", True
         if line.endswith("\\"):
-            command += line[:-1] + " "
+            parts.append(line[:-1] + " ")
+            size += len(line)
             continue
-        command += line
-        opened = re.match(r"^\s*(?:export\s+|declare\s+-a\s+)?\w+\+?=(\(|[\"'])", command)
-        if opened and len(command) < _MOST and not _closed(command, opened[1]):
-            command += "\n"
+        if not sign and (opened := _OPENED.match("".join((*parts, line)))):
+            sign = opened[1]
+            even = sign == "(" or "".join(parts).partition("=")[2].count(sign) % 2 == 0
+        parts.append(line)
+        size += len(line) + 1
+        rest = line if sign == "(" or len(parts) > 1 else line.partition("=")[2]
+        if sign and sign != "(":
+            even = even is (rest.count(sign) % 2 == 0)
+        closed = _NOTE.split(line)[0].rstrip().endswith(")") if sign == "(" else even
+        if sign and size < _MOST and not closed:
+            parts.append("\n")
             continue
-        yield start, command
-        command = ""
-
-
-def _closed(command: str, sign: str) -> bool:
-    rest = command.partition("=")[2]
-    if sign == "(":
-        return any(line.split(" #")[0].rstrip().endswith(")") for line in rest.splitlines())
-    return rest.count(sign) % 2 == 0
+        yield start, "".join(parts)
+        parts = []
 
 
 def _plain(value: str, known: dict[str, str]) -> str:
@@ -96,7 +111,7 @@ def _plain(value: str, known: dict[str, str]) -> str:
     if value.startswith("("):
         inner = value[1:].rpartition(")")[0]
         value = " ".join(
-            line.split(" #")[0] for line in inner.splitlines() if line.strip()[:1] != "#"
+            line.split(" #")[0] for line in inner.split("\n") if line.strip()[:1] != "#"
         )
     elif value[:1] in ("'", '"'):
         value = value[1:].rpartition(value[0])[0]
@@ -106,7 +121,15 @@ def _plain(value: str, known: dict[str, str]) -> str:
 def _put_in(command: str, known: dict[str, str]) -> str:
     """The command with its variables; an array in quotes is several words."""
     command = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", command)
-    return _USED.sub(lambda used: known.get(used[1], used[0]), command)[:_MOST]
+    parts, size, at = [], 0, 0
+    for used in _USED.finditer(command):
+        for part in (command[at : used.start()], known.get(used[1], used[0])):
+            parts.append(part)
+            size += len(part)
+        at = used.end()
+        if size > _MOST:
+            break
+    return "".join((*parts, command[at:]))[:_MOST]
 
 
 def _split(command: str) -> list[str]:

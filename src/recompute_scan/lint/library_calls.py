@@ -40,6 +40,7 @@ class LibraryCalls:
         prepared: What ``accelerator.prepare`` is given, as wrappers that a plugin would put there.
         two_policies: Lines of Lightning's strategies that are given both of their arguments.
         early_stop_off: torch's early stop is switched off.
+        direct: Calls of torch's checkpoint functions.
     """
 
     def __init__(self, names: ScriptNames) -> None:
@@ -51,6 +52,7 @@ class LibraryCalls:
         self.prepared: list[CheckpointSwitch] = []
         self.two_policies: list[int] = []
         self.early_stop_off = False
+        self.direct: list[CheckpointSwitch] = []
         self._plugins: list[bool] = []
         roots = {origin.partition(".")[0] for origin in names.origins.values()}
         self._hugging_face, self._accelerate = "transformers" in roots, "accelerate" in roots
@@ -71,8 +73,8 @@ class LibraryCalls:
         elif last in _CHECKPOINTS and name.startswith(_TORCH):
             if is_constant(keywords.get("preserve_rng_state"), False):
                 self.no_rng.append(node.lineno)
-            if last == "checkpoint" and node.args:
-                self._of_own_layers(node, keywords)
+            if last != "checkpoint_wrapper" and node.args:
+                self._direct(node, keywords)
         elif last == "set_checkpoint_early_stop" and node.args and is_constant(node.args[0], False):
             self.early_stop_off = True
         elif name == "peft.prepare_model_for_kbit_training" and node.args:
@@ -191,28 +193,17 @@ class LibraryCalls:
             )
         )
 
-    def _of_own_layers(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
-        """``checkpoint(block, …)`` in a loop over layers of a class that the script defines."""
+    def _direct(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
+        """``checkpoint(block, …)``: what is inside what is for :mod:`nested` to say."""
         chosen = keywords.get("use_reentrant")
-        variant: Variant = "unknown"
+        # torch's default, up to 2.15.
+        variant: Variant = "reentrant" if chosen is None else "unknown"
         if isinstance(chosen, ast.Constant) and isinstance(chosen.value, bool):
             variant = "reentrant" if chosen.value else "non-reentrant"
-        layers = self.names.layers_in_loop(node)
-        if layers and len(self.scope) == 2:
-            # The loop over the layers is no condition.
-            conditions = [arm for arm in self.branch if arm[0] not in self.names.loops]
-            self.switches.append(
-                CheckpointSwitch(
-                    "model",
-                    variant,
-                    node.lineno,
-                    f"each {layers}",
-                    self.scope,
-                    tuple(conditions),
-                    True,
-                    layers,
-                )
-            )
+        what = ast.unparse(node.args[0])
+        self.direct.append(
+            CheckpointSwitch("call", variant, node.lineno, what, self.scope, self.branch)
+        )
 
     def _wrapper(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
         made = keywords.get("checkpoint_wrapper_fn") or (
@@ -227,7 +218,6 @@ class LibraryCalls:
             node,
             node.args[0],
             certain=whole and (self.names.is_layer(check) or kind in self.names.classes),
-            layers=kind if kind in self.names.classes else None,
             around=kind or "",
         )
 
@@ -263,7 +253,6 @@ class LibraryCalls:
         subject: ast.expr,
         *,
         certain: bool,
-        layers: str | None = None,
         around: str = "",
     ) -> None:
         self.switches.append(
@@ -275,7 +264,6 @@ class LibraryCalls:
                 self.scope,
                 self.branch,
                 certain,
-                layers,
                 around=around,
             )
         )

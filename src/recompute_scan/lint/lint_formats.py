@@ -20,6 +20,7 @@ from recompute_scan.lint.engine import Report
 from recompute_scan.lint.said import RULES, Found
 from recompute_scan.lint.switched_on import SwitchInFile
 from recompute_scan.report.escape import inert, visible
+from recompute_scan.run_info import source_lines
 
 _ON = re.compile(r"^(\s*[\"']?[\w.-]+[\"']?\s*[:=]\s*)([\"']?)(true|yes|on)\2", re.IGNORECASE)
 
@@ -196,8 +197,11 @@ def diff(found: Iterable[Found]) -> str:
             by_file.setdefault(finding.file, []).append(finding)
     parts = []
     for file, findings in sorted(by_file.items()):
-        with Path(file).open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            before = stream.read().splitlines(keepends=True)
+        try:
+            # Bytes that are no UTF-8 could not be printed as they are.
+            before = source_lines(Path(file).read_bytes().decode())
+        except (OSError, UnicodeDecodeError):
+            continue
         after = _edited(before, findings)
         name = os.path.relpath(file).replace(os.sep, "/")
         name += "\t" * (" " in name)  # as git ends such a name

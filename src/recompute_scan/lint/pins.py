@@ -11,7 +11,7 @@ from recompute_scan.frameworks.configuration import Variant
 from recompute_scan.lint.said import Pinned
 
 _PINNED = re.compile(
-    r"^[\s\"']*transformers\s*(?:\[[^\]]*\])?\s*(==|~=|<=|<|>=)\s*(\d+)(?:\.(\d+))?", re.MULTILINE
+    r"^[ \t\"']*transformers\s*(?:\[[^\]]*\])?\s*(==|~=|<=|<|>=)\s*(\d+)(?:\.(\d+))?", re.MULTILINE
 )
 _NUMBER = re.compile(r"(\d+)(?:\.(\d+))?")
 _LARGE = 256_000
@@ -61,6 +61,8 @@ def pinned_beside(folder: Path, installed: str | None = None) -> Pinned:
 def _texts(folder: Path) -> Iterator[str]:
     for file in (*sorted(folder.glob("requirements*.txt")), folder / "pyproject.toml"):
         try:
+            if not file.is_file():  # a named pipe would be waited for
+                continue
             with file.open("rb") as stream:
                 yield stream.read(_LARGE).decode(errors="replace")
         except OSError:

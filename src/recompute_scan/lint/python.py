@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from typing import Any
 
@@ -17,6 +18,12 @@ from recompute_scan.lint.said import CheckpointSwitch, Unreadable
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.BoolOp, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+# What every checkpoint of torch's, and of those who took over its names, is called.
+_CHECKPOINTS = re.compile(
+    r"\bcheckpoint(?:ing|_wrapper|_sequential)?\s*[(,]|_checkpointing\w*\s*[(=]"
+)
+_DOTTED = re.compile(r"\w+(?:[\s\\]*\.[\s\\]*\w+)+")
+_MOST_PARTS = 200
 # No person writes so many; what is compared with each other grows with their square.
 _MOST_SWITCHES = 200
 
@@ -55,6 +62,9 @@ class Script(Struct, frozen=True):
         helpers: Its functions that switch on what they are given: the parameter's name and place,
             the switch, and whether a call is certain to reach it.
         imported: Calls of imported functions that may be such helpers.
+        checkpoints: How many names of functions that checkpoint it uses, up to two.
+        imports: What it imports, by dotted names.
+        direct: Calls of torch's checkpoint functions.
     """
 
     switches: tuple[CheckpointSwitch, ...]
@@ -74,6 +84,9 @@ class Script(Struct, frozen=True):
     modules: frozenset[str] = frozenset()
     helpers: dict[str, tuple[tuple[int, CheckpointSwitch, bool], ...]] = {}
     imported: tuple[ImportedCall, ...] = ()
+    checkpoints: int = 0
+    imports: frozenset[str] = frozenset()
+    direct: tuple[CheckpointSwitch, ...] = ()
 
 
 def read_script(text: str) -> Script:
@@ -82,6 +95,9 @@ def read_script(text: str) -> Script:
     Raises:
         Unreadable: It is no Python that this version of Python knows.
     """
+    if any(name.count(".") > _MOST_PARTS for name in _DOTTED.findall(text)):
+        # To read one takes memory that grows with the square of its parts.
+        raise Unreadable(f"a name in it has more than {_MOST_PARTS} parts")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -126,6 +142,9 @@ class _ScriptReader(ast.NodeVisitor):
             parses=bool(names & {"transformers.HfArgumentParser", "trl.TrlParser"}),
             trl=any(name in ("trl.SFTConfig", "trl.TrlParser") for name in names),
             calls=known.calls_in(text),
+            checkpoints=min(len(_CHECKPOINTS.findall(text)), 2),
+            imports=frozenset(names),
+            direct=tuple(self.library.direct),
         )
 
     def generic_visit(self, node: ast.AST) -> None:
@@ -166,12 +185,11 @@ class _ScriptReader(ast.NodeVisitor):
             self.refused.append((node.lineno, self.scope, conditions))
 
     def _assigned(self, node: ast.Assign) -> None:
+        given = node.value.args if isinstance(node.value, ast.Call) else ()
+        wrapped = set(map(ast.unparse, given))
         for target in node.targets:
             name = ast.unparse(target)
-            wraps = isinstance(node.value, ast.Call) and any(
-                ast.unparse(argument) == name for argument in node.value.args
-            )
-            if not wraps:
+            if name not in wrapped:
                 self.rebound.append((name, node.lineno, not self.branch))
 
     def visit_Call(self, node: ast.Call) -> None:

@@ -25,26 +25,25 @@ class CheckpointSwitch(Struct, frozen=True):
     """A statement that switches checkpointing on.
 
     Attributes:
-        kind: ``model``, a library's own switch, or ``wrapper``, around its layers.
+        kind: ``model``, a library's own switch, ``wrapper``, around its layers, or ``call``, a
+            call of torch's function.
         variant: Which of torch's two, where the file says so.
         line: Where.
         subject: The expression that is checkpointed, as written; ``None`` where it is not told.
         scope: Names of the functions and classes around the statement.
         branch: Conditions and loops around it, each with the arm that it is in.
         certain: It covers a library's decoder layers whole, as far as the file tells.
-        layers: The class of layers that it is for, where the script itself defines them.
         around: The class that a wrapper is put around, as its ``check_fn`` has it.
         where: For a wrapper that is not in the script, what wraps, in words.
     """
 
-    kind: Literal["model", "wrapper"]
+    kind: Literal["model", "wrapper", "call"]
     variant: Variant
     line: int
     subject: str | None = None
     scope: tuple[str, ...] = ()
     branch: tuple[tuple[int, str], ...] = ()
     certain: bool = False
-    layers: str | None = None
     where: str = ""
     around: str = ""
 

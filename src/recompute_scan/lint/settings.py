@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +11,7 @@ import msgspec
 
 from recompute_scan.frameworks.configuration import Setting, truthy
 from recompute_scan.lint.said import Unreadable
+from recompute_scan.project_file import refuse_long_keys
 
 _MOST = 20_000
 _DEEPEST = 50
@@ -23,6 +26,8 @@ def read_settings(text: str, suffix: str) -> list[Setting]:
     if suffix in (".yaml", ".yml"):
         return _yaml(text)
     try:
+        if suffix == ".toml":
+            refuse_long_keys(text)
         decode = msgspec.json.decode if suffix == ".json" else msgspec.toml.decode
         data = decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -59,14 +64,18 @@ def _yaml(text: str) -> list[Setting]:
     try:
         found: list[Setting] = []
         budget = _budget()
+        # PyYAML counts ends of lines that editors do not.
+        ends = [hit.start() for hit in re.finditer("\n", text)]
         for root in yaml.compose_all(text, Loader=yaml.SafeLoader):
-            found += _nodes(root, (), budget)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+            found += _nodes(root, (), budget, ends)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise Unreadable(f"it is no YAML ({type(error).__name__})") from None
     return found
 
 
-def _nodes(node: Any, path: tuple[str, ...], budget: Iterator[int]) -> Iterator[Setting]:
+def _nodes(
+    node: Any, path: tuple[str, ...], budget: Iterator[int], ends: list[int]
+) -> Iterator[Setting]:
     # Aliases are met again here, so the budget bounds what they expand to.
     if next(budget, None) is None or len(path) > _DEEPEST:
         raise Unreadable("it holds too much")
@@ -78,14 +87,15 @@ def _nodes(node: Any, path: tuple[str, ...], budget: Iterator[int]) -> Iterator[
             if value.id == "scalar":
                 if next(budget, None) is None:
                     raise Unreadable("it holds too much")
-                yield Setting((*path, name), _scalar(value), key.start_mark.line + 1)
+                at = bisect_left(ends, key.start_mark.index) + 1
+                yield Setting((*path, name), _scalar(value), at)
             else:
-                yield from _nodes(value, (*path, name), budget)
+                yield from _nodes(value, (*path, name), budget, ends)
     elif node.id == "sequence":
         for value in node.value:
-            yield from _nodes(value, (*path, "[]"), budget)
+            yield from _nodes(value, (*path, "[]"), budget, ends)
     else:
-        yield Setting(path, _scalar(node), node.start_mark.line + 1)
+        yield Setting(path, _scalar(node), bisect_left(ends, node.start_mark.index) + 1)
 
 
 def _scalar(node: Any) -> object:

@@ -42,15 +42,19 @@ def on_in_script(file: str, script: Script, pinned: Pinned) -> Iterator[SwitchIn
     for switch in script.switches:
         subject = switch.subject or "the model"
         if switch.kind == "model":
-            by = "torch.utils.checkpoint" if switch.layers else "the model's own switch"
-            layers = f"each {switch.layers}" if switch.layers else f"{_OWN}, in {subject}"
+            by, layers = "the model's own switch", f"{_OWN}, in {subject}"
         else:
             by = "a checkpoint wrapper"
             chosen = f"each {switch.around}" if switch.around else "what is chosen"
             layers = f"{chosen} in {subject}"
         variant = _known(switch.variant, pinned)
-        conditional = bool(switch.branch) and not switch.layers
-        yield SwitchInFile(file, switch.line, by, layers, variant, conditional)
+        yield SwitchInFile(file, switch.line, by, layers, variant, bool(switch.branch))
+    for call in script.direct:
+        inside = ".".join(part.partition(":")[0] for part in call.scope)
+        layers = f"{call.subject}{f' in {inside}' if inside else ''}"
+        conditional = bool(call.branch)
+        by = "torch.utils.checkpoint"
+        yield SwitchInFile(file, call.line, by, layers[:200], call.variant, conditional)
     for line, keywords in script.arguments:
         if asks(keywords):
             given = keywords.get("gradient_checkpointing_kwargs")

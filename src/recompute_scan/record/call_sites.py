@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import tokenize
 import os
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from recompute_scan.frameworks.mechanism import Mechanism
 from recompute_scan.record.execute import run_program
 from recompute_scan.record.given import Made, SourceLine, given_at, variables
 from recompute_scan.record.ownership import Owner, Ownership, site_folder
-from recompute_scan.run_info import Source
+from recompute_scan.run_info import Source, source_lines
 
 CONTEXT = 3
 
@@ -36,7 +37,11 @@ def statement_at(path: Path, line: int) -> Source | None:
     try:
         # Cells of a notebook are in no file; IPython keeps them where tracebacks find them.
         kept = str(path) in linecache.cache and not path.exists()
-        text = "".join(linecache.getlines(str(path))) if kept else path.read_text(encoding="utf-8")
+        if kept:
+            text = "".join(linecache.getlines(str(path)))
+        else:
+            with tokenize.open(path) as file:  # by the encoding that it names
+                text = file.read()
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -44,7 +49,7 @@ def statement_at(path: Path, line: int) -> Source | None:
     if found is None:
         return None
     statement, alone = found
-    lines = text.splitlines()
+    lines = [line.rstrip("\r\n") for line in source_lines(text)]
     begin, end = statement.lineno, _end(statement)
     first = max(1, begin - CONTEXT)
     return Source(

@@ -19,6 +19,8 @@ from types import FrameType
 
 from msgspec import Struct, field
 
+from recompute_scan.run_info import source_lines
+
 # A function whose code names one of these may hold that dictionary.
 _HOLDERS = frozenset({"locals", "vars", "f_locals"})
 
@@ -143,7 +145,7 @@ def _in_files(arguments: Sequence[str], names: Collection[str]) -> SourceLine | 
         try:
             if path.suffix not in _CONFIGURATIONS or path.stat().st_size > _MOST_BYTES:
                 continue
-            lines = path.read_text("utf-8", "replace").splitlines()
+            lines = source_lines(path.read_text("utf-8", "replace"))
         except (OSError, ValueError):
             continue
         for number, line in enumerate(lines, 1):

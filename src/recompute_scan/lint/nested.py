@@ -1,0 +1,231 @@
+"""Checkpoints inside others, in one file or across several, as findings."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator, Mapping
+
+from recompute_scan.frameworks.configuration import RUN
+from recompute_scan.lint.following import Enough, Follower, Nested, Sources
+from recompute_scan.lint.python import Script
+from recompute_scan.lint.said import Found
+from recompute_scan.lint.values import (
+    CheckpointSite,
+    Conditions,
+    Frame,
+    Function,
+    Kind,
+)
+
+# What one file's functions are walked for, and the whole of what is asked for.
+_WALKS_OF_A_FILE = 60
+_WALKS = 2_000
+_FILES_AROUND = 100
+_MOST_OBJECTS = 50
+
+
+class _Pair:
+    """What is known of two checkpoints, of which the second is met inside the first."""
+
+    def __init__(self, nested: Nested) -> None:
+        self.outer, self.inner = nested.outer, nested.inner
+        self.conditions = nested.conditions
+        self.followed = nested.followed
+        self.early_stop_off = False
+
+
+def nested_findings(
+    texts: Mapping[str, str], scripts: Mapping[str, Script]
+) -> tuple[list[Found], list[str]]:
+    """The findings, and the files that were not followed to the end.
+
+    Args:
+        texts: The Python files that were read, by their paths.
+        scripts: What each of them says.
+    """
+    sources = Sources({os.path.normpath(os.path.abspath(path)): t for path, t in texts.items()})
+    names = {os.path.normpath(os.path.abspath(path)): path for path in texts}
+    read = {os.path.normpath(os.path.abspath(path)): scripts[path] for path in texts}
+    pairs: dict[tuple[CheckpointSite, CheckpointSite], _Pair] = {}
+    cut: list[str] = []
+    left = _WALKS
+    for file in sorted(read):
+        if _sites_around(file, sources, read) < 2:
+            continue
+        if left <= 0:
+            cut.append(names[file])
+            continue
+        walks = _Walks(sources, file, min(left, _WALKS_OF_A_FILE))
+        for nested, early_stop_off in walks:
+            key = (nested.outer, nested.inner)
+            kept = pairs.get(key)
+            if kept is None or len(nested.conditions) < len(kept.conditions):
+                pairs[key] = pair = _Pair(nested)
+                pair.early_stop_off = early_stop_off
+        left -= walks.number
+        if walks.cut:
+            cut.append(names[file])
+    found: dict[tuple[str, int], Found] = {}
+    for pair in sorted(pairs.values(), key=lambda p: (p.outer, p.inner)):
+        finding = _finding(pair, names)
+        at = (finding.file, finding.line)
+        if at not in found or finding.code < found[at].code:
+            found[at] = finding
+    return list(found.values()), cut
+
+
+def _sites_around(file: str, sources: Sources, read: Mapping[str, Script]) -> int:
+    """How many checkpoints there are in a file and in those that it imports, up to two."""
+    seen, waiting, number = {file}, [file], 0
+    while waiting and number < 2 and len(seen) < _FILES_AROUND:
+        at = waiting.pop(0)
+        number += read[at].checkpoints
+        for name in sorted(read[at].imports):
+            module = sources.imported(name, at)
+            base = module and sources.locate(module.base)
+            if base and base not in seen:
+                seen.add(base)
+                waiting.append(base)
+    return number
+
+
+class _Walks:
+    """All that is walked of one file: its statements, then the functions that they did not call."""
+
+    def __init__(self, sources: Sources, file: str, most: int) -> None:
+        self.sources, self.file, self.most = sources, file, most
+        self.number = 0
+        self.cut = False
+        self.walked: set[int] = set()
+
+    def __iter__(self) -> Iterator[tuple[Nested, bool]]:
+        yield from self._walk(())
+        for way in self._functions():
+            if self.number >= self.most:
+                self.cut = True
+                return
+            yield from self._walk(way)
+
+    def _functions(self) -> Iterator[tuple[str, ...]]:
+        """The names of functions and methods that were not walked."""
+        for node in self.sources.tree(self.file).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if id(node) not in self.walked:
+                    yield (node.name,)
+            elif isinstance(node, ast.ClassDef):
+                for part in node.body:
+                    if isinstance(part, ast.FunctionDef) and id(part) not in self.walked:
+                        yield node.name, part.name
+
+    def _walk(self, way: tuple[str, ...]) -> Iterator[tuple[Nested, bool]]:
+        self.number += 1
+        follower: Follower | None = None
+        try:
+            follower = Follower(self.sources, self.file)
+            frame = follower.main
+            if way:
+                self._call(follower, way, frame)
+            _use_what_was_made(follower, frame, self.file, every=not way)
+        except Enough:
+            self.cut = True
+        except RecursionError:
+            self.cut = True
+        if follower is not None:
+            self.walked |= follower.walked
+            for nested in follower.nested:
+                yield nested, follower.early_stop_off
+
+    def _call(self, follower: Follower, way: tuple[str, ...], frame: Frame) -> None:
+        for value, _ in frame.names.get(way[0], ()):
+            if isinstance(value, Function):
+                follower.call_whole(value, frame)
+            elif isinstance(value, Kind):
+                made = follower.make(value, frame)
+                for method, _ in follower._attribute(made, way[1]):
+                    follower.call_whole(method, frame)
+
+
+def _use_what_was_made(follower: Follower, frame: Frame, file: str, *, every: bool) -> None:
+    """Call the modules that the walk made, and one of each class that it may be about."""
+    for made in follower.made[:_MOST_OBJECTS]:
+        follower.call_whole(made, frame)
+    if not every and not follower.wraps_anything:
+        return
+    for name in list(frame.names):
+        held = frame.names[name]
+        if follower.wraps_anything:
+            held = follower.forced(held)
+        for value, _ in held:
+            if isinstance(value, Kind) and value.find("forward"):
+                follower.call_whole(follower.make(value, frame), frame)
+
+
+def _finding(pair: _Pair, names: Mapping[str, str]) -> Found:
+    outer, inner = pair.outer, pair.inner
+    file = names.get(outer.file, outer.file)
+    where = f"line {inner.line}"
+    if inner.file != outer.file:
+        where = f"{names.get(inner.file, inner.file)}:{inner.line}"
+    what = f"{outer.around} here" if outer.around else "here"
+    inside = f"{inner.around} in {where}, inside it" if inner.around else f"in {where}, inside it"
+    fix = (
+        "Keep one of the two: call what is checkpointed itself, here or there. Where this one is "
+        "around several others, to take this one out costs the least memory."
+    )
+    variants = {outer.variant, inner.variant}
+    both = variants == {"non-reentrant"}
+    doubt = ""
+    if "unknown" in variants and "reentrant" not in variants:
+        doubt = "if either is reentrant"
+    elif both and pair.early_stop_off:
+        doubt = "where early stop is off"
+    elif both and pair.followed is None:
+        doubt = "if what follows the inner one keeps anything for the backward pass"
+    if pair.conditions:
+        doubt = f"if {_words(pair.conditions)}" + (f", and {doubt}" if doubt else "")
+    if both and pair.followed is False and not doubt:
+        return Found(
+            file,
+            outer.line,
+            "RS603",
+            f"two checkpoints for one recompute: {what}, and {inside}",
+            "Both are non-reentrant, and the inner one is the last of what the outer one runs: one "
+            "recompute today. It doubles as soon as either becomes reentrant.",
+            fix,
+            "delete" if outer.alone else "",
+        )
+    if doubt:
+        return Found(
+            file,
+            outer.line,
+            "RS602",
+            f"may be checkpointed twice, {doubt}: {what}, and {inside}",
+            f"The files alone do not tell. {RUN}",
+            fix,
+        )
+    why = (
+        "Both are non-reentrant, and what the outer one runs behind the inner one needs it once "
+        "more: what is inside runs twice in the backward pass."
+        if both
+        else "One of the two is reentrant, so what is inside runs twice in the backward pass."
+    )
+    return Found(
+        file,
+        outer.line,
+        "RS601",
+        f"checkpointed twice: {what}, and {inside}",
+        why,
+        fix,
+        "delete" if outer.alone else "",
+    )
+
+
+def _words(conditions: Conditions) -> str:
+    """Conditions as a person reads them."""
+    told = sorted(
+        " and ".join(sorted(texts)) if holds else f"not ({' and '.join(sorted(texts))})"
+        for texts, holds in conditions
+    )
+    more = f", and {len(told) - 3} more" if len(told) > 3 else ""
+    return " and ".join(f"`{text}`" for text in told[:3]) + more

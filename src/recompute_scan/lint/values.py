@@ -1,0 +1,243 @@
+"""What the names of a script stand for while it is followed: classes, objects, functions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
+
+from msgspec import Struct, field
+
+# Conditions as they are written, all of which are true, or (False) not all of which are.
+Condition: TypeAlias = tuple[frozenset[str], bool]
+Conditions: TypeAlias = frozenset[Condition]
+# What a name may stand for, each with the conditions under which it does; empty is not known.
+Held: TypeAlias = "tuple[tuple[Value, Conditions], ...]"
+NONE: Conditions = frozenset()
+
+
+class Constant(Struct, eq=False):
+    """A number, a text, a truth value or ``None``."""
+
+    value: object
+
+
+class External(Struct, eq=False):
+    """What no file that is read defines, by its dotted name."""
+
+    name: str
+
+    @property
+    def last(self) -> str:
+        """The name without its module."""
+        return self.name.rpartition(".")[2]
+
+
+class Module(Struct, eq=False):
+    """A file that is read, by its path, or what a name in it stands for, looked up when needed."""
+
+    base: str
+    name: str = ""
+
+
+class Frame(Struct, eq=False):
+    """The names of a module, or of one call of a function.
+
+    Attributes:
+        file: Whose code it is.
+        names: What each stands for.
+        outer: Where other names are looked up.
+        function: The function that is called.
+        given: What it is given for each parameter, as written.
+        caller: From where, and the line there.
+        returned: What it gives back.
+    """
+
+    file: str
+    names: dict[str, Held]
+    outer: Frame | None = None
+    function: Function | None = None
+    given: Mapping[str, ast.expr | None] = {}
+    caller: tuple[Frame, int] | None = None
+    returned: list[Held] = field(default_factory=list)
+
+    def owner(self, name: str) -> Frame | None:
+        """The frame that has the name."""
+        frame: Frame | None = self
+        while frame is not None and name not in frame.names:
+            frame = frame.outer
+        return frame
+
+
+class Function(Struct, eq=False):
+    """A function with the names around it; ``kind`` where a class has it."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    frame: Frame
+    kind: Kind | None = None
+    decorators: frozenset[str] = frozenset()
+
+
+class Method(Struct, eq=False):
+    """A function with its object."""
+
+    function: Function
+    owner: Value
+
+
+class Partial(Struct, eq=False):
+    """Anything that is called, with some of its arguments."""
+
+    target: Value
+    arguments: tuple[Held, ...]
+    keywords: dict[str, Held]
+
+
+class Kind(Struct, eq=False):
+    """A class of a file that is read."""
+
+    name: str
+    names: dict[str, Held]
+    bases: tuple[Value, ...]
+
+    def order(self) -> list[Kind | External]:
+        """The class and those that it inherits from, nearest first."""
+        found: dict[int, Kind | External] = {}
+
+        def add(kind: Kind) -> None:
+            if id(kind) not in found and len(found) < _MOST_BASES:
+                found[id(kind)] = kind
+                for base in kind.bases:
+                    if isinstance(base, Kind):
+                        add(base)
+                    elif isinstance(base, External):
+                        found[id(base)] = base
+
+        add(self)
+        return list(found.values())
+
+    def find(self, name: str, after: Kind | None = None) -> Held | None:
+        """What the class, or one behind ``after`` in its order, has under the name."""
+        order = [kind for kind in self.order() if isinstance(kind, Kind)]
+        for kind in order[order.index(after) + 1 :] if after in order else order:
+            if name in kind.names:
+                return kind.names[name]
+        return None
+
+
+class Object(Struct, eq=False):
+    """An object of a class; lists, tuples and dictionaries, too.
+
+    Attributes:
+        kind: Its class.
+        attributes: Its own, of a dictionary its entries.
+        items: What it holds in order, of a sequence.
+        around: Checkpoints that are wrapped around it, innermost first.
+        vague: Its fields may be anything.
+    """
+
+    kind: Kind | External
+    attributes: dict[str, Held] = field(default_factory=dict)
+    items: list[Held] = field(default_factory=list)
+    around: list[tuple[CheckpointSite, Conditions]] = field(default_factory=list)
+    vague: bool = False
+
+    def parts(self) -> Iterator[Object]:
+        """The objects that it holds itself."""
+        for held in (*self.items, *self.attributes.values()):
+            for value, _ in held:
+                if isinstance(value, Object):
+                    yield value
+
+    def below(self) -> list[Object]:
+        """All that it holds, at any depth."""
+        found: dict[int, Object] = {}
+        waiting = list(self.parts())
+        while waiting and len(found) < _MOST_OBJECTS:
+            each = waiting.pop()
+            if id(each) not in found and each is not self:
+                found[id(each)] = each
+                waiting.extend(each.parts())
+        return list(found.values())
+
+
+class Parent(Struct, eq=False):
+    """``super()`` in a method: the object, and the class whose method it is."""
+
+    owner: Object
+    kind: Kind
+
+
+class CheckpointSite(Struct, frozen=True, order=True):
+    """Where a checkpoint is: its statement, its variant, what it is around.
+
+    Attributes:
+        file: Where.
+        line: Where in it.
+        variant: Which of torch's two.
+        around: What is checkpointed, in words.
+        alone: The class that a statement wraps, where it wraps nothing else.
+    """
+
+    file: str
+    line: int
+    variant: str
+    around: str
+    alone: bool = False
+
+
+Value: TypeAlias = (
+    Constant | External | Module | Function | Method | Partial | Kind | Object | Parent
+)
+_MOST_BASES = 50
+_MOST_OBJECTS = 2_000
+
+
+def one(value: Value) -> Held:
+    """A name that stands for this, whatever the conditions."""
+    return ((value, NONE),)
+
+
+def pooled(helds: Iterable[Held]) -> Held:
+    """What stands for any of these."""
+    found = {(id(value), when): (value, when) for held in helds for value, when in held}
+    return tuple(found.values())
+
+
+def under(held: Held, conditions: Conditions) -> Held:
+    """The same under further conditions."""
+    return tuple((value, when | conditions) for value, when in held) if conditions else held
+
+
+def contradict(conditions: Conditions) -> bool:
+    """Whether they are never true together."""
+    true = {text for texts, holds in conditions if holds for text in texts}
+    return any(texts <= true for texts, holds in conditions if not holds)
+
+
+def sequence(items: Iterable[Held], name: str = "list") -> Held:
+    """A list of these."""
+    return one(Object(External(name), items=list(items)))
+
+
+def elements(held: Held) -> Held:
+    """What a loop over it gives."""
+    return pooled(
+        under(item, when)
+        for value, when in held
+        if isinstance(value, Object)
+        for item in (value.items or value.attributes.values())
+    )
+
+
+def truth(held: Held, conditions: Conditions = NONE) -> bool | None:
+    """Whether it is true, where that is known under these conditions."""
+    found: set[bool | None] = set()
+    for value, when in held:
+        if isinstance(value, Constant):
+            found.add(bool(value.value))
+        else:
+            found.add(None if isinstance(value, External | Module) else True)
+        if not when <= conditions:
+            found.add(None)
+    return found.pop() if len(found) == 1 else None
