@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from recompute_scan.frameworks.configuration import Setting, truthy
 from recompute_scan.errors import how_to_add
+from recompute_scan.frameworks.configuration import Setting, truthy
 from recompute_scan.lint.said import Unreadable
 
 _MOST = 20_000
