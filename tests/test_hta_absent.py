@@ -28,7 +28,7 @@ def test_the_analysis_goes_on_and_says_so() -> None:
     assert result.hta is None
     (said,) = [one for one in result.warnings if "Holistic Trace Analysis" in one]
     assert said.startswith("Holistic Trace Analysis is not installed, so it was left out (")
-    assert said.endswith("; to add it: pip install 'recompute-scan[hta]'")
+    assert said.endswith('to add it: in the checkout of recompute-scan: pip install ".[hta]"')
     text = render_text(result, color=False)
     assert "\\n" not in text
     assert "so it was left out" in " ".join(text.split())

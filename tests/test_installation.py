@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan import installation
+from recompute_scan.errors import how_to_add
 from recompute_scan.installation import Installed, look
 
 
@@ -42,7 +44,7 @@ def test_without_torch_the_command_that_brings_it_is_named(monkeypatch: pytest.M
         installation, "_version_of", lambda name: None if name == "torch" else found(name)
     )
     line = by_purpose(look())["run"]
-    assert line == Installed("missing", "run", 'no torch: pip install "recompute-scan[torch]"')
+    assert line == Installed("missing", "run", f"no torch; {how_to_add('torch')}")
 
 
 def test_a_broken_torch_is_a_problem_and_no_traceback(
@@ -77,3 +79,26 @@ def test_a_missing_hook_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert installation._launchers().state == "problem"
     (tmp_path / "recompute_scan.pth").write_text('import os; "RECOMPUTE_SCAN_JOIN" in os.environ')
     assert installation._launchers().state == "ok"
+
+
+def test_nothing_tells_anyone_to_install_a_name_that_nobody_owns() -> None:
+    """No package index has this package: whoever took its name there would run what they like."""
+    named = re.compile(
+        r"""pip(x)? install [^\n]*?["' ]recompute[-_]scan(?=["'\[=\s`]|$)|"""
+        r"""default: recompute-scan$""",
+        re.MULTILINE,
+    )
+    root = Path(__file__).parents[1]
+    folders = ("src", "docs", "notebooks", "examples", "benchmarks")
+    files = [root / "README.md", root / "action.yml", root / "Makefile"]
+    for folder in folders:
+        files += (
+            one
+            for one in (root / folder).rglob("*")
+            if one.suffix in (".py", ".md", ".ipynb", ".html", ".yml", ".txt")
+        )
+    told = {str(one.relative_to(root)): named.findall(one.read_text("utf-8")) for one in files}
+    assert {name for name, found in told.items() if found} == set()
+    assert named.search('run: pip install -q "recompute-scan[torch]" -r requirements.txt')
+    assert named.search("pip install recompute-scan")
+    assert not named.search('in the checkout of recompute-scan: pip install ".[torch]"')

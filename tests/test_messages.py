@@ -57,5 +57,5 @@ def test_an_error_reads_what_why_and_what_to_try() -> None:
 def test_a_missing_package_is_named_with_the_line_that_installs_it() -> None:
     error = MissingExtra("torch", "torch", "Recording")
     assert "Recording needs torch" in str(error)
-    assert 'pip install "recompute-scan[torch]"' in str(error)
+    assert 'pip install ".[torch]"' in str(error)
     assert error.exit_status == 2

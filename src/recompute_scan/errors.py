@@ -48,6 +48,13 @@ class ScanError(Exception):
         return "\n".join(parts)
 
 
+def how_to_add(extra: str) -> str:
+    """The command that installs an extra, from a checkout: no package index has this package, and
+    a name that nobody owns there is anybody's to take.
+    """
+    return f'in the checkout of recompute-scan: pip install ".[{extra}]"'
+
+
 def _revive(kind: type[ScanError], args: tuple[object, ...], parts: dict[str, object]) -> ScanError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(parts)
@@ -67,7 +74,7 @@ class MissingExtra(UsageError):
         super().__init__(
             "E201",
             f"{purpose} needs {package}, which is not installed.",
-            hint=f'pip install "recompute-scan[{extra}]"',
+            hint=how_to_add(extra),
         )
 
 

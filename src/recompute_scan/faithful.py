@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from recompute_scan.files import write_whole
 from recompute_scan.units import plural
 
 # The question that comparing a step answers.
@@ -299,7 +300,7 @@ def sampled_name(rank: int) -> str:
 
 def write_sampled(folder: Path, rank: int, sampled: tuple[Sampled, ...]) -> None:
     """Write the gradients of the first step beside the run record."""
-    (folder / sampled_name(rank)).write_bytes(msgspec.json.encode(sampled))
+    write_whole(folder / sampled_name(rank), msgspec.json.encode(sampled))
 
 
 def read_sampled(folder: Path, rank: int = 0) -> tuple[Sampled, ...]:

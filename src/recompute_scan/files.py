@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from recompute_scan.errors import InputError, UsageError
 
@@ -48,9 +48,7 @@ def written(path: Path, *, force: bool = False) -> Iterator[Path]:
     refuse_existing(path, force=force)
     partial = path.with_name(path.name + ".part")
     try:
-        # Never through a link that somebody put there.
-        partial.unlink(missing_ok=True)
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        make_new(partial)
         try:
             yield partial
             partial.replace(path)
@@ -60,10 +58,32 @@ def written(path: Path, *, force: bool = False) -> Iterator[Path]:
         raise UsageError("E208", f"Cannot write {path}.", why=error.strerror) from None
 
 
+def make_new(path: Path) -> None:
+    """Make an empty file, in place of one or of a link that is there: who writes to it next does so
+    through no link that somebody put there.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+
+
+def append(path: Path) -> TextIO:
+    """Open a file to write at its end; never through a link.
+
+    Raises:
+        OSError: It cannot be opened, or is a link.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    return os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8", errors="replace")
+
+
 def write_whole(target: Path, data: bytes) -> None:
     """Write a file that appears whole or not at all; one that is there is replaced."""
     partial = target.with_suffix(".part")
     try:
+        make_new(partial)
         partial.write_bytes(data)
         partial.replace(target)
     finally:

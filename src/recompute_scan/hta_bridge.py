@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recompute_scan.arrays import true_at
-from recompute_scan.errors import UsageError
+from recompute_scan.errors import UsageError, how_to_add
 from recompute_scan.result import Hta
 from recompute_scan.trace.columns import Kind, Trace
 
@@ -51,7 +51,7 @@ def to_hta(traces: Mapping[int, Trace]) -> Any:
             "E212",
             "Holistic Trace Analysis is not installed.",
             why=str(error),
-            hint="pip install 'recompute-scan[hta]'",
+            hint=how_to_add("hta"),
         ) from None
     with _quiet():
         made = hta_trace.Trace(trace_files={}, trace_dir="")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from recompute_scan.errors import how_to_add
 from recompute_scan.joining import VARIABLE
 
 State = Literal["ok", "missing", "problem"]
@@ -76,8 +77,8 @@ def _recording() -> list[Installed]:
     purpose = "run"
     missing = [name for name in ("torch", "wrapt") if _version_of(name) is None]
     if missing:
-        hint = 'pip install "recompute-scan[torch]"'
-        return [Installed("missing", purpose, f"no {' and no '.join(missing)}: {hint}")]
+        said = f"no {' and no '.join(missing)}; {how_to_add('torch')}"
+        return [Installed("missing", purpose, said)]
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, and words of ours
             [sys.executable, "-c", _ASK_TORCH],
@@ -136,7 +137,7 @@ def _extra(wanted: tuple[tuple[str, ...], str, str]) -> Installed:
     for name in names:
         if found := _version_of(name):
             return Installed("ok", purpose, f"{name} {found}")
-    return Installed("missing", purpose, f'pip install "recompute-scan[{extra}]"')
+    return Installed("missing", purpose, how_to_add(extra))
 
 
 def _py_spy() -> Installed:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from recompute_scan.errors import UsageError
+from recompute_scan.errors import UsageError, how_to_add
 
 _FILE = "pyproject.toml"
 _LARGE = 1_000_000
@@ -160,7 +160,7 @@ def _parsed(file: Path, data: bytes) -> dict[str, Any]:
             "E240",
             f"{file} cannot be read.",
             why="TOML needs tomli before Python 3.11",
-            hint='pip install "recompute-scan[lint]"',
+            hint=how_to_add("lint"),
         ) from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UsageError("E240", f"{file} is no TOML.", why=str(error)) from None

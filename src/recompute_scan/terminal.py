@@ -1,8 +1,13 @@
-"""What a terminal can do, and lines of our own among those of a script on it."""
+"""What a terminal can do, and lines of our own and of libraries among those of a script on it."""
 
 from __future__ import annotations
 
 import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 _COLUMNS = 80
@@ -60,3 +65,48 @@ def fresh_line(stream: TextIO | None) -> str:
     if stream is None or not stream.isatty():
         return ""
     return " " * columns(stream) + "\r"
+
+
+@contextmanager
+def without_lines(descriptor: int, unwanted: re.Pattern[bytes]) -> Iterator[None]:
+    """Leave out lines that compiled code writes to a file descriptor while the body runs.
+
+    For libraries that no setting silences. What else is written there meanwhile is passed on.
+
+    Args:
+        descriptor: 1 or 2; where it is closed there is nothing to do.
+        unwanted: Matches such a line from its beginning.
+    """
+    try:
+        target = os.dup(descriptor)
+    except OSError:
+        yield
+        return
+    try:
+        with tempfile.TemporaryFile() as caught:
+            _flush(descriptor)
+            os.dup2(caught.fileno(), descriptor)
+            try:
+                yield
+            finally:
+                _flush(descriptor)
+                os.dup2(target, descriptor)
+                caught.seek(0)
+                kept = b"".join(line for line in caught if not unwanted.match(line))
+                while kept:
+                    kept = kept[os.write(target, kept) :]
+    finally:
+        os.close(target)
+
+
+def _flush(descriptor: int) -> None:
+    """Write what Python's stream holds, then what C's does, in the order in which a process's end
+    would; C's standard error holds nothing.
+    """
+    with suppress(Exception):  # the script's own object may be there, or none
+        (sys.stdout if descriptor == 1 else sys.stderr).flush()
+    if descriptor == 1:
+        import ctypes  # noqa: PLC0415 - few need it
+
+        with suppress(OSError, TypeError, AttributeError):
+            ctypes.CDLL(None).fflush(None)

@@ -20,7 +20,7 @@ REPAIRED = str(ROOT / "traces" / "repaired_llama_fsdp")
 _INPUT = re.compile(r"\$\{\{ inputs\.([\w-]+) \}\}")
 
 
-def run(folder: Path, **given: str) -> tuple[int, str, dict[str, str]]:
+def run(folder: Path, *, summary: bool = True, **given: str) -> tuple[int, str, dict[str, str]]:
     """Exit status, output and the step's own outputs of the action with these inputs."""
     inputs = {name: one.get("default", "") for name, one in ACTION["inputs"].items()}
     inputs |= {name.replace("_", "-"): value for name, value in given.items()}
@@ -52,7 +52,8 @@ def run(folder: Path, **given: str) -> tuple[int, str, dict[str, str]]:
                 **env,
                 "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
                 "GITHUB_OUTPUT": str(outputs),
-                "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+                **({"GITHUB_STEP_SUMMARY": str(folder / "summary.md")} if summary else {}),
+                "GITHUB_ACTION_PATH": str(ROOT),
             },
             capture_output=True,
             text=True,
@@ -120,3 +121,21 @@ def test_a_base_that_is_missing_changes_no_outcome(tmp_path: Path) -> None:
     status, printed, told = run(tmp_path, traces=REPAIRED, base="nowhere", package="")
     assert (status, told) == (0, {"outcome": "passed"})
     assert "nowhere" in printed
+
+
+def test_a_runner_without_summaries_gets_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    status, _, told = run(tmp_path, summary=False, traces=REPAIRED, package="")
+    assert (status, told) == (0, {"outcome": "passed"})
+
+
+def test_the_action_installs_its_own_checkout(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    python = programs / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    _, printed, _ = run(tmp_path, traces=REPAIRED)
+    assert f"-m pip install --quiet {ROOT}\n" in printed

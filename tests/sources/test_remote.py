@@ -290,7 +290,7 @@ def test_without_fsspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     for function in (open_remote, list_remote):
         with pytest.raises(MissingExtra) as caught:
             function("https://host/a.json")
-        assert 'pip install "recompute-scan[remote]"' in str(caught.value)
+        assert 'pip install ".[remote]"' in str(caught.value)
 
 
 def test_without_aiohttp_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,13 +53,12 @@ def _sites(result: Result) -> str:
 
 
 def _reproduce(result: Result) -> str:
-    version = code(result.tool_version, 20).strip("`")
+    version = code(result.tool_version, 20)
     return "\n".join(
         [
-            "With the archive attached here:",
+            f"With the archive attached here, and recompute-scan {version}:",
             "",
             "```console",
-            f'$ pip install "recompute-scan=={version}"',
             "$ recompute-scan analyze ARCHIVE.zip",
             "```",
             "",

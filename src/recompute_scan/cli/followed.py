@@ -83,13 +83,13 @@ def progressing(progress: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def showing(
-    folder: Path, show: Callable[[Result, Sequence[str]], None]
-) -> Callable[[Result, Sequence[str]], None]:
-    """The function that shows a result, which is told before."""
+    show: Callable[[Path, Result, Sequence[str]], None],
+) -> Callable[[Path, Result, Sequence[str]], None]:
+    """The function that shows the result in a folder, which is told before."""
 
-    def both(result: Result, after: Sequence[str]) -> None:
+    def both(folder: Path, result: Result, after: Sequence[str]) -> None:
         told_result(result, folder / "result.json", folder / "report.html")
-        show(result, after)
+        show(folder, result, after)
 
     return both if _open else show
 

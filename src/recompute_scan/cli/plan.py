@@ -52,7 +52,7 @@ from recompute_scan.cli.target import check_script, default_folder
     "-o",
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for traces and report.  [default: recompute-scan-out/NAME]",
+    help="Folder for traces and report.  [default: recompute-scan-out/NAME-plan]",
 )
 @click.option("--nproc-per-node", type=int, help="Start that many processes with torchrun.")
 @click.option(
@@ -89,7 +89,8 @@ def plan(
     """
     from recompute_scan.cost.activation_plan import read_wish
 
-    folder = (output or default_folder(script, args, launched=False)).absolute()
+    folder = output or default_folder(script, args, launched=False, ending="-plan")
+    folder = folder.absolute()
     follow(events, command="plan", folder=folder)
     wish = read_wish(memory, step_time_ms)
     if not is_module:
@@ -99,24 +100,29 @@ def plan(
         set_early(Path(script))
     from recompute_scan.record.arrange.proving import Asked
     from recompute_scan.record.reporting import Reporting
+    from recompute_scan.record.run_folder import beside
     from recompute_scan.record.run_options import RunOptions
     from recompute_scan.record.ways import Way, plan_and_report
 
-    options = RunOptions(script, is_module, args, folder, events=followed_at(), **recorded)
+    place, earlier = beside(folder, plans=True)
+    if folder not in (place, earlier):
+        tell(f"recompute-scan: {folder} keeps the result of a run; the plan goes to {place}")
+    options = RunOptions(
+        script, is_module, args, place, events=followed_at(), takes_place_of=earlier, **recorded
+    )
     way = Way(None, nproc_per_node)
     way.check(options)
-    from functools import partial
-
     from recompute_scan.cost.peaks import UNKNOWN_MACHINE
 
     reporting = Reporting(
-        folder,
+        place,
         UNKNOWN_MACHINE,
         (),
         launched=False,
-        show=showing(folder, partial(print_plan, folder)),
+        show=showing(print_plan),
         tell=telling(tell),
         progress=progressing(progress),
         leaving=ended,
+        takes_place_of=earlier,
     )
     return plan_and_report(way, options, reporting, Asked(wish, verify))

@@ -90,6 +90,7 @@ def run(
     from msgspec.structs import replace
 
     from recompute_scan.record.reporting import Reporting
+    from recompute_scan.record.run_folder import beside
     from recompute_scan.record.run_options import RunOptions, decode
     from recompute_scan.record.ways import Handed, Way, run_and_report
 
@@ -105,8 +106,16 @@ def run(
         after = (
             commands_after(whole, output, folder, verify=may_verify, script=script) if timed else ()
         )
+        place, earlier = beside(folder)
         options = RunOptions(
-            script, is_module, args, folder, measure=verify, events=followed_at(), **recorded
+            script,
+            is_module,
+            args,
+            place,
+            measure=verify,
+            events=followed_at(),
+            takes_place_of=earlier,
+            **recorded,
         )
     way = Way(launcher, nproc_per_node, verify, without_checkpointing)
     way.check(options)
@@ -115,9 +124,10 @@ def run(
         machine,
         after,
         launched=handed_on is not None,
-        show=showing(options.output, partial(print_report, options.output, open_page=open_page)),
+        show=showing(partial(print_report, open_page=open_page)),
         tell=telling(tell),
         progress=progressing(progress),
         leaving=ended,
+        takes_place_of=options.takes_place_of,
     )
     return run_and_report(way, options, reporting, ["--debug"] * debug)

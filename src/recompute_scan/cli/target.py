@@ -21,8 +21,8 @@ def launcher_in(whole: Sequence[str], script: str, args: Sequence[str]) -> str |
         script: The first word that is no option.
         args: What follows it.
     """
-    is_script = Path(script).suffix == ".py" or Path(script).is_dir()
-    if is_script or not _behind_dashes(whole, args):
+    # As in a shell, a folder of the launcher's name is not in its way.
+    if Path(script).suffix == ".py" or not _behind_dashes(whole, args):
         return None
     # An environment that is used without being activated has its launchers beside its Python.
     beside = str(Path(sys.executable).parent)
@@ -59,11 +59,11 @@ def check_script(whole: Sequence[str], script: str, args: Sequence[str]) -> None
     raise cannot_open(script, "No such file or directory")
 
 
-def default_folder(script: str, args: Sequence[str], *, launched: bool) -> Path:
+def default_folder(script: str, args: Sequence[str], *, launched: bool, ending: str = "") -> Path:
     """Where the output goes unless something else is said: a folder named after the script."""
     if launched:
         script = next((one for one in args if one.endswith(".py")), script)
-    return Path("recompute-scan-out") / Path(script).stem.replace("/", "-")
+    return Path("recompute-scan-out") / (Path(script).stem.replace("/", "-") + ending)
 
 
 def _behind_dashes(whole: Sequence[str], args: Sequence[str]) -> bool:

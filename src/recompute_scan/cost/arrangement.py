@@ -25,6 +25,7 @@ from recompute_scan.cost.moments import (
     Condition,
     Moment,
 )
+from recompute_scan.cost.solver import silent_solver
 from recompute_scan.rehearsal import Candidate, parts_of, whole_places
 
 _TIME_LIMIT_S = 10.0
@@ -139,9 +140,7 @@ class Arrangements(Struct, frozen=True):
         return each
 
     def _program(self) -> _ZeroOneProgram:
-        import highspy  # noqa: PLC0415 - takes longer than reading a small trace
-
-        return _ZeroOneProgram(highspy, self)
+        return _ZeroOneProgram(self)
 
 
 def _in_order(one: Arrangements, found: Choices, budget: int) -> Choices:
@@ -182,18 +181,10 @@ def _within(one: Arrangements, found: Choices, budget: int) -> Choices | None:
 class _ZeroOneProgram:
     """The 0-1 program: one variable for each module, or part, and each choice but keeping."""
 
-    def __init__(self, highspy: Any, one: Arrangements) -> None:
-        self._highs = highspy
+    def __init__(self, one: Arrangements) -> None:
         self._one = one
-        solver = self._solver = highspy.Highs()
-        solver.silent()
-        for option, value in (
-            ("mip_rel_gap", 0.0),
-            ("mip_abs_gap", 0.0),
-            ("time_limit", _TIME_LIMIT_S),
-            ("threads", 1),
-        ):
-            solver.setOptionValue(option, value)
+        self._highs, solver = silent_solver(_TIME_LIMIT_S)
+        self._solver = solver
         self._chosen: dict[Condition, Any] = {}
         self._kept: list[Any] = []
         for place in range(len(one.candidates)):

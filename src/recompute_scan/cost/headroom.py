@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from recompute_scan.arrays import distinct, true_at
 from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.peaks import Machine, capacity
+from recompute_scan.cost.solver import silent_solver
 from recompute_scan.result import Cost, Memory, MemoryPlan, Region, RegionMemory
 from recompute_scan.trace.columns import Bool, Int64, Trace
 
@@ -110,14 +111,7 @@ def _append(
 
 
 def _solve(problem: Problem, gains: Float64, budget: int) -> Bool:
-    import highspy  # noqa: PLC0415 - takes longer than reading a small trace
-
-    solver = highspy.Highs()
-    solver.silent()
-    solver.setOptionValue("mip_rel_gap", 0.0)
-    solver.setOptionValue("mip_abs_gap", 0.0)
-    solver.setOptionValue("time_limit", _TIME_LIMIT_S)
-    solver.setOptionValue("threads", 1)
+    highspy, solver = silent_solver(_TIME_LIMIT_S)
     order = np.arange(1, len(gains) + 1) / len(gains)
     worth = gains / gains.max() * (1 + _PREFERENCE * order)
     chosen = [

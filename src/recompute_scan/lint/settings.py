@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from recompute_scan.errors import how_to_add
 from recompute_scan.frameworks.configuration import Setting, truthy
 from recompute_scan.lint.said import Unreadable
 from recompute_scan.project_file import refuse_long_keys
@@ -60,7 +61,7 @@ def _yaml(text: str) -> list[Setting]:
     try:
         import yaml  # noqa: PLC0415 - an extra
     except ImportError:
-        raise Unreadable('YAML needs PyYAML: pip install "recompute-scan[lint]"') from None
+        raise Unreadable(f"YAML needs PyYAML; {how_to_add('lint')}") from None
     try:
         found: list[Setting] = []
         budget = _budget()

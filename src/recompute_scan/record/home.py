@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 import weakref
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.api import Scan
 from recompute_scan.errors import RunError
 from recompute_scan.record.launch.launcher import wait_for_ranks
-from recompute_scan.record.run_folder import write_report
+from recompute_scan.record.run_folder import beside, take_place, write_report
 from recompute_scan.run_info import RunInfo
 
 # How long rank 0 waits for the run records of the others, which end with the same step.
 _RANKS_TIMEOUT_S = 30.0
+_POLL_S = 0.1
 
 
 class Home:
@@ -24,12 +26,11 @@ class Home:
 
     def __init__(self, folder: Path | None) -> None:
         self.lasting = folder is not None
-        # Absolute, because the loop may change the current directory.
-        self.path = (
-            folder.absolute()
-            if folder is not None
-            else Path(tempfile.mkdtemp(prefix="recompute-scan-"))
-        )
+        self._earlier: Path | None = None
+        if folder is None:
+            self.path = Path(tempfile.mkdtemp(prefix="recompute-scan-"))
+        else:  # absolute, because the loop may change the current directory
+            self.path, self._earlier = beside(folder.absolute())
         if not self.lasting:
             weakref.finalize(self, _delete, self.path, os.getpid())
 
@@ -39,17 +40,30 @@ class Home:
         Raises:
             RunError: There is no trace (``E309``); the second line says why.
         """
-        if self.lasting and info.world_size > 1:
+        if self._earlier is not None and info.rank:
+            self._follow_rank_0(self._earlier)
+        elif self.lasting and info.world_size > 1:
             wait_for_ranks(self.path, info.world_size, _RANKS_TIMEOUT_S)
         elif info.trace is None and info.end is None:
             why = " ".join(filter(None, (info.message, *info.warnings)))
             if not info.chosen:
                 why = f"of {info.world_size} ranks, rank {info.rank} was not one to be recorded"
             raise RunError("E309", "The recording gave no trace.", why=why)
-        scan = Scan(analyse([self.path]), (str(self.path),), keeps=self)
+        result = analyse([self.path])
         if self.lasting and info.rank == 0:
-            write_report(self.path, scan.result)
-        return scan
+            write_report(self.path, result)
+            if self._earlier is not None and info.exit_status == 0:
+                take_place(self.path, self._earlier)
+                self.path, self._earlier = self._earlier, None
+        return Scan(result, (str(self.path),), keeps=self)
+
+    def _follow_rank_0(self, earlier: Path) -> None:
+        """Wait until it has put what was recorded in the place of an earlier result."""
+        deadline = time.monotonic() + _RANKS_TIMEOUT_S
+        while self.path.exists() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if not self.path.exists():
+            self.path = earlier
 
 
 def _delete(folder: Path, process: int) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
+from recompute_scan.files import make_new
 from recompute_scan.record import ranges
 from recompute_scan.record.compat import import_ahead
 from recompute_scan.record.guard import Call, Guard
@@ -113,10 +114,14 @@ class ProfilerWindow:
         """
         plain = _room(target.parent) / f".{target.name}.{os.getpid()}.json.part"
         packed = target.with_name(f".{target.name}.part")
+        unfinished = plain.with_name(f"{plain.name}.tmp")  # torch's
         try:
+            for file in (plain, packed):
+                make_new(file)
+            unfinished.unlink(missing_ok=True)
             with without_kineto_noise():
                 self._profiler.export_chrome_trace(str(plain))
-            if not plain.exists():  # it says why on standard error, and raises nothing
+            if not plain.stat().st_size:  # it says why on standard error, and raises nothing
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(plain))
             # Bytes, not text: some versions of torch write names that are not valid UTF-8.
             with (
@@ -128,7 +133,7 @@ class ProfilerWindow:
             packed.replace(target)
         finally:
             plain.unlink(missing_ok=True)
-            plain.with_name(f"{plain.name}.tmp").unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
             packed.unlink(missing_ok=True)
 
     def _action(self, step: int) -> ProfilerAction:

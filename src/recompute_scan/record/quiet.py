@@ -7,10 +7,8 @@ the profiler last, and everything else that was written meanwhile is passed on.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from recompute_scan.record.compat import KINETO_LINE
-from recompute_scan.terminal import fresh_line
+from recompute_scan.terminal import fresh_line, without_lines
 
 _GRAD = re.compile(r"The \.grad attribute of a Tensor")
 
@@ -28,24 +26,8 @@ _GRAD = re.compile(r"The \.grad attribute of a Tensor")
 @contextmanager
 def without_kineto_noise() -> Iterator[None]:
     """Run the body with Kineto's log lines left out of standard error."""
-    with suppress(Exception):  # the script's own object may be there, or none
-        sys.stderr.flush()
-    try:
-        terminal = os.dup(2)
-    except OSError:  # no usable standard error: nothing to protect
+    with without_lines(2, KINETO_LINE):
         yield
-        return
-    with tempfile.TemporaryFile() as caught:
-        os.dup2(caught.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(terminal, 2)
-            caught.seek(0)
-            kept = b"".join(line for line in caught if not KINETO_LINE.match(line))
-            while kept:
-                kept = kept[os.write(terminal, kept) :]
-            os.close(terminal)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from msgspec import Struct
 from recompute_scan.cost.peaks import Machine
 from recompute_scan.errors import RunError, ScanError
 from recompute_scan.record.launch.launcher import wait_for_ranks
-from recompute_scan.record.run_folder import write_report
+from recompute_scan.record.run_folder import take_place, write_report
 from recompute_scan.run_info import CLAIM, RunInfo, accept_so_far
 
 if TYPE_CHECKING:
@@ -37,10 +37,12 @@ class Reporting(Struct, frozen=True):
 
     Attributes:
         folder: The run's folder.
+        takes_place_of: The folder of an earlier result, as in
+            :class:`~recompute_scan.record.run_options.RunOptions`.
         machine: What a person says of the device.
         after: The commands that come next.
         launched: Whether a process of ours started the ranks, and reports when all have ended.
-        show: Gets a result and the commands that come next.
+        show: Gets the folder, a result and the commands that come next.
         tell: Gets what else the person should know.
         progress: Gets what goes on.
         leaving: Gets the exit status where the process is about to end behind everyone's back.
@@ -50,10 +52,11 @@ class Reporting(Struct, frozen=True):
     machine: Machine
     after: Sequence[str]
     launched: bool
-    show: Callable[[Result, Sequence[str]], None]
+    show: Callable[[Path, Result, Sequence[str]], None]
     tell: Callable[[str], None]
     progress: Callable[[str], None]
     leaving: Callable[[int], None] = lambda _: None
+    takes_place_of: Path | None = None
 
     def conclude(self, info: RunInfo) -> None:
         """This rank's run is over: report on it, where that is this rank's to do."""
@@ -68,6 +71,7 @@ class Reporting(Struct, frozen=True):
             self.conclude(info)
         except ScanError as error:
             self.tell(f"recompute-scan: {error}")
+            self.stays()
         finally:
             self.leaving(info.exit_status)
 
@@ -106,6 +110,8 @@ class Reporting(Struct, frozen=True):
         ends = self._ends()
         if ends.failed or any(record.trace for record in ends.records):
             self._failed()
+        else:
+            self.stays()
 
     def see_that_some_took_part(self, began: float, status: int) -> None:
         """Refuse a launcher none of whose processes has left a run record (``E319``).
@@ -114,8 +120,11 @@ class Reporting(Struct, frozen=True):
             began: When it was started, seconds since the epoch.
             status: Its exit status; what it has failed with itself comes first.
         """
-        folder = self.folder
-        records = (*folder.glob("run-rank*.json"), *folder.glob("so-far-rank*.json"))
+        records = [
+            record
+            for folder in filter(None, (self.folder, self.takes_place_of))
+            for record in (*folder.glob("run-rank*.json"), *folder.glob("so-far-rank*.json"))
+        ]
         if any(record.stat().st_mtime >= began - 1 for record in records):
             return
         error = RunError(
@@ -144,6 +153,7 @@ class Reporting(Struct, frozen=True):
             if info.exit_status == 0 and info.bug is None:
                 raise error
             self.tell(f"recompute-scan: {error}")
+            self.stays()
             return None
         return self._analysed()
 
@@ -161,11 +171,17 @@ class Reporting(Struct, frozen=True):
             return
         result = self.result(info)
         if result is not None:
-            self._write(result, self.after)
+            self.write(result)
+            self.came_through(result, info.exit_status)
 
     def _failed(self) -> None:
         accept_so_far(self.folder)
-        self._write(self._analysed(), ())
+        result = self._analysed()
+        try:
+            write_report(self.folder, result)
+        finally:  # a full disk keeps nobody from reading it here
+            self.show(self.folder, result, ())
+            self.stays()
 
     def _ends(self) -> Ends:
         from recompute_scan.analysis.ranks import ends_in  # noqa: PLC0415
@@ -177,11 +193,38 @@ class Reporting(Struct, frozen=True):
 
         return analyse([self.folder], self.progress, machine=self.machine)
 
-    def _write(self, result: Result, after: Sequence[str]) -> None:
+    def write(self, result: Result) -> None:
+        """Write the result and its page."""
         try:
             write_report(self.folder, result)
-        finally:  # a full disk keeps nobody from reading it here
-            self.show(result, after)
+        except ScanError:
+            self.show(self.folder, result, self.after)  # a full disk keeps nobody from reading it
+            raise
+
+    def came_through(self, result: Result, status: int) -> None:
+        """The result is written: it takes the place of an earlier one, unless the script failed or
+        was interrupted, and is shown.
+        """
+        folder = self.folder
+        try:
+            if self.takes_place_of is not None and status == 0:
+                take_place(folder, self.takes_place_of)
+                folder = self.takes_place_of
+        finally:
+            self.show(folder, result, self.after)
+            self.stays()
+
+    def stays(self) -> None:
+        """There is no new result: an earlier one stays, and it is said where this run's is."""
+        if self.takes_place_of is None or self.launched or not self.folder.exists():
+            return
+        with suppress(OSError):
+            self.folder.rmdir()  # of a run that has left nothing
+            return
+        self.tell(
+            f"recompute-scan: {self.takes_place_of} keeps the result of an earlier run; what this "
+            f"one left is in {self.folder}"
+        )
 
 
 @contextmanager

@@ -1,13 +1,18 @@
 """The folder that a recording goes to: what can be said against it before anything runs, and what
 it holds once all is analysed.
+
+A run that fails replaces no result of one that came through: where the folder holds one, a run
+records beside it, and what it left takes the place of the earlier once there is a new result.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import torch
 
 from recompute_scan.errors import UsageError
@@ -26,6 +31,14 @@ from recompute_scan.run_info import (
 
 if TYPE_CHECKING:
     from recompute_scan.result import Result
+
+
+# What ranks leave there, and the folders of further runs.
+_KINDS = (
+    *("trace", "stacks", "flight", "compiled", "where", "run", "so-far"),
+    *("gradients", "rehearsal"),
+)
+_BELOW = ("verify", "plan")
 
 
 def check_plan(plan: Plan, *, measuring: bool = False) -> None:
@@ -70,6 +83,75 @@ def prepare(folder: Path) -> None:
                 rank += 1
         if not os.access(folder, os.W_OK):
             raise PermissionError(13, os.strerror(13))
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+
+
+def beside(folder: Path, *, plans: bool = False) -> tuple[Path, Path | None]:
+    """Where to record, and the folder whose place that takes at the end; ``None`` where it is
+    that folder.
+
+    It is the folder itself unless a result is in it, else a sibling with ``-failed`` behind its
+    name, which it keeps if there is no new result. Where there can be none, such as above a volume,
+    it is a folder inside. A plan replaces plans only; its folder has ``-plan`` behind its name.
+
+    Args:
+        folder: What was asked for, absolute.
+        plans: Whether a plan is to come of it.
+    """
+    earlier = _result_in(folder)
+    if earlier is not None and plans and earlier.get("plan") is None:
+        folder = _named(folder, "plan")
+        earlier = _result_in(folder)
+    if earlier is None:
+        return folder, None
+    number, place = 1, _named(folder, "failed")
+    while _result_in(place) is not None:
+        number += 1
+        place = _named(folder, f"failed-{number}")
+    return place, folder
+
+
+def _named(folder: Path, ending: str) -> Path:
+    above = folder.parent
+    try:
+        near = above.stat().st_dev == folder.stat().st_dev and os.access(above, os.W_OK)
+    except OSError:
+        near = False
+    near = near and folder.name not in ("", "..") and not folder.is_symlink()
+    return folder.with_name(f"{folder.name}-{ending}") if near else folder / ending
+
+
+def _result_in(folder: Path) -> dict[str, Any] | None:
+    """The result of a run that came through; ``None`` where there is none."""
+    try:
+        if not (folder / "result.json").is_file():
+            return None
+        found = msgspec.json.decode((folder / "result.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}  # cut off, or somebody else's: not ours to replace
+    found = found if isinstance(found, dict) else {}
+    return None if found.get("crash") is not None else found
+
+
+def take_place(recorded: Path, folder: Path) -> None:
+    """There is a new result: what was recorded beside the folder takes the place of what an earlier
+    run has left in it.
+
+    Raises:
+        UsageError: It cannot be written (``E206``).
+    """
+    try:
+        for kind in _KINDS:
+            for one in folder.glob(f"{kind}-rank*"):
+                one.unlink()
+        for name in _BELOW:
+            if (folder / name).is_symlink():
+                (folder / name).unlink()
+            shutil.rmtree(folder / name, ignore_errors=True)
+        for one in recorded.iterdir():
+            one.replace(folder / one.name)
+        recorded.rmdir()
     except OSError as error:
         raise cannot_write(folder, error) from None
 

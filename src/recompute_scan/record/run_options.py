@@ -59,6 +59,8 @@ class RunOptions(Struct, frozen=True):
         is_module: Whether ``target`` is a module, as with ``python -m``.
         args: The script's own arguments.
         output: Folder for the traces and the run record; made when missing.
+        takes_place_of: The folder of an earlier result, which gets all that is in ``output`` once
+            there is a new one.
         steps: Steps profiled without stacks, at least 1; where steps are measured, 0 will do.
         warmup: Steps before anything is recorded, at least 1.
         timing_steps: Steps timed without the profiler; 0 for none.
@@ -95,6 +97,7 @@ class RunOptions(Struct, frozen=True):
     ranks: str = DEFAULT
     fidelity: bool = True
     events: str = ""
+    takes_place_of: Path | None = None
 
 
 def encode(options: object) -> str:

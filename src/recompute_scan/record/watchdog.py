@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.diagnose.places import user_place
-from recompute_scan.files import write_whole
+from recompute_scan.files import append, write_whole
 from recompute_scan.record.compat import flight_recorders
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.launcher import RankFacts, rank_facts
@@ -144,7 +144,7 @@ class Watchdog:
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
         with suppress(OSError, ValueError, RuntimeError):
-            self._file = (self._folder / stacks_text_name(ranks.rank)).open("a")
+            self._file = append(self._folder / stacks_text_name(ranks.rank))
             faulthandler.register(signal.SIGTERM, file=self._file, all_threads=True, chain=True)
 
     def _watch(self) -> None:
@@ -229,12 +229,12 @@ class Watchdog:
     def _write_stacks(self, ranks: RankFacts) -> None:
         """Every thread's stack, by faulthandler and py-spy, and the flight recorder's content."""
         path = self._folder / stacks_text_name(ranks.rank)
-        with suppress(OSError), path.open("a") as file:
+        with suppress(OSError), append(path) as file:
             faulthandler.dump_traceback(file, all_threads=True)
             file.write(_py_spy())
         with suppress(OSError):
             if (record := flight_record()) is not None:
-                (self._folder / f"flight-rank{ranks.rank}.json").write_text(record)
+                write_whole(self._folder / f"flight-rank{ranks.rank}.json", record.encode())
 
 
 def _py_spy() -> str:

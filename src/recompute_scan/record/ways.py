@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine
-from recompute_scan.errors import UsageError
+from recompute_scan.errors import ScanError, UsageError
 from recompute_scan.record.launch.launcher import launch, launch_with, rank_facts
 from recompute_scan.record.launch.runner import record
 from recompute_scan.record.reporting import Reporting
@@ -89,8 +89,16 @@ def run_and_report(
         reporting: Reports on it.
         flags: What else the processes that are started are given.
     """
-    if way.verify:
-        return _verify(way, options, reporting)
+    try:
+        if way.verify:
+            return _verify(way, options, reporting)
+        return _run(way, options, reporting, flags)
+    except ScanError:
+        reporting.stays()
+        raise
+
+
+def _run(way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[str]) -> int:
     if way.launcher is None and way.nproc_per_node is None:
         info = record(
             options,
@@ -150,7 +158,11 @@ def plan_and_report(way: Way, options: RunOptions, reporting: Reporting, asked: 
             result, replace(options, events=""), way.nproc_per_node, asked, reporting.progress
         )
 
-    return _and_more("plan", planned, way, options, reporting)
+    try:
+        return _and_more("plan", planned, way, options, reporting)
+    except ScanError:
+        reporting.stays()
+        raise
 
 
 def _and_more(
@@ -173,6 +185,7 @@ def _and_more(
     status = run_trial(options, way.nproc_per_node, None)
     run_record = folder / run_info_name(0)
     if status == UsageError.exit_status and not run_record.exists():
+        reporting.stays()
         return status  # it has said why
     info = read_run_info(run_record)
     result = reporting.result(info)
@@ -182,5 +195,5 @@ def _and_more(
     if info.exit_status == 0:
         result = more(result)
         write_report(folder, result)
-    reporting.show(result, reporting.after)
+    reporting.came_through(result, info.exit_status)
     return info.exit_status

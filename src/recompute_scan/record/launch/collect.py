@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from recompute_scan.files import make_new, write_whole
 from recompute_scan.record.compat import holds
 from recompute_scan.run_info import WORD, RunInfo, compiled_name, encode_run_info, run_info_name
 
@@ -32,7 +33,7 @@ def mark_folder(folder: Path, store: Any, rank: int) -> None:
     if rank == 0 and store is not None:
         word = uuid.uuid4().hex
         with suppress(OSError, *_GONE):
-            (folder / WORD).write_text(word)
+            write_whole(folder / WORD, word.encode())
             store.set("word", word)
 
 
@@ -114,6 +115,7 @@ def _take(folder: Path, store: Any, rank: int) -> str | None:
         if name not in expected:  # it came over the network
             continue
         partial = folder / f".{name}.part"
+        make_new(partial)
         with partial.open("wb") as file:
             for number in range(pieces):
                 key = f"rank{rank}/{name}/{number}"

@@ -17,6 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from recompute_scan.files import make_new
 from recompute_scan.joining import Recorded
 from recompute_scan.record.execute import StopRecording, run_call, run_program
 from recompute_scan.record.guard import Call, Guard
@@ -175,7 +176,7 @@ def run_here(
     if raised:
         raise raised[0]
     if not returned and info.exit_status == 0:
-        (options.output / STOPPED).touch()
+        make_new(options.output / STOPPED)
     return returned[0] if returned else None
 
 

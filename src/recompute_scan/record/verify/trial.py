@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from recompute_scan.errors import ScanError
+from recompute_scan.files import make_new
 from recompute_scan.record.launch.launcher import launch
 from recompute_scan.record.launch.runner import record
 from recompute_scan.record.run_options import RunOptions, decode, encode
@@ -40,6 +41,7 @@ def run_trial(options: RunOptions, nproc_per_node: int | None, output: Path | No
     environment = {"PYTHONHASHSEED": "0", **os.environ}
     if output is None:
         return _wait([sys.executable, "-m", _MODULE, *arguments], environment, None)
+    make_new(output)
     with output.open("wb") as file:
         return _wait([sys.executable, "-m", _MODULE, *arguments], environment, file)
 
