@@ -21,7 +21,11 @@ State = Literal["ok", "missing", "problem"]
 # Importing torch takes seconds on a cold disk; longer than this it hangs.
 _TORCH_TIMEOUT_S = 120
 # In a process of its own: a torch that is broken takes nobody along, and its memory goes again.
+# `python -c` looks for modules in the folder where it is started first, which may be a stranger's.
 _ASK_TORCH = """\
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
 import json, torch
 cuda = torch.cuda.is_available()
 print(json.dumps({
