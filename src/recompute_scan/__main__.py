@@ -8,7 +8,7 @@ import sys
 if sys.path[0] == os.getcwd() and not getattr(sys.flags, "safe_path", False):  # noqa: PTH109 - text
     sys.path[0] = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120 - links stay
 
-from recompute_scan.cli import main  # noqa: E402 - after that
+from recompute_scan.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from recompute_scan.files import content
 from recompute_scan.units import plural
 
 # The question that comparing a step answers.
@@ -265,7 +266,7 @@ def write_sampled(folder: Path, rank: int, sampled: tuple[Sampled, ...]) -> None
 def read_sampled(folder: Path, rank: int = 0) -> tuple[Sampled, ...]:
     """Read them back; empty where there are none, or none that can be read."""
     try:
-        data = (folder / sampled_name(rank)).read_bytes()
+        data = content(folder / sampled_name(rank))
         return msgspec.json.decode(data, type=tuple[Sampled, ...])
     except (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError):
         return ()

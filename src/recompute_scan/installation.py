@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from recompute_scan.files import content
 from recompute_scan.joining import VARIABLE
 
 State = Literal["ok", "missing", "problem"]
@@ -130,7 +131,7 @@ def _launchers() -> Installed:
 
 def _is_hook(file: Path) -> bool:
     try:
-        return VARIABLE in file.read_text(encoding="utf-8", errors="replace")
+        return VARIABLE.encode() in content(file)
     except OSError:
         return False
 

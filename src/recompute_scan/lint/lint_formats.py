@@ -16,6 +16,7 @@ import msgspec
 from recompute_scan._version import __version__
 from recompute_scan.check.baseline import Site
 from recompute_scan.check.render import LEVELS, command, line, location, sarif_document, xml_text
+from recompute_scan.files import content
 from recompute_scan.lint.engine import Report
 from recompute_scan.lint.said import RULES, Found
 from recompute_scan.lint.switched_on import SwitchInFile
@@ -196,8 +197,8 @@ def diff(found: Iterable[Found]) -> str:
             by_file.setdefault(finding.file, []).append(finding)
     parts = []
     for file, findings in sorted(by_file.items()):
-        with Path(file).open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            before = stream.read().splitlines(keepends=True)
+        text = content(Path(file)).decode("utf-8", "surrogateescape")
+        before = text.splitlines(keepends=True)
         after = _edited(before, findings)
         name = os.path.relpath(file).replace(os.sep, "/")
         name += "\t" * (" " in name)  # as git ends such a name

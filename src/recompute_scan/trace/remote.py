@@ -236,18 +236,18 @@ def _staying() -> Any:
 
 def _stays(address: str, target: str) -> bool:
     """Is a redirect's target on the same host and port? From http to https is staying, too."""
-    try:
-        before, after = urlsplit(address), urlsplit(urljoin(address, target))
-        if (before.scheme, before.port, after.scheme, after.port) == ("http", None, "https", None):
-            return before.hostname == after.hostname
-        # Equal texts: an address that is spelled in another way counts as another.
-        return (before.scheme, before.hostname, before.port) == (
-            after.scheme,
-            after.hostname,
-            after.port,
-        )
-    except ValueError:
-        return False
+    origins = []
+    for one in (address, target):
+        try:
+            parts = urlsplit(urljoin(address, one))
+            origins.append((parts.scheme, parts.hostname, parts.port))
+        except ValueError:
+            return False
+    # Equal texts: a host that is spelled in another way counts as another.
+    (scheme, host, port), after = origins
+    return after == (scheme, host, port) or (
+        scheme == "http" and port is None and after == ("https", host, None)
+    )
 
 
 def _scheme(address: str) -> str:
