@@ -13,6 +13,7 @@ from recompute_scan.analysis import tables
 from recompute_scan.analysis.loading import load_each
 from recompute_scan.analysis.pipeline import analyse, result_at
 from recompute_scan.errors import InputError
+from recompute_scan.files import content
 from recompute_scan.result import Cost, Finding, Result, Verdict, from_json, to_json
 from recompute_scan.result.comparison import Comparison
 from recompute_scan.result.comparison import compare as compare_results
@@ -70,7 +71,7 @@ def load_result(path: PathLike) -> Scan:
         InputError: It is no such document.
         OSError: It cannot be read.
     """
-    return Scan(from_json(Path(path).read_bytes()))
+    return Scan(from_json(content(Path(path), held=True)))
 
 
 def _named(name: str, given: PathLike | Scan) -> tuple[Result, str]:

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from recompute_scan.files import write_whole
+from recompute_scan.files import content, write_whole
 from recompute_scan.units import plural
 
 # The question that comparing a step answers.
@@ -306,7 +306,7 @@ def write_sampled(folder: Path, rank: int, sampled: tuple[Sampled, ...]) -> None
 def read_sampled(folder: Path, rank: int = 0) -> tuple[Sampled, ...]:
     """Read them back; empty where there are none, or none that can be read."""
     try:
-        data = (folder / sampled_name(rank)).read_bytes()
+        data = content(folder / sampled_name(rank))
         return msgspec.json.decode(data, type=tuple[Sampled, ...])
     except (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError):
         return ()

@@ -1,26 +1,94 @@
-"""Files that appear whole or not at all, are not written over unasked, and may have any name."""
+"""One way to open what others wrote, and files of ours that appear whole or not at all.
+
+Another's file may be a named pipe, a device or a link to one, which would be waited for without an
+end, or it may be larger than the memory. Every reader opens its files here.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, Literal, TextIO, overload
 
 from recompute_scan.errors import InputError, UsageError
 
+# More than any file has that is read as a whole: results, run records, settings.
+LARGEST = 256 << 20
+# What this process was given by whoever started it: `recompute-scan explain <(command)`.
+_HELD = re.compile(r"/dev/stdin|(?:/dev|/proc/self)/fd/\d{1,9}")
+_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
-def read(path: Path) -> bytes:
+
+@overload
+def opened(path: Path, *, buffering: Literal[0], held: bool = False) -> FileIO: ...
+@overload
+def opened(path: Path, *, held: bool = False) -> BinaryIO: ...
+def opened(path: Path, *, buffering: int = -1, held: bool = False) -> FileIO | BinaryIO:
+    """A file, to read its bytes; opening it waits for nobody, and neither does reading.
+
+    Args:
+        path: Its path.
+        buffering: 0 for the file without a buffer.
+        held: Whether the path is one that a person gave to this command: then ``/dev/stdin`` and
+            ``/dev/fd/63`` are read to their end, whatever they are.
+
+    Raises:
+        OSError: It cannot be opened, or is a folder, a pipe, a socket or a device.
+    """
+    if held and _HELD.fullmatch(str(path)):
+        return path.open("rb", buffering)
+    # Looked at before it is opened, too: opening a device may do something.
+    _refuse_special(path, path.stat().st_mode)
+    file = open(path, "rb", buffering, opener=_open)  # noqa: SIM115 - for its opener
+    try:
+        _refuse_special(path, os.fstat(file.fileno()).st_mode)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def content(path: Path, most: int = LARGEST, *, held: bool = False) -> bytes:
     """A whole file.
+
+    Raises:
+        OSError: As :func:`opened`, or it has more than ``most`` bytes.
+    """
+    with opened(path, held=held) as file:
+        data = file.read(most + 1) or b""  # where there is nothing to read yet, None
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
+    return data
+
+
+def read(path: Path, most: int = LARGEST, *, held: bool = False) -> bytes:
+    """A whole file, as :func:`content`.
 
     Raises:
         InputError: It cannot be read (``E301``).
     """
     try:
-        return path.read_bytes()
+        return content(path, most, held=held)
     except OSError as error:
         raise InputError("E301", f"Cannot read {path}.", why=error.strerror) from None
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | _FLAGS)
+
+
+def _refuse_special(path: Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        why = "it is a pipe, a socket or a device, and no file"
+        raise OSError(errno.EINVAL, why, str(path))
 
 
 def is_there(path: Path) -> bool:

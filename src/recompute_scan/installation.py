@@ -15,6 +15,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from recompute_scan.errors import how_to_add
+from recompute_scan.files import content
 from recompute_scan.joining import VARIABLE
 
 State = Literal["ok", "missing", "problem"]
@@ -22,7 +23,11 @@ State = Literal["ok", "missing", "problem"]
 # Importing torch takes seconds on a cold disk; longer than this it hangs.
 _TORCH_TIMEOUT_S = 120
 # In a process of its own: a torch that is broken takes nobody along, and its memory goes again.
+# `python -c` looks for modules in the folder where it is started first, which may be a stranger's.
 _ASK_TORCH = """\
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
 import json, torch
 cuda = torch.cuda.is_available()
 print(json.dumps({
@@ -127,7 +132,7 @@ def _launchers() -> Installed:
 
 def _is_hook(file: Path) -> bool:
     try:
-        return VARIABLE in file.read_text(encoding="utf-8", errors="replace")
+        return VARIABLE.encode() in content(file)
     except OSError:
         return False
 

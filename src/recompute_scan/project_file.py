@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 from msgspec import Struct
 
 from recompute_scan.errors import UsageError, how_to_add
+from recompute_scan.files import content
 
 _FILE = "pyproject.toml"
-_LARGE = 1_000_000
+_LARGEST = 1 << 20
+# Above any count; a number that no float holds could not be shown.
+_MOST = 1e15
 # TOML in the pieces that matter here: texts, comments, bare words, dots, anything else.
 _PIECES = re.compile(
     r'"""[\s\S]*?"""'
@@ -105,8 +109,8 @@ def check_settings(start: Path) -> CheckSettings:
     file, table = _table(start, "check")
     _known(file, "check", table, {"fail-on", "max-recompute", "max-cost", "baseline"})
     most = table.get("max-recompute")
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int | float)):
-        raise _wrong(file, "check", "max-recompute", "a number")
+    if most is not None and not _is_threshold(most):
+        raise _wrong(file, "check", "max-recompute", "a number from 0 to 1e15")
     baseline = table.get("baseline")
     if baseline is not None and not isinstance(baseline, str):
         raise _wrong(file, "check", "baseline", "a path")
@@ -125,11 +129,10 @@ def _table(start: Path, command: str) -> tuple[Path, dict[str, Any]]:
     for folder in (absolute, *absolute.parents):
         file = folder / _FILE
         try:
-            if not file.is_file():  # a named pipe would be waited for
-                continue
-            with file.open("rb") as stream:
-                data = stream.read(_LARGE)
-        except OSError:
+            data = content(file, _LARGEST)
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise UsageError("E240", f"Cannot use {file}.", why=error.strerror) from None
             continue
         # Whoever says nothing of us needs no TOML reader, and may have any file there.
         if b"recompute-scan" not in data:
@@ -162,7 +165,10 @@ def _parsed(file: Path, data: bytes) -> dict[str, Any]:
             why="TOML needs tomli before Python 3.11",
             hint=how_to_add("lint"),
         ) from None
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except RecursionError:
+        why = "its values are nested too deep"
+        raise UsageError("E240", f"{file} cannot be read.", why=why) from None
+    except (msgspec.MsgspecError, ValueError) as error:
         raise UsageError("E240", f"{file} is no TOML.", why=str(error)) from None
     return found if isinstance(found, dict) else {}
 
@@ -170,6 +176,12 @@ def _parsed(file: Path, data: bytes) -> dict[str, Any]:
 def _known(file: Path, command: str, table: dict[str, Any], known: set[str]) -> None:
     for key in sorted(set(table) - known):
         raise _wrong(file, command, key, f"one of {', '.join(sorted(known))}")
+
+
+def _is_threshold(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= _MOST  # no nan is
 
 
 def _texts(file: Path, command: str, table: dict[str, Any], key: str) -> tuple[str, ...]:

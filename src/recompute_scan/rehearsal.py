@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.errors import InputError
-from recompute_scan.files import write_whole
+from recompute_scan.files import content, write_whole
 
 Way = Literal["today", "keep", "recompute", "parts", "selective", "offload", "chosen"]
 
@@ -222,7 +222,7 @@ def read_rehearsals(folder: Path) -> tuple[Rehearsal, ...]:
     found = []
     for path in folder.glob(_name("*")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Rehearsal))
+            found.append(msgspec.json.decode(content(path), type=Rehearsal))
         except (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
             raise InputError("E306", f"Cannot use {path.name}.", why=str(error)) from None
     return tuple(sorted(found, key=lambda one: one.rank))

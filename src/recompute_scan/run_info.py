@@ -29,7 +29,7 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.deciding import Policies
 from recompute_scan.errors import InputError
 from recompute_scan.faithful import Fidelity
-from recompute_scan.files import encodable, write_whole
+from recompute_scan.files import content, encodable, write_whole
 
 RUN_SCHEMA = "recompute-scan-run/1"
 # Of a step: no more than some thirty years, so that sums and squares stay finite.
@@ -252,7 +252,7 @@ def read_run_info(path: Path) -> RunInfo:
         InputError: The file is missing, unreadable or no run record of this version (``E306``).
     """
     try:
-        data = path.read_bytes()
+        data = content(path)
     except OSError as error:
         raise InputError("E306", f"Cannot use {path.name}.", why=str(error)) from None
     return parse_run_info(data, path.name)

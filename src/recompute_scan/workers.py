@@ -8,6 +8,7 @@ worker died (killed for memory, say) is tried once more, alone, and then handed 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -24,6 +25,8 @@ Answer = TypeVar("Answer")
 
 # Seconds in which a Dask scheduler has to answer.
 _DASK_TIMEOUT_S = 30
+# https://docs.python.org/3/using/cmdline.html#envvar-PYTHONSAFEPATH, from Python 3.11 on.
+_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class Lost(Struct, Generic[Job], frozen=True):
@@ -79,7 +82,10 @@ def run_each(
         MissingExtra: Dask is asked for and not installed (``E201``).
         Exception: Whatever the function raised.
     """
-    if workers.dask is None and workers.count <= 1:
+    here = workers.dask is None and workers.count <= 1
+    if sys.version_info < (3, 11) and workers.dask is None:  # _SAFE_PATH means nothing to it
+        here = here or _hides_modules_of_pythons(os.curdir)
+    if here:
         answers: list[Answer | Lost[Job]] = []
         for job in jobs:
             answers.append(function(job))
@@ -151,8 +157,36 @@ def _executor(workers: Workers, count: int) -> Iterator[Executor]:
 
     # A fresh interpreter each: forking a process with threads is not safe.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=count, mp_context=context) as pool:
+    with (
+        _importing_nothing_from_here(),
+        ProcessPoolExecutor(max_workers=count, mp_context=context) as pool,
+    ):
         yield pool
+
+
+@contextmanager
+def _importing_nothing_from_here() -> Iterator[None]:
+    """Python is started without the current folder, which may be a stranger's, on its path.
+
+    multiprocessing starts it by ``-c``, and sends it our own path only after its first imports.
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_SAFE_PATH, None)
+        else:
+            os.environ[_SAFE_PATH] = before
+
+
+def _hides_modules_of_pythons(folder: str) -> bool:
+    """Does a folder hold what a Python that is started in it takes for modules of its own?"""
+    try:
+        return any(name.partition(".")[0] in sys.stdlib_module_names for name in os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return True
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -58,6 +59,11 @@ class _Odd(BaseHTTPRequestHandler):
             self._send(gzip.compress(b"inside"), None, body, encoding="gzip")
         elif self.path.startswith("/large"):
             self._stream(200 << 20, body)
+        elif self.path.startswith("/to/"):
+            self.send_response(302)
+            self.send_header("Location", unquote(self.path.removeprefix("/to/")))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
         else:
             self._send(self.path.encode(), len(self.path), body)
 
@@ -336,3 +342,63 @@ def test_a_server_that_drips_is_given_up(
             stream.readall()
     assert refusal.value.code == "E325"
     assert "word" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://127.0.0.2:{port}/x.json",
+        "http://127.0.0.1:{other}/x.json",
+        "http://localhost:{port}/x.json",
+        "//127.0.0.1:{other}/x.json",
+        "http://user:secret@127.0.0.1:{other}/x.json?key=secret",
+        "http://2130706433:{other}/x.json",
+        "http://[::ffff:127.0.0.1]:{other}/x.json",
+        "/to/http%3A%2F%2F127.0.0.1%3A{other}%2Fx.json",
+    ],
+)
+@pytest.mark.parametrize("folder", ["", "folder/"])
+def test_no_server_sends_us_to_another_host(odd: str, target: str, folder: str) -> None:
+    asked: list[str] = []
+
+    class Inside(_Odd):
+        def _answer(self, *, body: bool) -> None:
+            asked.append(self.path)
+            super()._answer(body=body)
+
+    servers = _serve(Inside)
+    port, other = (address.rpartition(":")[2] for address in (odd, next(servers)))
+    address = f"{odd}/to/{quote(target.format(port=port, other=other), safe='')}{folder}"
+    with pytest.raises(InputError, match="E325") as caught:
+        for one in list_remote(address):
+            open_remote(one).read()
+    assert caught.value.why is not None
+    assert "another host" in caught.value.why or folder
+    assert "secret" not in caught.value.why
+    assert not asked
+    next(servers, None)
+
+
+@pytest.mark.parametrize("target", ["/x.json", "//{host}/x.json", "http://{host}/x.json"])
+def test_within_a_host_redirects_are_followed(odd: str, target: str) -> None:
+    host = odd.removeprefix("http://")
+    with open_remote(f"{odd}/to/{quote(target.format(host=host), safe='')}") as file:
+        assert file.read().endswith(b"x.json")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stays"),
+    [
+        ("http://a/x", "https://a/x", True),
+        ("https://a/x", "http://a/x", False),
+        ("https://a/x", "https://a:8443/x", False),
+        ("https://a/x", "https://a.b/x", False),
+        ("https://a/x", "https://a@b/x", False),
+        ("https://a/x", "file:///etc/passwd", False),
+        ("https://a/x", "https://[a/x", False),
+        ("https://a/x", "https://a:99999999/x", False),
+        ("https://a/x", "../y", True),
+    ],
+)
+def test_what_the_same_host_is(before: str, after: str, stays: bool) -> None:
+    assert remote._stays(before, after) == stays

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,54 @@ def test_a_command_does_nothing_else(arguments: list[str], project: Path, tmp_pa
     assert done.returncode in (0, 1), done.stderr
     assert "FORBIDDEN" not in done.stderr
     assert not list(project.glob("**/owned"))
+
+
+# What our own processes, and those that they start, import: of Python's, of packages, of hooks.
+SHADOWS = (
+    *("torch", "numpy", "click", "msgspec", "isal", "zstandard", "jinja2", "pandas", "plotly"),
+    *("highspy", "fsspec", "aiohttp", "yaml", "distributed", "traceinsight", "hta", "wrapt"),
+    *("json", "socket", "pickle", "tempfile", "sqlite3", "multiprocessing", "concurrent", "ast"),
+    *("sitecustomize", "usercustomize", "conftest", "recompute_scan_step"),
+)
+
+
+@pytest.mark.parametrize("start", ["command", "-m"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["doctor"],
+        ["analyze", "run", "--workers", "2"],
+        ["analyze", "run/trace-rank0.json.gz", "--html", "page.html"],
+        ["check", "run", "--format", "sarif"],
+        ["compare", "run", "run"],
+        ["report", "result.json", "--html", "again.html"],
+        ["bundle", "run", "-o", "share.zip"],
+        ["lint", "."],
+        ["explain", "RS001"],
+    ],
+    ids=" ".join,
+)
+def test_nothing_is_imported_from_where_a_command_is_started(
+    arguments: list[str], start: str, project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    for rank in (0, 1):
+        shutil.copy(project / "trace-rank0.json.gz", tmp_path / f"run/trace-rank{rank}.json.gz")
+    shutil.copy(project / "result.json", tmp_path)
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / name)!r} + '.ran', 'w')\n")
+    if start == "command":
+        program = [str(Path(sys.executable).with_name("recompute-scan"))]
+    else:
+        program = [sys.executable, "-m", "recompute_scan"]
+    env = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [*program, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode in (0, 1), done.stderr
+    assert not list(tmp_path.glob("*.ran"))
+    if arguments == ["doctor"]:
+        assert f"torch {version('torch')}" in done.stdout
 
 
 def test_every_command_is_among_them() -> None:

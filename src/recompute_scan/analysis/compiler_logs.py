@@ -25,6 +25,7 @@ from recompute_scan.compiled.structured import (
     read_text_log,
 )
 from recompute_scan.errors import InputError
+from recompute_scan.files import opened
 from recompute_scan.run_info import compiled_name
 from recompute_scan.trace import Address, Limits
 
@@ -138,7 +139,7 @@ def _lies_in(folder: Path, file: Path) -> bool:
 def _read(path: Path, limits: Limits) -> dict[int, list[Record]]:
     """The records of a log of either kind, by rank; empty for any other file."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             head = list(islice(_lines(file), _HEAD_LINES))
             file.seek(0)
             if any(map(is_structured, head)):
@@ -180,6 +181,6 @@ def _compiled(records: list[Record]) -> bool:
 
 def _begun(path: Path) -> str:
     """When a log was begun, as its first line tells it; in the order of time within a year."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         head = next(_lines(file), "")
     return head[head.find("V") :][:21]

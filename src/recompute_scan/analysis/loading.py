@@ -8,6 +8,7 @@ writes beside it, has frames.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -119,7 +120,7 @@ def _graphs_beside(
     from recompute_scan.compiled.compiled_answer import graphs_from  # noqa: PLC0415
 
     budget = info.environment.get("activation_memory_budget", "") if info else ""
-    known = float(budget) if budget.replace(".", "", 1).isdigit() else None
+    known = float(budget) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", budget) else None
     return graphs_from(records, known)
 
 

@@ -19,6 +19,7 @@ from recompute_scan.cost.device import device_time
 from recompute_scan.cost.footprint import Footprint, measure_memory
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine
 from recompute_scan.errors import InputError, UsageError
+from recompute_scan.files import opened, read
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.result import Result, from_json
 from recompute_scan.run_info import RunInfo, run_info_name
@@ -32,6 +33,7 @@ _BYTES_A_WORKER = 25_000_000
 # How much larger the JSON of a trace is than its compressed file.
 _INFLATES = 12
 # What is said of a folder without traces.
+_HEAD = 200
 _NO_TRACE = "E308"
 
 Progress = Callable[[str], None]
@@ -252,7 +254,21 @@ def result_at(address: Address, on_progress: Progress = lambda _: None) -> Resul
         InputError: There is neither (see :func:`analyse`), or the result is of another schema.
     """
     path = Path(address)
-    written = path / "result.json" if path.is_dir() else path
-    if written.name == "result.json" and written.is_file():
-        return from_json(written.read_bytes())
-    return analyse([address], on_progress)
+    found = written_result(path / "result.json" if path.is_dir() else path)
+    return analyse([address], on_progress) if found is None else found
+
+
+def written_result(path: Path) -> Result | None:
+    """The result in a file of any name, told by how it begins; ``None`` where it is none.
+
+    Raises:
+        InputError: It is of another schema.
+    """
+    try:
+        with opened(path) as file:
+            named = path.name == "result.json"
+            if not named and b'"recompute-scan/' not in (file.read(_HEAD) or b""):
+                return None
+    except OSError:
+        return None
+    return from_json(read(path))

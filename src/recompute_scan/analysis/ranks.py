@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from recompute_scan.analysis.confidence import headline
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
+from recompute_scan.files import opened
 from recompute_scan.findings.rules import check_ranks
 from recompute_scan.result import Checked, Rank, Result, Verdict
 from recompute_scan.run_info import RunInfo, run_records_in, stacks_text_name
@@ -84,8 +85,8 @@ def _end(folder: Path, rank: int, info: RunInfo | None) -> RankEnd | None:
     from recompute_scan.diagnose.places import main_stack, user_frame  # noqa: PLC0415 - as above
 
     try:
-        with written.open(encoding="utf-8", errors="replace") as file:
-            stack = main_stack(file.read(_LONGEST_STACKS))
+        with opened(written) as file:
+            stack = main_stack(file.read(_LONGEST_STACKS).decode("utf-8", "replace"))
     except OSError:
         return end
     if not stack:

@@ -17,7 +17,7 @@ import numpy as np
 
 from recompute_scan import trace as traces
 from recompute_scan.errors import UsageError
-from recompute_scan.files import written
+from recompute_scan.files import opened, written
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace.columns import Int64
 from recompute_scan.trace.kineto.layout import CHUNK, find_head
@@ -80,7 +80,7 @@ def write_tracks(
         UsageError: The trace is no JSON (``E229``), or the file cannot be written (``E208``,
             ``E209``).
     """
-    with path.open("rb", buffering=0) as file, written(target, force=force) as partial:
+    with opened(path, buffering=0) as file, written(target, force=force) as partial:
         stream, _ = inflate(file, str(path), limits, {})
         window = Window(stream, CHUNK, str(path), limits)
         window.fill()

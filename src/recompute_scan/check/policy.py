@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -103,7 +104,7 @@ def _refusals(result: Result, policy: Policy) -> list[Refusal]:
     if doubled and result.verdict == "doubled" and not _has(result, DOUBLED):
         found.append(Refusal("doubled", result.headline))
     runs = result.recompute_per_backward
-    if policy.max_recompute is not None and runs is not None and runs > policy.max_recompute:
+    if policy.max_recompute is not None and runs is not None and not runs <= policy.max_recompute:
         found.append(
             Refusal(
                 "max-recompute",
@@ -199,6 +200,8 @@ def parse_thresholds(
             by_code[code] = percent
         else:
             total = percent
+    if max_recompute is not None and not 0 <= max_recompute < math.inf:  # no nan is
+        raise UsageError("E211", f"--max-recompute {max_recompute} is no threshold.")
     thresholds = max_recompute is not None or total is not None
     default = "none" if thresholds else "doubled"
     words = [word.strip() for word in (fail_on or default).split(",") if word.strip()]

@@ -10,6 +10,7 @@ import click
 
 from recompute_scan.cli.analyze import lifted, limit_options
 from recompute_scan.cli.output import (
+    Number,
     ci_format_option,
     debug_option,
     force_option,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--max-recompute",
-    type=click.FloatRange(0),
+    type=Number(0),
     help="Refuse more recomputes per backward than this.",
 )
 @click.option(
@@ -92,11 +93,11 @@ def check(
         project.max_recompute if max_recompute is None else max_recompute,
         costs or project.max_cost,
     )
-    baseline = baseline or project.baseline
     for target in (output, write_baseline):
         if target is not None:
             refuse_existing(target, force=force)
-    accepted = parse_baseline(read(baseline), baseline.name) if baseline else ()
+    typed, baseline = baseline is not None, baseline or project.baseline
+    accepted = parse_baseline(read(baseline, held=typed), baseline.name) if baseline else ()
     result = _result(traces, lifted(limits))
     if write_baseline is not None:
         listed = baseline_json(result)
@@ -110,12 +111,9 @@ def check(
 
 def _result(traces: tuple[str, ...], limits: Limits) -> Result:
     """The result of the traces, or the one that was written earlier."""
-    from recompute_scan.analysis.pipeline import analyse
-    from recompute_scan.result import from_json
+    from recompute_scan.analysis.pipeline import analyse, written_result
 
-    only = Path(traces[0])
-    if len(traces) == 1 and only.suffix == ".json" and only.is_file():
-        with only.open("rb") as file:
-            if b'"recompute-scan/' in file.read(200):
-                return from_json(read(only))
+    written = written_result(Path(traces[0])) if len(traces) == 1 else None
+    if written is not None:
+        return written
     return analyse(traces, progress, limits)

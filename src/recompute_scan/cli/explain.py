@@ -10,6 +10,7 @@ import click
 
 from recompute_scan.cli.output import debug_option
 from recompute_scan.errors import InputError, UsageError
+from recompute_scan.files import opened
 from recompute_scan.terminal import colored, width
 
 _CODE = re.compile(r"(RS|E)\d{3}", re.IGNORECASE)
@@ -39,7 +40,7 @@ def explain(what: str | None, debug: bool) -> int:
         log = read_log(lines_of(sys.stdin.buffer))
     else:
         try:
-            with Path(what).open("rb") as file:
+            with opened(Path(what), held=True) as file:
                 log = read_log(lines_of(file))
         except FileNotFoundError:
             raise UsageError(

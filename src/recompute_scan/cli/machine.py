@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from recompute_scan.cli.output import Number
+
 _GIB = 2**30
 
 
@@ -16,12 +18,12 @@ def machine_options(command: Callable[..., int]) -> Callable[..., int]:
 
     @click.option(
         "--peak-tflops",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Number(min=0, min_open=True),
         help="Peak of one device in TFLOP/s, for MFU.  [default: that of the GPU found]",
     )
     @click.option(
         "--memory-gib",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Number(min=0, min_open=True),
         help="Memory of one GPU in GiB, to plan with.  [default: that of the GPU found]",
     )
     @functools.wraps(command)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -33,6 +34,17 @@ ci_format_option = click.option(
     show_default=True,
     help="What to print.",
 )
+
+
+class Number(click.FloatRange):
+    """A number within a range. Nothing is above or below ``nan``, so that would be within any."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
 
 debug_option = click.option(
     "--debug", is_flag=True, help="Show a traceback for errors of recompute-scan itself."

@@ -17,7 +17,7 @@ from recompute_scan.cli.followed import (
     showing,
     telling,
 )
-from recompute_scan.cli.output import debug_option, print_plan, tell
+from recompute_scan.cli.output import Number, debug_option, print_plan, tell
 from recompute_scan.cli.progress import announce, progress
 from recompute_scan.cli.target import check_script, default_folder
 
@@ -35,7 +35,7 @@ from recompute_scan.cli.target import check_script, default_folder
     "--step-time",
     "step_time_ms",
     metavar="MS",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     help="Longest step to keep to instead, for the least memory.",
 )
 @click.option(
@@ -60,7 +60,7 @@ from recompute_scan.cli.target import check_script, default_folder
     "timeout_s",
     default=600.0,
     show_default=True,
-    type=click.FloatRange(0),
+    type=Number(0),
     help="Seconds without progress after which a hanging run is ended; 0 for never.",
 )
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")

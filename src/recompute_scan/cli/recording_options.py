@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from recompute_scan.cli.output import Number
 from recompute_scan.errors import UsageError
 
 # What has no meaning where a step is compared and none is timed or profiled.
@@ -70,7 +71,7 @@ _OPTIONS = (
         "timeout_s",
         default=600.0,
         show_default=True,
-        type=click.FloatRange(0),
+        type=Number(0),
         help="Seconds without progress after which a hanging run is ended; 0 for never.",
     ),
     click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as with `python -m`."),

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from recompute_scan.cli.output import debug_option, force_option, open_option, show_page
-from recompute_scan.files import write
+from recompute_scan.files import read, write
 
 
 @click.command(short_help="Make the HTML report again from a result.")
@@ -22,14 +22,10 @@ from recompute_scan.files import write
 @debug_option
 def report(result: Path, html: Path | None, force: bool, open_page: bool, debug: bool) -> int:
     """Make the HTML report again from RESULT, the JSON that `run` or `analyze` wrote."""
-    from recompute_scan.errors import InputError
     from recompute_scan.report.html import render_html
     from recompute_scan.result import from_json
 
-    try:
-        text = result.read_bytes()
-    except OSError as error:
-        raise InputError("E301", f"Cannot read {result}.", why=error.strerror) from None
+    text = read(result, held=True)
     target = html or result.with_name("report.html")
     # The page beside a result is ours to make again.
     write(target, render_html(from_json(text)), force=force or html is None)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from recompute_scan.errors import InputError
-from recompute_scan.files import write_whole
+from recompute_scan.files import content, write_whole
 
 _FORMAT = "recompute-scan-guard/1"
 Kind = Literal["doubled", "off", "on", "variant", "random-state", "repeated", "lost", "unfaithful"]
@@ -157,7 +157,7 @@ def read_stored(path: Path) -> Stored:
         InputError: It cannot be read, or is no such file (``E351``).
     """
     try:
-        stored = msgspec.json.decode(path.read_bytes(), type=Stored)
+        stored = msgspec.json.decode(content(path), type=Stored)
     except OSError as error:
         raise InputError("E351", f"Cannot read {path}.", why=error.strerror) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.errors import InputError
+from recompute_scan.files import opened
 from recompute_scan.frameworks.configuration import Setting
 from recompute_scan.lint.accepted import Unused, acceptances, sorted_out
 from recompute_scan.lint.doubling import script_findings, settings_findings
@@ -291,7 +292,7 @@ def _text(path: Path) -> str:
         raise Unreadable("it is no script or configuration by its name")
     most = _LARGEST.get(path.suffix, _LARGE)
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             data = file.read(most + 1)
     except OSError as error:
         raise Unreadable(error.strerror or "it cannot be read") from None

@@ -16,6 +16,7 @@ import msgspec
 from recompute_scan._version import __version__
 from recompute_scan.check.baseline import Site
 from recompute_scan.check.render import LEVELS, command, line, location, sarif_document, xml_text
+from recompute_scan.files import content
 from recompute_scan.lint.engine import Report
 from recompute_scan.lint.said import RULES, Found
 from recompute_scan.lint.switched_on import SwitchInFile
@@ -199,7 +200,7 @@ def diff(found: Iterable[Found]) -> str:
     for file, findings in sorted(by_file.items()):
         try:
             # Bytes that are no UTF-8 could not be printed as they are.
-            before = source_lines(Path(file).read_bytes().decode())
+            before = source_lines(content(Path(file)).decode())
         except (OSError, UnicodeDecodeError):
             continue
         after = _edited(before, findings)

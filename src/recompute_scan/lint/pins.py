@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from recompute_scan.files import opened
 from recompute_scan.frameworks.configuration import Variant
 from recompute_scan.lint.said import Pinned
 
@@ -61,9 +62,7 @@ def pinned_beside(folder: Path, installed: str | None = None) -> Pinned:
 def _texts(folder: Path) -> Iterator[str]:
     for file in (*sorted(folder.glob("requirements*.txt")), folder / "pyproject.toml"):
         try:
-            if not file.is_file():  # a named pipe would be waited for
-                continue
-            with file.open("rb") as stream:
+            with opened(file) as stream:
                 yield stream.read(_LARGE).decode(errors="replace")
         except OSError:
             continue

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.files import opened
 from recompute_scan.trace.archive import is_zip
 from recompute_scan.trace.columns import Int32, Int64, Trace
 from recompute_scan.trace.kineto.schema import NO_TIME, UNREADABLE, exact_time, nanoseconds
@@ -111,7 +112,7 @@ def allocations(rows: Sequence[tuple[int, int, int, int, int]]) -> Allocations:
 def _events(path: Path, limits: Limits) -> Iterator[_Event]:
     buffer = bytearray(_CHUNK + _LONGEST)
     kept = 0
-    with path.open("rb", buffering=0) as file:
+    with opened(path, buffering=0) as file:
         stream, _ = inflate(file, str(path), limits, {})
         while number := stream.readinto(memoryview(buffer)[kept:]):
             end = kept + number

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from recompute_scan.errors import InputError
-from recompute_scan.files import is_there
+from recompute_scan.files import is_there, opened
 from recompute_scan.trace.health import count
 from recompute_scan.trace.kineto.sniff import broken_archive
 from recompute_scan.trace.limits import Limits, refuse_members
@@ -36,7 +36,7 @@ _BROKEN = (
 def is_zip(path: Path) -> bool:
     """Whether the file is a zip archive, told by its first bytes."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             return file.read(len(ZIP)) == ZIP
     except OSError:
         return False

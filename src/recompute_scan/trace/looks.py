@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from recompute_scan.files import opened
+
 _LOOKED_AT = 4096
 _TORCH = "give a trace that torch.profiler's export_chrome_trace wrote (.json, .json.gz, .pftrace)"
 _SAME_RUN = f"of the same run, {_TORCH}"
@@ -173,7 +175,7 @@ def is_snapshot(path: Path) -> bool:
     try:
         if path.suffix != ".pickle" or not path.is_file():
             return False
-        with path.open("rb") as file:
+        with opened(path) as file:
             return file.read(2) in _PICKLES
     except OSError:
         return False

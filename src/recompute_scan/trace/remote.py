@@ -2,16 +2,19 @@
 
 A file is read as a stream, never copied to disk. fsspec finds the file system by the scheme and
 says which package it needs (``fsspec.registry.known_implementations``). Over HTTP one request is
-made for the whole file: many servers do not answer requests for parts.
+made for the whole file: many servers do not answer requests for parts. A server that sends its
+readers to another host is not followed there.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import re
 import time
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 from recompute_scan.errors import InputError, MissingExtra
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_members
@@ -208,7 +211,43 @@ def _http_options(longest_s: int) -> dict[str, Any]:
     # compression would be undone where no limit on its size holds.
     timeout = aiohttp.ClientTimeout(total=longest_s, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
     headers = {"Accept-Encoding": "identity"}
-    return {"client_kwargs": {"timeout": timeout, "headers": headers, "auto_decompress": False}}
+    how = {"timeout": timeout, "headers": headers, "auto_decompress": False}
+    return {"client_kwargs": how | {"trace_configs": [_staying()]}}
+
+
+class _Elsewhere(OSError):
+    """A server sends its readers to another host: nobody asked for what is there."""
+
+
+@functools.cache  # fsspec keeps a file system for each set of options
+def _staying() -> Any:
+    """What makes aiohttp's client follow redirects within a host only."""
+
+    async def refuse(_session: Any, _context: Any, redirected: Any) -> None:
+        answer = redirected.response
+        target = answer.headers.get("Location") or answer.headers.get("URI") or ""
+        if not _stays(str(answer.url), target):
+            raise _Elsewhere(urljoin(str(answer.url), target))
+
+    config = importlib.import_module("aiohttp").TraceConfig()
+    config.on_request_redirect.append(refuse)
+    return config
+
+
+def _stays(address: str, target: str) -> bool:
+    """Is a redirect's target on the same host and port? From http to https is staying, too."""
+    origins = []
+    for one in (address, target):
+        try:
+            parts = urlsplit(urljoin(address, one))
+            origins.append((parts.scheme, parts.hostname, parts.port))
+        except ValueError:
+            return False
+    # Equal texts: a host that is spelled in another way counts as another.
+    (scheme, host, port), after = origins
+    return after == (scheme, host, port) or (
+        scheme == "http" and port is None and after == ("https", host, None)
+    )
 
 
 def _scheme(address: str) -> str:
@@ -216,6 +255,14 @@ def _scheme(address: str) -> str:
 
 
 def _unreachable(address: str, error: BaseException) -> InputError:
+    cause = _cause(error)
+    if isinstance(cause, _Elsewhere):
+        return InputError(
+            "E325",
+            f"Cannot read {shown(address)}.",
+            why=f"the server sends its readers to another host, {shown(str(cause))}",
+            hint="if you trust that address, give it, or download the file and give that",
+        )
     return InputError(
         "E325",
         f"Cannot read {shown(address)}.",
@@ -224,10 +271,15 @@ def _unreachable(address: str, error: BaseException) -> InputError:
     )
 
 
-def _why(error: BaseException) -> str:
-    """The cause in a line. File systems raise what their own libraries raise."""
+def _cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
+    return error
+
+
+def _why(error: BaseException) -> str:
+    """The cause in a line. File systems raise what their own libraries raise."""
+    error = _cause(error)
     status = getattr(error, "status", None)
     if isinstance(status, int):
         return f"the server answered {status} {getattr(error, 'message', '')}".strip()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recompute_scan.errors import InputError
+from recompute_scan.files import opened
 from recompute_scan.trace import formats, remote, store
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
@@ -64,7 +65,7 @@ def load(
     if path.suffix in REPORT_SUFFIXES:
         raise refuse_report(path)
     if path.is_file():
-        with path.open("rb") as file:
+        with opened(path) as file:
             head = file.read(_HEAD)
         if is_sqlite(head):
             from recompute_scan.trace.nsys.export import load_nsys  # noqa: PLC0415 - most are JSON

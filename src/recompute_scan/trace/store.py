@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from recompute_scan.errors import InputError
-from recompute_scan.files import is_there
+from recompute_scan.files import is_there, opened
 from recompute_scan.how_far import reading
 from recompute_scan.trace.archive import is_zip, members, open_member, split_member
 from recompute_scan.trace.columns import Trace
@@ -55,7 +55,6 @@ def load(
             (``E317``) or holds several traces (``E318``), or the file is no trace or beyond a
             limit (see :func:`recompute_scan.trace.formats.read`).
     """
-    refuse_special(path)
     inside = split_member(path) if not is_there(path) else None
     if inside is None and is_zip(path):
         inside = path, _only_trace(path, limits)
@@ -63,7 +62,7 @@ def load(
     how = functools.partial(read, python=python, within=within, limits=limits, health=health)
     try:
         if inside is None:
-            with path.open("rb", buffering=0) as file, reading(file):
+            with opened(path, buffering=0) as file, reading(file):
                 if outline is not None and within is not None:
                     return how(Excerpt(file, outline.before(within[1])), str(path))
                 return how(file, str(path), again=True)
@@ -97,7 +96,7 @@ def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
             data = bytes(buffer[:filled])
         elif path.is_file():
             _refuse_links(path.parent, [path.name])
-            with path.open("rb") as file:
+            with opened(path) as file:
                 data = file.read(most + 1)
         else:
             return None

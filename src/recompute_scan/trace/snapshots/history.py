@@ -8,6 +8,7 @@ was. ``torch/cuda/_memory_viz.py`` reads the same fields; names of fields are th
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from recompute_scan.errors import InputError
+from recompute_scan.files import content
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_events
 from recompute_scan.trace.snapshots.plain_pickle import read_plain, refuse_snapshot
 
@@ -73,11 +75,11 @@ def read_snapshot(path: Path, limits: Limits = DEFAULT_LIMITS) -> list[DeviceHis
             (``E342``), or is beyond a limit (``E313``).
     """
     try:
-        if path.stat().st_size > min(_LARGEST_FILE, limits.inflated_bytes):
-            raise refuse_snapshot(str(path), "it is larger than 2 GB")
-        data = path.read_bytes()
+        data = content(path, min(_LARGEST_FILE, limits.inflated_bytes))
     except OSError as error:
-        raise InputError("E301", f"Cannot read {path}.", why=str(error)) from None
+        if error.errno == errno.EFBIG:
+            raise refuse_snapshot(str(path), "it is larger than 2 GB") from None
+        raise InputError("E301", f"Cannot read {path}.", why=error.strerror) from None
     return parse_snapshot(data, str(path), limits)
 
 
