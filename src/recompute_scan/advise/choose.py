@@ -137,10 +137,9 @@ def take_out(
     source = sources.get(site) if site else None
     new = edited(source, mechanism.edits) if source else None
     diff = change_diff(site, source, new) if site and source and new is not None else None
-    if diff is None:
-        reason: str | None = why_no_diff(mechanism, site, source)
-    else:
-        reason = _reason(dropped, mechanism, lost=lost)
+    risk = _reason(dropped, mechanism, lost=lost)
+    missing = why_no_diff(mechanism, site, source) if diff is None else None
+    reason = " ".join(dict.fromkeys(one for one in (risk, missing) if one)) or None
     return Fix(
         summary=f"{removal(mechanism, site, source, run)}.",
         disposition="review" if reason else "safe",

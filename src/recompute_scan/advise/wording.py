@@ -35,6 +35,8 @@ class RunFacts(Struct, frozen=True):
 
 UNKNOWN_RUN = RunFacts()
 
+NOT_READ = "The file of that line could not be read, so there is no diff to check."
+
 
 def _numbers(version: str) -> tuple[int, ...]:
     found = re.match(r"\d+(\.\d+)*", version)
@@ -102,7 +104,7 @@ def why_no_diff(mechanism: Mechanism, site: str | None, source: Source | None) -
     if _in_configuration(site):
         return "It was switched on in a configuration file, which other jobs may share."
     if source is None:
-        return "The file of that line could not be read, so there is no diff to check."
+        return NOT_READ
     if source.installed:
         return "That line belongs to an installed package: change it where the package is made."
     if not source.whole_lines:

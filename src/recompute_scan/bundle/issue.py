@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
+from recompute_scan.advise.wording import NOT_READ
+from recompute_scan.frameworks.known import MECHANISMS
 from recompute_scan.report import words
 from recompute_scan.report.escape import markdown_code as code
 from recompute_scan.report.escape import markdown_prose as prose
 from recompute_scan.report.text import render_markdown
-from recompute_scan.result import Result
+from recompute_scan.result import Finding, Result
 
 
-def issue_text(result: Result, differences: Sequence[str], dropped: Sequence[str]) -> str:
+def issue_text(
+    result: Result, differences: Sequence[str], dropped: Sequence[str], before: Result | None = None
+) -> str:
     """A report for an issue tracker, in GitHub-flavoured Markdown.
 
     Args:
         result: The result as the archive gives it.
         differences: What differs from the original, one sentence each.
         dropped: What was left out of the trace, one phrase each.
+        before: The original, which knows by which of a library's names the script calls it.
     """
+    result = replace(result, findings=tuple(_as_called(one, before) for one in result.findings))
     parts = [
         f"## Activation recompute: {words.VERDICT_WORDS[result.verdict]}",
         "*What did you expect instead, and what does the training script do? (Two sentences.)*",
@@ -33,6 +41,29 @@ def issue_text(result: Result, differences: Sequence[str], dropped: Sequence[str
         _left_out(differences, dropped),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _as_called(finding: Finding, before: Result | None) -> Finding:
+    """The finding with the name that the script's own call has; lines are not in an archive.
+
+    Only names that a library gave come in from the original.
+    """
+    fix = finding.fix
+    if fix is None:
+        return finding
+    reason = fix.reason
+    if reason:
+        reason = reason.replace(NOT_READ, "The archive holds no lines of the script, so no diff.")
+    summary, keep, remove = fix.summary, fix.keep, fix.remove
+    said = [each.fix.summary for each in before.findings if each.fix] if before else []
+    for rename in (one for mechanism in MECHANISMS for one in mechanism.renames):
+        old = any(rename.old in one and rename.new not in one for one in said)
+        if old and rename.old not in summary:
+            summary, keep, remove = (
+                text.replace(rename.new, rename.old) for text in (summary, keep, remove)
+            )
+    fix = replace(fix, summary=summary, keep=keep, remove=remove, reason=reason)
+    return replace(finding, fix=fix)
 
 
 def _versions(result: Result) -> str:

@@ -195,7 +195,7 @@ def _try(
     with zipfile.ZipFile(target, "a", zipfile.ZIP_DEFLATED) as archive:
         _write(archive, "result.json", to_json(after).encode())
         _write(archive, "report.html", render_html(after).encode())
-        _write(archive, "issue.md", issue_text(after, (*found, *more), dropped).encode())
+        _write(archive, "issue.md", issue_text(after, (*found, *more), dropped, before).encode())
         members = [(info.filename, info.compress_size, info.file_size) for info in archive.filelist]
     if target.stat().st_size > limit:
         raise _TooLarge

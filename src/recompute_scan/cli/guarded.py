@@ -46,7 +46,7 @@ def run_guarded_script(
 
 
 def _closing(standing: StandingGuard) -> str:
-    """What changed, and how often modules are recomputed: a guard that sees no change may have
+    """What changed, and how often blocks are recomputed: a guard that sees no change may have
     seen a training that was doubled from its first step on.
     """
     from recompute_scan.guarding.changes import count
@@ -58,10 +58,10 @@ def _closing(standing: StandingGuard) -> str:
     said = f"{plural(changes, 'change')}, above and below" if changes else "nothing changed"
     numbers = Counter(count(parts) for parts in usual.values())
     counted = ", ".join(
-        f"{plural(modules, 'module')} recomputed {_TIMES.get(number, f'{number} times')}"
-        for number, modules in sorted(numbers.items())
+        f"{plural(blocks, 'block')} recomputed {_TIMES.get(number, f'{number} times')}"
+        for number, blocks in sorted(numbers.items())
     )
     said = f"{said}; for each forward, {counted}"
     if max(numbers) > 1:
-        said += ". Once is enough: recompute-scan run says which line to change"
+        said += ". More than once may be waste: recompute-scan run says"
     return said

@@ -89,6 +89,10 @@ class Judge:
         """The steps before this one are of an earlier run."""
         self.step = self._began = step
 
+    def recount(self, steps: int) -> None:
+        """So many steps of this run have ended, and not as many as were seen until now."""
+        self.step = self._began + steps
+
     def see(self, seen: Mapping[str, SeenStep]) -> list[Change]:
         """A step has ended: what has changed, if anything."""
         self.step += 1

@@ -24,7 +24,7 @@ from recompute_scan.guarding.telling import Listening, Pace, Telling, refusal, w
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.module_names import ModuleIndex
-from recompute_scan.record.steps import StepCounter, StepHooks
+from recompute_scan.record.steps import EXPLICIT, StepCounter, StepHooks
 
 LEARNING = 20
 SAMPLE_EVERY = 100
@@ -122,7 +122,8 @@ class StandingGuard:
         self._hooks = CheckpointHooks(self._tallies, self._guard, self._failed)
         self._undo.callback(self._hooks.remove)
         self._hooks.install()
-        self._steps = StepHooks(StepCounter(), self, self._guard)
+        self._counter, self._recount = StepCounter(), False
+        self._steps = StepHooks(self._counter, self, self._guard)
         self._steps.install()
         return True
 
@@ -137,6 +138,8 @@ class StandingGuard:
         if not self._explicit:
             self._explicit = True
             self._guard.run(self._steps.remove, otherwise=None)
+            self._counter.saw(EXPLICIT)
+            self._recount = True
         self._guard.run(self.boundary, otherwise=None)
 
     def stop(self) -> None:
@@ -162,7 +165,8 @@ class StandingGuard:
                 _log.warning("The baseline %s cannot be written: %s", self._baseline, error)
 
     def restart(self) -> None:
-        """Nothing: which checkpoints are recomputed does not hang on where a step ends."""
+        """Another optimizer ends a step than was thought, so that steps were counted twice."""
+        self._recount = True
 
     def boundary(self) -> None:
         """A step has ended: look at what it did, and tell what has changed.
@@ -174,6 +178,9 @@ class StandingGuard:
             return
         self._pace.ends.append(time.perf_counter())
         judge, regions = self._judge, self._tallies.regions
+        if self._recount:
+            self._recount = False
+            judge.recount(self._counter.steps - 1)
         moved = not judge.settled
         for region in regions:
             bits = (

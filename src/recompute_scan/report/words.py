@@ -221,8 +221,9 @@ RECOMPUTES_NOTE = (
     Said(UNKNOWN_NOTE[1].text, lambda r: r.recompute_per_backward is None),
     Said(
         "ordinary checkpointing needs 1; every further one is redundant",
-        lambda r: r.verdict == "doubled",
+        lambda r: r.verdict == "doubled" and _around_one_block(r),
     ),
+    Said("ordinary checkpointing needs 1", lambda r: r.verdict == "doubled"),
     Said("no forward work ran again in the backward pass", lambda r: r.recompute_per_backward == 0),
     Said("of some functions, by the model's own design", _by_design),
     Said("of operators that the compiler runs again; no checkpoint asked for it", _by_compiler),
