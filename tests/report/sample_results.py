@@ -235,6 +235,7 @@ FINDING = Finding(
         keep="apply_activation_checkpointing at train.py:31",
         remove="model.gradient_checkpointing_enable at train.py:24",
         docs="https://pytorch.org/docs/stable/checkpoint.html",
+        removes=INNER,
     ),
     saving_ms=48.2,
     saving_pct=16.4,
