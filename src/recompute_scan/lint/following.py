@@ -1084,7 +1084,9 @@ class Follower:
         """The classes in a policy, whatever it is made of."""
         found: list[Kind | External] = []
         for value, _ in held if depth < 5 else ():
-            if isinstance(value, Kind) or (isinstance(value, External) and value.last[:1].isupper()):
+            if isinstance(value, Kind) or (
+                isinstance(value, External) and value.last[:1].isupper()
+            ):
                 found.append(value)
             elif isinstance(value, Object | Partial):
                 inner = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from recompute_scan.report.summary import StepAfter, saving, step_after, total
-from recompute_scan.report.words import PART_SHORT, PART_WORDS
+from recompute_scan.report.words import NEEDED, PART_SHORT, PART_WORDS, first_true
 from recompute_scan.result import Result
 from recompute_scan.units import ms, share, span
 
@@ -83,7 +83,7 @@ def cost_bars(result: Result) -> CostBars | None:
     drawn = then or ({"other": step.after_ms} if saves else {})
     longest = max(whole, step.now_ms, step.high_ms if saves else 0.0, 1e-9)
     return CostBars(
-        summary=_summary(now, step, whole, saves=saves),
+        summary=_summary(now, step, whole, first_true(result, NEEDED), saves=saves),
         rest=_rest(now["redundant"], step) if saves else "",
         saves=saves,
         measured=step.measured,
@@ -170,7 +170,9 @@ def stacked(values: dict[str, float], scale: float) -> tuple[BarPart, ...]:
     return tuple(parts)
 
 
-def _summary(now: dict[str, float], step: StepAfter, whole: float, *, saves: bool) -> str:
+def _summary(
+    now: dict[str, float], step: StepAfter, whole: float, needed: str, *, saves: bool
+) -> str:
     redundant = now["redundant"]
     if redundant > 0 and saves:
         return (
@@ -182,8 +184,5 @@ def _summary(now: dict[str, float], step: StepAfter, whole: float, *, saves: boo
         )
     recomputes = now["recompute"] + redundant
     if recomputes > 0:
-        return (
-            f"Of a step of {ms(step.now_ms)}, {ms(recomputes)} are recomputes that "
-            f"checkpointing needs to save memory."
-        )
+        return f"Of a step of {ms(step.now_ms)}, {ms(recomputes)} are {needed}."
     return f"A step takes {ms(step.now_ms)}; no recompute was counted in it."

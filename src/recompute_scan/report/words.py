@@ -87,7 +87,8 @@ def _by_compiler(result: Result) -> bool:
 
 
 def _by_design(result: Result) -> bool:
-    return bool(result.by_design) and not by_checkpoints(result) and not _by_compiler(result)
+    others = any(each.inside != (each.function,) for each in result.by_design)  # not reversible
+    return others and not by_checkpoints(result) and not _by_compiler(result)
 
 
 def _in_blocks(result: Result) -> bool:
@@ -231,18 +232,18 @@ RECOMPUTES_NOTE = (
         "what ordinary checkpointing needs",
         lambda r: by_checkpoints(r) and abs((r.recompute_per_backward or 0) - 1) < _ONE,
     ),
-    Said("at most; ordinary checkpointing needs 1", lambda _: True),
+    Said("at most; ordinary checkpointing needs 1", lambda r: bool(r.recompute_per_backward)),
 )
 # What is said of the share of a step where nothing is redundant.
 SHARE_NOTE = (
     Said("spent on recomputes that save memory", lambda r: _spent(r) and by_checkpoints(r)),
-    Said("spent on recomputes", lambda _: True),
+    Said("spent on recomputes", lambda r: r.cost is not None),
 )
 # What is said of the step's time where no fix changes it.
 STEP_NOTE = (
     Said("the same as now: no saving is predicted", lambda r: r.verdict == "doubled"),
     Said("stays as it is: no recompute is redundant", lambda r: not _can_save(r)),
-    Said("no recompute is redundant; the findings say what can be saved", lambda _: True),
+    Said("no recompute is redundant; the findings say what can be saved", _can_save),
 )
 # What the commands under "How to check it" are for.
 CHECKING = (
@@ -260,7 +261,22 @@ NO_CALL_SITES = (
     ),
     Said("The trace does not name the checkpoints.", lambda r: not _checkpointed(r)),
 )
-FIXED = (*MEANING, *RECOMPUTES_NOTE, *SHARE_NOTE, *STEP_NOTE, *CHECKING, *NO_CALL_SITES)
+# What the bars say of recomputes none of which is redundant, after what they take.
+NEEDED = (
+    Said("recomputes that checkpointing needs to save memory", by_checkpoints),
+    Said("recomputes that no checkpoint asked for", lambda r: not by_checkpoints(r)),
+)
+# Of these groups one is said, of MEANING all that are true.
+FIRST_TRUE = (
+    NEEDED,
+    UNKNOWN_NOTE,
+    RECOMPUTES_NOTE,
+    SHARE_NOTE,
+    STEP_NOTE,
+    CHECKING,
+    NO_CALL_SITES,
+)
+FIXED = (*MEANING, *(said for group in FIRST_TRUE for said in group))
 
 
 def _spent(result: Result) -> bool:
