@@ -89,7 +89,7 @@ CONDITIONS: dict[str, Condition] = {
     "HFU is {} times MFU": lambda r: r.flops.hfu_over_mfu is not None,
     "Of a step of {}, {} are {}": lambda r: r.cost.recompute_ms > 0,
     "The same operators run in every lane": lambda r: len(set(map(tuple, _lanes(r)))) == 1,
-    "The first lane has": lambda r: len(set(map(tuple, _lanes(r)))) > 1,
+    "in the first lane, {} run again": lambda r: len(set(map(tuple, _lanes(r)))) > 1,
     "that redundant recomputes take": _saves,
     "The redundant recomputes take": _saves,
     "are redundant recomputes of work": _saves,

@@ -96,17 +96,9 @@ def _caption(lanes: list[ProofLane]) -> str:
     first, *others = ([key for key, _ in numbered(lane.ops)] for lane in lanes)
     if all(other == first for other in others):
         return words.SAME_LANES
-    shared = [len(set(other) & set(first)) for other in others]
-    said = f"{_numbers(shared)} of them run again"
-    if all(other == first[: len(other)] for other in others):
-        left = [len(first) - number for number in shared]
-        said = f"the other lanes end before the last {_numbers(left)}"
-    return f"The first lane has {plural(len(first), 'operator')}; {said}."
-
-
-def _numbers(found: list[int]) -> str:
-    """``3``, or ``3 and 5``: each number once."""
-    return " and ".join(map(str, dict.fromkeys(found)))
+    again = dict.fromkeys(len(set(other) & set(first)) for other in others)
+    said = " and ".join(map(str, again)) + (", lane by lane" if len(again) > 1 else "")
+    return f"Of {plural(len(first), 'operator')} in the first lane, {said} run again."
 
 
 def _run(
