@@ -42,3 +42,9 @@ def test_what_can_be_measured_comes_first(tmp_path: Path) -> None:
 def test_a_folder_elsewhere_is_named_whole(tmp_path: Path) -> None:
     *_, compared = commands_after(["run", "x.py"], None, tmp_path / "out", verify=False)
     assert compared == f"recompute-scan compare {tmp_path}/out {tmp_path}/out-after"
+
+
+def test_the_recording_after_the_fix_is_not_measured_again(tmp_path: Path) -> None:
+    words = "run --verify --without-checkpointing x.py --verify".split()
+    again, _ = commands_after(words, None, tmp_path / "out", verify=False, script="x.py")
+    assert again == f"recompute-scan run -o {tmp_path}/out-after x.py --verify"

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import recompute_scan as rs
 from recompute_scan.analysis import pipeline
+from recompute_scan.analysis.confidence import headline
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.analysis.ranks import Piece
 from recompute_scan.errors import InputError
@@ -19,6 +21,7 @@ from recompute_scan.result import to_json
 from recompute_scan.workers import AUTOMATIC, HERE, Workers
 from tests.clusters import local_cluster
 from tests.recompute.training import checkpointed_step, plain_step
+from tests.report import pages
 from tests.trace_builder import as_bytes, document, thread
 
 RANKS = 4
@@ -107,3 +110,10 @@ def test_here_each_trace_is_named_as_it_is_read(folder: Path) -> None:
     assert [line for line in lines if line.startswith("reading")] == [
         f"reading rank{number}.json" for number in range(RANKS + 1)
     ]
+
+
+def test_the_headline_says_of_how_many_ranks_it_is_true() -> None:
+    said = pages.ranks(8).headline
+    assert said.startswith("Checkpointing is doubled on 4 of 8 ranks: on rank 0, every block")
+    alike = structs.replace(pages.ranks(8), ranks=pages.ranks(8).ranks[:4])
+    assert headline(alike).startswith("Checkpointing is doubled: every block")

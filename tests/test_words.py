@@ -54,3 +54,22 @@ def test_explain_names_codes_that_are_spelt_alike(capsys: Output) -> None:
     said = capsys.readouterr().err
     assert "There is no finding RS910." in said
     assert "RS210" in said
+
+
+def test_nothing_to_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "train.py").write_text('"""A script."""\n')
+    (tmp_path / "empty.log").write_text("")
+    assert main(["lint", "folder"]) == 2
+    assert "There is nothing to read in folder. [E238]" in capsys.readouterr().err
+    assert main(["lint", "mistyped.py"]) == 3
+    assert "Cannot read mistyped.py. [E301]" in capsys.readouterr().err
+    assert main(["explain", "empty.log"]) == 2
+    assert "There is nothing to read in empty.log. [E238]" in capsys.readouterr().err
+    assert main(["analyze", "train.py"]) == 2
+    said = capsys.readouterr().err
+    assert "train.py is a Python script, and no trace. [E239]" in said
+    assert "recompute-scan run records it" in said

@@ -51,6 +51,31 @@ def guarded(folder: Path, change: int) -> subprocess.CompletedProcess[str]:
     return started(folder, *run, "train.py", str(change))
 
 
+TWO = """
+import torch
+from torch.utils.checkpoint import checkpoint
+
+one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (one, other)]
+for _ in range(10):
+    x = torch.randn(2, 4, requires_grad=True)
+    inner = lambda x: checkpoint(one, x, use_reentrant=True)
+    checkpoint(inner, x, use_reentrant=False).sum().backward()
+    optimizers[0].step()
+    other(torch.randn(2, 4)).sum().backward()
+    optimizers[1].step()
+"""
+
+
+@pytest.mark.slow
+def test_the_last_line_counts_steps_once_and_says_that_it_is_doubled(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(TWO)
+    done = started(tmp_path, "-m", "recompute_scan", "run", "--guard", "-o", "out", "two.py")
+    assert "10 steps guarded: nothing changed" in done.stderr
+    assert "1 block recomputed twice" in done.stderr
+    assert "recompute-scan run says" in done.stderr
+
+
 @pytest.mark.slow
 def test_output_and_status_are_the_scripts_and_a_change_is_told(tmp_path: Path) -> None:
     plain = started(tmp_path, "train.py", "40")

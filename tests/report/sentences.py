@@ -290,7 +290,6 @@ GENERAL = (
     "The tables hold the numbers",
     "The table below holds the numbers",
     "more are in the result",
-    "The first screen is the answer",
     "Read the new verdict",
 )
 

@@ -72,6 +72,9 @@ def results() -> tuple[Result, ...]:
         *(recorded(name) for name in ("partial", "planned", "crashed", "hung")),
         *(samples.verified(), samples.many(70), unlike_lanes(3), not_applied()),
         structs.replace(samples.inconclusive(), snapshots=(SNAPSHOT,)),
+        structs.replace(samples.clean(), regions=samples.regions(8, 0.0, samples.OUTER)),
+        structs.replace(samples.full(), findings=samples.doubled().findings),
+        structs.replace(samples.doubled(), cost=samples.cost(51.0, 49.6, 49.6, 0.0)),
     ]
     plan = recorded("planned").plan
     assert plan is not None
@@ -230,7 +233,7 @@ def contradicted() -> Iterator[tuple[str, Result, str]]:
             8, 2.0, structs.replace(samples.OUTER, around="several"), samples.INNER
         ),
     )
-    yield "two-levels", levels, "free no further memory"
+    yield "two-levels", levels, "after the first take time, and around the same block"
     yield "two-levels-note", levels, "every further one is redundant"
     yield "ranks", ranks(8), "Checkpointing is doubled: every block"
     yield "waste", structs.replace(full, findings=doubled.findings), "Nothing is wasted"

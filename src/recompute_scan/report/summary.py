@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from recompute_scan.intervals import too_wide
 from recompute_scan.report import words
+from recompute_scan.report.section import of_memory_alone
 from recompute_scan.result import MEASURED, Breakdown, Result
 from recompute_scan.units import UNKNOWN, about, ms, pct, plural, rounded, share, span, times
 
@@ -48,9 +49,11 @@ class StepAfter(Struct, frozen=True):
 
 
 def shortest_answer(result: Result) -> str:
-    """The answer in one word: the verdict, that it is a plan, or how the run failed."""
+    """The answer in one word: the verdict, that it is a plan or of memory, how the run failed."""
     if result.plan is not None and result.crash is None:
         return "plan"
+    if of_memory_alone(result):
+        return "memory"
     return words.KIND_WORDS[result.crash.kind] if result.crash else result.verdict
 
 
