@@ -85,15 +85,20 @@ class LostGradient(Struct, frozen=True):
     """A tensor that needs a gradient in a region's forward, and gets none through its recompute.
 
     Attributes:
-        name: Qualified name of a parameter; empty for another tensor.
-        operation: The recompute's operator that used it.
+        name: Qualified name of a parameter; of what left a block where it was in that, such as
+            ``output[1][0]``; empty for another tensor.
+        operation: The operator that used it: the recompute's, or the first outside the block.
         why: ``grad-mode-off``: the recompute runs without autograd; ``detached``: it got a copy
-            that needs no gradient.
+            that needs no gradient; ``left-without``: it left the checkpoint without one, and a
+            loss depends on it.
+        weights: Of a tensor that left: parameters of the block that have no gradient behind the
+            backward pass.
     """
 
     name: str
     operation: Operation
-    why: Literal["grad-mode-off", "detached"]
+    why: Literal["grad-mode-off", "detached", "left-without"]
+    weights: tuple[str, ...] = ()
 
 
 class ComparedRegion(Struct, frozen=True):
@@ -162,12 +167,15 @@ class Fidelity(Struct, frozen=True):
         untold: Why the step was not compared, one sentence; then there are no regions.
         keeping_us: Time of the host, in µs, that keeping the random state takes for one
             checkpointed call and its recompute here; ``None`` where nothing was compared.
+        untrained: Parameters that a loss depends on through reentrant checkpoints only which got no
+            input that needs a gradient, so that they have none behind the backward pass.
     """
 
     regions: tuple[ComparedRegion, ...] = ()
     step_ms: float | None = None
     untold: str | None = None
     keeping_us: float | None = None
+    untrained: tuple[str, ...] = ()
 
     @property
     def compared(self) -> tuple[ComparedRegion, ...]:
@@ -252,6 +260,11 @@ class ComparedGradients(Struct, frozen=True):
         inside = re.sub(r"\d+-\d+$", "", region.module)
         own = [one for one in self.differing if one.startswith(inside and f"{inside.rstrip('.')}.")]
         return "different" if own else None
+
+
+def is_open(fidelity: Fidelity) -> bool:
+    """Whether blocks ran of which it could not be told if their recompute is the same."""
+    return any(region.undecided for region in fidelity.regions)
 
 
 class Sampled(Struct, frozen=True):

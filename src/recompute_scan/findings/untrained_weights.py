@@ -11,6 +11,10 @@ _MOST_NAMED = 6
 def check(evidence: RunEvidence) -> Answer:
     """One finding, where the run saw trainable weights without a gradient."""
     names = evidence.untrained
+    weights = evidence.fidelity.untrained if evidence.fidelity is not None else ()
+    # A weight of a module that is named is no news.
+    known = tuple(f"{name}." for name in names or ())
+    names = (*(names or ()), *(one for one in weights if not one.startswith(known))) or names
     if names is None:
         return NotApplicable("Only `recompute-scan run` sees which weights have a gradient.")
     if not names:

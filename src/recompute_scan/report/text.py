@@ -45,10 +45,15 @@ def next_steps(page: Page, report: str | None, after: Sequence[str]) -> None:
         page.title("Report")
         page.verbatim(visible(report, 4096), "  ", underline=True)
     if after:
-        *measured, again, compared = after
+        measured, then = (after[:1], after[1:]) if len(after) != 2 else ((), after)
         for command in measured:
-            page.title("Next: measure the fix; nothing is edited")
+            gradients = "compare gradients with and without checkpoints"
+            what = gradients if "--without-checkpointing" in command else "measure the fix"
+            page.title(f"Next: {what}; nothing is edited")
             page.verbatim(visible(command, 4096), "  ")
+        if not then:
+            return
+        again, compared = then
         page.title(f"{'Then' if measured else 'Next'}: apply it, record again and compare")
         page.verbatim(visible(again, 4096), "  ")
         page.verbatim(visible(compared, 4096), "  ")
