@@ -68,10 +68,11 @@ class KeptState(Struct, frozen=True):
 
     Attributes:
         name: Qualified name of the buffer or attribute.
-        is_buffer: Whether it is a buffer of a module; else an attribute that holds a plain value.
+        is_buffer: Whether it is a buffer of a module; else an attribute, or in one.
         before: Value before the region's forward, as text: a number, or the mean of a tensor.
         forward: After the forward.
         recompute: After the recompute.
+        is_tensor: Whether it is a tensor.
     """
 
     name: str
@@ -79,6 +80,7 @@ class KeptState(Struct, frozen=True):
     before: str
     forward: str
     recompute: str
+    is_tensor: bool = False
 
 
 class LostGradient(Struct, frozen=True):
@@ -145,7 +147,13 @@ class ComparedRegion(Struct, frozen=True):
     @property
     def differs(self) -> bool:
         """Whether a recompute was another computation than its forward."""
-        return bool(self.lost) or any(one.kind != "atomics" for one in self.differences)
+        lost = any(one.why != "left-without" for one in self.lost)
+        return lost or any(one.kind != "atomics" for one in self.differences)
+
+    @property
+    def leaks(self) -> bool:
+        """Whether something left it without its gradient."""
+        return any(one.why == "left-without" for one in self.lost)
 
     @property
     def updates(self) -> bool:
@@ -219,6 +227,11 @@ def in_words(fidelity: Fidelity) -> str:
         return (
             f"Their results are, and yet the recomputes of {len(updating)} {of} update buffers "
             "that the forward has updated already."
+        )
+    leaking = [region for region in blocks if region.leaks]
+    if leaking:
+        return (
+            f"Their results are, and yet something leaves {len(leaking)} {of} without its gradient."
         )
     undecided = [region for region in blocks if region.undecided]
     if undecided:

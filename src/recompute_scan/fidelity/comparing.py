@@ -168,7 +168,7 @@ class _Sum(Struct):
             untold=tuple(self.untold),
             rounding=max(roundings, default=None),
             differences=tuple(differences.values())[:_MOST],
-            states=tuple(self.states.values())[:_MOST],
+            states=tuple(sorted(self.states.values(), key=lambda one: not one.is_buffer))[:_MOST],
             lost=tuple(lost.values())[:_MOST],
         )
 

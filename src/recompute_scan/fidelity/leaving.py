@@ -2,8 +2,8 @@
 
 A reentrant checkpoint runs its block with autograd off, and gives a gradient to what its autograd
 function returns: tensors, side by side, and only where one of its inputs needs a gradient. A tensor
-that leaves in any other way (inside a tuple, a dictionary or an object, as an attribute of a module,
-or from inputs none of which needs one) has none. Nothing is lost by that unless a loss depends on
+that leaves in any other way (inside a tuple, a dictionary or an object, as an attribute, or from
+inputs none of which needs one) has none. Nothing is lost by that unless a loss depends on
 it. So tensors that autograd would have followed are followed here, from the block to the loss, as
 autograd does: through operators, not through ``detach`` or where gradients are switched off.
 """
@@ -13,19 +13,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import MemberDescriptorType
 from typing import Any
 
 import torch
 from msgspec import Struct, field
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.faithful import LostGradient, Operation
-from recompute_scan.fidelity.operators import kind_of, tensors
+from recompute_scan.fidelity.operators import kind_of, tensors, tensors_in
 from recompute_scan.fidelity.watch import NameOf, called_at, in_own_function
 
-_DEEPEST, _MOST = 6, 4096
 _take: Callable[[], Any] = getattr(torch.utils._python_dispatch, "_pop_mode", lambda: None)
 _put: Callable[[Any], None] = getattr(torch.utils._python_dispatch, "_push_mode", lambda _: None)
 _count: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
@@ -237,58 +234,3 @@ def _nowhere() -> weakref.ref[torch.Tensor]:
 
 
 _NOWHERE = _nowhere()
-
-
-def tensors_in(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a value, each with the expression that gives it.
-
-    Looks into tuples, lists, dictionaries and the attributes of other objects, and runs nothing of
-    theirs: no property, no method of a subclass.
-    """
-    met: set[int] = set()
-    waiting = [(name, value, 0)]
-    while waiting and len(met) < _MOST:
-        name, value, depth = waiting.pop()
-        kind = type(value)
-        if issubclass(kind, torch.Tensor):
-            yield name, value
-            continue
-        if id(value) in met or depth >= _DEEPEST:
-            continue
-        met.add(id(value))
-        inner = list(parts_of_value(value))
-        waiting += [(f"{name}{step}", one, depth + 1) for step, one in reversed(inner)]
-
-
-def parts_of_value(value: Any) -> Iterator[tuple[str, object]]:
-    """What a container or an object holds, each with the step that leads to it."""
-    kind = type(value)
-    if issubclass(kind, tuple):
-        names = getattr(kind, "_fields", ())
-        for at, one in enumerate(tuple.__iter__(value)):
-            yield (f".{names[at]}" if at < len(names) else f"[{at}]"), one
-    elif issubclass(kind, list):
-        yield from ((f"[{at}]", one) for at, one in enumerate(list.__iter__(value)))
-    elif issubclass(kind, dict):
-        yield from ((f"[{_key(key)}]", one) for key, one in list(dict.items(value)))
-    if issubclass(kind, (type, nn.Module)) or kind.__module__ in ("builtins", "types"):
-        return
-    held: Any = None
-    try:
-        held = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        pass
-    # A transformers output keeps each of its fields as an item and as an attribute.
-    if type(held) is dict and not issubclass(kind, dict):
-        yield from ((f".{key}", one) for key, one in list(held.items()))
-    for base in kind.__mro__:
-        for key, slot in vars(base).items():
-            if isinstance(slot, MemberDescriptorType):
-                try:
-                    yield f".{key}", slot.__get__(value, kind)
-                except AttributeError:
-                    continue
-
-
-def _key(key: object) -> str:
-    return repr(key) if type(key) in (str, int, bool) else f"a {type(key).__name__}"
