@@ -231,7 +231,8 @@ def test_it_is_named_by_where_it_was(name: str) -> None:
     found, model, _ = compare(Case(name, True, _of(form, take)))
     lost = [one for region in found.regions for one in region.lost]
     assert {one.why for one in lost} == {"left-without"}
-    assert {one.name for one in lost} == {path and f"output{path}"} or name.startswith("a named")
+    # Of an object everything is lost, and of a module's attribute nobody knows where it was.
+    assert (path and f"output{path}") in {one.name for one in lost}
     missing = {key for key, one in gradients(model).items() if one is None}
     named = {weight for one in lost for weight in one.weights}
     assert missing <= named or not missing

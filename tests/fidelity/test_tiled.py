@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from recompute_scan.record.guard import Guard
+from recompute_scan.record.probe import Probe
+from recompute_scan.record.verify.bypass import Bypass, PlainFunctions
 from tests.fidelity.cases import Case, D
-from tests.fidelity.compare import compare, wrong
-from tests.fidelity.truth import measure
+from tests.fidelity.compare import compare, gradients, wrong
+from tests.fidelity.truth import build, measure, step
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SHAPE = (4, 12, D)
@@ -201,3 +205,49 @@ def test_a_part_that_is_computed_otherwise_is_found() -> None:
     )
     found, _, untrained = compare(case)
     assert any(one.startswith("random") for one in wrong(found, untrained))
+
+
+class CutOff(SameParts):
+    """Hands its block what is cut off from its input."""
+
+    @staticmethod
+    def forward(ctx: Any, fn: Any, module: Any, x: torch.Tensor, shards: int) -> Any:
+        return SameParts.forward(ctx, fn, module, x.detach(), shards)
+
+
+def _plainly(tiled: Callable[[nn.Module, torch.Tensor], Any]) -> tuple[PlainFunctions, nn.Module]:
+    case = Case("", False, lambda on: Net(on, tiled, False), shape=SHAPE)
+    model, x = build(case, on=True)
+    guard = Guard()
+    plain = PlainFunctions(Bypass(Probe(Path.cwd()), (), everything=True, guard=guard), guard)
+    plain.install()
+    try:
+        step(case, model, x)
+    finally:
+        plain.remove()
+    assert guard.failure is None
+    return plain, model
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_autograd_differentiates_what_their_forward_computes(name: str) -> None:
+    tiled, _ = KINDS[name]
+    plain, model = _plainly(tiled)
+    assert plain.whole
+    assert len(plain.names) == 1
+    case = Case("", False, lambda on: Net(on, tiled, False), shape=SHAPE)
+    alone, x = build(case, on=False)
+    step(case, alone, x)
+    for key, one in gradients(alone).items():
+        other = gradients(model)[key]
+        assert one is not None
+        assert other is not None
+        torch.testing.assert_close(one, other)
+    assert "apply" in vars(torch.autograd.Function)
+    assert not hasattr(torch.no_grad.__enter__, "__wrapped__")
+
+
+def test_one_that_is_cut_off_from_its_input_is_not_called_plain() -> None:
+    plain, _ = _plainly(lambda m, x: CutOff.apply(_run, m, x, 3))
+    assert not plain.whole
+    assert plain.names == ()
