@@ -213,6 +213,10 @@ class Fidelity(Struct, frozen=True):
 def in_words(fidelity: Fidelity) -> str:
     """Whether recomputes are the computation of their forward, in one or two sentences."""
     blocks = fidelity.compared
+    leaking = [region for region in fidelity.regions if region.leaks]
+    if leaking and not blocks:
+        some = plural(len(leaking), "block")
+        return f"Not compared, and something leaves {some} without its gradient."
     if not blocks:
         return f"Not compared: {fidelity.why_not_compared}"
     differing = [region for region in blocks if region.differs]
@@ -228,11 +232,8 @@ def in_words(fidelity: Fidelity) -> str:
             f"Their results are, and yet the recomputes of {len(updating)} {of} update buffers "
             "that the forward has updated already."
         )
-    leaking = [region for region in blocks if region.leaks]
     if leaking:
-        return (
-            f"Their results are, and yet something leaves {len(leaking)} {of} without its gradient."
-        )
+        return f"Their results are, and yet something leaves {plural(len(leaking), 'block')} without its gradient."
     undecided = [region for region in blocks if region.undecided]
     if undecided:
         return (

@@ -254,7 +254,7 @@ class RegionCall:
 
     @contextmanager
     def _leaving(self) -> Iterator[Returned | None]:
-        leaving = getattr(self._thread, "leaving", None)
+        leaving = self._thread.leaving
         if leaving is None or self._non_reentrant:
             yield None
             return

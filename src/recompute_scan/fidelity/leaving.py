@@ -37,7 +37,7 @@ class Applied(Struct, eq=False):
         weights: What its block used that needs a gradient and was made by no operator.
         names: Where in what the block returned a tensor is, by the tensor's number.
         lost: Tensors that left without their gradient and that a loss depends on.
-        alone: Whether nothing that it returned has a gradient.
+        alone: Whether none of its inputs needs a gradient.
         tell: Who wants to know what was lost.
     """
 
@@ -74,7 +74,6 @@ class Leaving:
         self._marks: dict[int, _Marks] = {}
         self._applied: list[Applied] = []
         self._mode: _Following | None = None
-        self._leaks: dict[_Leak, None] = {}
         self.switched_off = 0
         self.all: list[Applied] = []
 
@@ -84,21 +83,19 @@ class Leaving:
         return self._applied[-1] if self._applied else None
 
     @contextmanager
-    def applying(self) -> Iterator[Callable[[Any], None]]:
-        """Around a call of the autograd function; tell what it returns."""
+    def applying(self, given: Sequence[object]) -> Iterator[None]:
+        """Around a call of the autograd function with these arguments."""
         if not torch.is_grad_enabled():  # what is computed here has no gradient anyway
-            yield lambda _: None
+            yield
             return
-        applied = Applied()
+        inputs = [one for one in given if isinstance(one, torch.Tensor)]
+        applied = Applied(alone=not any(one.requires_grad for one in inputs))
         self._begin()
         self._applied.append(applied)
         self.all.append(applied)
 
-        def returned(result: Any) -> None:
-            applied.alone = not any(one.requires_grad for one in tensors((result,)))
-
         try:
-            yield returned
+            yield
         finally:
             applied.under_way = False
             self._applied.remove(applied)
@@ -133,6 +130,7 @@ class Leaving:
         """Follow nothing any more."""
         mode, self._mode = self._mode, None
         if mode is not None:
+            mode.leaving = None  # another thread's modes cannot be reached from here
             found = [_take() for _ in range(_count())]
             for one in reversed(found):
                 if one is not mode:
@@ -202,7 +200,7 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, leaving: Leaving) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._leaving: Leaving | None = leaving
+        self.leaving: Leaving | None = leaving
 
     def __torch_dispatch__(
         self,
@@ -212,20 +210,20 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         named = kwargs or {}
-        leaving, marks = self._leaving, None
+        leaving, marks = self.leaving, None
         kind = kind_of(func)
         if leaving is not None:
             try:
                 if kind.derives and "detach" not in kind.name:
                     marks = leaving.follow(kind.name, tensors((*args, *named.values())))
             except Exception:
-                leaving = self._leaving = None  # nothing more is followed, and nothing said
+                leaving = self.leaving = None  # nothing more is followed, and nothing said
         result = func(*args, **named)
         if leaving is not None:
             try:
                 leaving.note(marks, tensors((result,)))
             except Exception:
-                self._leaving = None
+                self.leaving = None
         return result
 
 

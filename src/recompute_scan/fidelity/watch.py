@@ -78,6 +78,7 @@ class Thread(threading.local):
         self.runs: list[WatchedRun] = []
         self.inside = False
         self.handed: Any = None
+        self.leaving: Any = None
 
 
 class _Arguments(Struct, frozen=True, gc=False):

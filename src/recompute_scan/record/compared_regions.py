@@ -62,10 +62,8 @@ class ComparedRegions:
         def apply(call: Call, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != thread or torch._C._current_graph_task_id() != -1:
                 return call(*args, **kwargs)
-            with leaving.applying() as returned:
-                result = call(*args, **kwargs)
-                returned(result)
-            return result
+            with leaving.applying(args):
+                return call(*args, **kwargs)
 
         for function in self.functions:
             around = self._guard.around(function.apply, apply, named=False)
@@ -100,10 +98,11 @@ class ComparedRegions:
     def compared(self) -> Fidelity:
         """The step has ended: what it has shown. Nothing of it is left in the process."""
         comparing, self._comparing = self._comparing, None
-        found = comparing.outcome() if comparing is not None else Fidelity()
-        self._patches.undo()
-        self._modules.clear()
-        return found
+        try:
+            return comparing.outcome() if comparing is not None else Fidelity()
+        finally:
+            self._patches.undo()
+            self._modules.clear()
 
     @property
     def wanted(self) -> bool:
