@@ -233,7 +233,8 @@ def in_words(fidelity: Fidelity) -> str:
             "that the forward has updated already."
         )
     if leaking:
-        return f"Their results are, and yet something leaves {plural(len(leaking), 'block')} without its gradient."
+        some = plural(len(leaking), "block")
+        return f"Their results are, and yet something leaves {some} without its gradient."
     undecided = [region for region in blocks if region.undecided]
     if undecided:
         return (
