@@ -70,10 +70,11 @@ class KeptState(Struct, frozen=True):
 
     Attributes:
         name: Qualified name of the buffer or attribute.
-        is_buffer: Whether it is a buffer of a module; else an attribute that holds a plain value.
+        is_buffer: Whether it is a buffer of a module; else an attribute, or in one.
         before: Value before the region's forward, as text: a number, or the mean of a tensor.
         forward: After the forward.
         recompute: After the recompute.
+        is_tensor: Whether it is a tensor.
     """
 
     name: str
@@ -81,21 +82,27 @@ class KeptState(Struct, frozen=True):
     before: str
     forward: str
     recompute: str
+    is_tensor: bool = False
 
 
 class LostGradient(Struct, frozen=True):
     """A tensor that needs a gradient in a region's forward, and gets none through its recompute.
 
     Attributes:
-        name: Qualified name of a parameter; empty for another tensor.
-        operation: The recompute's operator that used it.
+        name: Qualified name of a parameter; of what left a block where it was in that, such as
+            ``output[1][0]``; empty for another tensor.
+        operation: The operator that used it: the recompute's, or the first outside the block.
         why: ``grad-mode-off``: the recompute runs without autograd; ``detached``: it got a copy
-            that needs no gradient.
+            that needs no gradient; ``left-without``: it left the checkpoint without one, and a
+            loss depends on it.
+        weights: Of a tensor that left: parameters of the block that have no gradient behind the
+            backward pass.
     """
 
     name: str
     operation: Operation
-    why: Literal["grad-mode-off", "detached"]
+    why: Literal["grad-mode-off", "detached", "left-without"]
+    weights: tuple[str, ...] = ()
 
 
 class ComparedRegion(Struct, frozen=True):
@@ -142,7 +149,13 @@ class ComparedRegion(Struct, frozen=True):
     @property
     def differs(self) -> bool:
         """Whether a recompute was another computation than its forward."""
-        return bool(self.lost) or any(one.kind != "atomics" for one in self.differences)
+        lost = any(one.why != "left-without" for one in self.lost)
+        return lost or any(one.kind != "atomics" for one in self.differences)
+
+    @property
+    def leaks(self) -> bool:
+        """Whether something left it without its gradient."""
+        return any(one.why == "left-without" for one in self.lost)
 
     @property
     def updates(self) -> bool:
@@ -164,12 +177,15 @@ class Fidelity(Struct, frozen=True):
         untold: Why the step was not compared, one sentence; then there are no regions.
         keeping_us: Time of the host, in µs, that keeping the random state takes for one
             checkpointed call and its recompute here; ``None`` where nothing was compared.
+        untrained: Parameters that a loss depends on through reentrant checkpoints only which got no
+            input that needs a gradient, so that they have none behind the backward pass.
     """
 
     regions: tuple[ComparedRegion, ...] = ()
     step_ms: float | None = None
     untold: str | None = None
     keeping_us: float | None = None
+    untrained: tuple[str, ...] = ()
 
     @property
     def compared(self) -> tuple[ComparedRegion, ...]:
@@ -199,6 +215,10 @@ class Fidelity(Struct, frozen=True):
 def in_words(fidelity: Fidelity) -> str:
     """Whether recomputes are the computation of their forward, in one or two sentences."""
     blocks = fidelity.compared
+    leaking = [region for region in fidelity.regions if region.leaks]
+    if leaking and not blocks:
+        some = plural(len(leaking), "block")
+        return f"Not compared, and something leaves {some} without its gradient."
     if not blocks:
         return f"Not compared: {fidelity.why_not_compared}"
     differing = [region for region in blocks if region.differs]
@@ -214,6 +234,9 @@ def in_words(fidelity: Fidelity) -> str:
             f"Their results are, and yet the recomputes of {len(updating)} {of} update buffers "
             "that the forward has updated already."
         )
+    if leaking:
+        some = plural(len(leaking), "block")
+        return f"Their results are, and yet something leaves {some} without its gradient."
     undecided = [region for region in blocks if region.undecided]
     if undecided:
         return (
@@ -260,6 +283,11 @@ class ComparedGradients(Struct, frozen=True):
         inside = re.sub(r"\d+-\d+$", "", region.module)
         own = [one for one in self.differing if one.startswith(inside and f"{inside.rstrip('.')}.")]
         return "different" if own else None
+
+
+def is_open(fidelity: Fidelity) -> bool:
+    """Whether blocks ran of which it could not be told if their recompute is the same."""
+    return any(region.undecided for region in fidelity.regions)
 
 
 class Sampled(Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from recompute_scan.analysis.confidence import headline
-from recompute_scan.faithful import ComparedGradients
+from recompute_scan.faithful import ComparedGradients, is_open
 from recompute_scan.findings.rules import settle
 from recompute_scan.intervals import FEWEST_PAIRS, median_interval, pair_interval, ratio_interval
 from recompute_scan.result import (
@@ -120,6 +120,14 @@ def verified(
         result = settle(result, compared, before[0].records[0].sources)
     result = replace(result, verified=section)
     return replace(result, headline=headline(result))
+
+
+def gradients_are_open(result: Result) -> bool:
+    """Whether something says that gradients may be wrong, and they have not been compared."""
+    if result.verified is not None and result.verified.gradients is not None:
+        return False
+    suspected = any(one.wrong_gradients and one.confidence != "high" for one in result.findings)
+    return suspected or (result.fidelity is not None and is_open(result.fidelity))
 
 
 def _gradients(

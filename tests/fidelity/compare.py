@@ -32,7 +32,7 @@ def compare(case: Case) -> tuple[Fidelity, nn.Module, tuple[str, ...]]:
 
 def wrong(found: Fidelity, untrained: tuple[str, ...] = ()) -> list[str]:
     """What is said to be wrong, one text each."""
-    said = [f"RS104 {name}" for name in untrained]
+    said = [f"RS104 {name}" for name in (*untrained, *found.untrained)]
     for region in found.regions:
         said += [
             f"{one.kind} {one.operation.name} {one.operation.module}"
@@ -40,7 +40,9 @@ def wrong(found: Fidelity, untrained: tuple[str, ...] = ()) -> list[str]:
             if one.kind != "atomics"
         ]
         said += [f"buffer {state.name}" for state in region.states if state.is_buffer]
-        said += [f"lost {one.operation.name} {one.operation.module}" for one in region.lost]
+        said += [
+            f"lost {one.name} {one.operation.name} {one.operation.module}" for one in region.lost
+        ]
     return said
 
 

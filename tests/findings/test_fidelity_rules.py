@@ -13,7 +13,15 @@ from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.ranks import Piece, merge
 from recompute_scan.analysis.without_trace import result_of_comparison
 from recompute_scan.check.policy import Policy, judge
-from recompute_scan.faithful import ComparedRegion, Difference, Fidelity, KeptState, Operation
+from recompute_scan.faithful import (
+    ComparedGradients,
+    ComparedRegion,
+    Difference,
+    Fidelity,
+    KeptState,
+    Operation,
+)
+from recompute_scan.findings.rules import settle
 from recompute_scan.result import Finding, Result
 from recompute_scan.run_info import RunInfo
 from tests.fidelity.cases import CASES
@@ -57,9 +65,15 @@ def of_case(name: str) -> tuple[Finding, ...]:
     ],
 )
 def test_each_fault_has_its_finding(name: str, code: str, said: str) -> None:
-    found = [one for one in of_case(name) if one.code != "RS406"]
+    of_gradients = {"RS406"} if code == "RS404" else {"RS404", "RS406"}
+    found = [one for one in of_case(name) if one.code not in of_gradients]
     assert {one.code for one in found} == {code}
     assert all(one.wrong_gradients for one in found)
+    # Before gradients were compared nobody knows by how much.
+    assert {(one.severity, one.confidence) for one in found} == {
+        ("warning", "high" if code == "RS404" else "medium")
+    }
+    assert code == "RS404" or all("--verify" in one.detail for one in found)
     assert any(said in one.detail for one in found), [one.detail for one in found]
     fixes = [one.fix for one in found]
     assert all(fix is not None and fix.disposition == "review" and fix.reason for fix in fixes)
@@ -123,12 +137,46 @@ def test_the_headline_says_that_training_changes() -> None:
     assert "trained" not in result(Fidelity()).headline
 
 
+def _settled(name: str, gradients: ComparedGradients) -> Finding:
+    fidelity, _, _ = compare(BY_NAME[name])
+    settled = settle(result(fidelity), gradients, {})
+    (finding,) = [one for one in settled.findings if one.code in ("RS401", "RS403", "RS405")]
+    return finding
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["dropout, state dropped, reentrant", "keyword tensors that lose their gradient"],
+)
+def test_compared_gradients_decide(name: str) -> None:
+    differ = ComparedGradients(
+        9, ("layers.0.up.weight", "layers.1.lin.weight", "layers.0.lin.bias")
+    )
+    wrong = _settled(name, differ)
+    assert (wrong.severity, wrong.confidence, wrong.wrong_gradients) == ("error", "high", True)
+    assert "3 of 9 differ" in wrong.detail
+    equal = _settled(name, ComparedGradients(9))
+    assert (equal.severity, equal.wrong_gradients) == ("info", False)
+    assert "all 9 are equal to the last bit" in equal.detail
+    elsewhere = _settled(name, ComparedGradients(9, ("head.weight",)))
+    assert (elsewhere.severity, elsewhere.confidence) == ("warning", "medium")
+    assert "--verify --without-checkpointing" in elsewhere.detail
+
+
+def test_gradients_of_another_function_than_was_taken_out_decide_nothing() -> None:
+    gradients = ComparedGradients(9, functions=("Tiled",))
+    region = ComparedRegion("layers.0", "Block", "reentrant", "", "", function="Tiled")
+    assert gradients.tell(region) == "equal"
+    assert gradients.tell(replace(region, function="Other")) is None
+    assert gradients.tell(replace(region, function="")) == "equal"
+
+
 def test_a_check_that_is_off_is_told_with_what_the_step_has_shown() -> None:
     (silent,) = [o for o in of_case("dropout, check off, state kept") if o.code == "RS406"]
     assert not silent.wrong_gradients
     assert "none differed" in silent.detail
     wrong = of_case("a cache that grows")
-    assert {one.code for one in wrong} == {"RS403", "RS406"}
+    assert {one.code for one in wrong} == {"RS403", "RS404", "RS406"}
     assert "do differ" in wrong[-1].detail
 
 

@@ -103,18 +103,25 @@ def show_page(page: Path) -> None:
         tell(f"recompute-scan: no browser was found; the report is {page}")
 
 
+_VERIFY = " --verify"
+
+
 def print_report(
     folder: Path, result: Result, after: Sequence[str] = (), *, open_page: bool = False
 ) -> None:
     """Print the summary, and the commands that come next where there is something to fix."""
-    useful = result.findings and result.crash is None
+    # It brings what reads results, which a script that is recorded is not to find imported.
+    from recompute_scan.verification import gradients_are_open
+
+    shown = after if result.findings and result.crash is None else ()
+    if after and result.crash is None and gradients_are_open(result) and _VERIFY in after[0]:
+        compare = after[0].replace(_VERIFY, f"{_VERIFY} --without-checkpointing", 1)
+        shown = (compare, *shown[1:])
     page = folder / "report.html"
     there = page.exists()
     clear()
     click.echo(fresh_line(sys.stdout), nl=False)  # the script may have left a line unfinished
-    print_text(
-        result, report=str(seen_from_here(page)) if there else None, after=after if useful else ()
-    )
+    print_text(result, report=str(seen_from_here(page)) if there else None, after=shown)
     if open_page and there:
         show_page(page)
 

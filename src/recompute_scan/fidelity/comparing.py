@@ -20,6 +20,7 @@ from recompute_scan.fidelity.kept_between import (
     parts_of,
     python_states,
 )
+from recompute_scan.fidelity.leaving import Applied, Leaving
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.region_runs import ForwardRun, RecomputeRun, RegionRun, Shown
 from recompute_scan.fidelity.uses import Around, HandedTensors, see_what_is_handed
@@ -39,17 +40,26 @@ _MOST = 8
 class Comparing:
     """Compares while it is on. Regions tell it when they are entered; it never fails for them."""
 
-    def __init__(self, name_of: NameOf, around: Around) -> None:
+    def __init__(
+        self,
+        name_of: NameOf,
+        around: Around,
+        weights: Callable[[], dict[int, str]] = dict,
+    ) -> None:
         """Nothing is compared yet.
 
         Args:
             name_of: Name and class of a module.
             around: Makes the hooks that torch calls, so that what fails in ours stays with us.
+            weights: The names of all parameters, by their numbers.
         """
+        self._weights = weights
         self._name_of = name_of
         self._around = around
         self._step = WatchedStep()
         self._thread = Thread(self._step)
+        self._thread.leaving = self.leaving = Leaving(name_of)
+        self._lacking: dict[Applied, tuple[str, ...]] = {}
         self._regions: dict[ComparedRegion, _Sum] = {}
         self._began = time.perf_counter()
 
@@ -76,12 +86,40 @@ class Comparing:
         """The step has ended: what was seen."""
         self._step.under_way = False
         took = time.perf_counter() - self._began
+        self.leaving.end()
+        untrained = self._settle_lost()
         regions = tuple(total.of(region) for region, total in self._regions.items())
         keeping = None
         if any(region.recomputes for region in regions):
             with suppress(RuntimeError):  # a GPU that cannot be asked now
                 keeping = unseen(cost_of_keeping)
-        return Fidelity(regions, took * 1e3, keeping_us=keeping)
+        return Fidelity(regions, took * 1e3, keeping_us=keeping, untrained=untrained)
+
+    def differentiated(self) -> None:
+        """A backward pass has ended: what has no gradient now."""
+        names: dict[int, str] | None = None
+        for applied in self.leaving.all:
+            if applied.lost:
+                names = self._weights() if names is None else names
+                weights = {key: ref() for key, ref in applied.weights.items()}
+                self._lacking[applied] = tuple(
+                    names.get(key, "a weight that no module holds")
+                    for key, one in weights.items()
+                    if one is not None and one.grad is None
+                )
+
+    def _settle_lost(self) -> tuple[str, ...]:
+        """Tell the regions what they have lost; gives the weights that have no gradient at all."""
+        untrained: dict[str, None] = {}
+        for applied in self.leaving.all:
+            lacking = self._lacking.get(applied, ())
+            if applied.alone and lacking:
+                untrained |= dict.fromkeys(lacking)
+                continue
+            for name, used in applied.lost.items():
+                if applied.tell is not None:
+                    applied.tell(LostGradient(name, used, "left-without", lacking))
+        return tuple(untrained)
 
 
 class _Sum(Struct):
@@ -91,6 +129,7 @@ class _Sum(Struct):
     recomputes: list[Shown] = field(default_factory=list)
     untold: dict[str, None] = field(default_factory=dict)
     states: dict[str, KeptState] = field(default_factory=dict)
+    left: list[LostGradient] = field(default_factory=list)
     _modules: Sequence[tuple[str, nn.Module]] = ()
     _parts: list[tuple[str, nn.Module]] = field(default_factory=list)
 
@@ -116,6 +155,8 @@ class _Sum(Struct):
                 unused += one.differing
             for gone in one.lost:
                 lost.setdefault((gone.name, gone.why), gone)
+        for gone in self.left:
+            lost.setdefault((gone.name, gone.why), gone)
         roundings = [one.rounding for one in self.recomputes if one.rounding is not None]
         return replace(
             region,
@@ -127,7 +168,7 @@ class _Sum(Struct):
             untold=tuple(self.untold),
             rounding=max(roundings, default=None),
             differences=tuple(differences.values())[:_MOST],
-            states=tuple(self.states.values())[:_MOST],
+            states=tuple(sorted(self.states.values(), key=lambda one: not one.is_buffer))[:_MOST],
             lost=tuple(lost.values())[:_MOST],
         )
 
@@ -168,8 +209,8 @@ class RegionCall:
             return
         prints = unseen(_prints_of, given)
         run = ForwardRun(self.leave_untold, handed, look_at_state(self._parts), python_states())
-        with self._watched(run):
-            yield None
+        with self._watched(run), self._leaving() as returned:
+            yield returned
         if self._wanted:
             again = any(isinstance(one, RecomputeRun) for one in self._thread.runs)
             self._sum.calls += not (again or self._forwards)
@@ -210,6 +251,17 @@ class RegionCall:
                 for state in changed_again(forward.before, forward.after, began, ended):
                     self._sum.states.setdefault(state.name, state)
                 self._sum.recomputes.append(run.shown())
+
+    @contextmanager
+    def _leaving(self) -> Iterator[Returned | None]:
+        leaving = self._thread.leaving
+        if leaving is None or self._non_reentrant:
+            yield None
+            return
+        with leaving.block() as returned:
+            if returned is not None:
+                leaving.innermost.tell = self._sum.left.append
+            yield returned
 
     def _parameters(self) -> dict[int, str]:
         """The names of the parameters that there are now, by their numbers."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
+import itertools
 import random
+import re
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import torch
 from isal import isal_zlib
@@ -19,12 +24,17 @@ from torch import nn
 from recompute_scan.faithful import KeptState
 from recompute_scan.fidelity.elements import plain_parts
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
+from recompute_scan.fidelity.operators import parts_of_value
 
 # Larger ones (masks, tables of positions) are not looked at: statistics and counters are small.
 _LARGEST = 2**20
 # Elements whose mean is shown.
 _SHOWN = 256
 _PLAIN = (bool, int, float, str, type(None))
+# What may count or collect in what is no attribute of a module: variables that code refers to.
+_COUNTERS = (int, float, list, dict, set, deque)
+# How far into an attribute is looked.
+_DEEPEST, _MOST = 4, 256
 # Attributes that every module has of torch; whole modules of torch keep nothing else of the kind.
 _TORCHS = frozenset(vars(nn.Module()))
 _OWN = "a generator of the script's own"
@@ -66,7 +76,22 @@ class ModuleState(Struct, frozen=True):
     """The state of a region's modules at one moment, by their names and those of its own."""
 
     buffers: dict[tuple[str, str], _Buffer]
-    attributes: dict[tuple[str, str], object]
+    attributes: dict[tuple[str, str], _Value]
+
+
+class _Value(Struct, frozen=True):
+    """A plain value, the length of a container, or a tensor, at one moment."""
+
+    content: str = ""
+    tensor: _Buffer | None = None
+
+    def same(self, other: _Value) -> bool:
+        if self.tensor is not None and other.tensor is not None:
+            return not self.tensor.moved(other.tensor)
+        return self.tensor is other.tensor and self.content == other.content
+
+    def __str__(self) -> str:
+        return self.content if self.tensor is None else str(self.tensor)
 
 
 def look_at_state(parts: Sequence[tuple[str, nn.Module]]) -> ModuleState:
@@ -85,7 +110,7 @@ def _look_at(
     name: str,
     module: nn.Module,
     buffers: dict[tuple[str, str], _Buffer],
-    attributes: dict[tuple[str, str], object],
+    attributes: dict[tuple[str, str], _Value],
 ) -> None:
     own = vars(module)
     for key, buffer in own.get("_buffers", {}).items():
@@ -94,9 +119,69 @@ def _look_at(
             buffers[name, key] = seen
     if _is_torchs(module):
         return
-    for key, value in own.items():
-        if key not in _TORCHS and isinstance(value, _PLAIN):
-            attributes[name, key] = value
+    for key, value in list(own.items()):
+        if key not in _TORCHS:
+            _note(name, key, value, attributes)
+    for owner, key, value in _counters_of(module):
+        _note(name if owner else "", key, value, attributes)
+
+
+def _note(name: str, key: str, value: object, attributes: dict[tuple[str, str], _Value]) -> None:
+    # What lies in it is the script's, and another thread of it may change it now.
+    with suppress(Exception):
+        attributes |= {(name, f"{key}{step}"): one for step, one in _values_in(value)}
+
+
+def _counters_of(module: nn.Module) -> Iterator[tuple[bool, str, object]]:
+    """What the module's class and the variables outside that its ``forward`` names may count in,
+    each with its name and whether it is the class's.
+    """
+    for base in type(module).__mro__:
+        if base.__module__.partition(".")[0] in ("torch", "builtins"):
+            break
+        for key, value in list(vars(base).items()):
+            if type(value) in _COUNTERS and not key.startswith("__"):
+                yield True, key, value
+    forward = inspect.unwrap(vars(type(module)).get("forward"))
+    if isinstance(forward, FunctionType):
+        for key in forward.__code__.co_names:
+            value = forward.__globals__.get(key)
+            if type(value) in _COUNTERS:
+                yield False, key, value
+        for key, cell in zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True):
+            with suppress(ValueError):  # not filled in yet
+                if type(cell.cell_contents) in _COUNTERS:
+                    yield False, key, cell.cell_contents
+
+
+def _values_in(value: object) -> Iterator[tuple[str, _Value]]:
+    """What an attribute holds: plain values, lengths and tensors, each with the way to it."""
+    met: set[int] = set()
+    waiting = [("", value, 0)]
+    seen = 0
+    while waiting and seen < _MOST:
+        step, one, depth = waiting.pop()
+        kind = type(one)
+        seen += 1
+        base = next((base for base in _PLAIN if issubclass(kind, base)), None)
+        if base is not None:
+            yield step, _Value(base.__repr__(cast("Any", one)))  # not a subclass's
+        elif issubclass(kind, torch.Tensor):
+            # A weight changes in the optimizer; looked at it is large.
+            buffer = None if issubclass(kind, nn.Parameter) else _Buffer.of(cast("Any", one))
+            if buffer is not None:
+                yield step, _Value(None, buffer)
+        elif id(one) not in met and depth < _DEEPEST and not _is_left_alone(kind):
+            met.add(id(one))
+            if issubclass(kind, (list, tuple, dict, set, deque)):
+                yield step, _Value(f"{len(cast('Any', one))} items")
+            inner = list(itertools.islice(parts_of_value(one), _MOST))
+            waiting += [(f"{step}{way}", part, depth + 1) for way, part in reversed(inner)]
+
+
+def _is_left_alone(kind: type) -> bool:
+    """Modules have a look of their own, and what torch keeps is torch's."""
+    return issubclass(kind, nn.Module) or kind.__module__.partition(".")[0] == "torch"
 
 
 def parts_of(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, nn.Module]]:
@@ -123,11 +208,18 @@ def changed_again(
         if was.moved(made) and began.moved(last):
             shown = unseen(lambda some: [str(one) for one in some], (was, made, last))
             found.append(KeptState(_joined(*name), True, *shown))
+    attributes: set[tuple[str, str]] = set()
     for name, value in recompute.attributes.items():
-        absent: Any = object()
-        old, new, first = (one.attributes.get(name, absent) for one in (before, forward, start))
-        if absent not in (old, new, first) and old != new and first != value:
-            found.append(KeptState(_joined(*name), False, str(old), str(new), str(value)))
+        old, new, first = (one.attributes.get(name) for one in (before, forward, start))
+        attribute = name[0], re.split(r"[.\[]", name[1])[0]
+        if old is None or new is None or first is None or attribute in attributes:
+            continue
+        # What is set to the same again, as a result that is kept to be looked at, is changed once.
+        if not (old.same(new) or first.same(value) or new.same(value)):
+            attributes.add(attribute)
+            shown = unseen(lambda some: [str(one) for one in some], (old, new, value))
+            tensor = value.tensor is not None
+            found.append(KeptState(_joined(*name), False, *shown, is_tensor=tensor))
     return found
 
 

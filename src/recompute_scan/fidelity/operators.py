@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -18,6 +21,8 @@ _COMMUNICATION = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
 _UNINITIALIZED = ("empty", "new_empty", "resize_", "set_", "_empty")
 # Operators that write all of their first argument, whatever it held.
 _NUMBERS = (bool, int, float, str, torch.dtype)
+# How far a value is looked into.
+_DEEPEST, _MOST = 6, 4096
 _OVERWRITING = ("fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "exponential_")
 
 
@@ -157,3 +162,56 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         pass
     parts = plain_parts(tensor)
     return storage_of(parts[0]) if parts and parts[0] is not tensor else None
+
+
+def tensors_in(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a value, each with the expression that gives it.
+
+    Looks into tuples, lists, dictionaries and the attributes of other objects, and runs nothing of
+    theirs: no property, no method of a subclass.
+    """
+    met: set[int] = set()
+    waiting = [(name, value, 0)]
+    while waiting and len(met) < _MOST:
+        name, value, depth = waiting.pop()
+        kind = type(value)
+        if issubclass(kind, torch.Tensor):
+            yield name, value
+            continue
+        if id(value) in met or depth >= _DEEPEST:
+            continue
+        met.add(id(value))
+        inner = list(parts_of_value(value))
+        waiting += [(f"{name}{step}", one, depth + 1) for step, one in reversed(inner)]
+
+
+def parts_of_value(value: Any) -> Iterator[tuple[str, object]]:
+    """What a container or an object holds, each with the step that leads to it."""
+    kind = type(value)
+    if issubclass(kind, tuple):
+        names = getattr(kind, "_fields", ())
+        for at, one in enumerate(tuple.__iter__(value)):
+            yield (f".{names[at]}" if at < len(names) else f"[{at}]"), one
+    elif issubclass(kind, list):
+        yield from ((f"[{at}]", one) for at, one in enumerate(list.__iter__(value)))
+    elif issubclass(kind, dict):
+        yield from ((f"[{_key(key)}]", one) for key, one in dict.items(value))
+    elif issubclass(kind, deque):
+        yield from ((f"[{at}]", one) for at, one in enumerate(deque.__iter__(value)))
+    if issubclass(kind, (type, torch.nn.Module)) or kind.__module__ in ("builtins", "types"):
+        return
+    held: Any = None
+    with suppress(AttributeError):
+        held = object.__getattribute__(value, "__dict__")
+    # A transformers output keeps each of its fields as an item and as an attribute.
+    if type(held) is dict and not issubclass(kind, dict):
+        yield from ((f".{key}", one) for key, one in list(held.items()))
+    for base in kind.__mro__:
+        for key, slot in vars(base).items():
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):
+                    yield f".{key}", slot.__get__(value, kind)
+
+
+def _key(key: object) -> str:
+    return repr(key) if type(key) in (str, int, bool) else f"a {type(key).__name__}"

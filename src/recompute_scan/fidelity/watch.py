@@ -78,6 +78,7 @@ class Thread(threading.local):
         self.runs: list[WatchedRun] = []
         self.inside = False
         self.handed: Any = None
+        self.leaving: Any = None
 
 
 class _Arguments(Struct, frozen=True, gc=False):
@@ -191,7 +192,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         runs, prints = self._here.runs, before.prints
         # Where a run began without autograd, nothing in it is differentiated.
         if not grad_mode and True in [run.grad_mode for run in runs]:
-            grad_mode = _in_own_function()
+            grad_mode = in_own_function()
         drawing = before.drawn.outcome() if before.drawn is not None else None
         computed, others = results(kind, result, args)
         call = OperatorCall(
@@ -245,7 +246,7 @@ def called_at(operator: str, name_of: NameOf) -> Operation:
     return Operation(operator, name, kind_name, site or torchs)
 
 
-def _in_own_function() -> bool:
+def in_own_function() -> bool:
     """Is this the forward of an autograd function, inside the region?
 
     Autograd is off there, and runs through what it computes nevertheless.

@@ -57,6 +57,8 @@ class RunEvidence(Struct, frozen=True):
         """Why no recompute was compared, one sentence; ``None`` where some were."""
         if self.fidelity is None:
             return "Only `recompute-scan run` compares recomputes with their forward."
+        if any(region.lost for region in self.fidelity.regions):
+            return None
         return self.fidelity.why_not_compared
 
     @property

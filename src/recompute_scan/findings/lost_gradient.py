@@ -41,6 +41,19 @@ def _finding(
             "backward of an autograd function. Nothing is differentiated, and nothing fails."
         )
         summary = "Run the recompute under torch.enable_grad(), as torch.utils.checkpoint does."
+    elif why == "left-without":
+        count = count_blocks(len(regions), max(compared, len(regions)))
+        title = f"What {count} return leaves the checkpoint without its gradient"
+        detail = (
+            "A reentrant checkpoint gives a gradient to the tensors that it returns side by side, "
+            "and to no tensor inside a tuple, a list, a dictionary or an object, or kept in an "
+            "attribute. The loss depends on such a tensor: what it was computed from is not "
+            "trained by that part of the loss, and nothing fails."
+        )
+        summary = (
+            "Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which gives every "
+            "tensor its gradient, or return these tensors side by side."
+        )
     else:
         title = f"Recomputes of {blocks} are cut off from a tensor that needs a gradient"
         detail = (
@@ -78,6 +91,13 @@ def _finding(
 
 
 def _line(lost: LostGradient) -> str:
+    if lost.why == "left-without":
+        named = ", ".join(lost.weights[:_MOST_SHOWN])
+        more = len(lost.weights) - _MOST_SHOWN
+        without = f"; no gradient at all: {named}{f' and {more} more' if more > 0 else ''}"
+        what = lost.name or "a tensor that the block keeps"
+        used = describe_operation(lost.operation)
+        return f"{what}, first used by {used}{without if named else ''}"
     what = lost.name or "a tensor from outside the block"
     return f"{what}, used by {describe_operation(lost.operation)}"
 

@@ -71,7 +71,7 @@ class _Sample:
                     for each in one.differences
                 ),
                 *(f"no gradient for {each.name or 'a tensor'}" for each in one.lost),
-                *(f"{each.name} is updated again" for each in one.states),
+                *(f"{each.name} is updated again" for each in one.states if each.is_buffer),
             )
         ]
 

@@ -52,6 +52,7 @@ class CheckpointCalls:
     Attributes:
         entered: Calls of checkpointed regions so far, by variant.
         functions: Line that calls each checkpoint function whose runs get no region, by name.
+        watched: Autograd functions of the reentrant kind that are watched.
         untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
     """
 
@@ -60,7 +61,7 @@ class CheckpointCalls:
         self._sites = sites
         self._patches = patches
         self._guard = guard
-        self._watched: list[Any] = []
+        self.watched: list[Any] = []
         self.untrained = Untrained()
         self.entered: dict[str, int] = {}
         self.functions: dict[str, str] = {}
@@ -117,7 +118,7 @@ class CheckpointCalls:
     def watch_own(self) -> None:
         """Watch the autograd functions of the script's making that there are by now."""
         for function in own_functions():
-            if function not in self._watched:
+            if function not in self.watched:
                 self._watch_function(function, known=False)
 
     def _watch_function(self, function: Any, *, known: bool = True) -> None:
@@ -165,7 +166,7 @@ class CheckpointCalls:
                 self._note(function.__name__, sys._getframe(1))
             return call(ctx, *args, **kwargs)
 
-        self._watched.append(function)
+        self.watched.append(function)
         guarded = self._guard.around(original, forward)
         self._patches.replace(function, "forward", staticmethod(guarded))
 

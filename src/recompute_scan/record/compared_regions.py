@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 
 from recompute_scan.faithful import ComparedRegion, Fidelity
 from recompute_scan.fidelity.comparing import Comparing, RegionCall, Returned
+from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.uses import hook_classes
 from recompute_scan.record.guard import Call, Guard
-from recompute_scan.record.module_names import ModuleIndex, covered_modules
+from recompute_scan.record.module_names import ModuleIndex, covered_modules, parameter_names
 from recompute_scan.record.patches import Patches
 from recompute_scan.record.region_ranges import AnnotatedRegions, CheckpointCall, RangedRegion
 
@@ -20,7 +23,11 @@ _AMBIGUOUS = "The same module was run several times before it was recomputed."
 
 
 class ComparedRegions:
-    """Regions that are annotated, and compared between :meth:`compare` and :meth:`compared`."""
+    """Regions that are annotated, and compared between :meth:`compare` and :meth:`compared`.
+
+    Attributes:
+        functions: Autograd functions of reentrant checkpoints.
+    """
 
     def __init__(self, annotated: AnnotatedRegions, index: ModuleIndex, guard: Guard) -> None:
         self._annotated = annotated
@@ -29,6 +36,7 @@ class ComparedRegions:
         self._comparing: Comparing | None = None
         self._patches = Patches()
         self._modules: dict[int, _ModuleRuns] = {}
+        self.functions: list[Any] = []
 
     def compare(self) -> None:
         """The step begins."""
@@ -37,7 +45,8 @@ class ComparedRegions:
             found = self._index.look_up([module])
             return found.name, found.class_name
 
-        comparing = self._comparing = Comparing(name_of, self._guard.around)
+        comparing = self._comparing = Comparing(name_of, self._guard.around, parameter_names)
+        self._watch_what_leaves(comparing)
 
         def entered(call: Call, hooks: Any) -> Any:
             comparing.hand_over(hooks)
@@ -46,12 +55,54 @@ class ComparedRegions:
         for kind in hook_classes():
             self._patches.replace(kind, "__enter__", self._guard.around(kind.__enter__, entered))
 
+    def _watch_what_leaves(self, comparing: Comparing) -> None:
+        """Of reentrant checkpoints, to the backward pass."""
+        leaving, thread = comparing.leaving, threading.get_ident()
+
+        def apply(call: Call, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread or torch._C._current_graph_task_id() != -1:
+                return call(*args, **kwargs)
+            with leaving.applying(args):
+                return call(*args, **kwargs)
+
+        for function in self.functions:
+            around = self._guard.around(function.apply, apply, named=False)
+            self._patches.replace(function, "apply", staticmethod(around))
+
+        def switch(by: int) -> Callable[..., Any]:
+            def switched(call: Call, *args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() == thread:
+                    leaving.switched_off += by
+                return call(*args, **kwargs)
+
+            return switched
+
+        for name, by in (("__enter__", 1), ("__exit__", -1)):
+            original = getattr(torch.no_grad, name)
+            self._patches.replace(torch.no_grad, name, self._guard.around(original, switch(by)))
+
+        def differentiate(call: Call, *args: Any, **kwargs: Any) -> Any:
+            outermost = torch._C._current_graph_task_id() == -1
+            if outermost and threading.get_ident() == thread:
+                leaving.differentiated(tensors((*args[:1], *kwargs.values())))
+            result = call(*args, **kwargs)
+            if outermost:
+                comparing.differentiated()
+            return result
+
+        for name in ("backward", "grad"):
+            original = getattr(torch.autograd, name)
+            around = self._guard.around(original, differentiate)
+            self._patches.replace(torch.autograd, name, around)
+
     def compared(self) -> Fidelity:
         """The step has ended: what it has shown. Nothing of it is left in the process."""
-        self._patches.undo()
-        self._modules.clear()
         comparing, self._comparing = self._comparing, None
-        return comparing.outcome() if comparing is not None else Fidelity()
+        try:
+            return comparing.outcome() if comparing is not None else Fidelity()
+        finally:
+            self._patches.undo()
+            self._modules.clear()
 
     @property
     def wanted(self) -> bool:

@@ -142,6 +142,18 @@ def root_modules() -> list[nn.Module]:
     return [module for module in modules if id(module) not in held]
 
 
+def parameter_names() -> dict[int, str]:
+    """The names of all parameters alive, by their numbers; of a layer that is no part of a model
+    with its class.
+    """
+    found: dict[int, str] = {}
+    for root in root_modules():
+        for name, parameter in root.named_parameters():
+            alone = "." not in name
+            found[id(parameter)] = f"{real_class_name(root)}.{name}" if alone else plain_name(name)
+    return found
+
+
 def covered_modules(
     function: object, args: Iterable[object] = (), *, every: bool = False
 ) -> list[nn.Module]:

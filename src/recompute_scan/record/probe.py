@@ -49,6 +49,7 @@ class Probe:
         self.comparison = ComparedRegions(annotated, self._index, self._guard)
         self.policies = DecisionWatch(self.sites, self._guard, lambda: annotated.within)
         self._calls = CheckpointCalls(self.comparison, self.sites, self._patches, self._guard)
+        self.comparison.functions = self._calls.watched
         self.untrained = self._calls.untrained
         self.entered = self._calls.entered
         self.functions = self._calls.functions

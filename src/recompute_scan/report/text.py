@@ -52,16 +52,20 @@ def next_steps(
         page.verbatim(visible(report, 4096), "  ", underline=True)
     if not after or result is None:
         return
-    *measured, again, compared = after
-    measured = measured if fix_is_measurable(result) else []
+    measured, then = (after[:1], after[1:]) if len(after) != 2 else ((), after)
     for command in measured:
-        page.title("Next: measure the fix; nothing is edited")
+        gradients = "--without-checkpointing" in command
+        if not gradients and not fix_is_measurable(result):
+            measured = ()
+            continue
+        what = "compare gradients with and without checkpoints" if gradients else "measure the fix"
+        page.title(f"Next: {what}; nothing is edited")
         page.verbatim(visible(command, 4096), "  ")
-    first = "Then" if measured else "Next"
-    what = "apply the fix" if any(one.fix for one in result.findings) else "make the change"
-    page.title(f"{first}: {what}, record again and compare")
-    page.verbatim(visible(again, 4096), "  ")
-    page.verbatim(visible(compared, 4096), "  ")
+    if then:
+        what = "apply the fix" if any(one.fix for one in result.findings) else "make the change"
+        page.title(f"{'Then' if measured else 'Next'}: {what}, record again and compare")
+        for command in then:
+            page.verbatim(visible(command, 4096), "  ")
 
 
 def render_markdown(result: Result) -> str:

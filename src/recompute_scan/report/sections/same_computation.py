@@ -24,12 +24,16 @@ def _answer(region: ComparedRegion) -> str:
             if one.kind == "atomics"
             else f"differs from {name} on"
         )
-    said += [f"{visible(one.name or 'a tensor', 80)} gets no gradient" for one in region.lost]
+    said += [
+        f"{visible(one.name or 'a tensor', 80)} "
+        + ("leaves without its gradient" if one.why == "left-without" else "gets no gradient")
+        for one in region.lost
+    ]
     said += [f"updates {visible(one.name, 80)} again" for one in region.states if one.is_buffer]
     said += [visible(why, 200) for why in region.untold]
     # What Python code counts: no gradient hangs on it unless the block reads it, which would show.
     counted = [
-        f"sets {visible(one.name, 80)} again: {visible(one.before, 20)}, then "
+        f"changes {visible(one.name, 80)} again: {visible(one.before, 20)}, then "
         f"{visible(one.forward, 20)}, then {visible(one.recompute, 20)}"
         for one in region.states
         if not one.is_buffer
