@@ -26,7 +26,7 @@ _ENGINE = re.compile(r"torch/autograd/(?:__init__|graph)\.py:")
 _APPLIED = re.compile(r"torch/autograd/function\.py:apply$")
 # Where a checkpoint function is called or takes its arguments, torch's and libraries' own.
 _CALLED = re.compile(
-    r"checkpoint\w*\.py:(?:checkpoint\w*|apply)$|tensor_parallel/random\.py:checkpoint$"
+    r"checkpoint\w{0,80}\.py:(?:checkpoint\w{0,80}|apply)$|tensor_parallel/random\.py:checkpoint$"
     r"|transformer_engine/pytorch/distributed\.py:checkpoint$"
 )
 # A stack that ends for want of room holds some 300 of them; nesting on purpose, a handful.
@@ -240,7 +240,9 @@ SIGNATURES = (
         name="reentrant-limit",
         cause_name="returned",
         error="TypeError",
-        message=re.compile(r"^\w*[Cc]heckpoint\w*\.forward: expected (?:Tensor|Variable) or tuple"),
+        message=re.compile(
+            r"^\w{0,80}[Cc]heckpoint\w{0,80}\.forward: expected (?:Tensor|Variable) or tuple"
+        ),
         title="A reentrant checkpoint's block returned something else than tensors",
         cause=(
             "The block returns a tuple that holds a tuple (a key-value cache), a list or another "

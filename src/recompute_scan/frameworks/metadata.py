@@ -13,8 +13,8 @@ from msgspec import Struct
 from recompute_scan.crash import Raised
 
 _META = (
-    r"metadata: {1,40}\{'shape': torch\.Size\(\[((?:\d{1,18}(?:, *|(?=\])))*)\]\), "
-    r"'dtype': ([\w.]+)(?:, 'device': device\(type='(\w+)')?"
+    r"metadata: {1,40}\{'shape': torch\.Size\(\[((?:\d{1,18}(?:, {0,4}|(?=\]))){0,64})\]\), "
+    r"'dtype': ([\w.]{1,40})(?:, 'device': device\(type='(\w+)')?"
 )
 # The two stand close together; without a limit, the time for a message grows with its square.
 _PAIR = re.compile(rf"saved {_META}.{{0,400}}?recomputed {_META}", re.DOTALL)
