@@ -20,7 +20,7 @@ A failure that `recompute-scan run` recognises when the script raises or hangs, 
 `recompute-scan explain` in a log or a pasted traceback. Generated: `python docs/generate.py`."""
 _UNTOUCHED = "The fix touches no checkpoint's variant, random state, check or buffers."
 _CAUSE = re.compile(r"^## ", re.MULTILINE)
-_EXAMPLE = re.compile(r"^```text\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
+_EXAMPLE = re.compile(r"^```text\n((?:(?!```).*\n)*?.*)\n```$", re.MULTILINE)
 
 
 def page(code: str) -> str | None:

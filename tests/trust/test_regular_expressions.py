@@ -32,8 +32,10 @@ METHODS = {"match", "search", "fullmatch", "sub", "subn", "split", "findall", "f
 # Modules whose expressions are handed on and matched from the beginning of a text.
 HANDED_ON = {
     "recompute_scan.recompute.vocabulary": "match",
+    "recompute_scan.analysis.compiler_logs": "match",
     "recompute_scan.frameworks.known": "fullmatch",
 }
+_CALL = re.compile(r"\b(\w{1,60})\.(\w{1,10})\(")
 SMALL, LARGE = 10_000, 40_000
 # Seconds of the processor. Below the first, growth is not looked at: no square fits into it.
 UNSEEN, SLOW, GROWS = 0.01, 0.3, 9
@@ -76,16 +78,14 @@ def _evaluated(node: ast.expr, names: dict[str, Any]) -> Any:
             names[unknown.name] = _Unknown("ab_c")
 
 
-def _used(name: str, path: Path, sources: dict[Path, str]) -> set[str]:
-    """The methods that are called on this name, in its module and where it is imported."""
-    call = re.compile(rf"\b{name}\.(\w{{1,10}})\(")
-    imported = re.compile(rf"import [^#]{{0,2000}}?\b{name}\b")
-    readers = [text for one, text in sources.items() if one == path or imported.search(text)]
-    return {method for text in readers for method in call.findall(text)} & METHODS
+def _used(name: str, path: Path, calls: dict[Path, dict[str, set[str]]]) -> set[str]:
+    """The methods that are called on this name, in its module, and elsewhere if it is public."""
+    readers = [path] if name.startswith("_") else calls
+    return {method for one in readers for method in calls[one].get(name, ())}
 
 
 def _methods(
-    call: ast.Call, parent: ast.AST | None, path: Path, sources: dict[Path, str]
+    call: ast.Call, parent: ast.AST | None, path: Path, calls: dict[Path, dict[str, set[str]]]
 ) -> set[str]:
     assert isinstance(call.func, ast.Attribute)
     if call.func.attr != "compile":
@@ -94,14 +94,21 @@ def _methods(
         return {parent.attr} & METHODS
     target = parent.targets[0] if isinstance(parent, ast.Assign) else None
     target = parent.target if isinstance(parent, ast.AnnAssign) else target
-    used = _used(target.id, path, sources) if isinstance(target, ast.Name) else set()
+    used = _used(target.id, path, calls) if isinstance(target, ast.Name) else set()
     return used or {HANDED_ON.get(_module(path), "search")}
 
 
 def expressions() -> Iterator[Found]:
     """Those of the whole package."""
     sources = {path: path.read_text("utf-8") for path in sorted(ROOT.rglob("*.py"))}
+    calls: dict[Path, dict[str, set[str]]] = {path: {} for path in sources}
     for path, text in sources.items():
+        for name, method in _CALL.findall(text):
+            if method in METHODS:
+                calls[path].setdefault(name, set()).add(method)
+    for path, text in sources.items():
+        if "re." not in text:
+            continue
         tree = ast.parse(text)
         parents = {child: one for one in ast.walk(tree) for child in ast.iter_child_nodes(one)}
         for node in ast.walk(tree):
@@ -118,7 +125,7 @@ def expressions() -> Iterator[Found]:
             arguments = [_evaluated(one, names) for one in given]
             flags = [one.value for one in node.keywords if one.arg == "flags"]
             arguments += [_evaluated(one, names) for one in flags]
-            methods = _methods(node, parents.get(node), path, sources)
+            methods = _methods(node, parents.get(node), path, calls)
             where = f"{_module(path)}:{node.lineno}"
             yield Found(where, re.compile(*arguments), tuple(sorted(methods)))
 

@@ -25,7 +25,7 @@ from recompute_scan.trace.snapshots.history import (
     read_snapshot,
 )
 
-_TORCH = re.compile(r"(?:^|.*/)torch/.*\.py$")
+_TORCH = re.compile(r"(?:^|.*/)torch/.{0,400}\.py$")
 _PYTHON = re.compile(r".*\.py$|<.*>$|.*ipykernel.*")
 _MOST_LINES = 30
 
