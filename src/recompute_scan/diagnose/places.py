@@ -177,7 +177,7 @@ _THREAD = re.compile(
     r"^(?P<current>Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):"
 )
 _WATCHDOG = "recompute_scan/record/watchdog.py"
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d{1,18}) in (?P<function>.+)$')
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d{1,18}) in (?P<function>.+)')
 
 
 def main_stack(text: str) -> tuple[Frame, ...]:

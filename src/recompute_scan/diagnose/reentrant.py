@@ -212,9 +212,9 @@ SIGNATURES = (
         needs_frames=True,
         title="A reentrant checkpoint's backward pass left its block, into a graph already freed",
         cause=(
-            "The reentrant variant cuts the graph at tensors that are positional arguments of "
-            "their own. One that needs a gradient and comes in another way (in a tuple or list, as "
-            "a keyword, as an attribute, caught by a closure) brings its graph along. The first "
+            "The reentrant variant cuts the graph at tensors that are positional arguments. A "
+            "tensor that needs a gradient and comes in another way (in a tuple or list, as a "
+            "keyword, as an attribute, caught by a closure) brings its graph along. The first "
             "block that uses it walks that graph to its end and frees it, and the next one walks "
             "it again. Or a module kept the tensor from an earlier step. The frames do not tell "
             "which."

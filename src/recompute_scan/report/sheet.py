@@ -11,7 +11,7 @@ import re
 from recompute_scan.report.page import Page
 
 _HOME = "https://github.com/recompute-scan/recompute-scan/blob/main/docs/"
-_LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s]{1,2000})\)")
+_LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s]{1,400})\)")
 _BARE = re.compile(r"<(https://[^<>\s]+)>")
 _MARKS = re.compile(r"\*\*|(?<!`)`(?!`)|(?<!\w)\*(?=\w)|(?<=[\w.])\*(?!\w)")
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
