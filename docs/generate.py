@@ -276,13 +276,21 @@ functions of other names. Most were taught.
 read the rules, and took what a search found, in excerpts of some 1,500 characters; memory that runs
 out and launchers' words are more frequent in them than in the other parts.
 
+`limits` has 56 logs of what RS130 to RS133 are for, of compiled recomputes, and of look-alikes. They
+were labelled and committed before those rules were written, by whoever then wrote the rules, and
+split by the same hash. The rules were mended on one half: right for 10 of its 11 that are ours. The
+other half was scored once after that: right for all 14 that are ours, and wrong for none of 26.
+Whoever wrote the rules had read both halves. Eight logs of the older parts, four of them in
+`unseen`, have a code since then and were labelled anew by what their threads say, before they were
+scored; that makes `unseen` 27 of 29.
+
 "Ours": the excerpt shows a cause that is in the table below. "Not shown": the thread knows such a
 cause, and the excerpt does not show it. "None" is no diagnosis, or one that says less and is true.
 
 PUBLIC
 
 A test holds that no log gets a wrong cause, that nine of ten of "ours" get theirs, and that every
-diagnosis names its lines. `tests/diagnose/test_adversarial.py` has 58 logs written to mislead:
+diagnosis names its lines. `tests/diagnose/test_adversarial.py` has 76 logs written to mislead:
 ranks interleaved, colours and timestamps before every line, cut off, chained exceptions, a warning
 about saving before a crash. None gets a wrong cause. `tests/diagnose/test_forms.py` has 33 forms
 that clusters, terminals and loggers give to known failures and look-alikes: of the first 28, 24

@@ -26,7 +26,7 @@ from recompute_scan.trace.snapshots.history import (
 )
 from recompute_scan.units import size
 
-_TORCH = re.compile(r"(?:^|.*/)torch/.*\.py$")
+_TORCH = re.compile(r"(?:^|.*/)torch/.{0,400}\.py$")
 _PYTHON = re.compile(r".*\.py$|<.*>$|.*ipykernel.*")
 _MOST_LINES = 30
 

@@ -17,7 +17,7 @@ from recompute_scan.compiled.structured import BREAK, CONFIG, Record
 _BUDGET = re.compile(r'"activation_memory_budget": ([\d.]{1,8})')
 _CHECKPOINT = "torch.ops.higher_order.tag_activation_checkpoint("
 _FILE = re.compile(r"# File: (.{1,1000}?):(\d+) in ([\w<>.]{1,200})")
-_PARAMETER = re.compile(r"L_\w+?_modules_(\w+)_(?:parameters|buffers)_\w+?_$")
+_PARAMETER = re.compile(r"L_\w{1,40}?_modules_(\w{1,400})_(?:parameters|buffers)_\w{1,80}?_$")
 
 # What wrappers call the module that they wrap; the compiler leaves out what is before the name.
 _WRAPPERS = frozenset({"checkpoint_wrapped_module", "orig_mod", "fsdp_wrapped_module", "module"})

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 # `name: "f32[4, 32][32, 1]cpu" = expression;  other = None`. Types came with torch 2.1.
 _STATEMENT = re.compile(r'\s+([A-Za-z_]\w*)(?:: "([^"]*)")? = (.+)$')
-_INPUT = re.compile(r'([A-Za-z_]\w*): "([^"]*)"')
+_INPUT = re.compile(r'\b([A-Za-z_]\w*): "([^"]*)"')
 # A joint graph declares its inputs in its body.
 _DECLARED = re.compile(r'\s+([A-Za-z_]\w*): "([^"]*)"\s*(?:#.*)?$')
 _FILE = re.compile(r"File: (.{1,1000}?):(\d+) in ")
@@ -22,7 +22,7 @@ _GROUP = re.compile(r"ac_graph_id: (\d+)")
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\((.*)\)$")
 _ITEM = re.compile(r"([A-Za-z_]\w*)\[(\d+)\]$")
 _NAME = re.compile(r"(?<![\w.'\"])([A-Za-z_]\w*)(?![\w(=.'\"]| =)")
-_TYPE = re.compile(r"([a-z]+\d+\w*)\[([^\]]*)\]")
+_TYPE = re.compile(r"([a-z]+\d\w*)\[([^\]]*)\]")
 _DELETED = re.compile(r";  (?:[A-Za-z_]\w* = )+None$")
 
 GETITEM = "getitem"

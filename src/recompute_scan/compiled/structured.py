@@ -23,7 +23,7 @@ MARK = "[__aot_graphs]"
 # Rank where there are several, process, compilation, text. The attempt is behind an underscore.
 _LOG_LINE = re.compile(
     r"(?:\[rank(\d{1,6})\]:)?[A-Z]\d{4} [\d:.]{8,20} (\d{1,10}) [^\]]{0,400}\] "
-    r"\[(\d{1,9})/(\d{1,9})(?:_\d{1,9})?\] \[__aot_graphs\] ?(.*)$",
+    r"\[(\d{1,9})/(\d{1,9})(?:_\d{1,9})?\] \[__aot_graphs\] ?(.*)",
     re.ASCII,
 )
 _HEADING = re.compile(r"\s*===== (Forward|Backward) graph \d+ =====")

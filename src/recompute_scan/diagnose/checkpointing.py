@@ -163,7 +163,7 @@ SIGNATURES = (
         fix=(
             "Take the library's version that the model's code was written for, or newer code of "
             "the model. transformers changed the call in 4.35 and takes the old form with `value` "
-            "again from 4.36 on; diffusers changed it in 0.33. In a class of your own, delete the "
+            "again from 4.36 on; diffusers changed it in 0.33. If you wrote the class, delete the "
             "method: the base class has one."
         ),
         versions="transformers 4.35 and later, diffusers 0.33 and later, with older models' code.",
@@ -210,7 +210,7 @@ SIGNATURES = (
             "Leave the switch out and wrap the layers from outside: torch's "
             "apply_activation_checkpointing with checkpoint_wrapper, or under FSDP fsdp_config's "
             "activation_checkpointing; train with use_cache=False then. Or take newer code of the "
-            "model, which may have it. In a class of your own, set supports_gradient_checkpointing "
+            "model, which may have it. If you wrote the class, set supports_gradient_checkpointing "
             "= True and derive the layers from transformers' GradientCheckpointingLayer."
         ),
         versions="transformers and diffusers, all versions.",
@@ -231,12 +231,12 @@ SIGNATURES = (
             "Libraries name it differently: transformers gradient_checkpointing_enable (from 5.23 "
             "on activation_checkpointing_enable), diffusers enable_gradient_checkpointing, timm "
             "set_grad_checkpointing. And a wrapper hides the model's methods: "
-            "DistributedDataParallel, DeepSpeed's engine, a class of your own."
+            "DistributedDataParallel, DeepSpeed's engine, a class around the model."
         ),
         fix=(
             "Call it before the model is wrapped, or on the model inside (model.module). Take the "
-            "name that the model's library has. A class of your own that holds a model needs a "
-            "method that calls the inner model's."
+            "name that the model's library has. A class that holds a model needs a method that "
+            "calls the inner model's."
         ),
         versions="Not tied to a version.",
         sources=(

@@ -14,7 +14,7 @@ from recompute_scan.frameworks.known import commands
 _STAMP = re.compile(r"\s*\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?(?:\s|$)")
 _RANK = re.compile(
     r"\s*(?:\[rank(?P<rank>\d{1,18})\]:?\s?|\[default(?P<tee>\d{1,18})\]:|(?P<task>\d{1,5}): "
-    r"|\((?P<actor>[\w.:\- ]*pid=\d+[^)]*)\)\s?)"
+    r"|\((?P<actor>[\w.:\- ]{0,200}pid=\d{1,18}(?!\d)[^)]{0,200})\)\s?)"
 )
 _OTHERS = re.compile(
     r"> ?|[`*]+(?=\[)"  # a quotation
@@ -30,16 +30,18 @@ _DIGITS = re.compile(r"\d")
 _BOX = "│".encode()
 
 # Notebooks make links of places: "File [~/a.py:12](http://…), in f(x)".
-_LINK = re.compile(r"\[([^\]\s]*\.py(?::\d+)?)\]\(https?://[^)\s]*\)")
+_LINK = re.compile(r"\[([^\[\]\s]*\.py(?::\d+)?)\]\(https?://[^)\s\[]*\)")
 
 HEADER = re.compile(r"(?P<before>.*?)Traceback \(most recent call last\)(?::?\s*| ─*[╮|]?\s*)$")
-_NAME = r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)"
+# A name has up to 12 parts of 80 characters: without a bound, the time for a line grows with its
+# square.
+_NAME = r"(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Z]\w{0,80}(?:Error|Exception|Warning)"
 _TYPE = rf"(?P<type>{_NAME}):(?: |(?=[A-Z]))(?P<message>.*)"
 TYPED = re.compile(rf"(?:^|[\s:|*`]){_TYPE}")
 # An exception that is named without a traceback: the line says nothing else, or says that
 # something failed. One that is in a sentence is spoken of.
 LOOSE = re.compile(
-    r"(?:[\s*_`>\[\]]*|[^:.]{0,80}?\b[Ee](?:rror|xception)s?(?: message)?: "
+    r"(?:[\s*_`>\[\]]{0,80}|[^:.]{0,80}?\b[Ee](?:rror|xception)s?(?: message)?: "
     r"|.*\b(?:ERROR|CRITICAL|FATAL)\b.{0,120}?[\s:\]]"
     rf"|.*\b(?:[Ff]ailed with|[Uu]ncaught|[Uu]nhandled)\b.{{0,40}}?[\s:]){_TYPE}"
 )
@@ -144,8 +146,8 @@ _FAILED = re.compile(
     r"|ProcessExitedException: process \d+ terminated with signal (?P<spawned>SIG\w+)"
     r"|finished with exit code \d+ \(interrupted by signal \d+:? ?(?P<ide>SIG\w+)\)"
     # SLURM counts what the kernel ended for want of memory, and Ray what it ended itself.
-    r"|(?P<memory>Detected [1-9]\d* oom[_-]kill event"
-    r"|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure"
+    r"|(?P<memory>Detected [1-9]\d{0,8} oom[_-]kill event"
+    r"|\b[1-9]\d{0,8} Workers \(tasks / actors\) killed due to memory pressure"
     # The kernel's own words, and Kubernetes'.
     r"|[Oo]ut of memory: Kill(?:ed)? process \d+ \((?:python|pt_main|ray)"
     r"|[Rr]eason\W{1,9}OOMKilled\b|Worker exit type: NODE_OUT_OF_MEMORY"

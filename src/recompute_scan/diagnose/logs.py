@@ -36,7 +36,8 @@ _LONGEST_NOTE = 2000
 # Bytes that are looked through at once.
 _BATCH = 1500
 
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+# A title or a link of a terminal ends with BEL or with ESC and a backslash.
+_COLOUR = re.compile(r"\x1b\[[0-9;?]{0,200}[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
 class Log(Struct, frozen=True):

@@ -35,7 +35,7 @@ _HOST = re.compile(
 # What puts a sharded state together, or its pieces; not what writes each rank's own shard.
 _TOGETHER = re.compile(known.either("gathering"))
 _OWN_SHARD = re.compile(r":_(?:sharded|local)_")
-_COPIES_AT_ONCE = re.compile(r"""\.to\(\s*["']cpu["'].*non_blocking\s*=\s*True""")
+_COPIES_AT_ONCE = re.compile(r"""\.to\(\s{0,9}["']cpu["'].{0,200}non_blocking\s{0,9}=\s{0,9}True""")
 # torch's save_on_cpu makes its host buffers so where it pins them, and in no other case.
 _KEEPS_ON_HOST = innermost(r"torch/autograd/graph\.py:pack_to_cpu$")
 _PINS = some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:")

@@ -135,7 +135,7 @@ SIGNATURES = (
         error="ValueError",
         message=re.compile(
             r"Must flatten tensors with uniform `?requires_grad`?"
-            r"|FlatParameter\S* requires uniform `?requires_grad`?"
+            r"|FlatParameter\S{0,9} requires uniform `?requires_grad`?"
         ),
         title="One FSDP unit holds frozen and trainable parameters",
         cause=(
@@ -156,7 +156,7 @@ SIGNATURES = (
         cause_name="flattening",
         error="ValueError",
         message=re.compile(
-            r"Must flatten tensors with uniform dtype|FlatParameter\S* requires uniform dtype"
+            r"Must flatten tensors with uniform dtype|FlatParameter\S{0,9} requires uniform dtype"
         ),
         title="One FSDP unit holds parameters of different dtypes",
         cause=(

@@ -32,7 +32,7 @@ _RECOMPUTE = re.compile(
 )
 # Of an inference engine, what runs the model or makes room for its cache; it loads weights too.
 _ENGINE = re.compile(
-    r"(?:^|/)(?:vllm|sglang|lmdeploy)/\S*:(?:_?(?:execute|forward|generate|sample|dummy_run|capture"
+    r"(?:^|/)(?:vllm|sglang|lmdeploy)/\S{0,300}:(?:_?(?:execute|forward|generate|sample|dummy_run|capture"
     r"|profile_run|determine_available_memory|warm_?up|run_model|step)\w*|\w*kv_cache\w*)$"
     r"|/generation/utils\.py:"
 )
@@ -47,8 +47,8 @@ _BACKWARD = re.compile(
     r"torch/_tensor\.py:backward$|torch/autograd/(?!grad_mode)\w+\.py:\w*(?:backward|grad)$"
 )
 _OPTIMIZER = re.compile(
-    r"torch/optim/\w+\.py:(?!\w*(?:cast|process_value|load)\w*$)"
-    r"|(?:^|/)\w*(?:adam|optim|sgd|lion|muon|adafactor)\w*\.py:step$"
+    r"torch/optim/\w{1,80}\.py:(?!\w{0,80}(?:cast|process_value|load)\w*$)"
+    r"|(?:^|/)\w{0,80}(?:adam|optim|sgd|lion|muon|adafactor)\w{0,80}\.py:step$"
     rf"|{known.either('stepping')}"
 )
 _WRAPPING = re.compile(r"fsdp/(?:_init_utils|wrap)\.py:|fsdp/\w+\.py:_init_(?:flat_)?param\w*$")
@@ -66,7 +66,7 @@ _GATHERS = re.compile(
     r"|:_?(?:summon|unshard|gather|consolidate|zero_to_fp32)\w*$|torch/serialization\.py:"
     r"|/safetensors/|torch/distributed/checkpoint/"
 )
-_SAVE_CALL = re.compile(r"(?<![\w])(?:\w+\.)*save\w*\(")
+_SAVE_CALL = re.compile(r"\bsave\w{0,80}\(")
 
 _WORDS: dict[Activity, str] = {
     "recompute": "while a checkpointed region was recomputed",
@@ -177,7 +177,7 @@ _THREAD = re.compile(
     r"^(?P<current>Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):"
 )
 _WATCHDOG = "recompute_scan/record/watchdog.py"
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d{1,18}) in (?P<function>.+)$')
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d{1,18}) in (?P<function>.+)')
 
 
 def main_stack(text: str) -> tuple[Frame, ...]:

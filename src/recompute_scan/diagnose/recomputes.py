@@ -325,7 +325,7 @@ SIGNATURES = (
         cause=(
             "A compiled function inside the checkpoint asked for what it had saved, and its "
             "recompute had saved others. Mostly the cache of graphs answered with another graph; "
-            "what the block reads beside its inputs may also have changed."
+            "something that the block reads may also have changed."
         ),
         fix=_ANOTHER_GRAPH,
         versions="torch with torch.compile inside a checkpoint; open upstream.",

@@ -26,7 +26,7 @@ _ENGINE = re.compile(r"torch/autograd/(?:__init__|graph)\.py:")
 _APPLIED = re.compile(r"torch/autograd/function\.py:apply$")
 # Where a checkpoint function is called or takes its arguments, torch's and libraries' own.
 _CALLED = re.compile(
-    r"checkpoint\w*\.py:(?:checkpoint\w*|apply)$|tensor_parallel/random\.py:checkpoint$"
+    r"checkpoint\w{0,80}\.py:(?:checkpoint\w{0,80}|apply)$|tensor_parallel/random\.py:checkpoint$"
     r"|transformer_engine/pytorch/distributed\.py:checkpoint$"
 )
 # A stack that ends for want of room holds some 300 of them; nesting on purpose, a handful.
@@ -212,9 +212,9 @@ SIGNATURES = (
         needs_frames=True,
         title="A reentrant checkpoint's backward pass left its block, into a graph already freed",
         cause=(
-            "The reentrant variant cuts the graph at tensors that are positional arguments of "
-            "their own. One that needs a gradient and comes in another way (in a tuple or list, as "
-            "a keyword, as an attribute, caught by a closure) brings its graph along. The first "
+            "The reentrant variant cuts the graph at tensors that are positional arguments. A "
+            "tensor that needs a gradient and comes in another way (in a tuple or list, as a "
+            "keyword, as an attribute, caught by a closure) brings its graph along. The first "
             "block that uses it walks that graph to its end and frees it, and the next one walks "
             "it again. Or a module kept the tensor from an earlier step. The frames do not tell "
             "which."
@@ -240,7 +240,9 @@ SIGNATURES = (
         name="reentrant-limit",
         cause_name="returned",
         error="TypeError",
-        message=re.compile(r"^\w*[Cc]heckpoint\w*\.forward: expected (?:Tensor|Variable) or tuple"),
+        message=re.compile(
+            r"^\w{0,80}[Cc]heckpoint\w{0,80}\.forward: expected (?:Tensor|Variable) or tuple"
+        ),
         title="A reentrant checkpoint's block returned something else than tensors",
         cause=(
             "The block returns a tuple that holds a tuple (a key-value cache), a list or another "

@@ -22,7 +22,7 @@ _MOST_BETWEEN = 60
 _FRAME = re.compile(
     r'^(?:[`\s]*(?:ERROR|CRITICAL|FATAL):)?(?P<indent>\s*)File "(?P<file>[^"]+)", '
     r"line (?P<line>\d{1,18})"
-    r"(?:, in (?P<function>.+?))?\s*$"
+    r"(?:, in (?P<function>.+))?$"
 )
 _IPYTHON = re.compile(
     r"^(?:File )?(?P<file>(?:[A-Za-z]:|~)?[/\\][^\s:]*\.py)(?::(?P<line>\d{1,18}),)? "
@@ -35,8 +35,8 @@ _ARROW = re.compile(r"^-+> (?P<line>\d{1,18}) (?P<source>.*)$")
 _RICH = re.compile(
     r"^(?P<file>(?:[A-Za-z]:)?[/\\]\S*\.py):(?P<line>\d{1,18}) in ?(?P<function>[\w<>]*)$"
 )
+_BORDERS = ("│", "|")
 _RICH_NAME = re.compile(r"^[\w<>]+$")
-_BORDER = re.compile(r"^\s*[│|] ?(?P<inner>.*?)\s*[│|]?\s*$")
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*\w)(?:: ?(?P<message>.*))?$")
 _CHAIN = re.compile(
     r"The above exception was the direct cause of the following exception"
@@ -204,11 +204,10 @@ class LogStream:
         if open_ is None or not open_.frames:
             return
         last, text = open_.frames[-1], body.strip()
-        if (border := _BORDER.match(text)) is not None and not last.function:
-            name = border["inner"].strip()
-            if _RICH_NAME.match(name):
-                open_.frames[-1] = Frame(last.file, last.line, name)
-                return
+        name = (_inside(text) or "").strip()
+        if not last.function and _RICH_NAME.match(name):
+            open_.frames[-1] = Frame(last.file, last.line, name)
+            return
         if (arrow := _ARROW.match(text)) is not None:
             line, source = int(arrow["line"]), arrow["source"].strip()[:300] or None
             open_.frames[-1] = Frame(last.file, line, last.function, source)
@@ -263,12 +262,12 @@ class LogStream:
 
 def _frame_of(text: str) -> tuple[Frame | None, int | None]:
     """The frame that a line shows, and how far Python indented it; ``None`` for other lines."""
-    if 'File "' in text and (match := _FRAME.match(text)) is not None:
+    if 'File "' in text and (match := _FRAME.match(text.rstrip())) is not None:
         function = match["function"] or "<module>"
         return Frame(match["file"], int(match["line"]), function), len(match["indent"])
     if ".py" in text:
-        inner = _BORDER.match(text) if "│" in text else None
-        bare = inner["inner"] if inner is not None else text
+        inner = _inside(text) if "│" in text else None
+        bare = text if inner is None else inner
         if inner is not None and (match := _RICH.match(bare)) is not None:
             return Frame(match["file"], int(match["line"]), match["function"]), None
         if (match := _IPYTHON.match(bare)) is not None:
@@ -277,6 +276,17 @@ def _frame_of(text: str) -> tuple[Frame | None, int | None]:
     if (match := _CELL.match(text)) is not None:
         return Frame("<cell>", int(match["line"] or 0), "<module>"), None
     return None, None
+
+
+def _inside(text: str) -> str | None:
+    """What a line of rich's has between its borders; ``None`` for a line that begins with none."""
+    body = text.strip()
+    if body[:1] not in _BORDERS:
+        return None
+    inner = body[1:].rstrip()
+    if inner[-1:] in _BORDERS:
+        inner = inner[:-1]
+    return inner.removeprefix(" ").rstrip()
 
 
 def _names_exception(name: str, *, known: bool) -> bool:

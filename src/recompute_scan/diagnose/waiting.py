@@ -24,18 +24,18 @@ from recompute_scan.diagnose.places import activity, user_frame
 from recompute_scan.frameworks.signature import Signature
 
 _WATCHDOG = re.compile(
-    r"\[(?:PG (?P<group>[^\]]*?) ?)?Rank (?P<rank>\d{1,18})\](?P<before>.*?)"
+    r"\[(?:PG (?P<group>[^\[\]]{0,200}?) ?)?Rank (?P<rank>\d{1,18})\].{0,600}?"
     r"(?:Watchdog caught collective operation timeout: |\bWork )"
-    r"WorkNCCL\((?P<work>[^)]*(?:\(ms\)[^)]*)?)"
+    r"WorkNCCL\((?P<work>[^)]{0,600}(?:\(ms\)[^)]{0,600})?)"
 )
 _GIVEN_UP = ("Watchdog caught", "timed out in blocking wait")
 # "[PG ID 0 PG GUID 0(default_pg) Rank 1] … last enqueued work: 12, last completed work: 9".
 _STATUS = re.compile(
-    r"\[PG (?P<group>[^\]]*?) ?Rank (?P<rank>\d{1,18})\].*?work(?: sequence id)?: "
-    r"(?P<sequence>\d{1,18}).*?last enqueued (?:NCCL )?work: (?P<enqueued>\d{1,18}), "
+    r"\[PG (?P<group>[^\[\]]{0,200}?) ?Rank (?P<rank>\d{1,18})\].{0,600}?work(?: sequence id)?: "
+    r"(?P<sequence>\d{1,18}).{0,200}?last enqueued (?:NCCL )?work: (?P<enqueued>\d{1,18}), "
     r"last completed (?:NCCL )?work: (?P<completed>\d{1,18})"
 )
-_FIELD = re.compile(r"(\w+)(?:\(ms\))?=(\w+)")
+_FIELD = re.compile(r"\b(\w{1,40})(?:\(ms\))?=(\w{1,80})")
 _NUMBER = re.compile(r"\d{1,18}")
 # torch's desync report (TORCH_NCCL_DESYNC_DEBUG) and its flight recorder's analyzer, torch 2.13.
 _MISSING = re.compile(

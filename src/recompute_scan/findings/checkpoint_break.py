@@ -12,7 +12,7 @@ from recompute_scan.result import Finding
 # (torch/_dynamo/exc.py; seen on torch 2.13).
 _INSIDE = re.compile(r"Higher Order Operator: torch\.utils\.checkpoint\b")
 _PLACE = re.compile(r"Graph break in user code at (.{1,1000}:\d+)")
-_REASON = re.compile(r"Graph Break Reason: .{0,500}:\s*\n+\s*(\S.{0,200})")
+_REASON = re.compile(r"Graph Break Reason: .{0,500}:[^\S\n]*\n\s*(\S.{0,200})")
 
 
 def check_code(evidence: CodeEvidence) -> Answer:

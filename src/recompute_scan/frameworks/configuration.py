@@ -86,7 +86,7 @@ def _find(path: tuple[str, ...], text: str) -> int:
         if key == "[]":
             continue
         quoted = re.escape(key)
-        found = re.compile(rf"[\"'\[.]{quoted}[\"'\].]|^[ \t]*{quoted}[ \t]*=", re.MULTILINE)
+        found = re.compile(rf"[\"'\[.]{quoted}[\"'\].]|^[^\S\n]*{quoted}[^\S\n]*=", re.MULTILINE)
         hit = found.search(text, start)
         start = hit.end() - 1 if hit else start
     return text.count("\n", 0, start) + 1

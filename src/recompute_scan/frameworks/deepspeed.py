@@ -47,7 +47,7 @@ MECHANISM = Mechanism(
     backward=r"/checkpointing\.py:backward$",
     sharding=r"deepspeed|/zero/",
     gathering=r"deepspeed/runtime/",
-    stepping=r"deepspeed/runtime/\S*:_?optimizer_step$",
+    stepping=r"deepspeed/runtime/\S{0,300}:_?optimizer_step$",
 )
 
 _ROOTS = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}

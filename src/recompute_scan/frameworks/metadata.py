@@ -13,8 +13,8 @@ from msgspec import Struct
 from recompute_scan.crash import Raised
 
 _META = (
-    r"metadata: {1,40}\{'shape': torch\.Size\(\[((?:\d{1,18}(?:, *|(?=\])))*)\]\), "
-    r"'dtype': ([\w.]+)(?:, 'device': device\(type='(\w+)')?"
+    r"metadata: {1,40}\{'shape': torch\.Size\(\[((?:\d{1,18}(?:, {0,4}|(?=\]))){0,64})\]\), "
+    r"'dtype': ([\w.]{1,40})(?:, 'device': device\(type='(\w+)')?"
 )
 # The two stand close together; without a limit, the time for a message grows with its square.
 _PAIR = re.compile(rf"saved {_META}.{{0,400}}?recomputed {_META}", re.DOTALL)
@@ -167,8 +167,8 @@ def on_meta(raised: Raised) -> bool:
 def random_state_differs(raised: Raised) -> bool:
     """A random state is one of another attention kernel's.
 
-    Fused attention saves its seed and offset. Flash attention's are ``uint64``, the seed of two
-    numbers; those of cuDNN and of the memory-efficient kernel are ``int64`` and one number each.
+    Fused attention saves its seed and offset: flash attention as ``uint64``, the seed as two
+    numbers; cuDNN's and the memory-efficient kernel as one ``int64`` each.
     """
     return any(
         ("uint64" in one.saved_dtype) != ("uint64" in one.recomputed_dtype)

@@ -12,7 +12,8 @@ from recompute_scan.frameworks.configuration import Variant
 from recompute_scan.lint.said import Pinned
 
 _PINNED = re.compile(
-    r"^[ \t\"']*transformers\s*(?:\[[^\]]*\])?\s*(==|~=|<=|<|>=)\s*(\d+)(?:\.(\d+))?", re.MULTILINE
+    r"^[^\S\n]*[\"']{0,3}transformers\s*(?:\[[^\]]*\]\s*)?(==|~=|<=|<|>=)\s*(\d+)(?:\.(\d+))?",
+    re.MULTILINE,
 )
 _NUMBER = re.compile(r"(\d+)(?:\.(\d+))?")
 _LARGE = 256_000

@@ -32,7 +32,7 @@ Recognise = Callable[[str], str]
 
 _FRAME = re.compile(r"(?P<path>[^<>]+)\((?P<line>\d+)\): (?P<function>[^\s:]+)$")
 _MODULE = re.compile(r"nn\.Module: (?P<class>\w+?)(_\d+)?$")
-_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
+_INSTALLED = re.compile(r"^.*[/\\](?:site|dist)-packages[/\\]")
 _CLOSE_BY = 8
 # Times written as absolute float microseconds are off by up to a quarter of one.
 _SLACK_NS = 1000

@@ -154,7 +154,7 @@ _FAMILIES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("gemm", "gemm", re.compile(r"aten::(linear|matmul|mm|bmm|addmm|baddbmm|einsum|_scaled_mm)$")),
     ("norm", "norm", re.compile(r"aten::.*(_norm|rms_norm|norm)$")),
     ("embedding", "embedding", re.compile(r"aten::embedding")),
-    ("loss", "loss", re.compile(r"aten::.*(_loss|cross_entropy.*)$")),
+    ("loss", "loss", re.compile(r"aten::.*(_loss$|cross_entropy)")),
     ("dropout", "dropout", re.compile(r"aten::.*dropout")),
     ("softmax", "softmax", re.compile(r"aten::.*softmax")),
     (

@@ -11,12 +11,12 @@ import re
 from recompute_scan.report.page import Page
 
 _HOME = "https://github.com/recompute-scan/recompute-scan/blob/main/docs/"
-_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
-_BARE = re.compile(r"<(https://[^>\s]+)>")
+_LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s]{1,400})\)")
+_BARE = re.compile(r"<(https://[^<>\s]+)>")
 _MARKS = re.compile(r"\*\*|(?<!`)`(?!`)|(?<!\w)\*(?=\w)|(?<=[\w.])\*(?!\w)")
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 # How a page came to be is of no use to whom a run has failed.
-_GENERATED = re.compile(r"\s*Generated: `[^`]*`\.?")
+_GENERATED = re.compile(r"(?<!\s)\s*Generated: `[^`]*`\.?")
 
 
 def sheet(markdown: str, page: Page, *, folder: str = "") -> str:
@@ -94,7 +94,7 @@ def _link(link: re.Match[str], folder: str) -> str:
         return text  # `explain` has it too
     if not target.startswith("https://"):
         path = f"{folder}{target}"
-        while re.search(r"[^/]+/\.\./", path):
-            path = re.sub(r"[^/]+/\.\./", "", path, count=1)
+        while re.search(r"(?<![^/])[^/]+/\.\./", path):
+            path = re.sub(r"(?<![^/])[^/]+/\.\./", "", path, count=1)
         target = f"{_HOME}{path}" if not path.startswith("../") else f"{_HOME[:-5]}{path[3:]}"
     return f"{text} ({target})"
