@@ -31,7 +31,8 @@ def confidence(facts: RecomputeFacts) -> Level:
     recomputed; or attention's kernels alone, and no launching thread tells recomputes apart,
     nothing marks the steps, or steps differ. ``medium``: a count by marks; attention's kernels
     alone; only one complete step; steps that differ; annotations that disagree with the operators;
-    a plain count that disagrees, or is of nothing; over 0.2 % of the calls in a place that is a guess; part of
+    a plain count that disagrees, or is of nothing; over 0.2 % of the calls in a place that is a
+    guess; part of
     the trace lost. Else ``high``.
     """
     attention = facts.attention if facts.level == "kernels" else None

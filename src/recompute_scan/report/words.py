@@ -55,8 +55,7 @@ VERDICT_MEANING: dict[Verdict, str] = {
     ),
     "doubled": (
         "Activation checkpointing needs one recompute of a block in the backward pass. Here the "
-        "same work ran again more often than that. The recomputes after the first take time, and "
-        "around the same block they free no further memory."
+        "same work ran again more often than that, and the recomputes after the first take time."
     ),
     "inconclusive": (
         "The trace does not show whether forward work ran again in the backward pass, so this "
