@@ -159,7 +159,15 @@ def judge(
         )
     reason = reason or unmatched
     if reason is None and highest >= 2 and marked is not None:
-        reason = _doubled_unmarked(highest, with_marks(counts, marked))
+        by_marks = with_marks(counts, marked)
+        count = by_marks.highest(counted)
+        if count < MORE_THAN_ONCE:
+            reason = (
+                f"Operators were found {highest:g} times again in each backward pass, and the "
+                f"marks of the recorded checkpoints count {count:g}."
+            )
+        elif count != highest:
+            return replace(weigh(by_marks, blocks), by_marks=True, differing=marked.differing)
     if reason is not None:
         differing = marked.differing if marked is not None else ()
         return Judgement("inconclusive", reason, differing=differing)
@@ -176,17 +184,6 @@ def with_marks(counts: Counts, marked: MarkedCounts) -> Counts:
     What its recomputes took is not known where the operators themselves were not found again.
     """
     return replace(counts, runs=marked.runs, multiplicity=marked.runs / marked.passes)
-
-
-def _doubled_unmarked(highest: float, by_marks: Counts) -> str | None:
-    """The reason not to say `doubled`: marks that count one recompute in each backward pass."""
-    once = by_marks.highest(by_marks.counted)
-    if once >= MORE_THAN_ONCE:
-        return None
-    return (
-        f"Operators were found {highest:g} times again in each backward pass, and the marks of the "
-        f"recorded checkpoints count {once:g}."
-    )
 
 
 def weigh(counts: Counts, blocks: Sequence[Block], *, by_design: bool = False) -> Judgement:
