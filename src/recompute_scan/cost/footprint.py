@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from recompute_scan.arrays import among, median, true_at
 from recompute_scan.cost.communication import tensors_of
-from recompute_scan.cost.saved import saved_by
+from recompute_scan.cost.saved import saved_by, saves_result
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.boundary import same_boundary
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -128,7 +128,8 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
 
     Worked out of the shapes that the trace has: a block's input is the first tensor of its first
     operator, and a block saves, for each operator that saves anything, as much as its first tensor
-    takes. Unknown without marks or shapes, without a second level, and with more than two.
+    takes, what two operators save once. Unknown without marks or shapes, without a second level,
+    and with more than two.
     """
     if facts.annotations is None:
         return None
@@ -152,6 +153,7 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
             of_pass[int(counts.batch[first])].append((first, last))
     saves = saved_by(facts.calls, structure.role) > 0
     saves = np.append(0, saves.cumsum())
+    result = np.array([saves_result(name) for name in counts.names(facts.calls, slice(None))])
     sizes: dict[int, int] = {}
 
     def taken(place: int) -> int:
@@ -164,6 +166,8 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
     def saved(first: int, last: int) -> int:
         mine = rows[first : last + 1]
         own = saves[mine + 1 + facts.calls.size[mine]] > saves[mine]
+        # A result that the next operator saves as its input is there once.
+        own[:-1] &= ~(own[1:] & result[first:last])
         return sum(taken(place) for place in (first + true_at(own)).tolist())
 
     found = [_levels_of(spans, taken, saved) for spans in of_pass.values()]
